@@ -1,0 +1,54 @@
+# `make demo` and `make test` are all the set-up there is: each makes .venv if it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --retries 2
+
+# On Linux, PyPI's torch wheel carries several GB of CUDA libraries. Without an NVIDIA driver they are
+# dead weight, so PyTorch's own CPU index is consulted; a pip.conf that already offers a CPU wheel works too.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+ifeq ($(shell uname -s),Linux)
+ifeq ($(shell command -v nvidia-smi 2>/dev/null),)
+TORCH_INDEX := --extra-index-url $(CPU_INDEX)
+endif
+endif
+
+.PHONY: help demo test lint types tests examples slow bench clean
+help:
+	@echo "make demo   train a small model on the built-in corpus and watch it learn (3 minutes)"
+	@echo "make test   lint, types, tests, examples"
+	@echo "make slow   the checks that train or time for minutes"
+	@echo "make bench  speed against named peers"
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "glissando needs Python 3.11 or newer, this is %d.%d" % v[:2])'
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet $(TORCH_INDEX) -c constraints.txt torch
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: .venv/.installed
+	$(BIN)/python -m glissando.demo
+
+test: lint types tests examples
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.installed
+	$(BIN)/mypy
+
+tests: .venv/.installed
+	$(BIN)/python -m pytest
+
+examples: .venv/.installed
+	@set -e; for f in examples/*.py; do echo "example: $$f"; $(BIN)/python -W error $$f --quick; done
+
+slow: .venv/.installed
+	$(BIN)/python -m pytest -m slow --timeout 3600
+
+bench: .venv/.installed
+	$(BIN)/glissando bench
+
+clean:
+	rm -rf .venv build *.egg-info

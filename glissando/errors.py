@@ -1,0 +1,44 @@
+"""Errors a user can act on: what was given, what was expected, and the fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GlissandoError(Exception):
+    """Base of every error that stems from what the user gave, never from a defect in the library."""
+
+
+class UnknownNameError(GlissandoError, ValueError):
+    """A name that is not in a registry or a configuration; the message offers the nearest one."""
+
+
+class ConfigError(GlissandoError, ValueError):
+    """A configuration value that cannot be used."""
+
+
+class DataError(GlissandoError, ValueError):
+    """Input text that is missing, empty, too short or malformed."""
+
+
+class RunError(GlissandoError, RuntimeError):
+    """A run directory or checkpoint that is missing, incomplete or damaged."""
+
+
+class TrainingError(GlissandoError, RuntimeError):
+    """Training that cannot go on, such as a loss that is no longer finite."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, or None if nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """An error for `name` that lists what is known and offers the nearest."""
+    known = sorted(known)
+    close = nearest(name, known)
+    hint = f" Did you mean {close!r}?" if close else ""
+    return UnknownNameError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
