@@ -1,0 +1,173 @@
+"""The residual block: a mixer along time, then a multi-layer perceptron at each position.
+
+    pre:   x <- x + mixer(norm(x));                   x <- x + mlp(norm'(x))
+    post:  a = norm(x);  x <- norm(a + mixer(a));     x <- norm'(x + mlp(x))
+
+`post` is the Minimal Transformer's block, whose first norm serves twice. With `conv_width` W > 1 a causal
+depthwise convolution stands before the mixer, whatever the mixer is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glissando.errors import ConfigError
+from glissando.mixers import EMPTY, Context, Mixer
+from glissando.ops.rms_norm import rms_norm
+from glissando.ops.short_conv import next_past, short_conv
+from glissando.state import State
+
+
+@dataclass
+class NormConfig:
+    """kind `rms` (gain only) or `layer` (gain and bias); eps is added to the variance."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-6
+
+
+@dataclass
+class MLPConfig:
+    """kind of activation; hidden width (None: 4 D, or 8 D / 3 rounded up to 8 for swiglu); biases."""
+
+    kind: Literal["swiglu", "gelu", "relu", "relu2"] = "swiglu"
+    hidden: int | None = None
+    bias: bool = False
+
+
+@dataclass
+class BlockConfig:
+    """Options of every residual block.
+
+    order          `pre` or `post` norm, see the module
+    conv_width     taps of the causal convolution before the mixer; 0 for none
+    mixer_dropout  on the mixer's output
+    mlp_dropout    on the MLP's output
+    """
+
+    order: Literal["pre", "post"] = "pre"
+    conv_width: int = 0
+    mixer_dropout: float = 0.0
+    mlp_dropout: float = 0.0
+    mlp: MLPConfig = field(default_factory=MLPConfig)
+
+
+class RMSNorm(nn.Module):
+    """glissando.ops.rms_norm with a learned gain."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+def build_norm(config: NormConfig, size: int) -> nn.Module:
+    return RMSNorm(size, config.eps) if config.kind == "rms" else nn.LayerNorm(size, eps=config.eps)
+
+
+class MLP(nn.Module):
+    """down(act(up(x))), or down(silu(gate(x)) * up(x)) for swiglu (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, config: MLPConfig, size: int) -> None:
+        super().__init__()
+        self.kind = config.kind
+        gated = config.kind == "swiglu"
+        hidden = config.hidden or (-(-8 * size // 24) * 8 if gated else 4 * size)
+        self.up = nn.Linear(size, hidden * (2 if gated else 1), bias=config.bias)
+        self.down = nn.Linear(hidden, size, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self._activate(self.up(x)))
+
+    def _activate(self, h: Tensor) -> Tensor:
+        if self.kind == "swiglu":
+            gate, up = h.chunk(2, -1)
+            return F.silu(gate) * up
+        if self.kind == "gelu":
+            return F.gelu(h)
+        return F.relu(h) if self.kind == "relu" else F.relu(h).square()
+
+
+class ShortConv(nn.Module):
+    """glissando.ops.short_conv, started as the identity so that depth trains from the first step."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size, width))
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+        with torch.no_grad():
+            self.weight[:, -1] += 1.0
+
+    def init_state(self, batch_size: int, device: torch.device | None, dtype: torch.dtype | None) -> Tensor:
+        size, width = self.weight.shape
+        return self.weight.new_zeros(batch_size, width - 1, size, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, past: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        y = short_conv(x, self.weight, past)
+        if past is None:
+            return y, None
+        return y, next_past(x, past, None if ctx.mask is None else ctx.counts(x))
+
+
+class BlockState(NamedTuple):
+    conv: Tensor | None  # (B, W - 1, D): the convolution's last inputs
+    mixer: State
+
+
+class Block(nn.Module):
+    """One mixer and one MLP with their norms and residuals; obeys the mixers' contract."""
+
+    def __init__(self, config: BlockConfig, norm: NormConfig, mixer: Mixer, hidden_size: int) -> None:
+        super().__init__()
+        if config.conv_width < 0 or config.conv_width == 1:
+            raise ConfigError(f"block.conv_width is 0 (none) or at least 2, got {config.conv_width}")
+        self.post = config.order == "post"
+        self.mixer_norm = build_norm(norm, hidden_size)
+        self.conv = ShortConv(hidden_size, config.conv_width) if config.conv_width else None
+        self.mixer = mixer
+        self.mlp_norm = build_norm(norm, hidden_size)
+        self.mlp = MLP(config.mlp, hidden_size)
+        self.mixer_dropout = nn.Dropout(config.mixer_dropout)
+        self.mlp_dropout = nn.Dropout(config.mlp_dropout)
+
+    @property
+    def honours(self) -> frozenset:
+        return self.mixer.honours
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> BlockState:
+        conv = None if self.conv is None else self.conv.init_state(batch_size, device, dtype)
+        return BlockState(conv, self.mixer.init_state(batch_size, device, dtype))
+
+    def forward(
+        self, x: Tensor, state: BlockState | None = None, ctx: Context | None = None
+    ) -> tuple[Tensor, BlockState | None]:
+        ctx = ctx or EMPTY
+        normed = self.mixer_norm(x)
+        mixed, state = self._mix(normed, state, ctx)
+        if self.post:
+            x = self.mixer_norm(normed + self.mixer_dropout(mixed))
+            return self.mlp_norm(x + self.mlp_dropout(self.mlp(x))), state
+        x = x + self.mixer_dropout(mixed)
+        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x))), state
+
+    def _mix(self, x: Tensor, state: BlockState | None, ctx: Context) -> tuple[Tensor, BlockState | None]:
+        past, inner = (None, None) if state is None else state
+        if self.conv is not None:
+            x, past = self.conv(x, past, ctx)
+        y, inner = self.mixer(x, inner, ctx)
+        return y, None if state is None else BlockState(past, inner)

@@ -1,0 +1,86 @@
+"""Typed configuration: dataclasses, filled from mappings with the user's mistakes named."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from glissando.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A dataclass as plain nested dictionaries, ready for YAML."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """An instance of the dataclass `cls` from nested `values`; absent keys take their defaults.
+
+    Raises ConfigError for an unknown key (with the nearest known one) or a value of the wrong type.
+    """
+    check_keys(cls, values, where)
+    from jsonargparse import ArgumentError
+
+    try:
+        parsed = _parser(cls).parse_object({"value": dict(values)}, defaults=True)
+        return _parser(cls).instantiate(parsed)["value"]
+    except (ArgumentError, TypeError) as error:
+        raise ConfigError(f"{where or cls.__name__}: {_first_reason(error)}") from error
+
+
+@cache
+def _parser(cls: type) -> Any:
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=cls)
+    return parser
+
+
+def _first_reason(error: Exception) -> str:
+    return str(error).replace("value.", "").strip()
+
+
+def check_keys(cls: type, values: Any, where: str = "") -> None:
+    """Raise ConfigError for the first key of nested `values` that `cls` does not have, naming the nearest."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where or cls.__name__}: expected a mapping of options, got {values!r}")
+    known = typing.get_type_hints(cls)
+    for key, value in values.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in known:
+            close = nearest(str(key), known)
+            hint = f" Did you mean {close!r}?" if close else ""
+            raise ConfigError(f"unknown option {path!r}.{hint} Known here: {', '.join(known)}.")
+        nested = section_of(known[key])
+        if nested is not None and value is not None:
+            check_keys(nested, value, path)
+
+
+def section_of(hint: Any) -> type | None:
+    """The dataclass behind a type hint such as `Section` or `Section | None`."""
+    for candidate in (hint, *typing.get_args(hint)):
+        if dataclasses.is_dataclass(candidate) and isinstance(candidate, type):
+            return candidate
+    return None
+
+
+def merge(*updates: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings merged left to right; a dotted key such as "depth.layers" reaches inside."""
+    merged: dict[str, Any] = {}
+    for update in updates:
+        for key, value in update.items():
+            head, _, rest = key.partition(".")
+            if rest:
+                value = {rest: value}
+            if isinstance(value, Mapping):
+                inside = merged.get(head)
+                merged[head] = merge(inside if isinstance(inside, Mapping) else {}, value)
+            else:
+                merged[head] = value
+    return merged

@@ -1,0 +1,50 @@
+"""Axis one: how position t hears positions <= t.
+
+Adding a mixer is two edits: its file, and its line in `MixerConfigs`, which pairs its name, options and class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from glissando.errors import unknown_name
+from glissando.mixers.attention import Attention, AttentionConfig
+from glissando.mixers.base import EMPTY, Context, ContextError, Mixer, Signal, refuse_unhonoured
+
+
+def mixer(cls: type[Mixer], config: type) -> object:
+    """A registry line: the field's name is the mixer's name."""
+    return field(default_factory=config, metadata={"class": cls})
+
+
+@dataclass
+class MixerConfigs:
+    """Options of every mixer, each under its name; a model reads those of the mixers it uses."""
+
+    attention: AttentionConfig = mixer(Attention, AttentionConfig)  # type: ignore[assignment]
+
+
+MIXERS: dict[str, type[Mixer]] = {f.name: f.metadata["class"] for f in fields(MixerConfigs)}
+
+
+def build_mixer(name: str, configs: MixerConfigs, hidden_size: int) -> Mixer:
+    """The mixer `name` with its options.
+
+    Raises UnknownNameError for a name that is not registered.
+    """
+    if name not in MIXERS:
+        raise unknown_name("mixer", name, MIXERS)
+    return MIXERS[name](getattr(configs, name), hidden_size)  # type: ignore[call-arg]
+
+
+__all__ = [
+    "EMPTY",
+    "MIXERS",
+    "Context",
+    "ContextError",
+    "Mixer",
+    "MixerConfigs",
+    "Signal",
+    "build_mixer",
+    "refuse_unhonoured",
+]

@@ -1,0 +1,246 @@
+"""Softmax attention: RoPE, grouped heads, full or sliding window, optional forget gate.
+
+    y_i = Wo sum_j softmax_j( q_i . k_j / sqrt(K) + C_i - C_j ) v_j,   j <= i (and i - j < window)
+    C_t = sum_{s <= t} log sigmoid(w_f . x_s + b_f)                    (forget gate; zero without it)
+
+State: the keys and values of the tokens seen (of the last `window` ones), and with a forget gate one number per
+key and head. Bytes per layer and row at context L, with G key/value heads: 2 G K L element_size, plus 8 H L.
+
+Vaswani et al. 2017, arXiv 1706.03762; forget gate: Lin et al. 2025, arXiv 2503.02130, eq. 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glissando.errors import ConfigError
+from glissando.mixers.base import Context, Mixer
+from glissando.ops.attention import attention
+from glissando.ops.rope import rotate, rotation, rotation_from_zero
+from glissando.state import zeros_position
+
+
+@dataclass
+class AttentionConfig:
+    """Options of the `attention` mixer.
+
+    heads            H; hidden_size must be a multiple unless head_size is given
+    kv_heads         G key/value heads shared by groups of query heads; H if None
+    head_size        K; hidden_size / heads if None
+    window           how many latest tokens are visible; all if None
+    bias             biases on the four projections
+    rope             rotate queries and keys by position
+    rope_base        slowest rotation is about 1 / rope_base
+    rope_width       denominator of the frequencies' exponent; the head size if None
+    rope_on_value    rotate values too (not rotated back): the Minimal Transformer's text
+    forget_gate      data-dependent decay of the logits
+    dropout          on the attention weights
+    """
+
+    heads: int = 4
+    kv_heads: int | None = None
+    head_size: int | None = None
+    window: int | None = None
+    bias: bool = False
+    rope: bool = True
+    rope_base: float = 10000.0
+    rope_width: int | None = None
+    rope_on_value: bool = False
+    forget_gate: bool = False
+    dropout: float = 0.0
+
+
+class AttentionState(NamedTuple):
+    """Slots [0, length) of k and v are real; what lies behind them is room to grow and never read."""
+
+    k: Tensor  # (B, G, slots, K), already rotated
+    v: Tensor  # (B, G, slots, K)
+    decay: Tensor | None  # (B, H, slots) float64: C at each key
+    total: Tensor | None  # (B, H) float64: C at the latest token
+    length: Tensor  # (B,) int64
+    position: Tensor  # (B,) int64, tokens seen
+
+
+class Attention(Mixer):
+    """See the module's docstring for the equation."""
+
+    def __init__(self, config: AttentionConfig, hidden_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.heads = config.heads
+        self.kv_heads = config.kv_heads or config.heads
+        if config.head_size is None and hidden_size % self.heads:
+            raise ConfigError(
+                f"hidden_size {hidden_size} is not a multiple of {self.heads} heads; "
+                "change one of them or give attention.head_size"
+            )
+        if self.heads % self.kv_heads:
+            raise ConfigError(f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly")
+        self.head_size = config.head_size or hidden_size // self.heads
+        if config.rope and self.head_size % 2:
+            raise ConfigError(f"RoPE needs an even head size, got {self.head_size}")
+        if config.window is not None and config.window < 1:
+            raise ConfigError(f"attention.window must be at least 1, got {config.window}")
+        self._sizes = [self.heads * self.head_size, *[self.kv_heads * self.head_size] * 2]
+        self.qkv = nn.Linear(hidden_size, sum(self._sizes), bias=config.bias)
+        self.out = nn.Linear(self._sizes[0], hidden_size, bias=config.bias)
+        self.forget = nn.Linear(hidden_size, self.heads) if config.forget_gate else None
+
+    def reset_parameters(self) -> None:
+        """Forget gates start with horizons from 8 to 1024 tokens, spread over the heads in powers of two."""
+        if self.forget is not None:
+            horizon = torch.logspace(3, 10, self.heads, base=2.0)
+            with torch.no_grad():
+                self.forget.weight.zero_()
+                self.forget.bias.copy_((horizon - 1).log())
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> AttentionState:
+        place = self._placement(device, dtype)
+        empty = torch.zeros(batch_size, self.kv_heads, 0, self.head_size, **place)
+        position = zeros_position(batch_size, place["device"])
+        decay = total = None
+        if self.forget is not None:
+            decay = torch.zeros(batch_size, self.heads, 0, device=place["device"], dtype=torch.float64)
+            total = decay.new_zeros(batch_size, self.heads)
+        return AttentionState(empty, empty, decay, total, position, position)
+
+    def mix(
+        self, x: Tensor, state: AttentionState | None, ctx: Context
+    ) -> tuple[Tensor, AttentionState | None]:
+        q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in self._project(x))
+        q, k, v = self._rotate(q, k, v, None if state is None else state.position)
+        decay = self._cumulative_decay(x)
+        if state is None:
+            y = self._attend(q, k, v, self._visible_from_zero(x), decay)
+        else:
+            y, state = self._attend_with_past(q, k, v, decay, state, ctx.counts(x), ctx.donate)
+        return self.out(y.transpose(1, 2).flatten(2)), state
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.qkv(x).split(self._sizes, -1)
+
+    def _rotate(self, q: Tensor, k: Tensor, v: Tensor, position: Tensor | None) -> tuple[Tensor, ...]:
+        c = self.config
+        if not c.rope:
+            return q, k, v
+        width, length = c.rope_width or self.head_size, q.shape[2]
+        if position is None:
+            table = rotation_from_zero(length, self.head_size, c.rope_base, width, q.dtype, q.device)
+        else:
+            positions = position.unsqueeze(1) + torch.arange(length, device=q.device)
+            table = rotation(positions, self.head_size, c.rope_base, width, q.dtype).unsqueeze(2)
+        return rotate(q, table), rotate(k, table), rotate(v, table) if c.rope_on_value else v
+
+    def _cumulative_decay(self, x: Tensor) -> Tensor | None:
+        """C over the tokens of x alone: (B, H, T) float64, so that differences stay exact at any length."""
+        if self.forget is None:
+            return None
+        return F.logsigmoid(self.forget(x).double()).transpose(1, 2).cumsum(-1)
+
+    def _visible_from_zero(self, x: Tensor) -> Tensor | str:
+        length, window = x.shape[1], self.config.window
+        if window is None or window >= length:
+            return "causal"
+        slots = torch.arange(length, device=x.device)
+        age = slots.unsqueeze(1) - slots
+        return (age >= 0) & (age < window)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | str, decay: Tensor | None
+    ) -> Tensor:
+        bias = None
+        if decay is not None:
+            # Any constant per row may be added: the middle one halves the largest exponent.
+            bias = decay[..., decay.shape[-1] // 2].detach().unsqueeze(-1) - decay
+        dropout = self.config.dropout if self.training else 0.0
+        return attention(q, k, v, visible=visible, key_bias=bias, dropout=dropout)  # type: ignore[arg-type]
+
+    def _attend_with_past(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor | None,
+        state: AttentionState,
+        counts: Tensor,
+        donate: bool,
+    ) -> tuple[Tensor, AttentionState]:
+        lengths = state.length.tolist()
+        new, end = k.shape[2], max(lengths) + k.shape[2]
+        uniform = min(lengths) == max(lengths)
+
+        def append(slots: Tensor, latest: Tensor) -> Tensor:
+            return _append(slots, latest, state.length, end, uniform, donate)
+
+        keys, values = append(state.k, k), append(state.v, v)
+        decays, total = None, None
+        if decay is not None and state.decay is not None and state.total is not None:
+            decay = decay + state.total.unsqueeze(-1)
+            decays = append(state.decay.unsqueeze(-1), decay.unsqueeze(-1)).squeeze(-1)
+            total = _at_last(decay, counts, state.total)
+        visible = self._visible_with_past(state.length, new, end, uniform)
+        bias = None if decays is None else decays[..., :end]
+        y = self._attend(q, keys[:, :, :end], values[:, :, :end], visible, bias)
+        after = AttentionState(
+            keys, values, decays, total, state.length + counts, state.position + counts
+        )
+        return y, self._keep_window(after, end)
+
+    def _visible_with_past(self, start: Tensor, new: int, end: int, uniform: bool) -> Tensor | str:
+        """Query i of a row that held `start` tokens stands in slot start + i and sees the slots up to there."""
+        window = self.config.window
+        if uniform and new == 1 and (window is None or end <= window):
+            return "all"
+        if uniform and new == end and window is None:
+            return "causal"
+        slots = torch.arange(end, device=start.device)
+        own = start.unsqueeze(1) + slots[:new]
+        age = own.unsqueeze(-1) - slots
+        visible = age >= 0 if window is None else (age >= 0) & (age < window)
+        return visible.unsqueeze(1)
+
+    def _keep_window(self, state: AttentionState, end: int) -> AttentionState:
+        window = self.config.window
+        if window is None or end <= window:
+            return state
+        first = (state.length - window).clamp_min(0)
+        index = first.unsqueeze(1) + torch.arange(window, device=first.device)
+
+        def keep(slots: Tensor) -> Tensor:
+            wanted = index.clamp_max(slots.shape[2] - 1)
+            view = wanted.reshape(wanted.shape[0], 1, window, *[1] * (slots.ndim - 3))
+            return slots.gather(2, view.expand(-1, slots.shape[1], -1, *slots.shape[3:]))
+
+        decay = None if state.decay is None else keep(state.decay)
+        length = state.length.clamp_max(window)
+        return state._replace(k=keep(state.k), v=keep(state.v), decay=decay, length=length)
+
+
+def _at_last(decay: Tensor, counts: Tensor, before: Tensor) -> Tensor:
+    """decay (B, H, T) at each row's last real token; `before` (B, H) in a row that has none."""
+    index = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, decay.shape[1], 1)
+    return torch.where((counts > 0).unsqueeze(1), decay.gather(2, index).squeeze(2), before)
+
+
+def _append(slots: Tensor, new: Tensor, start: Tensor, end: int, uniform: bool, donate: bool) -> Tensor:
+    """`new` (B, G, T, K) written behind each row's `start` slots; in place, with room to spare, if donated."""
+    begin = end - new.shape[2]
+    if not donate and uniform:
+        return torch.cat([slots[:, :, :begin], new], 2)
+    room = slots.shape[2]
+    if room < end:
+        # Doubling makes the copies of a growing cache cost O(1) a token.
+        slots = F.pad(slots, (0, 0, 0, (max(end, 64, 2 * room) if donate else end) - room))
+    if uniform:
+        slots[:, :, begin:end] = new
+        return slots
+    index = start.unsqueeze(1) + torch.arange(new.shape[2], device=start.device)
+    index = index.view(index.shape[0], 1, -1, 1).expand(-1, new.shape[1], -1, new.shape[3])
+    return slots.scatter_(2, index, new) if donate else slots.scatter(2, index, new)

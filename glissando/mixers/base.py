@@ -1,0 +1,97 @@
+"""The contract of a mixer: how position t hears positions <= t.
+
+    init_state(batch_size) -> state
+    forward(x, state=None, ctx=None) -> (y, state)        x, y: (B, T, D), any T >= 1
+
+The split law: forward(ab) equals forward(a) followed by forward(b, state), in values and in gradients.
+With `state=None` a sequence starts from nothing and no state is returned: that is how training runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from glissando.state import State
+
+Signal = Literal["mask", "dt", "control"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What varies by token. B rows, T tokens, C control dimensions.
+
+    mask     (B, T) bool, True at real tokens. Rows are *packed*: real tokens first, padding last.
+             LanguageModel packs any mask at its door, so that no mixer needs to think about holes.
+    dt       (B, T) time since the previous token; 1 by default.
+    control  (B, C) or (B, T, C).
+    donate   the caller gives up the state it passes in, which may be changed in place (decoding only).
+    """
+
+    mask: Tensor | None = None
+    dt: Tensor | None = None
+    control: Tensor | None = None
+    donate: bool = False
+
+    def counts(self, x: Tensor) -> Tensor:
+        """(B,) int64: real tokens in each row of x (B, T, ...)."""
+        if self.mask is None:
+            return torch.full((x.shape[0],), x.shape[1], dtype=torch.int64, device=x.device)
+        return self.mask.sum(1)
+
+    def without(self, *names: Signal) -> Context:
+        """The same context with the named signals absent: consumed by whoever handles them."""
+        return replace(self, **dict.fromkeys(names))
+
+
+EMPTY = Context()
+
+
+class ContextError(ValueError):
+    """A per-token signal was given to a part of the model that cannot honour it."""
+
+
+def refuse_unhonoured(ctx: Context, honours: frozenset[Signal], who: str) -> None:
+    """Raise ContextError if `ctx` carries a signal that `who` would ignore."""
+    for name in get_args(Signal):
+        if getattr(ctx, name) is not None and name not in honours:
+            takes = ", ".join(sorted(honours)) or "none of them"
+            raise ContextError(
+                f"{who} was given {name!r} but cannot honour it (it takes: {takes}). "
+                f"Leave {name} out, or choose a mixer or depth that uses it."
+            )
+
+
+class Mixer(nn.Module, ABC):
+    """Information along time. Subclasses state their equation, their state and its size."""
+
+    #: which per-token signals the mixer honours; any other raises
+    honours: frozenset[Signal] = frozenset({"mask"})
+
+    @abstractmethod
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> State:
+        """The state before any token; on the mixer's own device and dtype by default."""
+
+    @abstractmethod
+    def mix(self, x: Tensor, state: State, ctx: Context) -> tuple[Tensor, State]:
+        """The mixer's mathematics; `forward` has checked ctx. state None in, None out."""
+
+    def forward(self, x: Tensor, state: State = None, ctx: Context | None = None) -> tuple[Tensor, State]:
+        """x (B, T, D) -> y (B, T, D) and the state after the last real token of each row.
+
+        Raises ContextError if ctx carries a signal that this mixer cannot honour.
+        """
+        ctx = ctx or EMPTY
+        refuse_unhonoured(ctx, self.honours, f"mixer {type(self).__name__}")
+        return self.mix(x, state, ctx)
+
+    def _placement(self, device: Any, dtype: Any) -> dict[str, Any]:
+        """device= and dtype= keywords, by default those of the mixer's first parameter."""
+        like = next(self.parameters())
+        return {"device": device or like.device, "dtype": dtype or like.dtype}

@@ -1,0 +1,303 @@
+"""The model: ids -> embedding -> depth -> norm -> head -> logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from glissando.block import Block, BlockConfig, NormConfig, build_norm
+from glissando.config import from_dict, merge, to_dict
+from glissando.depth import DepthConfig, build_depth
+from glissando.errors import ConfigError
+from glissando.mixers import Context, MixerConfigs, build_mixer, refuse_unhonoured
+from glissando.state import State, zeros_position
+
+if TYPE_CHECKING:
+    from glissando.data.tokenizers import Tokenizer
+
+
+@dataclass
+class ModelConfig:
+    """A point of the design space.
+
+    vocab_size    V
+    hidden_size   D
+    mixer         name of the mixer, or several that alternate over the layers
+    positions     `learned` adds a table of max_length positions to the embedding
+    max_length    longest input where positions are learned; unused otherwise
+    final_norm    a norm before the head
+    tied_head     the head is the embedding transposed
+    head_bias     a bias on the logits
+    logit_scale   multiplies the logits; growth pins it
+    init          `scaled`: N(0, 0.02), branches that end in a residual divided by sqrt(2 layers);
+                  `torch`: PyTorch's defaults
+    """
+
+    vocab_size: int = 256
+    hidden_size: int = 128
+    mixer: str | list[str] = "attention"
+    mixers: MixerConfigs = field(default_factory=MixerConfigs)
+    block: BlockConfig = field(default_factory=BlockConfig)
+    depth: DepthConfig = field(default_factory=DepthConfig)
+    norm: NormConfig = field(default_factory=NormConfig)
+    positions: Literal["none", "learned"] = "none"
+    max_length: int | None = None
+    final_norm: bool = True
+    tied_head: bool = True
+    head_bias: bool = False
+    logit_scale: float = 1.0
+    init: Literal["scaled", "torch"] = "scaled"
+
+
+class ModelState(NamedTuple):
+    position: Tensor  # (B,) int64, tokens seen
+    depth: State
+
+
+class LanguageModel(nn.Module):
+    """Logits for the next token at every position, from any point of the design space.
+
+    model(ids) -> (logits, None) starts from nothing; model(ids, state) -> (logits, state) goes on. Decoding is
+    the same call with T = 1.
+    """
+
+    def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer = tokenizer
+        size = config.hidden_size
+        self.embedding = nn.Embedding(config.vocab_size, size)
+        self.position_embedding = self._position_table()
+        self.depth = build_depth(config.depth, self._make_block)
+        self.norm = build_norm(config.norm, size) if config.final_norm else nn.Identity()
+        self.head = nn.Linear(size, config.vocab_size, bias=config.head_bias)
+        if config.tied_head:
+            self.head.weight = self.embedding.weight
+        self.reset_parameters()
+
+    # ------------------------------------------------------------------ building
+
+    @classmethod
+    def from_preset(cls, name: str, /, **overrides: Any) -> LanguageModel:
+        """The preset `name` with options changed: from_preset("transformer-nano", depth={"layers": 2}).
+
+        Raises UnknownNameError for an unknown preset, ConfigError for an unknown option; both name the nearest.
+        """
+        from glissando.presets import load_preset
+
+        return cls.from_config(merge(load_preset(name)["model"], overrides))
+
+    @classmethod
+    def from_config(cls, config: ModelConfig | Mapping[str, Any]) -> LanguageModel:
+        """A model with new weights; a vocabulary of 256 reads bytes."""
+        if not isinstance(config, ModelConfig):
+            config = from_dict(ModelConfig, config, "model")
+        from glissando.data.tokenizers import ByteTokenizer
+
+        return cls(config, ByteTokenizer() if config.vocab_size == 256 else None)
+
+    def _make_block(self, layer: int) -> Block:
+        c = self.config
+        names = [c.mixer] if isinstance(c.mixer, str) else c.mixer
+        if not names:
+            raise ConfigError("model.mixer is an empty list; name at least one mixer")
+        mixer = build_mixer(names[layer % len(names)], c.mixers, c.hidden_size)
+        return Block(c.block, c.norm, mixer, c.hidden_size)
+
+    def _position_table(self) -> nn.Embedding | None:
+        c = self.config
+        if c.positions == "none":
+            return None
+        if c.max_length is None:
+            raise ConfigError("model.positions is `learned`, which needs model.max_length")
+        return nn.Embedding(c.max_length, c.hidden_size)
+
+    def reset_parameters(self) -> None:
+        """New weights by config.init, drawn from PyTorch's global generator."""
+        if self.config.init == "scaled":
+            self._init_scaled()
+        for module in self.modules():
+            own = getattr(module, "reset_parameters", None)
+            if callable(own) and type(module).__module__.startswith("glissando.") and module is not self:
+                own()
+
+    def _init_scaled(self) -> None:
+        layers = sum(isinstance(m, Block) for m in self.modules())
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for name, parameter in self.named_parameters():
+            # The two projections that end in the residual: "mixer.out" and "mlp.down".
+            if name.endswith(("mixer.out.weight", "mlp.down.weight")):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
+
+    # ------------------------------------------------------------------ running
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> ModelState:
+        """The state before any token, on the model's device and dtype by default."""
+        like = self.embedding.weight
+        device, dtype = device or like.device, dtype or like.dtype
+        return ModelState(
+            zeros_position(batch_size, device), self.depth.init_state(batch_size, device, dtype)
+        )
+
+    def forward(
+        self,
+        ids: Tensor,
+        state: ModelState | None = None,
+        *,
+        control: Tensor | None = None,
+        dt: Tensor | None = None,
+        mask: Tensor | None = None,
+        donate: bool = False,
+    ) -> tuple[Tensor, ModelState | None]:
+        """ids (B, T) int64 -> logits (B, T, V) and the state after them.
+
+        control  (B, C) or (B, T, C);  dt  (B, T) time steps;  mask  (B, T) bool, True at real tokens, holes anywhere.
+        donate   lets the given state be changed in place; only without gradients.
+        Logits at masked positions have no meaning.
+
+        Raises ValueError for shapes that do not fit, ContextError for a signal the model cannot honour.
+        """
+        x, state = self.features(ids, state, control=control, dt=dt, mask=mask, donate=donate)
+        return self.logits(x), state
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        logits = self.head(features)
+        return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
+
+    def features(
+        self,
+        ids: Tensor,
+        state: ModelState | None = None,
+        *,
+        control: Tensor | None = None,
+        dt: Tensor | None = None,
+        mask: Tensor | None = None,
+        donate: bool = False,
+    ) -> tuple[Tensor, ModelState | None]:
+        """What the head reads: `forward` without the head. (B, T, D)."""
+        self._check(ids, state, mask, dt, control, donate)
+        ctx = Context(mask=mask, dt=dt, control=control, donate=donate)
+        refuse_unhonoured(ctx, self.depth.honours, "this model")
+        order = None if mask is None else _packing_order(mask)
+        if order is not None:
+            ids, ctx = ids.gather(1, order), _pack(ctx, order)
+        x = self._embed(ids, None if state is None else state.position)
+        x, inner = self.depth(x, None if state is None else state.depth, ctx)
+        x = self.norm(x)
+        if order is not None:
+            x = x.gather(1, order.argsort(1).unsqueeze(-1).expand_as(x))
+        if state is None:
+            return x, None
+        return x, ModelState(state.position + ctx.counts(ids), inner)
+
+    def _embed(self, ids: Tensor, position: Tensor | None) -> Tensor:
+        x = self.embedding(ids)
+        if self.position_embedding is None:
+            return x
+        where = torch.arange(ids.shape[1], device=ids.device)
+        if position is not None:
+            where = where + position.unsqueeze(1)
+        limit = self.position_embedding.num_embeddings
+        furthest = ids.shape[1] + (0 if position is None else int(position.max()))
+        if furthest > limit:
+            raise ValueError(
+                f"this model has learned positions for {limit} tokens, and was given {furthest}. Shorten the input, "
+                "or use a preset with RoPE or without positions (the -nano ones), which takes any length."
+            )
+        return x + self.position_embedding(where)
+
+    def _check(
+        self,
+        ids: Tensor,
+        state: ModelState | None,
+        mask: Tensor | None,
+        dt: Tensor | None,
+        control: Tensor | None,
+        donate: bool,
+    ) -> None:
+        if ids.ndim != 2 or ids.shape[1] == 0 or ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"ids must be (batch, time >= 1) int64, got {tuple(ids.shape)} {ids.dtype}; "
+                "a single text needs ids.unsqueeze(0)"
+            )
+        for name, signal in (("mask", mask), ("dt", dt)):
+            if signal is not None and signal.shape != ids.shape:
+                raise ValueError(f"{name} must have the shape of ids {tuple(ids.shape)}, got {tuple(signal.shape)}")
+        if mask is not None and mask.dtype != torch.bool:
+            raise ValueError(f"mask must be bool, True at real tokens, got {mask.dtype}; use mask.bool()")
+        if control is not None and control.shape[:-1] not in (ids.shape, ids.shape[:1]):
+            raise ValueError(
+                f"control must be (B, C) or (B, T, C) for ids {tuple(ids.shape)}, got {tuple(control.shape)}"
+            )
+        if state is not None and state.position.shape[0] != ids.shape[0]:
+            raise ValueError(
+                f"the state holds {state.position.shape[0]} rows, ids have {ids.shape[0]}; "
+                f"use model.init_state(batch_size={ids.shape[0]})"
+            )
+        if donate and torch.is_grad_enabled():
+            raise ValueError("donate=True changes the state in place, which gradients forbid; use torch.no_grad()")
+
+    # ------------------------------------------------------------------ keeping
+
+    def num_parameters(self) -> int:
+        """Trainable numbers; a tied head counts once, a complex number stored as a pair counts twice."""
+        return sum(p.numel() for p in self.parameters())
+
+    def save(self, path: str | Path) -> None:
+        """Write a run directory that `glissando.load` opens.
+
+        Raises RunError if `path` exists and is not empty: nothing is overwritten.
+        """
+        from glissando.runs import Run
+
+        run = Run.create(path)
+        if self.tokenizer is not None:
+            self.tokenizer.save(run.path / "tokenizer.json")
+        run.write_model(self.weights(), {"model": to_dict(self.config)})
+
+    def weights(self) -> dict[str, Tensor]:
+        """The state dict with each tied tensor once."""
+        weights = self.state_dict()
+        if self.config.tied_head:
+            del weights["head.weight"]
+        return weights
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """The inverse of `weights`. Raises RuntimeError on missing, unexpected or misshapen tensors."""
+        complete = dict(weights)
+        if self.config.tied_head and "embedding.weight" in complete:
+            complete["head.weight"] = complete["embedding.weight"]
+        self.load_state_dict(complete)
+
+
+def _packing_order(mask: Tensor) -> Tensor | None:
+    """(B, T) int64 that moves real tokens to the front, in order; None if they are there already."""
+    if bool((mask[:, 1:] <= mask[:, :-1]).all()):
+        return None
+    return mask.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def _pack(ctx: Context, order: Tensor) -> Context:
+    """ctx with its per-token signals in the given order."""
+
+    def move(signal: Tensor | None) -> Tensor | None:
+        if signal is None or signal.shape[:2] != order.shape:
+            return signal
+        index = order if signal.ndim == 2 else order.unsqueeze(-1).expand_as(signal)
+        return signal.gather(1, index)
+
+    control = ctx.control if ctx.control is None or ctx.control.ndim == 2 else move(ctx.control)
+    return replace(ctx, mask=move(ctx.mask), dt=move(ctx.dt), control=control)

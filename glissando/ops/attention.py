@@ -1,0 +1,87 @@
+"""Softmax attention, with an optional bias by key.
+
+    y_i = sum_j p_ij v_j,   p_ij = softmax_j(scale * q_i . k_j + b_j)   over the visible j
+
+A bias that depends on the key alone costs nothing in a fused kernel: append 1 to every query and b_j / scale to
+every key. A forget gate has this form, because its part C_i of the query cancels in the softmax.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    visible: Tensor | Literal["causal", "all"] = "causal",
+    key_bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    backend: Literal["auto", "reference"] = "auto",
+) -> Tensor:
+    """q (B, H, T, K), k and v (B, G, L, K) with G dividing H -> (B, H, T, K).
+
+    visible   "causal": query i sees keys j <= i, for L = T; "all"; or bool, broadcastable to (B, H, T, L).
+    key_bias  (B, H, L), added to the logits.
+    scale     1 / sqrt(K) by default.
+    dropout   probability of dropping a weight.
+
+    `auto` is PyTorch's fused scaled_dot_product_attention; `reference` forms the T x L matrix.
+    Raises ValueError if "causal" is asked for with L != T.
+    """
+    if visible == "causal" and q.shape[2] != k.shape[2]:
+        raise ValueError(f"causal attention needs as many keys as queries, got {k.shape[2]} and {q.shape[2]}")
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if k.shape[1] != q.shape[1]:
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    run = _reference if backend == "reference" else _fused
+    return run(q, k, v, visible, key_bias, scale, dropout)
+
+
+def _reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor | str,
+    key_bias: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    logits = scale * q @ k.transpose(-1, -2)
+    if key_bias is not None:
+        logits = logits + key_bias.unsqueeze(-2)
+    if visible == "causal":
+        visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if isinstance(visible, Tensor):
+        logits = logits.masked_fill(~visible, -torch.inf)
+    return F.dropout(logits.softmax(-1), dropout) @ v
+
+
+def _fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor | str,
+    key_bias: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    size = v.shape[-1]
+    if key_bias is not None:
+        q = F.pad(q, (0, 1), value=1.0)
+        k = torch.cat([k, (key_bias / scale).to(k.dtype).unsqueeze(-1)], -1)
+        v = F.pad(v, (0, 1))  # the fused CPU kernel wants one head size for all three
+    mask = visible if isinstance(visible, Tensor) else None
+    y = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=visible == "causal", scale=scale
+    )
+    return y[..., :size]

@@ -1,0 +1,49 @@
+"""Rotary position embedding: relative position as the angle between rotated pairs.
+
+    (x_i, x_{i+K/2}) -> (x_i cos a - x_{i+K/2} sin a,  x_i sin a + x_{i+K/2} cos a),   a = p * base^(-2i / width)
+
+for i < K/2 at position p. `width` is the head size K unless a model pins another (the Minimal Transformer
+divides by its model width; growth keeps old frequencies). Su et al. 2021, arXiv 2104.09864, eq. 15. Pairs are
+(i, i + K/2), which differs from the paper's (2i, 2i + 1) by a fixed permutation of the features.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+def _angle_dtype(device: torch.device) -> torch.dtype:
+    # Angles grow with position: float32 loses 1e-3 rad at position 10^4. Apple's GPU has no float64.
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def rotation(positions: Tensor, head_size: int, base: float, width: int, dtype: torch.dtype) -> Tensor:
+    """cos and sin (2, *positions.shape, K/2) at int64 `positions`.
+
+    Raises ValueError for an odd head size, which has no pairs to rotate.
+    """
+    if head_size % 2:
+        raise ValueError(f"RoPE rotates pairs: head size must be even, got {head_size}")
+    exact = _angle_dtype(positions.device)
+    pairs = torch.arange(0, head_size, 2, device=positions.device, dtype=exact)
+    angle = positions.to(exact).unsqueeze(-1) * base ** (-pairs / width)
+    return torch.stack([angle.cos(), angle.sin()]).to(dtype)
+
+
+@lru_cache(maxsize=16)
+def rotation_from_zero(
+    length: int, head_size: int, base: float, width: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """`rotation` at positions 0 .. length - 1, remembered: every layer of every step asks for the same."""
+    with torch.inference_mode(False), torch.no_grad():
+        return rotation(torch.arange(length, device=device), head_size, base, width, dtype)
+
+
+def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """x (..., T, K) rotated by cos_sin (2, ..., T, K/2)."""
+    cos, sin = cos_sin[0], cos_sin[1]
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

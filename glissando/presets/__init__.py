@@ -1,0 +1,28 @@
+"""Named points of the design space: one YAML file each, with the model and its training habits."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from glissando.errors import unknown_name
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    """All presets, in alphabetical order."""
+    files = resources.files(__name__).iterdir()
+    return tuple(sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")))
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """The preset's file: `about` (one line), `model`, and training sections for `glissando train`.
+
+    Raises UnknownNameError, naming the nearest preset.
+    """
+    import yaml
+
+    if name not in preset_names():
+        raise unknown_name("preset", name, preset_names())
+    return yaml.safe_load((resources.files(__name__) / f"{name}.yaml").read_text())

@@ -1,0 +1,59 @@
+"""State as an explicit value: a tree (tuples, named tuples) whose leaves are batch-first tensors or None.
+
+Every function here returns a new tree and never changes the one it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: A tree of tensors; each mixer names its own leaves in a NamedTuple.
+State = Any
+
+
+def leaves(state: State) -> Iterator[Tensor]:
+    """The tensors of `state`, depth first."""
+    if isinstance(state, Tensor):
+        yield state
+    elif state is not None:
+        for child in state:
+            yield from leaves(child)
+
+
+def map_state(f: Callable[..., Tensor], state: State, *others: State) -> State:
+    """f applied leaf by leaf to trees of the same shape; None stays None.
+
+    Raises TypeError on anything that is neither a tensor, None nor a tuple.
+    """
+    if state is None:
+        return None
+    if isinstance(state, Tensor):
+        return f(state, *others)
+    if isinstance(state, tuple):
+        children = [map_state(f, *group) for group in zip(state, *others, strict=True)]
+        return type(state)(*children) if hasattr(state, "_fields") else tuple(children)
+    raise TypeError(f"a state is a tree of tuples and tensors; found {type(state).__name__}")
+
+
+def state_bytes(state: State) -> int:
+    """Bytes held by all tensors of `state`."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(state))
+
+
+def select_rows(state: State, rows: Tensor) -> State:
+    """The rows `rows` (int64) of a batched state, in that order."""
+    return map_state(lambda leaf: leaf.index_select(0, rows), state)
+
+
+def detach(state: State) -> State:
+    """The same values, cut from the graph: truncated backpropagation through time."""
+    return map_state(Tensor.detach, state)
+
+
+def zeros_position(batch_size: int, device: torch.device | None) -> Tensor:
+    """(B,) int64: how many tokens each row has seen."""
+    return torch.zeros(batch_size, dtype=torch.int64, device=device)

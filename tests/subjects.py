@@ -1,0 +1,68 @@
+"""What the laws are tried on: every registered mixer and depth, and every preset, small enough to run in float64.
+
+A new mixer, depth or preset appears here by itself. A mixer may add variants of its options to MIXER_VARIANTS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from glissando.config import merge
+from glissando.depth import DEPTHS
+from glissando.mixers import MIXERS
+from glissando.model import LanguageModel
+from glissando.presets import load_preset, preset_names
+
+MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "attention": {
+        "grouped": {"heads": 4, "kv_heads": 2},
+        "window": {"window": 5},
+        "window-1": {"window": 1},
+        "forget": {"forget_gate": True},
+        "forget-window-grouped": {"forget_gate": True, "window": 3, "kv_heads": 1},
+        "rope-on-value": {"rope_on_value": True, "rope_width": 16, "bias": True},
+        "no-rope": {"rope": False, "head_size": 3},
+    },
+}
+
+#: published sizes are about scale; the laws are about structure
+SMALL = {"vocab_size": 37, "hidden_size": 16, "depth.layers": 2}
+
+
+def _overrides(preset: str) -> dict[str, Any]:
+    model = load_preset(preset)["model"]
+    if model.get("hidden_size", 128) < 16:
+        return {}
+    return dict(SMALL, **({"max_length": 64} if model.get("positions") == "learned" else {}))
+
+
+def model_cases() -> dict[str, dict[str, Any]]:
+    """Name -> model configuration, as a mapping."""
+    cases = {f"preset:{n}": merge(load_preset(n)["model"], _overrides(n)) for n in preset_names()}
+    for name in MIXERS:
+        variants = {"default": {}, **MIXER_VARIANTS.get(name, {})}
+        for variant, options in variants.items():
+            cases[f"mixer:{name}-{variant}"] = merge(SMALL, {"mixer": name, "mixers": {name: options}})
+    for kind in DEPTHS:
+        cases[f"depth:{kind}"] = merge(SMALL, {"depth.kind": kind, "block.conv_width": 3})
+    return cases
+
+
+CASES = model_cases()
+
+
+def build(case: str, dtype: torch.dtype = torch.float64) -> LanguageModel:
+    """The case's model in evaluation mode, with weights far enough from zero for every path to matter."""
+    torch.manual_seed(len(case))
+    model = LanguageModel.from_config(CASES[case]).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    return model
+
+
+def random_ids(model: LanguageModel, batch: int, length: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, model.config.vocab_size, (batch, length), generator=generator)

@@ -1,0 +1,178 @@
+"""The laws of the contract, on every registered mixer, every depth and every preset."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from subjects import CASES, build, random_ids
+from tolerances import assert_close, assert_tensors_close
+from torch import Tensor
+
+from glissando.model import LanguageModel
+from glissando.state import leaves, map_state, select_rows, state_bytes
+
+LIMIT = 60  # below every learned position table
+law = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+cases = pytest.mark.parametrize("case", CASES)
+
+
+def in_pieces(model: LanguageModel, ids: Tensor, cuts: list[int], mask: Tensor | None = None, donate: bool = False):
+    """The logits of the pieces between `cuts`, joined, and the final state."""
+    state, pieces = model.init_state(ids.shape[0]), []
+    edges = [0, *sorted(set(cuts)), ids.shape[1]]
+    for a, b in zip(edges, edges[1:], strict=False):
+        if a < b:
+            logits, state = model(
+                ids[:, a:b], state, mask=None if mask is None else mask[:, a:b], donate=donate
+            )
+            pieces.append(logits)
+    return torch.cat(pieces, 1), state
+
+
+def gradients(model: LanguageModel, value: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    value.backward()
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+
+
+def weigh(logits: Tensor) -> Tensor:
+    """A scalar that depends on every logit."""
+    generator = torch.Generator().manual_seed(1)
+    return (logits * torch.randn(logits.shape, generator=generator, dtype=logits.dtype)).sum()
+
+
+def test_a_state_of_nothing_is_none():
+    model = build("preset:transformer-nano")
+    assert model(random_ids(model, 1, 3, 0))[1] is None
+
+
+@cases
+@law
+@given(data=st.data())
+def test_split_law(case: str, data: st.DataObject):
+    """forward(ab) = forward(a), forward(b, state): values and the gradients of every parameter."""
+    model = build(case)
+    length = data.draw(st.integers(1, 12), "length")
+    cuts = data.draw(st.lists(st.integers(0, length), max_size=4), "cuts")
+    ids = random_ids(model, data.draw(st.integers(1, 3), "batch"), length, seed=length)
+    whole = model(ids)[0]
+    pieces, state = in_pieces(model, ids, cuts)
+    assert_close(pieces, whole, "values")
+    assert state.position.tolist() == [length] * len(ids)
+    assert_tensors_close(gradients(model, weigh(pieces)), gradients(model, weigh(model(ids)[0])), "gradient of")
+
+
+@cases
+def test_split_law_at_length(case: str):
+    """Where the fast paths run: a long prompt in uneven chunks, then single tokens."""
+    model = build(case)
+    length = LIMIT if model.position_embedding is not None else 400
+    ids = random_ids(model, 2, length, seed=5)
+    with torch.no_grad():
+        pieces, _ = in_pieces(model, ids, [length // 3, length // 2, *range(length - 5, length)])
+        assert_close(pieces, model(ids)[0], "values")
+
+
+@cases
+def test_donated_states_compute_the_same(case: str):
+    model = build(case)
+    ids = random_ids(model, 2, 40, seed=6)
+    with torch.no_grad():
+        pieces, _ = in_pieces(model, ids, [7, *range(20, 40)], donate=True)
+        assert_close(pieces, model(ids)[0], "values")
+
+
+@cases
+def test_states_are_never_changed_in_place(case: str):
+    model = build(case)
+    ids = random_ids(model, 2, 9, seed=7)
+    with torch.no_grad():
+        _, state = model(ids, model.init_state(2))
+        before = map_state(Tensor.clone, state)
+        first, _ = model(ids, state)
+        again, _ = model(ids, state)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(before), leaves(state), strict=True))
+    assert torch.equal(first, again)
+
+
+@cases
+@law
+@given(data=st.data())
+def test_causality(case: str, data: st.DataObject):
+    """Changing a token leaves every earlier logit exactly where it was in exact arithmetic."""
+    model = build(case)
+    length = data.draw(st.integers(2, 20), "length")
+    at = data.draw(st.integers(1, length - 1), "changed")
+    ids = random_ids(model, 1, length, seed=at)
+    other = ids.clone()
+    other[0, at] = (ids[0, at] + 1) % model.config.vocab_size
+    with torch.no_grad():
+        a, b = model(ids)[0], model(other)[0]
+    assert_close(b[:, :at], a[:, :at], "logits before the change", 1e-12)
+    assert not torch.equal(a[:, at], b[:, at])
+
+
+@cases
+@law
+@given(data=st.data())
+def test_batch_law(case: str, data: st.DataObject):
+    """A row alone equals that row in a batch with padding anywhere, without and with a state, cut anywhere."""
+    model = build(case)
+    if "mask" not in model.depth.honours:
+        pytest.skip("takes no mask")
+    batch, length = data.draw(st.integers(1, 3), "batch"), data.draw(st.integers(1, 12), "length")
+    real = data.draw(st.lists(st.booleans(), min_size=batch * length, max_size=batch * length), "mask")
+    mask = torch.tensor(real).view(batch, length)
+    ids = random_ids(model, batch, length, seed=batch)
+    cut = data.draw(st.integers(0, length), "cut")
+    tail = random_ids(model, batch, 3, seed=9)
+    with torch.no_grad():
+        together = model(ids, mask=mask)[0]
+        streamed, state = in_pieces(model, ids, [cut], mask)
+        after = model(tail, state)[0]
+        for row in range(batch):
+            own = ids[row : row + 1, mask[row]]
+            alone_state = model.init_state(1)
+            if own.shape[1]:
+                alone, alone_state = model(own, alone_state)
+                assert_close(together[row : row + 1, mask[row]], alone, "row in a batch")
+                assert_close(streamed[row : row + 1, mask[row]], alone, "row in a streamed batch")
+            assert int(state.position[row]) == own.shape[1]
+            expected = model(tail[row : row + 1], alone_state)[0]
+            assert_close(after[row : row + 1], expected, "continuation")
+
+
+@cases
+def test_rows_of_a_state_can_be_taken(case: str):
+    model = build(case)
+    ids, more = random_ids(model, 3, 8, seed=2), random_ids(model, 3, 2, seed=3)
+    with torch.no_grad():
+        _, state = model(ids, model.init_state(3))
+        rows = torch.tensor([2, 0])
+        assert_close(model(more[rows], select_rows(state, rows))[0], model(more, state)[0][rows], "rows")
+
+
+@cases
+def test_every_parameter_gets_gradient(case: str):
+    model = build(case)
+    model.train()
+    torch.manual_seed(0)
+    grads = gradients(model, weigh(model(random_ids(model, 4, 30, seed=4))[0]))
+    dead = [n for n, g in grads.items() if not torch.isfinite(g).all() or g.abs().max() == 0]
+    assert not dead, f"no gradient: {dead}"
+
+
+@cases
+def test_runs_in_bfloat16(case: str):
+    model = build(case, torch.float32)
+    ids = random_ids(model, 2, 12, seed=8)
+    expected = model(ids)[0]
+    half = model.to(torch.bfloat16)
+    with torch.no_grad():
+        got, state = half(ids, half.init_state(2))
+    assert got.dtype == torch.bfloat16
+    assert torch.isfinite(got).all()
+    assert torch.nn.functional.cosine_similarity(got.float().flatten(), expected.flatten(), 0) > 0.98
+    assert state_bytes(state) > 0
