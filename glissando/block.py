@@ -20,6 +20,7 @@ from glissando.errors import ConfigError
 from glissando.mixers import EMPTY, Context, Mixer
 from glissando.ops.rms_norm import rms_norm
 from glissando.ops.short_conv import next_past, short_conv
+from glissando.ops.swiglu import swiglu
 from glissando.state import State
 
 
@@ -92,8 +93,7 @@ class MLP(nn.Module):
 
     def _activate(self, h: Tensor) -> Tensor:
         if self.kind == "swiglu":
-            gate, up = h.chunk(2, -1)
-            return F.silu(gate) * up
+            return swiglu(h)
         if self.kind == "gelu":
             return F.gelu(h)
         return F.relu(h) if self.kind == "relu" else F.relu(h).square()

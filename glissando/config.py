@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from glissando.errors import ConfigError, nearest
@@ -27,14 +27,15 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     from jsonargparse import ArgumentError
 
     try:
-        parsed = _parser(cls).parse_object({"value": dict(values)}, defaults=True)
-        return _parser(cls).instantiate(parsed)["value"]
+        parser: Any = _parser(cls)  # type: ignore[arg-type]
+        parsed = parser.parse_object({"value": dict(values)}, defaults=True)
+        return parser.instantiate(parsed)["value"]
     except (ArgumentError, TypeError) as error:
         raise ConfigError(f"{where or cls.__name__}: {_first_reason(error)}") from error
 
 
-@cache
-def _parser(cls: type) -> Any:
+@lru_cache
+def _parser(cls: Any) -> Any:
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glissando.block import Block, BlockConfig, NormConfig, build_norm
@@ -76,9 +77,9 @@ class LanguageModel(nn.Module):
         self.position_embedding = self._position_table()
         self.depth = build_depth(config.depth, self._make_block)
         self.norm = build_norm(config.norm, size) if config.final_norm else nn.Identity()
-        self.head = nn.Linear(size, config.vocab_size, bias=config.head_bias)
-        if config.tied_head:
-            self.head.weight = self.embedding.weight
+        self.head = None if config.tied_head else nn.Linear(size, config.vocab_size, bias=config.head_bias)
+        tied_bias = config.tied_head and config.head_bias
+        self.head_bias = nn.Parameter(torch.zeros(config.vocab_size)) if tied_bias else None
         self.reset_parameters()
 
     # ------------------------------------------------------------------ building
@@ -147,9 +148,7 @@ class LanguageModel(nn.Module):
         """The state before any token, on the model's device and dtype by default."""
         like = self.embedding.weight
         device, dtype = device or like.device, dtype or like.dtype
-        return ModelState(
-            zeros_position(batch_size, device), self.depth.init_state(batch_size, device, dtype)
-        )
+        return ModelState(zeros_position(batch_size, device), self.depth.init_state(batch_size, device, dtype))
 
     def forward(
         self,
@@ -174,7 +173,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """(..., D) -> (..., V)."""
-        logits = self.head(features)
+        logits = F.linear(features, self.embedding.weight, self.head_bias) if self.head is None else self.head(features)
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
     def features(
@@ -266,21 +265,7 @@ class LanguageModel(nn.Module):
         run = Run.create(path)
         if self.tokenizer is not None:
             self.tokenizer.save(run.path / "tokenizer.json")
-        run.write_model(self.weights(), {"model": to_dict(self.config)})
-
-    def weights(self) -> dict[str, Tensor]:
-        """The state dict with each tied tensor once."""
-        weights = self.state_dict()
-        if self.config.tied_head:
-            del weights["head.weight"]
-        return weights
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """The inverse of `weights`. Raises RuntimeError on missing, unexpected or misshapen tensors."""
-        complete = dict(weights)
-        if self.config.tied_head and "embedding.weight" in complete:
-            complete["head.weight"] = complete["embedding.weight"]
-        self.load_state_dict(complete)
+        run.write_model(self.state_dict(), {"model": to_dict(self.config)})
 
 
 def _packing_order(mask: Tensor) -> Tensor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -22,11 +24,9 @@ def in_pieces(model: LanguageModel, ids: Tensor, cuts: list[int], mask: Tensor |
     """The logits of the pieces between `cuts`, joined, and the final state."""
     state, pieces = model.init_state(ids.shape[0]), []
     edges = [0, *sorted(set(cuts)), ids.shape[1]]
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise(edges):
         if a < b:
-            logits, state = model(
-                ids[:, a:b], state, mask=None if mask is None else mask[:, a:b], donate=donate
-            )
+            logits, state = model(ids[:, a:b], state, mask=None if mask is None else mask[:, a:b], donate=donate)
             pieces.append(logits)
     return torch.cat(pieces, 1), state
 

@@ -29,7 +29,7 @@ def build_depth(config: DepthConfig, make_block: BlockFactory) -> Depth:
     """
     if config.kind not in DEPTHS:
         raise unknown_name("depth", config.kind, DEPTHS)
-    return DEPTHS[config.kind](config, make_block)  # type: ignore[call-arg]
+    return DEPTHS[config.kind](config, make_block)
 
 
 __all__ = ["DEPTHS", "BlockFactory", "Depth", "DepthConfig", "build_depth"]

@@ -33,9 +33,7 @@ class DiscreteDepth(Depth):
     ) -> tuple:
         return tuple(block.init_state(batch_size, device, dtype) for block in self.blocks)  # type: ignore[operator]
 
-    def forward(
-        self, x: Tensor, state: tuple | None = None, ctx: Context | None = None
-    ) -> tuple[Tensor, tuple | None]:
+    def forward(self, x: Tensor, state: tuple | None = None, ctx: Context | None = None) -> tuple[Tensor, tuple | None]:
         ctx = ctx or EMPTY
         if state is None:
             for block in self.blocks:

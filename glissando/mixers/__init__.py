@@ -6,13 +6,14 @@ Adding a mixer is two edits: its file, and its line in `MixerConfigs`, which pai
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from glissando.errors import unknown_name
 from glissando.mixers.attention import Attention, AttentionConfig
 from glissando.mixers.base import EMPTY, Context, ContextError, Mixer, Signal, refuse_unhonoured
 
 
-def mixer(cls: type[Mixer], config: type) -> object:
+def mixer(cls: type[Mixer], config: type) -> Any:
     """A registry line: the field's name is the mixer's name."""
     return field(default_factory=config, metadata={"class": cls})
 
@@ -21,7 +22,7 @@ def mixer(cls: type[Mixer], config: type) -> object:
 class MixerConfigs:
     """Options of every mixer, each under its name; a model reads those of the mixers it uses."""
 
-    attention: AttentionConfig = mixer(Attention, AttentionConfig)  # type: ignore[assignment]
+    attention: AttentionConfig = mixer(Attention, AttentionConfig)  # noqa: RUF009
 
 
 MIXERS: dict[str, type[Mixer]] = {f.name: f.metadata["class"] for f in fields(MixerConfigs)}
@@ -34,7 +35,7 @@ def build_mixer(name: str, configs: MixerConfigs, hidden_size: int) -> Mixer:
     """
     if name not in MIXERS:
         raise unknown_name("mixer", name, MIXERS)
-    return MIXERS[name](getattr(configs, name), hidden_size)  # type: ignore[call-arg]
+    return MIXERS[name](getattr(configs, name), hidden_size)
 
 
 __all__ = [

@@ -86,9 +86,9 @@ class Attention(Mixer):
             raise ConfigError(f"RoPE needs an even head size, got {self.head_size}")
         if config.window is not None and config.window < 1:
             raise ConfigError(f"attention.window must be at least 1, got {config.window}")
-        self._sizes = [self.heads * self.head_size, *[self.kv_heads * self.head_size] * 2]
-        self.qkv = nn.Linear(hidden_size, sum(self._sizes), bias=config.bias)
-        self.out = nn.Linear(self._sizes[0], hidden_size, bias=config.bias)
+        self._split = [self.heads, self.kv_heads, self.kv_heads]
+        self.qkv = nn.Linear(hidden_size, sum(self._split) * self.head_size, bias=config.bias)
+        self.out = nn.Linear(self.heads * self.head_size, hidden_size, bias=config.bias)
         self.forget = nn.Linear(hidden_size, self.heads) if config.forget_gate else None
 
     def reset_parameters(self) -> None:
@@ -111,11 +111,8 @@ class Attention(Mixer):
             total = decay.new_zeros(batch_size, self.heads)
         return AttentionState(empty, empty, decay, total, position, position)
 
-    def mix(
-        self, x: Tensor, state: AttentionState | None, ctx: Context
-    ) -> tuple[Tensor, AttentionState | None]:
-        q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in self._project(x))
-        q, k, v = self._rotate(q, k, v, None if state is None else state.position)
+    def mix(self, x: Tensor, state: AttentionState | None, ctx: Context) -> tuple[Tensor, AttentionState | None]:
+        q, k, v = self._project(x, None if state is None else state.position)
         decay = self._cumulative_decay(x)
         if state is None:
             y = self._attend(q, k, v, self._visible_from_zero(x), decay)
@@ -123,20 +120,28 @@ class Attention(Mixer):
             y, state = self._attend_with_past(q, k, v, decay, state, ctx.counts(x), ctx.donate)
         return self.out(y.transpose(1, 2).flatten(2)), state
 
-    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.qkv(x).split(self._sizes, -1)
-
-    def _rotate(self, q: Tensor, k: Tensor, v: Tensor, position: Tensor | None) -> tuple[Tensor, ...]:
-        c = self.config
-        if not c.rope:
-            return q, k, v
-        width, length = c.rope_width or self.head_size, q.shape[2]
-        if position is None:
-            table = rotation_from_zero(length, self.head_size, c.rope_base, width, q.dtype, q.device)
+    def _project(self, x: Tensor, position: Tensor | None) -> tuple[Tensor, ...]:
+        """Rotated q (B, H, T, K), k and v (B, G, T, K)."""
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_size))
+        if not self.config.rope:
+            parts = heads.split(self._split, 2)
+        elif self.config.rope_on_value:
+            parts = rotate(heads, self._rotation(x, position)).split(self._split, 2)
         else:
-            positions = position.unsqueeze(1) + torch.arange(length, device=q.device)
-            table = rotation(positions, self.head_size, c.rope_base, width, q.dtype).unsqueeze(2)
-        return rotate(q, table), rotate(k, table), rotate(v, table) if c.rope_on_value else v
+            q_and_k, v = heads.split([self.heads + self.kv_heads, self.kv_heads], 2)
+            parts = (*rotate(q_and_k, self._rotation(x, position)).split(self._split[:2], 2), v)
+        return tuple(part.transpose(1, 2) for part in parts)
+
+    def _rotation(self, x: Tensor, position: Tensor | None) -> Tensor:
+        """cos and sin (2, 1 or B, T, 1, K/2)."""
+        base, width = self.config.rope_base, self.config.rope_width or self.head_size
+        dtype, length = self.qkv.weight.dtype, x.shape[1]
+        if position is None:
+            table = rotation_from_zero(length, self.head_size, base, width, dtype, x.device).unsqueeze(1)
+        else:
+            positions = position.unsqueeze(1) + torch.arange(length, device=x.device)
+            table = rotation(positions, self.head_size, base, width, dtype)
+        return table.unsqueeze(-2)
 
     def _cumulative_decay(self, x: Tensor) -> Tensor | None:
         """C over the tokens of x alone: (B, H, T) float64, so that differences stay exact at any length."""
@@ -152,9 +157,7 @@ class Attention(Mixer):
         age = slots.unsqueeze(1) - slots
         return (age >= 0) & (age < window)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | str, decay: Tensor | None
-    ) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | str, decay: Tensor | None) -> Tensor:
         bias = None
         if decay is not None:
             # Any constant per row may be added: the middle one halves the largest exponent.
@@ -188,9 +191,7 @@ class Attention(Mixer):
         visible = self._visible_with_past(state.length, new, end, uniform)
         bias = None if decays is None else decays[..., :end]
         y = self._attend(q, keys[:, :, :end], values[:, :, :end], visible, bias)
-        after = AttentionState(
-            keys, values, decays, total, state.length + counts, state.position + counts
-        )
+        after = AttentionState(keys, values, decays, total, state.length + counts, state.position + counts)
         return y, self._keep_window(after, end)
 
     def _visible_with_past(self, start: Tensor, new: int, end: int, uniform: bool) -> Tensor | str:

@@ -45,7 +45,8 @@ class Context:
 
     def without(self, *names: Signal) -> Context:
         """The same context with the named signals absent: consumed by whoever handles them."""
-        return replace(self, **dict.fromkeys(names))
+        absent: dict[str, Any] = dict.fromkeys(names)
+        return replace(self, **absent)
 
 
 EMPTY = Context()

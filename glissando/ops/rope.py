@@ -10,6 +10,7 @@ divides by its model width; growth keeps old frequencies). Su et al. 2021, arXiv
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,8 +43,33 @@ def rotation_from_zero(
         return rotation(torch.arange(length, device=device), head_size, base, width, dtype)
 
 
-def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """x (..., T, K) rotated by cos_sin (2, ..., T, K/2)."""
-    cos, sin = cos_sin[0], cos_sin[1]
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
+    """x (..., K) rotated by cos_sin (2, ..., K/2), which carries no gradient.
+
+    `auto` writes both halves into one tensor and rotates the gradient back by the opposite angle.
+    """
+    if backend == "reference":
+        cos, sin = cos_sin[0], cos_sin[1]
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return _Rotate.apply(x, cos_sin)
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos_sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_sin)
+        return _turn(x, cos_sin[0], cos_sin[1], 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (cos_sin,) = ctx.saved_tensors
+        return _turn(grad, cos_sin[0], cos_sin[1], -1), None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    (first, second), (y_first, y_second) = x.chunk(2, -1), y.chunk(2, -1)
+    torch.mul(first, cos, out=y_first).addcmul_(second, sin, value=-sign)
+    torch.mul(second, cos, out=y_second).addcmul_(first, sin, value=sign)
+    return y

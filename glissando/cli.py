@@ -1,0 +1,76 @@
+"""The program: one verb, its options, and errors a person can act on."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from glissando.errors import GlissandoError, nearest
+
+#: verb -> what it does; each is a module of glissando.verbs with `main(arguments)`
+VERBS = {
+    "train": "train a preset on text, or resume a run",
+    "generate": "write text with a trained model",
+    "evaluate": "bits per byte, perplexity and accuracy on held-out text",
+    "presets": "list the presets, or show one",
+    "corpora": "list the corpora, or show samples of one",
+    "bench": "measure speed against named peers",
+}
+
+_USAGE = """usage: glissando VERB [options]
+
+Language models that flow: continuous time, continuous depth, one contract.
+
+verbs:
+{verbs}
+
+`glissando VERB --help` shows a verb's options and an example. A first run:
+  glissando train --preset transformer-nano --training.seconds 120 --out runs/first
+  glissando generate runs/first --prompt "Once upon a time"
+"""
+
+
+def usage() -> str:
+    return _USAGE.format(verbs="\n".join(f"  {name:10} {about}" for name, about in VERBS.items()))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; the exit status is 0, 1 for an error that names its fix, 2 for a wrong command line."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage(), end="")
+        return 0
+    if arguments[0] == "--version":
+        from glissando import __version__
+
+        print(f"glissando {__version__}")
+        return 0
+    verb = arguments[0]
+    if verb not in VERBS:
+        close = nearest(verb, VERBS)
+        hint = f" Did you mean {close!r}?" if close else ""
+        print(f"glissando: unknown verb {verb!r}.{hint} Verbs: {', '.join(VERBS)}.", file=sys.stderr)
+        return 2
+    return _run(verb, arguments[1:])
+
+
+def _run(verb: str, arguments: list[str]) -> int:
+    try:
+        importlib.import_module(f"glissando.verbs.{verb}").main(arguments)
+    except GlissandoError as error:
+        print(f"glissando {verb}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader (head, less) has had enough; Python must not complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Held-out loss, bits per byte, accuracy and their uncertainty."""

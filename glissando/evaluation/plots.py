@@ -1,0 +1,60 @@
+"""Pictures of a run: its loss curve against the entropy floor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from glissando.errors import RunError
+from glissando.runs import METRICS
+
+
+def plot_run(run: str | Path, out: str | Path) -> list[Path]:
+    """Draw every picture a run has into the directory `out`; returns their paths."""
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    return [plot_loss(Path(run), out / "loss.png")]
+
+
+def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
+    """Bits per byte, trained and held out, against bytes read (log); the entropy floor as a line.
+
+    Raises RunError if nothing was logged.
+    """
+    from glissando.training.callbacks import read_metrics
+
+    rows = read_metrics(run / METRICS)
+    if not rows:
+        raise RunError(f"{run / METRICS} has no rows to draw; train for longer than training.log_every steps")
+    figure, axes = _figure()
+    for column, label, style in (
+        ("train_bits_per_byte", "training", {"color": "#9aa5b1", "linewidth": 1.2}),
+        (
+            "valid_bits_per_byte",
+            "held out",
+            {"color": "#0b6e99", "linewidth": 2, "marker": "o", "markersize": 4},
+        ),
+    ):
+        points = [(float(r["tokens"]), float(r[column])) for r in rows if r.get(column)]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label, **style)
+    if floor is not None:
+        axes.axhline(floor, color="#b3261e", linewidth=1.2, linestyle="--", label=f"entropy floor {floor:.3f}")
+    axes.set(xlabel="tokens read", ylabel="bits per byte", xscale="log", title=run.name)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    figure.savefig(target)
+    return target
+
+
+def _figure() -> tuple[Any, Any]:
+    """A figure without pyplot, whose global state a library must not touch."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    return figure, axes

@@ -1,0 +1,239 @@
+"""Text from a model: one token at a time from its state, any length, at the state's own cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from glissando.data.tokenizers import StreamDecoder, Tokenizer
+from glissando.errors import ConfigError
+from glissando.model import LanguageModel
+from glissando.state import State, select_rows
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn from the logits z.
+
+    temperature  p = softmax(z / temperature); 0 takes the likeliest token
+    top_k        only the k likeliest tokens
+    top_p        only the likeliest tokens that together reach this probability
+    seed         row r draws from a generator of its own, seeded with seed + r
+    """
+
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ConfigError(f"temperature must be at least 0 (0 is greedy), got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(..., V) logits -> (..., V) probabilities, float32 at least."""
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.temperature == 0:
+            return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k, -1).values[..., -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        probabilities = logits.softmax(-1)
+        if self.top_p is None or self.top_p == 1:
+            return probabilities
+        ordered, index = probabilities.sort(-1, descending=True)
+        # A token stays if those before it have not yet reached top_p: the likeliest always does.
+        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= self.top_p, 0.0)
+        kept = torch.zeros_like(probabilities).scatter_(-1, index, ordered)
+        return kept / kept.sum(-1, keepdim=True)
+
+    def draw(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """(B, V) logits -> (B,) int64, each row by its own generator, so that a row does not depend on others."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        p = self.probabilities(logits).cpu()
+        drawn = [torch.multinomial(row, 1, generator=g) for row, g in zip(p, generators, strict=True)]
+        return torch.cat(drawn).to(logits.device)
+
+
+def continue_ids(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    sampling: Sampling,
+    *,
+    eos_id: int | None = None,
+    control: Tensor | None = None,
+) -> Iterator[list[int | None]]:
+    """One id a row at a time, None in rows that have ended with `eos_id`; ends with the last row.
+
+    prompts  token ids of each row, none empty. control  (B, C) or None.
+    Rows that have ended leave the batch, so that they cost nothing.
+    """
+    device = model.embedding.weight.device
+    alive = list(range(len(prompts)))
+    generators = [torch.Generator().manual_seed(sampling.seed + r) for r in alive]
+    with torch.no_grad():
+        logits, state = _read_prompts(model, prompts, control, device)
+        for _ in range(max_tokens):
+            ids = sampling.draw(logits, [generators[r] for r in alive])
+            step: list[int | None] = [None] * len(prompts)
+            for row, token in zip(alive, ids.tolist(), strict=True):
+                step[row] = token
+            yield step
+            going = [i for i, r in enumerate(alive) if step[r] != eos_id]
+            if not going:
+                return
+            if len(going) < len(alive):
+                rows = torch.tensor(going, device=device)
+                alive = [alive[i] for i in going]
+                ids, state = ids[rows], select_rows(state, rows)
+                control = control if control is None else control[rows]
+            logits, state = model(ids.unsqueeze(1), state, control=control, donate=True)
+            logits = logits[:, -1]
+
+
+def _read_prompts(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], control: Tensor | None, device: torch.device
+) -> tuple[Tensor, State]:
+    """Logits after each prompt (B, V) and the state there, prompts of different length padded and masked."""
+    if not prompts or any(len(p) == 0 for p in prompts):
+        raise ConfigError("a prompt is empty; begin with the tokenizer's eos_id, which stands before every text")
+    longest = max(map(len, prompts))
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    ids = torch.zeros(len(prompts), longest, dtype=torch.int64, device=device)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = torch.tensor(prompt)
+    ragged = bool((lengths < longest).any())
+    mask = torch.arange(longest, device=device) < lengths.unsqueeze(1) if ragged else None
+    state: State = model.init_state(len(prompts))
+    features, state = model.features(ids, state, mask=mask, control=control, donate=True)
+    last = features[torch.arange(len(prompts), device=device), lengths - 1]
+    return model.logits(last), state
+
+
+def stream(
+    model: LanguageModel,
+    prompt: str,
+    *,
+    max_tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    stop: str | Sequence[str] = (),
+    control: Sequence[float] | None = None,
+) -> Iterator[str]:
+    """The continuation of `prompt` in pieces as they come; ends at the end of text, `stop` or `max_tokens`.
+
+    Raises ConfigError if the model has no tokenizer or an option makes no sense.
+    """
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    for pieces in _stream_all(model, [prompt], max_tokens, sampling, stop, control):
+        if pieces[0]:
+            yield pieces[0]
+
+
+def generate(
+    model: LanguageModel,
+    prompts: str | Sequence[str],
+    *,
+    max_tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    stop: str | Sequence[str] = (),
+    control: Sequence[float] | None = None,
+) -> list[str]:
+    """The continuations of several prompts, computed together; each equals the one it would get alone."""
+    several = [prompts] if isinstance(prompts, str) else list(prompts)
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    texts = [""] * len(several)
+    for pieces in _stream_all(model, several, max_tokens, sampling, stop, control):
+        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+    return texts
+
+
+def _stream_all(
+    model: LanguageModel,
+    prompts: Sequence[str],
+    max_tokens: int,
+    sampling: Sampling,
+    stop: str | Sequence[str],
+    control: Sequence[float] | None,
+) -> Iterator[list[str]]:
+    tokenizer = tokenizer_of(model)
+    stops = [stop] if isinstance(stop, str) else list(stop)
+    if any(not s for s in stops):
+        raise ConfigError("a stop text is empty: it would stop at once")
+    rows = [_Row(tokenizer, stops) for _ in prompts]
+    ids = [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
+    dial = None
+    if control is not None:
+        dial = model.embedding.weight.new_tensor([list(control)]).expand(len(prompts), -1)
+    steps = continue_ids(model, ids, max_tokens, sampling, eos_id=tokenizer.eos_id, control=dial)
+    for step in steps:
+        yield [row.push(token) for row, token in zip(rows, step, strict=True)]
+        if all(row.ended for row in rows):
+            break
+    yield [row.finish() for row in rows]
+
+
+class _Row:
+    """One row's text: whole characters, held back while they may yet become a stop text."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: list[str]) -> None:
+        self.decoder, self.eos_id = StreamDecoder(tokenizer), tokenizer.eos_id
+        self.stops, self.held, self.ended = stops, "", False
+
+    def push(self, token: int | None) -> str:
+        if self.ended or token is None:
+            return ""
+        if token == self.eos_id:
+            return self.finish()
+        return self._release(self.decoder.push(token))
+
+    def finish(self) -> str:
+        """What was held back, if no stop text came of it."""
+        if self.ended:
+            return ""
+        text = self._release(self.decoder.flush())
+        text, self.held, self.ended = text + self.held, "", True
+        return text
+
+    def _release(self, text: str) -> str:
+        self.held += text
+        found = [at for at in (self.held.find(s) for s in self.stops) if at >= 0]
+        if found:
+            out, self.held, self.ended = self.held[: min(found)], "", True
+            return out
+        keep = max((_overlap(self.held, s) for s in self.stops), default=0)
+        out, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return out
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper beginning of `stop` that ends `text`."""
+    for n in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0
+
+
+def tokenizer_of(model: LanguageModel) -> Tokenizer:
+    """The model's tokenizer. Raises ConfigError if it has none."""
+    if model.tokenizer is None:
+        raise ConfigError(
+            f"this model (vocabulary {model.config.vocab_size}) has no tokenizer; set model.tokenizer = "
+            "load_tokenizer('tokenizer.json') from glissando.data.tokenizers, or load a run directory"
+        )
+    return model.tokenizer

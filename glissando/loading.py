@@ -1,0 +1,31 @@
+"""Opening a run directory as a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from glissando.config import from_dict, merge
+from glissando.data.tokenizers import load_tokenizer
+from glissando.errors import RunError
+from glissando.model import LanguageModel, ModelConfig
+from glissando.runs import TOKENIZER, Run
+
+
+def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> LanguageModel:
+    """The model of a run directory or of one of its checkpoints, in evaluation mode, with its tokenizer.
+
+    `overrides` change its configuration ({"depth.n_steps": 8}); those that change a tensor's shape do not load.
+
+    Raises RunError if the directory is no run, incomplete or damaged; nothing of it is ever unpickled.
+    """
+    run = Run.open(path)
+    config = from_dict(ModelConfig, merge(run.read_config()["model"], overrides or {}), "model")
+    tokens = run.path / TOKENIZER
+    model = LanguageModel(config, load_tokenizer(tokens) if tokens.is_file() else None)
+    try:
+        model.load_state_dict(run.read_state_dict())
+    except RuntimeError as error:
+        raise RunError(f"the weights in {path} do not fit its configuration: {error}") from error
+    return model.eval()

@@ -1,0 +1,37 @@
+"""SwiGLU: y = silu(a) * b for h = [a, b], silu(a) = a sigmoid(a). Shazeer 2020, arXiv 2002.05202, eq. 6."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
+    """h (..., 2 F) -> (..., F). `auto` keeps only h for the backward and writes its gradient in one piece."""
+    if backend == "reference":
+        gate, up = h.chunk(2, -1)
+        return F.silu(gate) * up
+    return _SwiGLU.apply(h)
+
+
+class _SwiGLU(torch.autograd.Function):
+    """With s = sigmoid(a):  da = g b (s + silu(a) (1 - s)),  db = g silu(a)."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        gate, up = h.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (h,) = ctx.saved_tensors
+        gate, up = h.chunk(2, -1)
+        grad_h = torch.empty_like(h, memory_format=torch.contiguous_format)
+        grad_gate, grad_up = grad_h.chunk(2, -1)
+        torch.mul(grad, F.silu(gate), out=grad_up)
+        grad_gate.copy_(torch.ops.aten.silu_backward(grad, gate)).mul_(up)
+        return grad_h

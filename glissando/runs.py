@@ -1,0 +1,342 @@
+"""A run is a directory: everything that defines a trained model, and where it came from.
+
+config.yaml         resolved configuration
+model.safetensors   weights
+tokenizer.json      tokenizer, if the model has one
+environment.json    machine, versions, commit and command line that made it
+metrics.csv         what was logged while training
+checkpoints/        step-00000123/, ...: what training resumes from
+manifest.json       SHA-256 and size of the files above, as of the last save; written last
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from glissando.errors import ConfigError, RunError, nearest
+from glissando.storage import (
+    MANIFEST,
+    load_tensors,
+    load_tree,
+    read_manifest,
+    record,
+    refuse_pickle,
+    remove_directory,
+    save_manifest,
+    save_tensors,
+    verify_manifest,
+    write_atomic,
+    write_manifest,
+)
+
+log = logging.getLogger(__name__)
+
+CONFIG, MODEL, TOKENIZER = "config.yaml", "model.safetensors", "tokenizer.json"
+METRICS, ENVIRONMENT, CHECKPOINTS = "metrics.csv", "environment.json", "checkpoints"
+LISTED = (CONFIG, ENVIRONMENT, METRICS, MODEL, TOKENIZER)
+PACKAGES = ("glissando", "lightning", "numpy", "safetensors", "tokenizers", "torch")
+MODULE_PREFIX = "model."  # the attribute under which the training module holds the language model
+_STEP = re.compile(r"\.?step-(\d{8,})(\.old-.*)?")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, or one of its checkpoints; `checkpoint` is None if the weights are the run's own."""
+
+    path: Path
+    checkpoint: Path | None = None
+
+    @classmethod
+    def create(cls, path: str | Path, resume: bool = False) -> Run:
+        """Makes a new run directory with its environment record, or with `resume` takes up one that is there.
+
+        Raises RunError if something else is there: nothing is overwritten.
+        """
+        run = cls(Path(path))
+        if run.path.exists() and not run.path.is_dir():
+            raise RunError(f"{path} is a file; choose another name for the run directory.")
+        if run.path.is_dir() and any(run.path.iterdir()):
+            _require_resumable(run.path, resume)
+        try:
+            (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"could not make {path}: {error.strerror}. Choose a writable place.") from error
+        run._write_environment()
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """The finished run at `path`, or the run and its checkpoint if `path` is a checkpoint directory.
+
+        Checks the digests of the small files and, for a checkpoint, of all of its files.
+        Raises RunError if there is no such directory, or it is no run, incomplete or damaged.
+        """
+        path = Path(path)
+        _require_directory(path)
+        if checkpoint_step(path) >= 0 and path.resolve().parent.name == CHECKPOINTS:
+            return cls._open_checkpoint(path.resolve())
+        run = cls(path)
+        run._require_complete()
+        present = [name for name in (CONFIG, ENVIRONMENT, TOKENIZER) if name in read_manifest(path)]
+        verify_manifest(path, present, run._advice)
+        return run
+
+    @classmethod
+    def _open_checkpoint(cls, checkpoint: Path) -> Run:
+        run = cls(checkpoint.parent.parent, checkpoint)
+        if not (run.path / CONFIG).is_file():
+            raise RunError(f"{checkpoint} needs {run.path / CONFIG}, which is missing: put it back there.")
+        verify_manifest(checkpoint, advice=run._advice)
+        return run
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Writes config.yaml if it differs. Raises ConfigError if it holds other than plain YAML values."""
+        try:
+            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"the configuration cannot be YAML: {error}. Use plain values.") from error
+        target = self.path / CONFIG
+        if not target.is_file() or target.read_bytes() != text.encode():
+            self._replace(CONFIG, text.encode())
+
+    def write_model(self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+        """Writes configuration and weights, then the manifest.
+
+        A crash at any moment leaves a run that opens with the old or with the new weights.
+        Raises RunError if a file cannot be written; the old one stands then.
+        """
+        self.write_config(config)
+        save_tensors(self.path / MODEL, state_dict, {"format": "pt"}, lambda new: self._announce(MODEL, record(new)))
+        self.refresh_manifest()
+
+    def read_config(self) -> dict[str, Any]:
+        """The configuration. Raises RunError if config.yaml is missing, damaged or malformed."""
+        path = self.path / CONFIG
+        if not path.is_file():
+            raise RunError(f"{path} is missing. {self._advice()}")
+        if (self.path / MANIFEST).is_file() and CONFIG in read_manifest(self.path):
+            verify_manifest(self.path, [CONFIG], self._advice)
+        try:
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise RunError(f"{path} is malformed: {error}. {self._advice()}") from error
+        if not isinstance(config, dict):
+            raise RunError(f"{path} is malformed: it holds no mapping. {self._advice()}")
+        return config
+
+    def read_state_dict(self) -> dict[str, Tensor]:
+        """The model's weights on the CPU, after checking their digest; a checkpoint's lose MODULE_PREFIX.
+
+        Raises RunError that names the file that is missing or damaged, and the checkpoint that is still good.
+        """
+        if self.checkpoint is None:
+            refuse_pickle(self.path / MODEL)
+            verify_manifest(self.path, [MODEL], self._advice)
+            return load_tensors(self.path / MODEL)
+        weights = load_tree(self.checkpoint, "model")
+        ours = {name: value for name, value in weights.items() if name.startswith(MODULE_PREFIX)}
+        return {name.removeprefix(MODULE_PREFIX): value for name, value in (ours or weights).items()}
+
+    def refresh_manifest(self) -> None:
+        """Lists the files as they are now. Raises RunError if the manifest cannot be written."""
+        write_manifest(self.path, [name for name in LISTED if (self.path / name).is_file()])
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint, or None."""
+        return latest_checkpoint(self.path / CHECKPOINTS)
+
+    def _replace(self, name: str, data: bytes) -> None:
+        self._announce(name, {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)})
+        write_atomic(self.path / name, data)
+
+    def _announce(self, name: str, new: dict[str, Any]) -> None:
+        """Lists a new file beside the intact old one before it takes its place: a crash between the two
+        leaves a manifest that holds for either."""
+        try:
+            entries = read_manifest(self.path)
+        except RunError:
+            entries = {}
+        try:
+            verify_manifest(self.path, [name])
+            new = new | {"previous": record(self.path / name)}
+        except RunError:
+            pass
+        save_manifest(self.path, entries | {name: new})
+
+    def _require_complete(self) -> None:
+        started = (self.path / ENVIRONMENT).is_file()
+        if not started and not (self.path / CONFIG).is_file():
+            inside = sorted(path.parent.name for path in self.path.glob(f"*/{CONFIG}"))
+            hint = f" It holds runs: {', '.join(inside[:5])}." if inside else ""
+            raise RunError(f"{self.path} is not a run: it has no {CONFIG}.{hint}")
+        for name in (CONFIG, MODEL, MANIFEST):
+            if not (self.path / name).is_file():
+                raise RunError(f"{self.path} is incomplete: {name} is missing. {self._advice()}")
+
+    def _advice(self) -> str:
+        good = self.latest_checkpoint()
+        if good is not None:
+            return f"This checkpoint is complete and loads instead: {good}"
+        return "It has no complete checkpoint (killed before the first one?): resume it, or train again."
+
+    def _write_environment(self) -> None:
+        """Writes environment.json; a resumed run keeps its first record and adds this one to "resumed"."""
+        path, now = self.path / ENVIRONMENT, environment()
+        if path.is_file():
+            try:
+                first = json.loads(path.read_bytes())
+                first.setdefault("resumed", []).append(now)
+            except (ValueError, AttributeError) as error:
+                raise RunError(f"{path} is malformed ({error}): move it elsewhere and resume again.") from error
+            now = first
+        self._replace(ENVIRONMENT, (json.dumps(now, indent=2) + "\n").encode())
+
+
+def _require_resumable(path: Path, resume: bool) -> None:
+    if not resume:
+        raise RunError(
+            f"{path} exists and is not empty. Resume that run, or choose a new name: nothing is overwritten."
+        )
+    if not any((path / name).exists() for name in (CONFIG, ENVIRONMENT, CHECKPOINTS)):
+        raise RunError(f"{path} is not a run, so it cannot be resumed. Choose a new name; nothing is overwritten.")
+
+
+def _require_directory(path: Path) -> None:
+    if path.is_dir():
+        return
+    if path.exists():
+        raise RunError(f"{path} is a file; give the run directory that holds {CONFIG} and {MODEL}.")
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    siblings = [sibling.name for sibling in beside if sibling.is_dir() and sibling.name[0] != "."]
+    close = nearest(path.name, siblings)
+    hint = f"Did you mean {path.parent / close}?" if close else f"There is nothing like it in {path.parent}."
+    raise RunError(f"no run at {path}. {hint}")
+
+
+def checkpoint_path(directory: str | Path, step: int) -> Path:
+    """Where the checkpoint of an optimizer step belongs: `directory/step-00000123`."""
+    return Path(directory) / f"step-{step:08d}"
+
+
+def checkpoint_step(path: str | Path) -> int:
+    """The optimizer step of a checkpoint directory, or -1 if it is not named like one."""
+    match = _STEP.fullmatch(Path(path).name)
+    return int(match[1]) if match else -1
+
+
+def checkpoints(directory: str | Path) -> list[Path]:
+    """Everything that is named like a checkpoint, complete or not, newest first."""
+    if not Path(directory).is_dir():
+        return []
+    found = (path for path in Path(directory).iterdir() if checkpoint_step(path) >= 0 and path.is_dir())
+    # What a crash left renamed aside counts only where nothing stands under the name itself.
+    found = (
+        path for path in found if path.name[0] != "." or not checkpoint_path(directory, checkpoint_step(path)).exists()
+    )
+    return sorted(found, key=lambda path: (checkpoint_step(path), path.name), reverse=True)
+
+
+def latest_checkpoint(directory: str | Path) -> Path | None:
+    """The newest complete checkpoint, each file checked, or None. Logs what it skips and why."""
+    for path in checkpoints(directory):
+        try:
+            verify_manifest(path)
+        except RunError as error:
+            log.warning("skipping checkpoint %s: %s", path.name, error)
+        else:
+            return path
+    return None
+
+
+def keep_newest(directory: str | Path, count: int) -> None:
+    """Deletes all but the newest `count` checkpoints, never the newest complete one.
+
+    Raises ValueError if `count` is below 1.
+    """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}: a run keeps its last checkpoint")
+    old = checkpoints(directory)[count:]
+    if not old:
+        return
+    last_good = latest_checkpoint(directory)
+    for path in old:
+        if last_good is not None and path != last_good:
+            remove_directory(path)
+
+
+def environment() -> dict[str, Any]:
+    """Where and how this process runs: no absolute paths, nothing that names the user."""
+    cuda = range(torch.cuda.device_count())
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": [_without_folders(argument) for argument in sys.argv],
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "devices": [torch.cuda.get_device_name(index) for index in cuda] or ["cpu"],
+        "versions": {name: _version(name) for name in PACKAGES},
+        "git": _git_state(),
+    }
+
+
+def _without_folders(argument: str) -> str:
+    """A command-line argument, an absolute path in it relative to here or cut to its last part."""
+    option, equals, value = argument.rpartition("=")
+    if not os.path.isabs(value):
+        return argument
+    inside = Path(value).is_relative_to(Path.cwd())
+    return option + equals + (os.path.relpath(value) if inside else Path(value).name)
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the working tree this code runs from, and whether tracked files differ; None outside."""
+    here = Path(__file__)
+    # An installed copy may lie inside somebody else's repository: only a tracked file speaks for its commit.
+    if _git("ls-files", "--error-unmatch", here.name) is None:
+        return None
+    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "modified": bool(changes)} if commit else None
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,485 @@
+"""Files that survive a full disk, a killed process and a flipped bit; no pickle anywhere.
+
+Atomic writes, directories published whole, SHA-256 manifests, and trees of tensors as safetensors plus JSON.
+
+What holds after a crash at any moment: a file or directory of the given name is either the old one or the
+new one, complete. `publish_directory` over an existing directory has one short gap in which only the renamed
+old one exists (POSIX has no exchange of two directories); `find_published` finds it there, and the next
+save puts it back. Temporaries of dead processes are deleted by the next save beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from glissando.errors import RunError
+
+MANIFEST = "manifest.json"
+ABANDONED_SECONDS = 86_400.0  # age at which the temporary of another machine counts as abandoned
+MAX_DEPTH = 200
+RETRAIN = "Load the previous checkpoint, or train again."
+
+_counter = itertools.count()
+_active: set[str] = set()
+_HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-\d+")
+
+
+def write_atomic(path: str | Path, data: bytes | Callable[[BinaryIO], None]) -> None:
+    """Replaces the file `path` by `data` (bytes, or a function that writes to an open file), or not at all.
+
+    Raises RunError if the file cannot be written (disk full, no permission, ...); whatever else the function
+    raises passes through with a note. In both cases the old file stands and no temporary is left.
+    """
+    with _replacing(Path(path)) as temporary, open(temporary, "wb") as file:
+        if callable(data):
+            data(file)
+        else:
+            file.write(data)
+
+
+def publish_directory(target: str | Path, fill: Callable[[Path], None]) -> None:
+    """Makes `target` the directory that `fill(directory)` fills, complete with its manifest, or not at all.
+
+    Raises RunError if it cannot be written; other exceptions of `fill` pass through with a note. In both
+    cases what stood at `target` stands.
+    """
+    target = Path(target)
+    temporary = _sibling(target, "tmp")
+    with _keeping_the_old(target), _claimed(temporary):
+        fill(temporary)
+        write_manifest(temporary)
+        _sync_tree(temporary)
+        _swap_in(temporary, target)
+
+
+def remove_directory(path: str | Path) -> None:
+    """Deletes a directory; it vanishes at once under its name, so a crash leaves no half of it there."""
+    path = Path(path)
+    temporary = _sibling(path, "tmp")
+    with _claimed(temporary, create=False):
+        os.rename(path, temporary)
+        _sync_directory(path.parent)
+
+
+def find_published(target: str | Path) -> Path:
+    """`target`, or if a crash hit the gap of `publish_directory`: the complete old directory beside it."""
+    target = Path(target)
+    if target.exists() or not target.parent.is_dir():
+        return target
+    for path, match in _leftovers(target.parent):
+        if match["kind"] == "old" and match["name"] == target.name and (path / MANIFEST).is_file():
+            return path
+    return target
+
+
+def sweep(directory: Path) -> None:
+    """Deletes temporaries of dead processes in `directory` and puts back what a crash left renamed aside."""
+    for path, match in _leftovers(directory):
+        if not _abandoned(path, match):
+            continue
+        target = directory / match["name"]
+        with contextlib.suppress(OSError):  # another process may sweep too; what stays is tried next time
+            if match["kind"] == "old" and not target.exists():
+                os.rename(path, target)
+            else:
+                _delete(path)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """The name of a file that replaces `path`, synced to disk, if the block succeeds.
+
+    It lies in a temporary folder beside `path`, so that the temporaries of other writers go with it.
+    """
+    folder = _sibling(path, "tmp")
+    with _keeping_the_old(path), _claimed(folder):
+        yield folder / "new"
+        # Some writers make private files; the folder's mode carries the user's umask.
+        os.chmod(folder / "new", folder.stat().st_mode & 0o666)
+        _sync_file(folder / "new")
+        os.replace(folder / "new", path)
+        _sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def _keeping_the_old(path: Path) -> Iterator[None]:
+    """Prepares the parent directory; says in every error that `path` was not written and what stands."""
+    stands = f"The old {path.name} stands" if path.exists() else f"No {path.name} was left behind"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sweep(path.parent)
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise RunError(
+            f"could not write {path}: {reason}. {stands}. Free space or choose a writable place; save again."
+        ) from error
+    except Exception as error:
+        error.add_note(f"{path} was not written. {stands}.")
+        raise
+
+
+@contextlib.contextmanager
+def _claimed(temporary: Path, create: bool = True) -> Iterator[None]:
+    """Makes a temporary directory, marks it as in use, and deletes what is left of it at the end."""
+    _active.add(temporary.name)
+    try:
+        if create:
+            temporary.mkdir()
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            _delete(temporary)
+        _active.discard(temporary.name)
+
+
+def _swap_in(temporary: Path, target: Path) -> None:
+    aside = _sibling(target, "old")
+    with _claimed(aside, create=False):
+        if target.exists():
+            os.rename(target, aside)
+        try:
+            os.rename(temporary, target)
+        except OSError:
+            if aside.exists():
+                os.rename(aside, target)
+            raise
+        _sync_directory(target.parent)
+
+
+def _sibling(path: Path, kind: str) -> Path:
+    return path.parent / f".{path.name}.{kind}-{_HOST}-{os.getpid()}-{next(_counter)}"
+
+
+def _leftovers(directory: Path) -> list[tuple[Path, re.Match[str]]]:
+    found = ((path, _LEFTOVER.fullmatch(path.name)) for path in sorted(directory.iterdir()))
+    return [(path, match) for path, match in found if match]
+
+
+def _abandoned(path: Path, match: re.Match[str]) -> bool:
+    """Whether the process that made this leftover is gone (on another machine: whether it is a day old)."""
+    if match["host"] != _HOST:
+        with contextlib.suppress(OSError):
+            return time.time() - path.stat().st_mtime > ABANDONED_SECONDS
+        return False
+    if int(match["pid"]) == os.getpid():
+        return path.name not in _active
+    try:
+        os.kill(int(match["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # some network file systems cannot sync a directory
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(directory: Path) -> None:
+    for folder, _, names in os.walk(directory, topdown=False):
+        for name in names:
+            _sync_file(Path(folder) / name)
+        _sync_directory(Path(folder))
+
+
+def record(path: Path) -> dict[str, Any]:
+    """The SHA-256 (hexadecimal) and the size in bytes of a file."""
+    with open(path, "rb") as file:
+        return {
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+            "size": os.fstat(file.fileno()).st_size,
+        }
+
+
+def write_manifest(directory: str | Path, names: Iterable[str] | None = None) -> None:
+    """Writes `manifest.json`: digest and size of each file below `directory`, or of the given names alone.
+
+    Raises RunError if it cannot be written.
+    """
+    directory = Path(directory)
+    chosen = _files(directory) if names is None else sorted(names)
+    save_manifest(directory, {name: record(directory / name) for name in chosen})
+
+
+def save_manifest(directory: Path, files: Mapping[str, Any]) -> None:
+    """Writes `manifest.json` from records; a record may hold a "previous" one, which is accepted as well."""
+    write_atomic(directory / MANIFEST, _manifest_text(files))
+
+
+def _manifest_text(files: Mapping[str, Any]) -> bytes:
+    return (json.dumps({"format": 1, "files": dict(files)}, indent=2, sort_keys=True) + "\n").encode()
+
+
+def read_manifest(directory: str | Path) -> dict[str, dict[str, Any]]:
+    """The records of `manifest.json` by file name. Raises RunError if it is missing or malformed."""
+    path = Path(directory) / MANIFEST
+    files = _read_json(path, "the directory is incomplete or damaged").get("files")
+    # Comparing the text makes the manifest guard itself: a flipped bit anywhere shows here or in a digest.
+    if not isinstance(files, dict) or path.read_bytes() != _manifest_text(files):
+        raise RunError(f"{path} is malformed or of another version. {RETRAIN}")
+    if not all(isinstance(entry, dict) for entry in files.values()):
+        raise RunError(f"{path} is malformed: a file has no record. {RETRAIN}")
+    return files
+
+
+def verify_manifest(
+    directory: str | Path, names: Iterable[str] | None = None, advice: str | Callable[[], str] = RETRAIN
+) -> None:
+    """Checks every file below `directory` against `manifest.json`, or the given names alone.
+
+    Raises RunError that names the first missing, extra or damaged file, the expected and the found digest,
+    and `advice` on what to do (a function is asked only then).
+    """
+    problem = _first_problem(Path(directory), None if names is None else list(names))
+    if problem:
+        raise RunError(f"{problem} {advice if isinstance(advice, str) else advice()}")
+
+
+def _first_problem(directory: Path, names: list[str] | None) -> str | None:
+    expected = read_manifest(directory)
+    found = set(_files(directory)) if names is None else {name for name in names if (directory / name).is_file()}
+    for name in sorted(expected if names is None else names):
+        path = directory / name
+        if name not in found:
+            return f"{path} is missing."
+        if name not in expected:
+            return f"{path} is not listed in {MANIFEST}, so it cannot be checked."
+        if difference := _difference(path, expected[name]):
+            return f"{path} is damaged: {difference}."
+    extra = sorted(found - expected.keys())
+    return f"{directory / extra[0]} is not listed in {MANIFEST}: move it elsewhere." if extra else None
+
+
+def _difference(path: Path, expected: dict[str, Any]) -> str | None:
+    found = record(path)
+    if found in [{key: entry.get(key) for key in found} for entry in (expected, expected.get("previous") or {})]:
+        return None
+    return (
+        f"expected {expected.get('size')} bytes with SHA-256 {expected.get('sha256')}, "
+        f"found {found['size']} bytes with SHA-256 {found['sha256']}"
+    )
+
+
+def _files(directory: Path) -> list[str]:
+    paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
+    return sorted(path.as_posix() for path in paths if path.name != MANIFEST and not _LEFTOVER.fullmatch(path.name))
+
+
+def _read_json(path: Path, problem: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is missing: {problem}. {RETRAIN}") from error
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is malformed ({error}): {problem}. {RETRAIN}") from error
+    except OSError as error:
+        raise RunError(f"could not read {path}: {error.strerror}.") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} is malformed (no JSON object): {problem}. {RETRAIN}")
+    return value
+
+
+def save_tensors(
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    before_commit: Callable[[Path], None] | None = None,
+) -> None:
+    """Writes named tensors as safetensors, atomically. Shared storage is written once for each name.
+
+    `before_commit(temporary)` runs when the new file is complete and the old one still stands.
+    Raises RunError if the file cannot be written, TypeError for a tensor that safetensors cannot hold.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    plain = _plain_tensors(tensors)
+    with _replacing(Path(path)) as temporary:
+        try:
+            save_file(plain, temporary, dict(metadata) if metadata else None)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        if before_commit:
+            before_commit(temporary)
+
+
+def load_tensors(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU.
+
+    Raises RunError for a missing, truncated or malformed file, and for a pickle, which is never opened.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(path)
+    refuse_pickle(path)
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise RunError(f"{path} is truncated or malformed ({error}). {RETRAIN}") from error
+
+
+def refuse_pickle(path: Path) -> None:
+    """Raises RunError if the file is a pickle or a zip of one, or cannot be read; opens neither."""
+    try:
+        with open(path, "rb") as file:
+            start, size = file.read(9), os.fstat(file.fileno()).st_size
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is missing. {RETRAIN}") from error
+    except OSError as error:
+        raise RunError(f"could not read {path}: {error.strerror}.") from error
+    # The length of a safetensors header may begin with the very bytes of a pickle, so it is recognised first.
+    if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
+        return
+    if start.startswith(b"PK\x03\x04") or (start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")):
+        raise RunError(
+            f"{path} is a pickle. Pickled checkpoints are refused because loading one runs code; where you "
+            "trust it, convert it with safetensors.torch.save_file(torch.load(old, weights_only=True), new)."
+        )
+
+
+def _plain_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU tensors, each with storage of its own."""
+    plain: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            kind = type(tensor).__name__ if tensor.layout is torch.strided else str(tensor.layout)
+            raise TypeError(f"tensor {name!r} is a {kind}; only plain dense tensors are saved: gather it first")
+        if tensor.dtype is torch.complex128 or tensor.is_quantized:
+            raise TypeError(f"tensor {name!r} has dtype {tensor.dtype}, which safetensors cannot hold")
+        value = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        if value.untyped_storage().data_ptr() in seen:
+            value = value.clone()
+        seen.add(value.untyped_storage().data_ptr())
+        plain[name] = value
+    return plain
+
+
+def save_tree(directory: str | Path, tree: Any, name: str = "tree") -> None:
+    """Writes a tree as `<name>.safetensors` (its tensors under their path) and `<name>.json` (its structure).
+
+    A tree is made of dict (str or int keys), list, tuple, None, bool, int, float, str and Tensor; `load_tree`
+    gives back exactly this, tensors on the CPU, without gradient, each with storage of its own.
+    Raises TypeError that names the path of anything else, RunError if a file cannot be written.
+    """
+    tensors: dict[str, Tensor] = {}
+    structure = _encode(tree, (), tensors)
+    save_tensors(Path(directory) / f"{name}.safetensors", tensors)
+    text = json.dumps({"format": 1, "tree": structure}, allow_nan=False, indent=1)
+    write_atomic(Path(directory) / f"{name}.json", text.encode())
+
+
+def load_tree(directory: str | Path, name: str = "tree") -> Any:
+    """The tree that `save_tree` wrote. Raises RunError that names the file that is missing or malformed."""
+    path = Path(directory) / f"{name}.json"
+    structure = _read_json(path, "the structure of a saved tree")
+    tensors = load_tensors(path.with_suffix(".safetensors"))
+    try:
+        return _decode(structure["tree"], tensors)
+    except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
+        raise RunError(f"{path} is malformed or belongs to other tensors ({error!r}). {RETRAIN}") from error
+
+
+def _encode(node: Any, path: tuple[str | int, ...], tensors: dict[str, Tensor]) -> Any:
+    if len(path) > MAX_DEPTH:
+        raise TypeError(f"{_show(path[:5])}...: nested deeper than {MAX_DEPTH} levels (a cycle?)")
+    kind = type(node)
+    if node is None or kind in (bool, int, str):
+        return node
+    if kind is float:
+        return node if abs(node) < float("inf") else {"float": repr(node)}
+    if kind is list:
+        return [_encode(item, (*path, index), tensors) for index, item in enumerate(node)]
+    if kind is tuple:
+        return {"tuple": _encode(list(node), path, tensors)}
+    if kind is dict:
+        return _encode_dict(node, path, tensors)
+    if isinstance(node, Tensor):
+        return {"tensor": _register(node, path, tensors)}
+    raise TypeError(
+        f"{_show(path)}: cannot save a {kind.__module__}.{kind.__qualname__}; "
+        "a tree holds dict, list, tuple, None, bool, int, float, str and Tensor"
+    )
+
+
+def _encode_dict(node: dict[Any, Any], path: tuple[str | int, ...], tensors: dict[str, Tensor]) -> Any:
+    for key in node:
+        if type(key) not in (str, int):
+            raise TypeError(f"{_show(path)}: key {key!r} is a {type(key).__name__}; keys are str or int")
+    if all(type(key) is str for key in node):
+        return {"dict": {key: _encode(value, (*path, key), tensors) for key, value in node.items()}}
+    return {"items": [[key, _encode(value, (*path, key), tensors)] for key, value in node.items()]}
+
+
+def _register(tensor: Tensor, path: tuple[str | int, ...], tensors: dict[str, Tensor]) -> str:
+    """Stores the tensor under its path; a suffix tells apart paths that read the same, as keys 0 and "0"."""
+    stem = "/".join(map(str, path)).encode("ascii", "backslashreplace").decode() or "tensor"
+    names = itertools.chain([stem], (f"{stem}#{count}" for count in itertools.count(1)))
+    name = next(name for name in names if name not in tensors and name != "__metadata__")
+    tensors[name] = tensor
+    return name
+
+
+def _decode(node: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(node, list):
+        return [_decode(item, tensors) for item in node]
+    if not isinstance(node, dict):
+        return node
+    ((kind, value),) = node.items()
+    if kind == "dict":
+        return {key: _decode(item, tensors) for key, item in value.items()}
+    if kind == "items":
+        return {key: _decode(item, tensors) for key, item in value}
+    if kind == "tuple":
+        return tuple(_decode(value, tensors))
+    if kind == "float":
+        return float(value)
+    if kind == "tensor":
+        return tensors[value]
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+def _show(path: tuple[str | int, ...]) -> str:
+    return "tree" + "".join(f"[{key!r}]" for key in path)

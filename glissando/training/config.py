@@ -1,0 +1,103 @@
+"""What a training run is told: the model, the data and how to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from glissando.config import to_dict
+from glissando.data.corpora import CORPORA, DataConfig
+from glissando.errors import ConfigError
+from glissando.model import ModelConfig
+from glissando.training.schedules import ScheduleConfig
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW. Weight decay applies to matrices alone, not to gains, biases and vectors."""
+
+    learning_rate: float = 2e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+
+
+@dataclass
+class TrainingConfig:
+    """How to train.
+
+    steps, tokens, seconds   the budget: exactly one of them; tokens are rounded up to whole steps
+    clip                     largest global gradient norm; none if None
+    accumulate               micro-batches a step: data.batch_size rows are processed in so many parts
+    precision                32-true, bf16-mixed or 64-true
+    compile                  torch.compile the model (needs a C++ compiler)
+    gradient_checkpointing   recompute each block in the backward pass: less memory, a third more time
+    freeze                   parameters not to train, by shell pattern: ["embedding.*"]
+    early_stopping           stop after so many validations without a new best; never if None
+    validate_every, save_every, sample_every   in steps; None: 10 times a run for steps and tokens
+    log_every                steps between rows of metrics.csv
+    keep_checkpoints         how many of the latest stay
+    devices, num_nodes, accelerator, strategy   Lightning's; strategy `auto`, `ddp` or `fsdp`
+    tensorboard              write TensorBoard events beside metrics.csv
+    """
+
+    steps: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    clip: float | None = 1.0
+    accumulate: int = 1
+    precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
+    compile: bool = False
+    gradient_checkpointing: bool = False
+    freeze: list[str] = field(default_factory=list)
+    early_stopping: int | None = None
+    validate_every: int | None = None
+    save_every: int | None = None
+    sample_every: int | None = None
+    log_every: int = 10
+    keep_checkpoints: int = 2
+    seed: int = 0
+    devices: int = 1
+    num_nodes: int = 1
+    accelerator: str = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    tensorboard: bool = False
+
+    def check(self) -> None:
+        """Raise ConfigError for a budget or a count that makes no sense."""
+        given = [n for n in ("steps", "tokens", "seconds") if getattr(self, n) is not None]
+        if len(given) != 1:
+            named = " and ".join(given) or "none"
+            raise ConfigError(f"the budget is exactly one of training.steps, .tokens, .seconds; got {named}")
+        for name in (given[0], "accumulate", "log_every", "keep_checkpoints", "devices", "num_nodes"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"training.{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass
+class RunConfig:
+    """All of a run: what config.yaml holds, resolved."""
+
+    preset: str | None = None
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole budget; None when it is in seconds."""
+        t = self.training
+        if t.tokens is not None:
+            return -(-t.tokens // (self.data.batch_size * self.data.seq_len))
+        return t.steps
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain nested values, without the options of mixers and corpora that are not used."""
+        values = to_dict(self)
+        mixers = [self.model.mixer] if isinstance(self.model.mixer, str) else self.model.mixer
+        values["model"]["mixers"] = {name: values["model"]["mixers"][name] for name in mixers}
+        for name in set(CORPORA) - {self.data.corpus}:
+            del values["data"][name]
+        return values

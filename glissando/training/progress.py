@@ -1,0 +1,77 @@
+"""The live bar: loss, bits per byte, the floor where it is known, tokens per second, time left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+import lightning.pytorch as pl
+from lightning.pytorch import Trainer
+
+from glissando.training.callbacks import Budget, Metrics, StepEnd, Validation
+from glissando.training.module import TrainingModule
+
+
+class Progress(StepEnd):
+    """A bar on a terminal, redrawn at most ten times a second; elsewhere a line at every validation."""
+
+    def __init__(self, budget: Budget, validation: Validation, metrics: Metrics, file: TextIO | None = None) -> None:
+        self.budget, self.validation, self.metrics = budget, validation, metrics
+        self.file = file or sys.stderr
+        self.bar: Any = None
+        self.drawn, self.rate_from = 0.0, (0, 0.0)
+
+    def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
+        self.rate_from = (trainer.global_step, time.perf_counter())
+        if trainer.is_global_zero and self.file.isatty():
+            from tqdm import tqdm
+
+            form = "{percentage:3.0f}%|{bar:24}| {postfix}"
+            self.bar = tqdm(total=1000, file=self.file, bar_format=form, dynamic_ncols=True, leave=False)
+
+    def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
+        if not trainer.is_global_zero:
+            return
+        now = time.perf_counter()
+        if self.bar is not None and (now - self.drawn > 0.1 or trainer.should_stop):
+            self.drawn = now
+            self.bar.n = round(1000 * min(module.share, 1.0))
+            self.bar.set_postfix_str(self.line(module, step), refresh=True)
+        elif self.bar is None and (self.validation.latest_step == step or trainer.should_stop):
+            print(self.line(module, step), file=self.file, flush=True)
+
+    def line(self, module: TrainingModule, step: int) -> str:
+        """What the bar says."""
+        (first, began), tokens = self.rate_from, module.config.data.batch_size * module.config.data.seq_len
+        rate = (step - first) * tokens / max(time.perf_counter() - began, 1e-9)
+        latest = self.metrics.latest
+        parts = [f"step {step}"]
+        if "train_loss" in latest:
+            parts += [f"loss {latest['train_loss']:.3f}", f"bits/byte {latest['train_bits_per_byte']:.3f}"]
+        if "valid_bits_per_byte" in latest:
+            parts.append(f"held out {latest['valid_bits_per_byte']:.3f}")
+        if "entropy_floor" in self.validation.latest:
+            parts.append(f"floor {self.validation.latest['entropy_floor']:.3f}")
+        return ", ".join([*parts, f"{rate / 1000:.1f}k tok/s", f"{self._left(module.share)} left"])
+
+    def _left(self, share: float) -> str:
+        seconds = self.budget.spent * (1 - share) / share if 0 < share < 1 else 0.0
+        return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self.bar is not None:
+            self.bar.clear()
+        print(text, file=self.file, flush=True)
+
+    def on_exception(self, trainer: Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    def on_train_end(self, trainer: Trainer, module: pl.LightningModule) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None

@@ -1,0 +1,1 @@
+"""One module a verb: `main(arguments)` parses and does it."""

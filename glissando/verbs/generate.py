@@ -1,0 +1,74 @@
+"""glissando generate: text from a run, streamed to the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from glissando.errors import ConfigError
+from glissando.verbs.options import parse, parser_for
+
+EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_tokens 300 --temperature 0.7 --seed 1'
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Stream one prompt; several are computed together and printed in turn."""
+    parser = parser_for("generate", "Write text with a trained model.", EXAMPLE)
+    parser.add_argument("run", help="run directory, or one of its checkpoints")
+    parser.add_argument("--prompt", type=list[str], default=[""], help='a text, or a list: \'["a", "b"]\'')
+    parser.add_argument("--max_tokens", type=int, default=300)
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token")
+    parser.add_argument("--top_k", type=int | None, default=None, help="only the k likeliest tokens")
+    parser.add_argument("--top_p", type=float | None, default=None, help="only the likeliest that reach p")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stop", type=list[str], default=[], help="stop before this text, or any of a list")
+    options = parse(parser, [*_quoted(arguments)])
+    if options.max_tokens < 1:
+        raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
+    _write(options)
+
+
+def _quoted(arguments: Sequence[str]) -> list[str]:
+    """A plain --prompt or --stop text as a list of one: text need not be YAML."""
+    import json
+
+    quoted = list(arguments)
+    for i, argument in enumerate(quoted):
+        name, sign, value = argument.partition("=")
+        if name not in ("--prompt", "--stop"):
+            continue
+        at = i if sign else i + 1
+        text = value if sign else (quoted[at] if at < len(quoted) else "")
+        if at < len(quoted) and not _is_list(text):
+            quoted[at] = f"{name}={json.dumps([text])}" if sign else json.dumps([text])
+    return quoted
+
+
+def _is_list(text: str) -> bool:
+    import json
+
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _write(options: object) -> None:
+    from glissando.generation import generate, stream
+    from glissando.loading import load
+
+    o = vars(options)
+    model = load(o["run"])
+    keywords = {k: o[k] for k in ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")}
+    if len(o["prompt"]) == 1:
+        print(o["prompt"][0], end="", flush=True)
+        for piece in stream(model, o["prompt"][0], **keywords):
+            print(piece, end="", flush=True)
+        print()
+        return
+    for number, (prompt, text) in enumerate(
+        zip(o["prompt"], generate(model, o["prompt"], **keywords), strict=True), start=1
+    ):
+        print(f"--- {number} ---", file=sys.stderr, flush=True)
+        print(prompt + text, flush=True)

@@ -1,0 +1,28 @@
+"""glissando presets: what there is to train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from glissando.presets import load_preset, preset_names
+from glissando.verbs.options import parse, parser_for
+
+
+def main(arguments: Sequence[str]) -> None:
+    """List the presets with their parameters, or show one's file."""
+    parser = parser_for("presets", "List the presets, or show one.", "glissando presets transformer-nano")
+    parser.add_argument("name", nargs="?", help="a preset to show")
+    name = parse(parser, arguments).name
+    if name is not None:
+        import yaml
+
+        print(yaml.safe_dump(load_preset(name), sort_keys=False), end="")
+        return
+    import torch
+
+    from glissando.model import LanguageModel
+
+    for preset in preset_names():
+        with torch.device("meta"):
+            count = LanguageModel.from_preset(preset).num_parameters()
+        print(f"{preset:24}{count:>12,}   {load_preset(preset)['about']}")

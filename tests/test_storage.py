@@ -1,0 +1,335 @@
+"""Files survive full disks, crashes and damage; trees come back exactly."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glissando import storage
+from glissando.errors import RunError
+from glissando.storage import (
+    MANIFEST,
+    find_published,
+    load_tensors,
+    load_tree,
+    publish_directory,
+    save_tensors,
+    save_tree,
+    verify_manifest,
+    write_atomic,
+    write_manifest,
+)
+
+
+def same(a, b):
+    """Equal in value and in every type, NaN equal to NaN, tensors bit by bit."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        equal_bits = torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+        return a.dtype == b.dtype and a.shape == b.shape and equal_bits
+    if isinstance(a, dict):
+        return list(map(repr, a)) == list(map(repr, b)) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float):
+        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+    return a == b
+
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.bool]
+tensors = st.builds(
+    lambda shape, dtype: torch.arange(math.prod(shape)).reshape(shape).to(dtype),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from(DTYPES),
+)
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | tensors
+keys = st.text(max_size=3) | st.integers(-2, 2) | st.sampled_from(["__metadata__", "a/b", "0", "a#1"])
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tree=trees)
+def test_any_tree_comes_back_exactly(tree, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tree")
+    save_tree(directory, tree)
+    assert same(tree, load_tree(directory))
+
+
+def test_shared_and_strided_tensors_come_back_on_their_own(tmp_path):
+    base = torch.arange(12.0).reshape(3, 4)
+    tree = {
+        "base": base,
+        "same": base,
+        "part": base[1:],
+        "turned": base.T,
+        "parameter": torch.nn.Parameter(base),
+    }
+    save_tree(tmp_path, tree)
+    loaded = load_tree(tmp_path)
+    assert torch.equal(loaded["turned"], base.T)
+    assert torch.equal(loaded["part"], base[1:])
+    loaded["base"].zero_()
+    assert torch.equal(loaded["same"], base)
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"),
+    [
+        ({"a": [1, object()]}, r"tree\['a'\]\[1\].*builtins.object"),
+        ({"a": {1, 2}}, r"tree\['a'\].*set"),
+        ({"a": {1.5: 0}}, r"tree\['a'\].*1\.5"),
+        ({True: 0}, "True"),
+        ({"a": torch.zeros(2).to_sparse()}, "'a'.*sparse"),
+        ({"a": torch.zeros(2, dtype=torch.complex128)}, "'a'.*complex128"),
+    ],
+)
+def test_what_is_no_tree_is_refused_with_its_path(tmp_path, tree, where):
+    with pytest.raises(TypeError, match=where):
+        save_tree(tmp_path, tree)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cycle_is_refused(tmp_path):
+    cycle: list = []
+    cycle.append(cycle)
+    with pytest.raises(TypeError, match="cycle"):
+        save_tree(tmp_path, cycle)
+
+
+def disk_full(file):
+    file.write(b"half")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a.txt"
+    write_atomic(path, b"old")
+    with pytest.raises(RunError, match=r"a\.txt: No space left.*The old a\.txt stands"):
+        write_atomic(path, disk_full)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_of_the_writer_passes_through(tmp_path):
+    def broken(file):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        write_atomic(tmp_path / "a", broken)
+    assert "was not written" in caught.value.__notes__[0]
+    assert not list(tmp_path.iterdir())
+
+
+LIMITED = """
+import resource, sys, torch
+from pathlib import Path
+from glissando.errors import RunError
+from glissando.storage import publish_directory, save_tree
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    publish_directory(sys.argv[1], lambda directory: save_tree(directory, {"a": torch.zeros(100_000)}))
+except RunError as error:
+    print(error)
+    sys.exit(7)
+"""
+
+
+def test_a_real_limit_leaves_the_old_directory(tmp_path):
+    target = tmp_path / "step"
+    publish_directory(target, lambda directory: save_tree(directory, {"a": torch.ones(3)}))
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(target)], capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
+    assert "tree.safetensors" in done.stdout
+    assert "File too large" in done.stdout
+    verify_manifest(target)
+    assert torch.equal(load_tree(target)["a"], torch.ones(3))
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_failed_fill_leaves_the_old_directory(tmp_path):
+    def fill(directory):
+        write_atomic(directory / "a", b"new")
+        raise OSError(errno.ENOSPC, "full")
+
+    publish_directory(tmp_path / "d", lambda directory: write_atomic(directory / "a", b"old"))
+    with pytest.raises(RunError, match=r"d: No space left.*old d stands"):
+        publish_directory(tmp_path / "d", fill)
+    verify_manifest(tmp_path / "d")
+    assert (tmp_path / "d" / "a").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["d"]
+
+
+def test_publishing_replaces_the_whole_directory(tmp_path):
+    for name in ("a", "b"):
+        publish_directory(tmp_path / "d", lambda directory, name=name: write_atomic(directory / name, b"x"))
+    assert sorted(os.listdir(tmp_path / "d")) == ["b", MANIFEST]
+    assert os.listdir(tmp_path) == ["d"]
+
+
+def test_a_rename_that_fails_puts_the_old_directory_back(tmp_path, monkeypatch):
+    publish_directory(tmp_path / "d", lambda directory: write_atomic(directory / "a", b"old"))
+    rename = os.rename
+
+    def fail(source, destination):
+        if ".tmp-" in Path(source).name:
+            raise OSError(errno.EIO, "broken")
+        rename(source, destination)
+
+    monkeypatch.setattr(storage.os, "rename", fail)
+    with pytest.raises(RunError, match="old d stands"):
+        publish_directory(tmp_path / "d", lambda directory: write_atomic(directory / "a", b"new"))
+    assert (tmp_path / "d" / "a").read_bytes() == b"old"
+
+
+def dead_pid():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_a_crash_between_the_renames_is_found_and_healed(tmp_path):
+    target = tmp_path / "d"
+    publish_directory(target, lambda directory: write_atomic(directory / "a", b"old"))
+    aside = tmp_path / f".d.old-{storage._HOST}-{dead_pid()}-0"
+    target.rename(aside)
+    assert find_published(target) == aside
+    write_atomic(tmp_path / "other", b"x")
+    assert find_published(target) == target
+    verify_manifest(target)
+    assert sorted(os.listdir(tmp_path)) == ["d", "other"]
+
+
+def test_only_the_leftovers_of_dead_processes_are_swept(tmp_path):
+    host, dead = storage._HOST, dead_pid()
+    gone = [f".x.tmp-{host}-{dead}-0", f".x.old-{host}-{dead}-1", f".x.tmp-{host}-{os.getpid()}-99999"]
+    kept = [f".x.tmp-{host}-{os.getppid()}-0", f".x.tmp-00000000-{dead}-0", ".x.tmp", "x.tmp-1"]
+    write_atomic(tmp_path / "x", b"1")
+    for name in gone + kept:
+        (tmp_path / name).mkdir()
+    write_atomic(tmp_path / "x", b"2")
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "x"])
+
+
+def manifested(directory):
+    directory.mkdir()
+    (directory / "a.bin").write_bytes(b"12345678")
+    (directory / "b.bin").write_bytes(b"b")
+    write_manifest(directory)
+    verify_manifest(directory)
+    return directory
+
+
+def flip(path, position=0):
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: flip(d / "a.bin"), r"a\.bin is damaged: expected 8 bytes .*found 8 bytes"),
+        (lambda d: os.truncate(d / "a.bin", 5), r"a\.bin is damaged: expected 8 bytes .*found 5 bytes"),
+        (lambda d: (d / "a.bin").unlink(), r"a\.bin is missing"),
+        (lambda d: (d / "c.bin").touch(), r"c\.bin is not listed"),
+        (lambda d: (d / MANIFEST).unlink(), r"manifest\.json is missing"),
+        (lambda d: os.truncate(d / MANIFEST, 20), r"manifest\.json is malformed"),
+        (lambda d: (d / MANIFEST).write_text("[]"), r"manifest\.json is malformed"),
+    ],
+)
+def test_damage_is_named(tmp_path, damage, message):
+    directory = manifested(tmp_path / "d")
+    damage(directory)
+    with pytest.raises(RunError, match=message):
+        verify_manifest(directory)
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
+    publish_directory(tmp_path / "d", lambda directory: save_tree(directory, {"a": torch.ones(4)}))
+    for path in sorted((tmp_path / "d").iterdir()):
+        content = path.read_bytes()
+        for position in range(0, len(content), 13):
+            flip(path, position)
+            with pytest.raises(RunError):
+                verify_manifest(tmp_path / "d")
+            path.write_bytes(content)
+    verify_manifest(tmp_path / "d")
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_torch_pickle_is_refused_unopened(tmp_path, legacy):
+    path = tmp_path / "model.safetensors"
+    torch.save({"a": torch.zeros(3)}, path, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(RunError, match=r"model\.safetensors is a pickle.*refused"):
+        load_tensors(path)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_never_runs(tmp_path, protocol):
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "boom"),)
+
+    (tmp_path / "m.safetensors").write_bytes(pickle.dumps(Bomb(), protocol=protocol))
+    with pytest.raises(RunError, match=r"m\.safetensors"):
+        load_tensors(tmp_path / "m.safetensors")
+    assert not (tmp_path / "boom").exists()
+
+
+def test_a_header_that_begins_like_a_pickle_is_read(tmp_path):
+    path = tmp_path / "t.safetensors"
+    lengths = set()
+    for padding in range(400, 800, 8):
+        save_tensors(path, {"a": torch.ones(1)}, {"padding": "x" * padding})
+        lengths.add(path.read_bytes()[:2])
+        assert load_tensors(path)["a"].item() == 1
+    assert b"\x80\x02" in lengths
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 30, 75])
+def test_a_truncated_file_is_refused(tmp_path, size):
+    path = tmp_path / "t.safetensors"
+    save_tensors(path, {"a": torch.ones(9)})
+    os.truncate(path, size)
+    with pytest.raises(RunError, match=r"t\.safetensors is truncated or malformed"):
+        load_tensors(path)
+
+
+@pytest.mark.parametrize("structure", ["{", "[]", "{}", '{"tree": {"tensor": "b"}}', '{"tree": {"what": 1}}', "\xff"])
+def test_a_malformed_structure_is_refused(tmp_path, structure):
+    save_tree(tmp_path, {"a": torch.ones(1)})
+    (tmp_path / "tree.json").write_bytes(structure.encode("latin-1"))
+    with pytest.raises(RunError, match=r"tree\.json is malformed"):
+        load_tree(tmp_path)
+
+
+def test_files_carry_the_umask(tmp_path):
+    before = os.umask(0o022)
+    try:
+        save_tree(tmp_path, {"a": torch.ones(1)})
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
+
+
+def test_the_structure_is_json(tmp_path):
+    save_tree(tmp_path, {"a": float("nan"), "b": {0: float("-inf")}})
+    json.loads((tmp_path / "tree.json").read_text(), parse_constant=pytest.fail)
