@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from glissando.data.tokenizers import Tokenizer
+from glissando.errors import ConfigError
 
 Split = Literal["train", "valid"]
 IGNORED = -100  # the target of a position that is not scored; PyTorch's own default ignore_index
@@ -35,17 +37,24 @@ class Shard:
     world: int = 1
 
 
+WHOLE = Shard()
+
+
 class Corpus(ABC):
     """Text as batches.
 
     Data order is a function of (seed, step) alone: `batches("train", start=k)` yields exactly what
     `batches("train")` yields after k batches, whatever ran before, so resuming is exact. A process's batch
     is its shard's rows of the same global batch, so the union over processes does not depend on their number.
+
+    Held-out batches are shared out by rows as well, and every process gets the same number of batches, so
+    that collectives stay in step: where the last global batch has no row for a process, it gets one row of
+    it with nothing scored (see `unscored`).
     """
 
     tokenizer: Tokenizer
     batch_size: int  # rows of a global batch
-    seq_len: int  # T
+    seq_len: int  # T; the largest T where rows vary
 
     #: names of the control dimensions, in the order of Batch.control
     control_names: tuple[str, ...] = ()
@@ -53,12 +62,18 @@ class Corpus(ABC):
     entropy_floor: float | None = None
 
     @abstractmethod
-    def batches(self, split: Split, *, start: int = 0, shard: Shard = Shard()) -> Iterator[Batch]:
+    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Training batches without end from batch number `start`, or the held-out ones once."""
 
     @abstractmethod
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
         """`n` held-out beginnings for samples; deterministic in `seed`."""
+
+    def texts(self, split: Split = "train") -> Iterator[str]:
+        """The text itself in pieces, to train a tokenizer on; endless where the batches are."""
+        for batch in self.batches(split):
+            for row, real in zip(batch.ids, batch.mask if batch.mask is not None else batch.ids >= 0, strict=True):
+                yield self.tokenizer.decode(row[real].tolist())
 
     def describe(self) -> dict[str, object]:
         """What a person wants to know of it, for `glissando corpora` and the run's record."""
@@ -68,14 +83,33 @@ class Corpus(ABC):
 def shard_rows(batch_size: int, shard: Shard) -> range:
     """The global row numbers of `shard`.
 
-    Raises ValueError if the rows cannot be shared out evenly.
+    Raises ConfigError (a ValueError) if the rows cannot be shared out evenly.
     """
     if batch_size % shard.world:
-        raise ValueError(
-            f"batch_size {batch_size} cannot be shared by {shard.world} processes; "
-            f"use a multiple of {shard.world}"
+        raise ConfigError(
+            f"batch_size {batch_size} cannot be shared by {shard.world} processes; use a multiple of {shard.world}"
         )
     return range(shard.rank, batch_size, shard.world)
+
+
+class HeldOutRows(NamedTuple):
+    """Rows of one held-out batch for one process; `scored` is False where they only keep it in step."""
+
+    rows: np.ndarray
+    scored: bool
+
+
+def held_out_rows(n_rows: int, batch_size: int, start: int, shard: Shard) -> Iterator[HeldOutRows]:
+    """Row numbers of each held-out batch from batch `start`, every row once over all shards."""
+    for first in range(start * batch_size, n_rows, batch_size):
+        rows = np.arange(first + shard.rank, min(first + batch_size, n_rows), shard.world)
+        yield HeldOutRows(rows, True) if rows.size else HeldOutRows(np.array([first]), False)
+
+
+def unscored(batch: Batch) -> Batch:
+    """`batch` with nothing to score, for a process that has no row of its own in a held-out batch."""
+    floor = None if batch.floor_bits is None else 0.0
+    return batch._replace(targets=torch.full_like(batch.targets, IGNORED), n_bytes=0, floor_bits=floor)
 
 
 def next_token_rows(rows: list[list[int]]) -> tuple[Tensor, Tensor]:

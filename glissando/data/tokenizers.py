@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import codecs
+import hashlib
+import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from glissando.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+FILE_NAME = "tokenizer.json"
+END_OF_TEXT = "<|endoftext|>"
+#: special tokens that end a document in published tokenizers, tried in this order
+EOS_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>", "[SEP]", "[EOS]")
+_BYTES_TYPE = "glissando-bytes"
+_NAMED_EOS_TYPE = "glissando-eos"
+
 
 class Tokenizer(ABC):
-    """A reversible map between text and ids in [0, vocab_size)."""
+    """A map between text and ids in [0, vocab_size), reversible for bytes and byte-level BPE."""
 
     vocab_size: int
     eos_id: int  # ends a document; also what the model reads before a document's first token
@@ -22,9 +40,256 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str: ...
 
     @abstractmethod
-    def save(self, path: Path) -> None: ...
+    def to_json(self) -> str:
+        """The whole tokenizer as the text of one JSON file that `load_tokenizer` reads."""
 
-    @property
-    @abstractmethod
+    @cached_property
+    def token_bytes(self) -> list[bytes] | None:
+        """What each id contributes to the decoded bytes, or None where that depends on its neighbours."""
+        return None
+
+    @cached_property
     def byte_lengths(self) -> np.ndarray | None:
         """(V,) bytes of text each id stands for, or None where that is not a property of the id alone."""
+        return None if self.token_bytes is None else np.array([len(b) for b in self.token_bytes], np.int64)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the tokenizer, to key what is computed with it."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text as an array; faster than one by one where the tokenizer can be."""
+        return [np.array(self.encode(text), np.int64) for text in texts]
+
+    def save(self, path: Path) -> None:
+        """Write one file, whole or not at all; a directory gets `tokenizer.json`."""
+        path = Path(path)
+        path = path / FILE_NAME if path.is_dir() else path
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        partial.write_text(self.to_json(), encoding="utf-8")
+        os.replace(partial, path)
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes: 256 ids, nothing to train, reversible on any text."""
+
+    vocab_size = 256
+
+    def __init__(self, eos_id: int = 0) -> None:
+        if not 0 <= eos_id < 256:
+            raise ConfigError(f"eos_id {eos_id} is not a byte; give one in 0..255, such as 0 or 10 (newline)")
+        self.eos_id = eos_id
+
+    def encode(self, text: str) -> list[int]:
+        return list(_utf8(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode("utf-8", errors="replace")
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(_utf8(text), np.uint8) for text in texts]
+
+    def to_json(self) -> str:
+        return json.dumps({"type": _BYTES_TYPE, "eos_id": self.eos_id})
+
+    @cached_property
+    def token_bytes(self) -> list[bytes] | None:
+        return [bytes([byte]) for byte in range(256)]
+
+
+class HFTokenizer(Tokenizer):
+    """A `tokenizers.Tokenizer` of any kind; its truncation and padding are switched off.
+
+    `eos` names the token that ends a document. Without it the usual names are tried.
+    Raises DataError if there is no such token.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, eos: str | None = None) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        # Ids may have holes; an embedding needs a row for the largest.
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        found = next((name for name in EOS_NAMES if name in vocabulary), None)
+        self.eos = eos or found
+        if self.eos is None or self.eos not in vocabulary:
+            what = f"has no token {eos!r}" if eos else f"has none of the usual end tokens {', '.join(EOS_NAMES)}"
+            raise DataError(f"the tokenizer {what}; name the token that ends a document: eos=TOKEN")
+        self._eos_is_named = self.eos != found
+        self.eos_id = vocabulary[self.eos]
+
+    def encode(self, text: str) -> list[int]:
+        _utf8(text)
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int64) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def to_json(self) -> str:
+        text = self._tokenizer.to_str()
+        if not self._eos_is_named:
+            return text
+        # Hugging Face's own file has no field for the end token.
+        return json.dumps({"type": _NAMED_EOS_TYPE, "eos": self.eos, "tokenizer": json.loads(text)})
+
+    @cached_property
+    def token_bytes(self) -> list[bytes] | None:
+        spec = json.loads(self._tokenizer.to_str())
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not _is_byte_level(spec, vocabulary):
+            return None
+        pieces = [b""] * self.vocab_size
+        for token, index in vocabulary.items():
+            pieces[index] = _byte_level_bytes(token)
+        return pieces
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"character {error.start} of the text is half of a surrogate pair, which is not text; remove it"
+        ) from None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's printable stand-ins for the 256 bytes (Radford et al., 2019)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    """The bytes a byte-level decoder makes of `token`; one with a foreign character stands for itself."""
+    try:
+        return bytes(_BYTE_OF[c] for c in token)
+    except KeyError:
+        return token.encode("utf-8")
+
+
+def _is_byte_level(spec: dict[str, Any], vocabulary: dict[str, int]) -> bool:
+    """Whether encoding loses and adds nothing, so that an id's bytes are its own."""
+    steps = spec["pre_tokenizer"] or {}
+    steps = steps.get("pretokenizers", [steps])
+    byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
+    keeps_all = all(step.get("behavior", "Isolated") != "Removed" for step in steps)
+    return (
+        (spec["decoder"] or {}).get("type") == "ByteLevel"
+        and len(byte_level) == 1
+        and not byte_level[0]["add_prefix_space"]
+        and keeps_all
+        and spec["normalizer"] is None
+        and all(char in vocabulary for char in _BYTE_OF)
+        and not any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
+    )
+
+
+def train_bpe(texts: Iterator[str], vocab_size: int) -> HFTokenizer:
+    """Byte-level BPE on `texts`, reversible on any text, with `<|endoftext|>` as its end token.
+
+    Deterministic. The vocabulary is smaller than `vocab_size` if the texts have too few distinct pairs.
+    Raises ConfigError below 257 entries (256 bytes and the end token).
+    """
+    if vocab_size < 257:
+        raise ConfigError(f"vocab_size {vocab_size} is too small: 256 bytes and the end token need 257")
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return HFTokenizer(backend)
+
+
+def load_tokenizer(path: Path | str, eos: str | None = None) -> Tokenizer:
+    """The tokenizer saved at `path` (a file, or a directory with `tokenizer.json`), ours or Hugging Face's.
+
+    Raises DataError if it is missing, malformed, or not a tokenizer.
+    """
+    path = Path(path)
+    path = path / FILE_NAME if path.is_dir() else path
+    if not path.is_file():
+        raise DataError(f"no tokenizer at {path}; give a {FILE_NAME} or a directory that has one")
+    try:
+        spec = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not JSON ({error}); give a {FILE_NAME}, such as Hugging Face's `tokenizers` saves"
+        ) from None
+    kind = spec.get("type") if isinstance(spec, dict) else None
+    if kind == _BYTES_TYPE:
+        return _load_bytes(path, spec)
+    if kind == _NAMED_EOS_TYPE:
+        return _load_hf(path, spec.get("tokenizer"), eos or spec.get("eos"))
+    return _load_hf(path, spec, eos)
+
+
+def _load_bytes(path: Path, spec: dict[str, Any]) -> ByteTokenizer:
+    eos_id = spec.get("eos_id", 0)
+    if not isinstance(eos_id, int) or not 0 <= eos_id < 256:
+        raise DataError(f"{path}: eos_id {eos_id!r} is not a byte; write an integer in 0..255")
+    return ByteTokenizer(eos_id)
+
+
+def _load_hf(path: Path, spec: object, eos: str | None) -> HFTokenizer:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_str(json.dumps(spec))
+    except Exception as error:  # the package raises bare Exception
+        raise DataError(
+            f"{path} is JSON but not a tokenizer ({error}); give a {FILE_NAME} of the `tokenizers` package"
+        ) from error
+    try:
+        return HFTokenizer(backend, eos)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+class StreamDecoder:
+    """Decodes one id at a time, never splitting a character.
+
+    The pieces of `push` and the final `flush`, joined, equal `tokenizer.decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pieces = tokenizer.token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._ids: list[int] = []
+        self._sent = 0
+
+    def push(self, token: int) -> str:
+        """The characters that `token` completes; may be empty."""
+        if self._pieces is not None:
+            return self._utf8.decode(self._pieces[token])
+        self._ids.append(token)
+        # A trailing replacement character may be half of one that the next token completes.
+        return self._send(self._tokenizer.decode(self._ids).rstrip("\ufffd"))
+
+    def flush(self) -> str:
+        """What is still held back, once no more ids come."""
+        if self._pieces is not None:
+            return self._utf8.decode(b"", final=True)
+        return self._send(self._tokenizer.decode(self._ids))
+
+    def _send(self, text: str) -> str:
+        new, self._sent = text[self._sent :], max(self._sent, len(text))
+        return new

@@ -55,6 +55,10 @@ class AttentionConfig:
     dropout: float = 0.0
 
 
+#: positions whose rotations are kept once they are needed: 16 MiB at head size 64
+_TABLE = 1 << 16
+
+
 class AttentionState(NamedTuple):
     """Slots [0, length) of k and v are real; what lies behind them is room to grow and never read."""
 
@@ -137,11 +141,15 @@ class Attention(Mixer):
         base, width = self.config.rope_base, self.config.rope_width or self.head_size
         dtype, length = self.qkv.weight.dtype, x.shape[1]
         if position is None:
-            table = rotation_from_zero(length, self.head_size, base, width, dtype, x.device).unsqueeze(1)
-        else:
-            positions = position.unsqueeze(1) + torch.arange(length, device=x.device)
-            table = rotation(positions, self.head_size, base, width, dtype)
-        return table.unsqueeze(-2)
+            table = rotation_from_zero(length, self.head_size, base, width, dtype, x.device)
+            return table.unsqueeze(1).unsqueeze(-2)
+        starts = position.tolist()
+        if min(starts) == max(starts) and starts[0] + length <= _TABLE:
+            # Decoding: all rows stand at one place, and a slice of a table that every layer shares is free.
+            table = rotation_from_zero(_TABLE, self.head_size, base, width, dtype, x.device)
+            return table[:, None, starts[0] : starts[0] + length, None]
+        positions = position.unsqueeze(1) + torch.arange(length, device=x.device)
+        return rotation(positions, self.head_size, base, width, dtype).unsqueeze(-2)
 
     def _cumulative_decay(self, x: Tensor) -> Tensor | None:
         """C over the tokens of x alone: (B, H, T) float64, so that differences stay exact at any length."""

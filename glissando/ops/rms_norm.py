@@ -17,7 +17,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, backend: Literal["aut
     if backend == "reference":
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    if not torch.is_grad_enabled():
+        # Decoding normalises one vector at a time: an autograd function would cost more than the arithmetic.
+        return _normed(x, eps)[0].mul_(weight).to(x.dtype)
     return _RMSNorm.apply(x, weight, eps)
+
+
+def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x r and r = 1 / sqrt(mean x^2 + eps), at least in float32."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    scale = exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return exact * scale, scale
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -25,10 +35,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
-        scale = scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        normed = exact * scale
+        normed, scale = _normed(x, eps)
         ctx.save_for_backward(normed, scale, weight)
         ctx.dtype = x.dtype
         return (normed * weight).to(x.dtype)

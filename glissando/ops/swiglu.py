@@ -14,7 +14,12 @@ def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
     if backend == "reference":
         gate, up = h.chunk(2, -1)
         return F.silu(gate) * up
-    return _SwiGLU.apply(h)
+    return _SwiGLU.apply(h) if torch.is_grad_enabled() else _forward(h)
+
+
+def _forward(h: Tensor) -> Tensor:
+    gate, up = h.chunk(2, -1)
+    return F.silu(gate).mul_(up)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -23,8 +28,7 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor) -> Tensor:
         ctx.save_for_backward(h)
-        gate, up = h.chunk(2, -1)
-        return F.silu(gate).mul_(up)
+        return _forward(h)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

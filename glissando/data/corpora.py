@@ -1,0 +1,195 @@
+"""Every corpus by name, with its typed options.
+
+A new corpus is its file, an options class here with a field in `DataConfig`, and a line in `CORPORA`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal
+
+from glissando.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from glissando.data.base import Corpus
+    from glissando.data.tokenizers import Tokenizer
+
+#: as much text as a tokenizer is trained on
+TOKENIZER_TEXT_BYTES = 1 << 24
+
+
+@dataclass
+class TokenizerConfig:
+    """How text becomes ids."""
+
+    kind: Literal["bytes", "bpe", "file"] = "bytes"
+    vocab_size: int = 4096  # for bpe, which is trained on the corpus
+    path: str | None = None  # for file: a tokenizer.json
+    eos: str | None = None  # for file: the token that ends a document, where its name is unusual
+
+
+@dataclass
+class StoriesOptions:
+    """The built-in children's stories, whose entropy is known exactly."""
+
+    valid_stories: int = 256
+    labelled: bool = False  # one story a row, with its mood and other labels
+
+
+@dataclass
+class TextOptions:
+    """A local text file."""
+
+    path: str | None = None
+    valid_path: str | None = None  # a file to validate on; without it the end of `path` is
+    valid_fraction: float = 0.1
+    stride: int | None = None  # tokens between training windows; none: random windows
+    eval_stride: int | None = None  # tokens between validation windows; none: seq_len
+    ascii_only: bool = False  # drop every other byte
+    max_valid_bytes: int | None = None
+    encoding_errors: Literal["strict", "ignore"] = "strict"
+
+
+@dataclass
+class JsonlOptions:
+    """A JSONL file, read in its order."""
+
+    path: str | None = None
+    valid_path: str | None = None  # a file to validate on; without it every route_every-th batch is
+    text_field: str = "text"
+    control_field: str = "control"
+    control_names: list[str] = field(default_factory=list)  # names the labels; then a row is one document
+    route_every: int = 20
+    valid_batches: int = 16
+    strict: bool = False  # stop at a bad line rather than count it
+    max_line_bytes: int = 1 << 24
+
+
+@dataclass
+class ShiftOptions:
+    """Generated pairs: printable characters moved by `by` places, or random answers."""
+
+    by: int = 1
+    min_len: int = 4
+    max_len: int = 12
+    rule: Literal["shift", "random"] = "shift"
+    train_pairs: int | None = None  # none: never the same twice
+    valid_pairs: int = 512
+    fixed_length: bool = False  # pad to seq_len rather than to the longest row
+
+
+@dataclass
+class PairsOptions:
+    """A file of pairs, one base64 text `input TAB output` a line."""
+
+    path: str | None = None
+    valid_path: str | None = None
+    strict: bool = False
+    fixed_length: bool = False
+
+
+@dataclass
+class HubOptions:
+    """A data set by name, fetched once through the `datasets` package."""
+
+    name: str = "tinystories"
+    subset: str | None = None
+    revision: str | None = None
+    text_field: str = "text"
+    train_split: str = "train"
+    valid_split: str | None = "validation"
+    max_bytes: int | None = None  # how much of the training split to fetch
+    max_valid_bytes: int | None = None
+    stride: int | None = None
+    eval_stride: int | None = None
+    ascii_only: bool = False
+
+
+@dataclass
+class DataConfig:
+    """What to train on. Only the options of the chosen corpus are used."""
+
+    corpus: str = "stories"
+    seq_len: int = 256
+    batch_size: int = 32  # rows of a global batch, over all processes
+    seed: int = 0
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    stories: StoriesOptions = field(default_factory=StoriesOptions)
+    text: TextOptions = field(default_factory=TextOptions)
+    jsonl: JsonlOptions = field(default_factory=JsonlOptions)
+    shift: ShiftOptions = field(default_factory=ShiftOptions)
+    pairs: PairsOptions = field(default_factory=PairsOptions)
+    hub: HubOptions = field(default_factory=HubOptions)
+
+
+@dataclass(frozen=True)
+class CorpusEntry:
+    """A corpus; its class takes the options in the `DataConfig` field of its name as keywords."""
+
+    about: str
+    cls: str  # "module:class", imported when the corpus is built
+    byte_eos: int = 0  # the byte that ends a document
+
+    def load(self) -> Callable[..., Corpus]:
+        module, _, name = self.cls.partition(":")
+        return getattr(importlib.import_module(f"glissando.data.{module}"), name)
+
+
+_NEWLINE = 10
+CORPORA: dict[str, CorpusEntry] = {
+    "stories": CorpusEntry("built-in stories of known entropy, no download", "stories:StoriesCorpus", _NEWLINE),
+    "text": CorpusEntry("any local text file", "text:TextCorpus"),
+    "jsonl": CorpusEntry("a JSONL file, streamed in order, with labels if it has them", "jsonl:JsonlCorpus"),
+    "shift": CorpusEntry("generated pairs: every character shifted by k", "pairs:ShiftCorpus", _NEWLINE),
+    "pairs": CorpusEntry("input/output pairs from a base64 file", "pairs:PairFileCorpus", _NEWLINE),
+    "hub": CorpusEntry("a data set by name, such as tinystories", "hub:HubCorpus"),
+}
+
+
+def build_corpus(config: DataConfig, tokenizer: Tokenizer | None = None) -> Corpus:
+    """The corpus that `config` describes, read with `tokenizer` (default: the one `config` describes).
+
+    Raises UnknownNameError for an unknown corpus, ConfigError and DataError for what its options ask for.
+    """
+    if config.corpus not in CORPORA:
+        raise unknown_name("corpus", config.corpus, CORPORA)
+    if tokenizer is None:
+        tokenizer = build_tokenizer(config)
+    return _construct(config, tokenizer)
+
+
+def build_tokenizer(config: DataConfig) -> Tokenizer:
+    """The tokenizer that `config` describes; "bpe" reads at most the first 16 MiB of the training text."""
+    from glissando.data.tokenizers import ByteTokenizer, load_tokenizer, train_bpe
+
+    wanted = config.tokenizer
+    as_bytes = ByteTokenizer(CORPORA[config.corpus].byte_eos)
+    if wanted.kind == "bytes":
+        return as_bytes
+    if wanted.kind == "bpe":
+        texts = _construct(config, as_bytes).texts("train")
+        return train_bpe(_limited(texts, TOKENIZER_TEXT_BYTES), wanted.vocab_size)
+    if wanted.kind == "file":
+        if not wanted.path:
+            raise ConfigError("tokenizer kind 'file' needs data.tokenizer.path, a tokenizer.json")
+        return load_tokenizer(wanted.path, wanted.eos)
+    raise unknown_name("tokenizer kind", wanted.kind, ["bytes", "bpe", "file"])
+
+
+def _construct(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
+    options = getattr(config, config.corpus)
+    cls = CORPORA[config.corpus].load()
+    shared = {"seq_len": config.seq_len, "batch_size": config.batch_size, "seed": config.seed}
+    # Not dataclasses.asdict, which would copy deeply what the corpus shall have as it is.
+    return cls(tokenizer, **shared, **{item.name: getattr(options, item.name) for item in fields(options)})
+
+
+def _limited(texts: Iterator[str], max_bytes: int) -> Iterator[str]:
+    """Texts up to about `max_bytes`, so that an endless corpus ends."""
+    for text in texts:
+        yield text
+        max_bytes -= len(text)
+        if max_bytes <= 0:
+            return

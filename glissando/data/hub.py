@@ -1,0 +1,188 @@
+"""A data set by name, through the `datasets` library: fetched once to a checked file, then plain text."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+
+from glissando.data.cache import cache_dir, sha256, written_whole
+from glissando.data.text import TextCorpus
+from glissando.data.textfile import map_bytes
+from glissando.data.tokenizers import END_OF_TEXT, Tokenizer
+from glissando.errors import DataError
+
+_log = logging.getLogger(__name__)
+
+#: short names of data sets people ask for
+KNOWN = {"tinystories": "roneneldan/TinyStories"}
+_SEPARATOR = f"\n{END_OF_TEXT}\n"
+_NETWORK = re.compile("connect|timeout|timedout|offline|network|nameresolution|maxretry", re.IGNORECASE)
+_LOCAL = "use a local file instead: --data.corpus text --data.text.path FILE"
+
+
+@dataclass(frozen=True)
+class HubSplit:
+    """One split of one data set, and how much of it is wanted (None: all)."""
+
+    name: str
+    split: str
+    text_field: str = "text"
+    subset: str | None = None
+    revision: str | None = None
+    max_bytes: int | None = None
+
+
+def fetch(wanted: HubSplit) -> Path:
+    """The split as a text file in the cache: its documents, each followed by a line `<|endoftext|>`.
+
+    A record with the file's SHA-256 lies beside it and is checked at every use; a file without a record, or
+    one that has changed, is fetched again. A fetch that breaks off leaves nothing and starts anew.
+    NUL characters are dropped.
+
+    Raises DataError without the `datasets` package, without a network, or if there is no such data set,
+    split or field.
+    """
+    wanted = HubSplit(**asdict(wanted) | {"name": KNOWN.get(wanted.name.lower(), wanted.name)})
+    key = hashlib.sha256(json.dumps(asdict(wanted)).encode()).hexdigest()[:12]
+    path = cache_dir("hub") / f"{re.sub(r'[^A-Za-z0-9]+', '-', wanted.name)}-{wanted.split}-{key}.txt"
+    record = path.with_suffix(".json")
+    if _is_intact(path, record):
+        return path
+    record.unlink(missing_ok=True)
+    documents = _documents(_datasets(), wanted)
+    n_documents = 0
+    with written_whole(path) as file:
+        for text in documents:
+            n_documents += 1
+            file.write((text.replace("\0", "") + _SEPARATOR).encode("utf-8", "ignore"))
+            if wanted.max_bytes is not None and file.tell() >= wanted.max_bytes:
+                break
+    if not n_documents:
+        path.unlink()
+        raise DataError(f"split {wanted.split!r} of {wanted.name!r} has no text in {wanted.text_field!r}")
+    # Last, so that its presence means that the text is whole.
+    with written_whole(record) as file:
+        facts = asdict(wanted) | {"documents": n_documents, "sha256": sha256(map_bytes(path))}
+        file.write(json.dumps(facts, indent=1).encode())
+    return path
+
+
+def _is_intact(path: Path, record: Path) -> bool:
+    if not path.exists() or not record.exists():
+        return False
+    try:
+        expected = json.loads(record.read_text())["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        expected = None
+    if path.stat().st_size and sha256(map_bytes(path)) == expected:
+        return True
+    _log.warning("%s is not what its record says; fetching it again", path)
+    return False
+
+
+def _datasets() -> ModuleType:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise DataError(
+            f"data sets by name need `datasets` ({error}): pip install 'glissando[hf]', or {_LOCAL}"
+        ) from None
+
+
+def _documents(datasets: ModuleType, wanted: HubSplit) -> Iterator[str]:
+    """The texts of the split, streamed."""
+    rows = _rows(datasets, wanted)
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as error:
+            raise _explained(error, wanted) from error
+        if row is None:
+            return
+        text = row.get(wanted.text_field)
+        if not isinstance(text, str):
+            raise DataError(
+                f"{wanted.name!r} has no text field {wanted.text_field!r}, only {', '.join(sorted(row))}; "
+                "name one with --data.hub.text_field"
+            )
+        if text:
+            yield text
+
+
+def _rows(datasets: ModuleType, wanted: HubSplit) -> Iterator[dict[str, object]]:
+    try:
+        return iter(
+            datasets.load_dataset(
+                wanted.name, wanted.subset, split=wanted.split, revision=wanted.revision, streaming=True
+            )
+        )
+    except Exception as error:
+        raise _explained(error, wanted) from error
+
+
+def _explained(error: Exception, wanted: HubSplit) -> DataError:
+    """What a failure of the library, which raises many types, means for the user."""
+    what = f"split {wanted.split!r} of the data set {wanted.name!r}"
+    if _is_network(error):
+        return DataError(f"no network: could not reach {what} ({error}); {_LOCAL}")
+    return DataError(f"could not read {what} ({type(error).__name__}: {error}); check both names, or {_LOCAL}")
+
+
+def _is_network(error: BaseException | None) -> bool:
+    """Whether the error or a cause of it speaks of a connection."""
+    while error is not None:
+        if isinstance(error, ConnectionError | TimeoutError) or _NETWORK.search(type(error).__name__):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+class HubCorpus(TextCorpus):
+    """`TextCorpus` over a data set by name ("tinystories", or "owner/name"); see `fetch`.
+
+    `valid_split`: the held-out split; None holds out the last tenth of the training text.
+    `max_bytes` and `max_valid_bytes` limit how much of each split is fetched.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        *,
+        seq_len: int,
+        batch_size: int,
+        seed: int = 0,
+        name: str = "tinystories",
+        subset: str | None = None,
+        revision: str | None = None,
+        text_field: str = "text",
+        train_split: str = "train",
+        valid_split: str | None = "validation",
+        max_bytes: int | None = None,
+        max_valid_bytes: int | None = None,
+        stride: int | None = None,
+        eval_stride: int | None = None,
+        ascii_only: bool = False,
+    ) -> None:
+        train = HubSplit(name, train_split, text_field, subset, revision, max_bytes)
+        valid = None
+        if valid_split is not None:
+            valid = fetch(HubSplit(name, valid_split, text_field, subset, revision, max_valid_bytes))
+        super().__init__(
+            tokenizer,
+            path=fetch(train),
+            valid_path=valid,
+            seq_len=seq_len,
+            batch_size=batch_size,
+            seed=seed,
+            stride=stride,
+            eval_stride=eval_stride,
+            ascii_only=ascii_only,
+            max_valid_bytes=max_valid_bytes,
+        )

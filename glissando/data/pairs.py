@@ -1,0 +1,389 @@
+"""Pairs `input TAB output NEWLINE`, of which only the output is scored: from a file, or by a rule."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from glissando.data.base import (
+    IGNORED,
+    WHOLE,
+    Batch,
+    Corpus,
+    Shard,
+    Split,
+    held_out_rows,
+    shard_rows,
+    unscored,
+)
+from glissando.data.order import random_below, random_words, shuffled
+from glissando.data.problems import Problems
+from glissando.data.textfile import open_file
+from glissando.data.tokenizers import ByteTokenizer, Tokenizer
+from glissando.errors import ConfigError, DataError, unknown_name
+
+Rule = Literal["shift", "random"]
+
+PAD_ID = 0
+NEWLINE = 10
+FIRST, LAST = 32, 126  # the printable ASCII characters
+_PRINTABLE = LAST - FIRST + 1
+_MAX_LINE = 1 << 16
+
+# Keys of independent random streams.
+_LENGTHS, _CHARACTERS, _ANSWERS, _SPLIT, _TRAINING, _HELD_OUT = range(6)
+_TRIES = 10_000
+_BLOCK = 1024
+
+
+class Pair(NamedTuple):
+    """A question and its answer."""
+
+    input: str
+    output: str
+
+
+def shift(text: str, by: int = 1) -> str:
+    """Every printable ASCII character moved `by` places, wrapping from 126 to 32; others stay."""
+    return "".join(chr((ord(c) - FIRST + by) % _PRINTABLE + FIRST) if FIRST <= ord(c) <= LAST else c for c in text)
+
+
+class PairsCorpus(Corpus):
+    """Rows `eos input TAB output eos`; the end token is a newline for bytes.
+
+    Targets are IGNORED up to the tab, so that loss and n_bytes are of the output and its end alone. Rows are
+    padded on the right with id 0 and masked, to the longest of the global batch, or to `seq_len` always
+    when `fixed_length` is set.
+    Raises ConfigError if `seq_len` cannot hold the longest row.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, seq_len: int, batch_size: int, seed: int, fixed_length: bool
+    ) -> None:
+        self.tokenizer = tokenizer or ByteTokenizer(NEWLINE)
+        self.seq_len, self.batch_size, self._seed = seq_len, batch_size, seed
+        self._fixed_length = fixed_length
+
+    @abstractmethod
+    def training_pairs(self, rows: np.ndarray) -> list[Pair]:
+        """The pairs of the global training rows `rows`."""
+
+    @abstractmethod
+    def held_out(self, n: int, seed: int = 0) -> list[Pair]:
+        """`n` different pairs that are never trained on, for scoring by exact match."""
+
+    @property
+    @abstractmethod
+    def valid_pairs(self) -> Sequence[Pair]:
+        """The pairs of the held-out batches."""
+
+    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
+        return self._train_batches(start, shard) if split == "train" else self._valid_batches(start, shard)
+
+    def _train_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
+        mine = shard_rows(self.batch_size, shard)
+        rows = np.arange(self.batch_size)
+        for step in count(start):
+            pairs = self.training_pairs(step * self.batch_size + rows)
+            yield self._batch(pairs, mine)
+
+    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
+        pairs, size = self.valid_pairs, self.batch_size
+        for rows, scored in held_out_rows(len(pairs), size, start, shard):
+            first = int(rows[0]) // size * size
+            batch = self._batch(pairs[first : first + size], [int(row) - first for row in rows])
+            yield batch if scored else unscored(batch)
+
+    def _batch(self, pairs: Sequence[Pair], mine: Sequence[int]) -> Batch:
+        """Rows `mine` of the global batch `pairs`, whose longest row sets the length on every shard."""
+        rows = [self._row(pair) for pair in pairs]
+        length = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
+        if length > self.seq_len:
+            raise ConfigError(f"a pair needs {length} tokens, more than seq_len {self.seq_len}; raise data.seq_len")
+        length = self.seq_len if self._fixed_length else length
+        ids = np.full((len(mine), length), PAD_ID, np.int64)
+        targets = np.full((len(mine), length), IGNORED, np.int64)
+        mask = np.zeros((len(mine), length), bool)
+        for i, row in enumerate(mine):
+            prompt, answer = rows[row]
+            end = len(prompt) + len(answer) - 1
+            ids[i, :end] = (prompt + answer)[:-1]
+            targets[i, len(prompt) - 1 : end] = answer
+            mask[i, :end] = True
+        n_bytes = sum(len(pairs[row].output.encode()) + 1 for row in mine)
+        tensors = [torch.from_numpy(array) for array in (ids, targets)]
+        return Batch(tensors[0], tensors[1], n_bytes, None if mask.all() else torch.from_numpy(mask))
+
+    def _row(self, pair: Pair) -> tuple[list[int], list[int]]:
+        """What is read and what is to be said."""
+        prompt = [self.tokenizer.eos_id, *self.tokenizer.encode(pair.input + "\t")]
+        return prompt, [*self.tokenizer.encode(pair.output), self.tokenizer.eos_id]
+
+    def prompts(self, n: int, *, seed: int = 0) -> list[str]:
+        return [f"{pair.input}\t" for pair in self.held_out(n, seed)]
+
+    def texts(self, split: Split = "train") -> Iterator[str]:
+        if split == "valid":
+            yield from (f"{pair.input}\t{pair.output}\n" for pair in self.valid_pairs)
+            return
+        for first in count(0, _BLOCK):
+            yield from (f"{p.input}\t{p.output}\n" for p in self.training_pairs(np.arange(first, first + _BLOCK)))
+
+
+class ShiftCorpus(PairsCorpus):
+    """Random printable inputs of `min_len` to `max_len` characters and their outputs by `rule`.
+
+    rule "shift": every character moved `by` places (see `shift`). rule "random": an output as long as the
+    input, drawn anew for each pair: nothing can be learned, so what is learned is memorised.
+    `train_pairs`: None draws new inputs for ever; n trains on the same n different pairs, reshuffled
+    each epoch.
+
+    A fixed hash of an input decides once and for all, for every seed, whether it is held out (a tenth are):
+    training and held-out inputs cannot overlap.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        *,
+        seq_len: int = 64,
+        batch_size: int = 64,
+        seed: int = 0,
+        by: int = 1,
+        min_len: int = 4,
+        max_len: int = 12,
+        rule: Rule = "shift",
+        train_pairs: int | None = None,
+        valid_pairs: int = 512,
+        fixed_length: bool = False,
+    ) -> None:
+        super().__init__(tokenizer, seq_len=seq_len, batch_size=batch_size, seed=seed, fixed_length=fixed_length)
+        if not 1 <= min_len <= max_len:
+            raise ConfigError(f"min_len {min_len} and max_len {max_len} must obey 1 <= min_len <= max_len")
+        if rule not in ("shift", "random"):
+            raise unknown_name("rule", rule, ["shift", "random"])
+        if valid_pairs < 1 or (train_pairs is not None and train_pairs < 1):
+            raise ConfigError(f"train_pairs {train_pairs} and valid_pairs {valid_pairs} must be at least 1")
+        self._by, self._rule, self._lengths = by, rule, (min_len, max_len)
+        # A shifted output follows from its input without a doubt.
+        self.entropy_floor = 0.0 if rule == "shift" else None
+        self._fixed = None if train_pairs is None else self._distinct(train_pairs, _TRAINING, seed, held_out=False)
+        self._valid = self.held_out(valid_pairs)
+
+    @property
+    def train_set(self) -> Sequence[Pair] | None:
+        """The pairs of a finite training set; None where inputs never end."""
+        return self._fixed
+
+    @property
+    def valid_pairs(self) -> Sequence[Pair]:
+        return self._valid
+
+    def training_pairs(self, rows: np.ndarray) -> list[Pair]:
+        if self._fixed is not None:
+            return [self._fixed[i] for i in shuffled(rows, len(self._fixed), self._seed)]
+        return self._pairs(self._inputs(rows, _TRAINING, self._seed, held_out=False), self._seed)
+
+    def held_out(self, n: int, seed: int = 0) -> list[Pair]:
+        return self._distinct(n, _HELD_OUT, seed, held_out=True)
+
+    def describe(self) -> dict[str, object]:
+        return super().describe() | {
+            "rule": self._rule,
+            "by": self._by,
+            "train_pairs": self._fixed and len(self._fixed),
+        }
+
+    def _distinct(self, n: int, stream: int, seed: int, *, held_out: bool) -> list[Pair]:
+        """The first `n` different inputs of a stream, answered."""
+        found: dict[str, None] = {}
+        for first in range(0, 100 * n + 100 * _BLOCK, _BLOCK):
+            rows = np.arange(first, first + _BLOCK)
+            for text in self._inputs(rows, stream, seed, held_out=held_out):
+                if len(found) == n:
+                    return self._pairs(list(found), seed)
+                found[text] = None
+        raise ConfigError(
+            f"there are fewer than {n} different inputs of {self._lengths[0]} to {self._lengths[1]} "
+            "characters on this side of the split; raise max_len or ask for fewer pairs"
+        )
+
+    def _inputs(self, rows: np.ndarray, stream: int, seed: int, *, held_out: bool) -> list[str]:
+        """One input a row, redrawn until it lies on its side of the split."""
+        low, high = self._lengths
+        column = np.arange(high)
+        characters = np.zeros((len(rows), high), np.uint8)
+        lengths = np.zeros(len(rows), np.int64)
+        todo = np.arange(len(rows))
+        for attempt in range(_TRIES):
+            key = (rows[todo], attempt)
+            lengths[todo] = low + random_below(high - low + 1, seed, _LENGTHS, stream, *key)
+            drawn = FIRST + random_below(
+                _PRINTABLE, seed, _CHARACTERS, stream, rows[todo, None], attempt, column[None, :]
+            )
+            characters[todo] = np.where(column < lengths[todo, None], drawn, 0)
+            todo = todo[_is_held_out(characters[todo]) != held_out]
+            if not todo.size:
+                break
+        else:
+            side = "held-out" if held_out else "training"
+            raise ConfigError(f"no {side} input of {low} to {high} characters was found; raise max_len")
+        return [row[:n].tobytes().decode("ascii") for row, n in zip(characters, lengths, strict=True)]
+
+    def _pairs(self, inputs: list[str], seed: int) -> list[Pair]:
+        if self._rule == "shift":
+            return [Pair(text, shift(text, self._by)) for text in inputs]
+        return [Pair(*pair) for pair in zip(inputs, _random_answers(inputs, seed), strict=True)]
+
+
+def _is_held_out(characters: np.ndarray) -> np.ndarray:
+    """(n,) bool of inputs (n, L): a fixed hash decides."""
+    return _hashed(characters, _SPLIT) % np.uint64(10) == 0
+
+
+def _hashed(characters: np.ndarray, key: int) -> np.ndarray:
+    """(n,) hashes of strings (n, L) uint8 padded with zeros, the same whatever L is."""
+    state = random_words(key, np.zeros(len(characters), np.int64))
+    for column in characters.T:
+        # A zero is padding and leaves the hash as it is.
+        state = np.where(column > 0, random_words(key, state, column), state)
+    return state
+
+
+def _random_answers(inputs: list[str], seed: int) -> list[str]:
+    """An output as long as its input for each, a function of (seed, input)."""
+    width = max(map(len, inputs), default=0)
+    padded = b"".join(text.encode("ascii").ljust(width, b"\0") for text in inputs)
+    keys = _hashed(np.frombuffer(padded, np.uint8).reshape(len(inputs), width), _ANSWERS)
+    drawn = FIRST + random_below(_PRINTABLE, seed, _ANSWERS, keys[:, None], np.arange(width))
+    return [
+        row[: len(text)].decode("ascii") for row, text in zip(map(bytes, drawn.astype(np.uint8)), inputs, strict=True)
+    ]
+
+
+class PairFile(NamedTuple):
+    """What `read_pairs` found."""
+
+    lines: int
+    pairs: list[Pair]
+    problems: Problems
+
+
+def read_pairs(path: Path | str, *, strict: bool = False) -> PairFile:
+    """Pairs of a file with one base64 text `input TAB output` a line.
+
+    A line that is not base64 of UTF-8, has no tab, or whose output holds a newline or a NUL is counted in
+    `problems`, or raises DataError when `strict`. Blank lines are passed over.
+    """
+    path = open_file(path, "data.pairs.path")
+    problems, pairs, number = Problems(path, strict), [], 0
+    with path.open("rb") as file:
+        while line := file.readline(_MAX_LINE):
+            number += 1
+            if len(line) == _MAX_LINE and not line.endswith(b"\n"):
+                problems.add(number, f"longer than {_MAX_LINE} bytes")
+                while (rest := file.readline(_MAX_LINE)) and not rest.endswith(b"\n"):
+                    pass
+                continue
+            if not line.strip():
+                continue
+            found = _parse_pair(line.strip())
+            if isinstance(found, Pair):
+                pairs.append(found)
+            else:
+                problems.add(number, found)
+    return PairFile(number, pairs, problems)
+
+
+def _parse_pair(line: bytes) -> Pair | str:
+    """The pair, or what is wrong with the line."""
+    try:
+        text = base64.b64decode(line, validate=True).decode("utf-8")
+    except binascii.Error:
+        return "not base64"
+    except UnicodeDecodeError as error:
+        return f"not UTF-8 at byte {error.start} once decoded"
+    question, tab, answer = text.partition("\t")
+    if not tab:
+        return "no tab between input and output"
+    if "\n" in text or "\0" in text:
+        return "a newline or NUL inside, which would end the output"
+    return Pair(question, answer)
+
+
+class PairFileCorpus(PairsCorpus):
+    """The pairs of a base64 file, visited in epochs shuffled by (seed, epoch); see `read_pairs`.
+
+    Held out: those of `valid_path`, or the last tenth (at least one). A training pair whose input is also
+    held out is left out and counted.
+    Raises DataError if no usable pair is left to train or to validate on.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        *,
+        path: Path | str | None,
+        valid_path: Path | str | None = None,
+        seq_len: int = 64,
+        batch_size: int = 64,
+        seed: int = 0,
+        strict: bool = False,
+        fixed_length: bool = False,
+    ) -> None:
+        super().__init__(tokenizer, seq_len=seq_len, batch_size=batch_size, seed=seed, fixed_length=fixed_length)
+        self._file = read_pairs(open_file(path, "data.pairs.path"), strict=strict)
+        train = self._file.pairs
+        if valid_path is None:
+            held = max(1, len(train) // 10)
+            train, self._valid = train[:-held], train[-held:]
+        else:
+            self._valid = read_pairs(open_file(valid_path, "data.pairs.valid_path"), strict=strict).pairs
+        questions = {pair.input for pair in self._valid}
+        self._train = [pair for pair in train if pair.input not in questions]
+        self._overlap = len(train) - len(self._train)
+        if not self._train or not self._valid:
+            what = "train" if not self._train else "validate"
+            raise DataError(
+                f"{path} leaves no usable pair to {what} on: {self._file.lines} lines, "
+                f"{len(self._file.pairs)} pairs, {self._overlap} training pairs are also held out. "
+                f"{self._file.problems.summary()}"
+            )
+
+    @property
+    def problems(self) -> Problems:
+        return self._file.problems
+
+    @property
+    def train_set(self) -> Sequence[Pair]:
+        """The pairs trained on."""
+        return self._train
+
+    @property
+    def valid_pairs(self) -> Sequence[Pair]:
+        return self._valid
+
+    def training_pairs(self, rows: np.ndarray) -> list[Pair]:
+        return [self._train[i] for i in shuffled(rows, len(self._train), self._seed)]
+
+    def held_out(self, n: int, seed: int = 0) -> list[Pair]:
+        """At most `n`: a file has no more than it has."""
+        n = min(n, len(self._valid))
+        return [self._valid[i] for i in shuffled(np.arange(n), len(self._valid), seed)]
+
+    def describe(self) -> dict[str, object]:
+        return super().describe() | {
+            "lines": self._file.lines,
+            "train_pairs": len(self._train),
+            "valid_pairs": len(self._valid),
+            "overlap_left_out": self._overlap,
+            "problems": self._file.problems.summary(),
+        }

@@ -1,0 +1,253 @@
+"""Any local text file as batches of windows, read through a memory map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from glissando.data.base import (
+    IGNORED,
+    WHOLE,
+    Batch,
+    Corpus,
+    Shard,
+    Split,
+    held_out_rows,
+    shard_rows,
+    unscored,
+)
+from glissando.data.cache import token_file
+from glissando.data.order import random_below, shuffled
+from glissando.data.textfile import EncodingErrors, character_start, check_text, map_bytes, open_file, pieces
+from glissando.data.tokenizers import ByteTokenizer, Tokenizer
+from glissando.errors import ConfigError, DataError
+
+_SPACE = 32
+_PROMPT_BYTES = 48
+_PROMPT_REACH = 4096
+
+
+class TextCorpus(Corpus):
+    """Windows of `seq_len` tokens of the file at `path`.
+
+    A window at token o reads tokens o - 1 .. o + T - 2 and says tokens o .. o + T - 1; before token 0 the
+    model reads the end-of-document id, so that every token of the file can be scored.
+
+    Training windows: at offsets drawn uniformly for each (seed, row number) if `stride` is None, else at
+    multiples of `stride`, each visited once an epoch in an order shuffled by (seed, epoch).
+    Held-out text: the file at `valid_path`, or the last `valid_fraction` of `path` (from a character's
+    start on), at most its first `max_valid_bytes`. Its windows start `eval_stride` tokens apart
+    (default: seq_len); each token is scored once, after at least seq_len - eval_stride tokens of context
+    but for those of the first window. The last window is padded on the right, with a mask.
+    `ascii_only`: every other byte is dropped; a training window of bytes that is left short is filled up
+    with spaces that are not scored.
+    `encoding_errors`: "strict" refuses a file that is not UTF-8; "ignore" trains a byte tokenizer on the
+    bytes as they are and leaves them out for any other tokenizer.
+
+    n_bytes is exact where an id's bytes are known (bytes, byte-level BPE). Otherwise token i of N counts
+    floor((i + 1) R) - floor(i R) bytes, R being the text's exact bytes per token: exact over the whole text.
+
+    Raises DataError (path, position and fix) for a file that is missing, empty, not text, or shorter than a
+    window, and ConfigError for options that make no sense.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        *,
+        path: Path | str | None,
+        seq_len: int,
+        batch_size: int,
+        seed: int = 0,
+        valid_path: Path | str | None = None,
+        valid_fraction: float = 0.1,
+        stride: int | None = None,
+        eval_stride: int | None = None,
+        ascii_only: bool = False,
+        max_valid_bytes: int | None = None,
+        encoding_errors: EncodingErrors = "strict",
+    ) -> None:
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.seq_len, self.batch_size, self._seed = seq_len, batch_size, seed
+        self._stride, self._eval_stride = stride, eval_stride or seq_len
+        self._ascii_only = ascii_only
+        _check_options(valid_fraction, stride, eval_stride, max_valid_bytes, seq_len, batch_size)
+        self.path = open_file(path, "data.text.path")
+        check_text(self.path, encoding_errors)
+        whole = map_bytes(self.path)
+        if valid_path is None:
+            self.valid_path = self.path
+            split = character_start(whole, int(len(whole) * (1 - valid_fraction)))
+            self._train_bytes, self._valid_bytes = whole[:split], whole[split:]
+        else:
+            self.valid_path = open_file(valid_path, "data.text.valid_path")
+            check_text(self.valid_path, encoding_errors)
+            self._train_bytes, self._valid_bytes = whole, map_bytes(self.valid_path)
+        if max_valid_bytes is not None:
+            self._valid_bytes = self._valid_bytes[: character_start(self._valid_bytes, max_valid_bytes)]
+        self._train = _Tokens(self._train_bytes, self.tokenizer, ascii_only, filter_bytes=False)
+        self._valid = _Tokens(self._valid_bytes, self.tokenizer, ascii_only, filter_bytes=True)
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        if len(self._train.ids) < self.seq_len:
+            raise DataError(
+                f"{self.path} has {len(self._train.ids)} tokens to train on, less than one window of "
+                f"{self.seq_len}; lower data.seq_len or give a longer file"
+            )
+        if not len(self._valid.ids):
+            raise DataError(
+                f"{self.valid_path} leaves no text to validate on; raise valid_fraction or "
+                "max_valid_bytes, or give a valid_path"
+            )
+
+    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
+        return self._train_batches(start, shard) if split == "train" else self._valid_batches(start, shard)
+
+    def _train_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
+        rows = np.array(shard_rows(self.batch_size, shard), np.int64)
+        for step in count(start):
+            yield self._train_batch(self._offsets(step * self.batch_size + rows))
+
+    def _offsets(self, rows: np.ndarray) -> np.ndarray:
+        """(B,) first target of each global row."""
+        free = len(self._train.ids) - self.seq_len
+        if self._stride is None:
+            return random_below(free + 1, self._seed, rows)
+        return self._stride * shuffled(rows, free // self._stride + 1, self._seed)
+
+    def _train_batch(self, offsets: np.ndarray) -> Batch:
+        tokens = self._train.windows(offsets, self.seq_len)
+        if self._ascii_only and self._train.are_bytes:
+            return _ascii_batch(tokens)
+        targets = tokens[:, 1:]
+        n_bytes = self._train.n_bytes(targets, offsets, offsets + self.seq_len)
+        return Batch(_tensor(tokens[:, :-1]), _tensor(targets), n_bytes)
+
+    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
+        beyond = max(0, len(self._valid.ids) - self.seq_len)
+        n_windows = 1 + -(-beyond // self._eval_stride)
+        for rows, scored in held_out_rows(n_windows, self.batch_size, start, shard):
+            batch = self._valid_batch(rows)
+            yield batch if scored else unscored(batch)
+
+    def _valid_batch(self, rows: np.ndarray) -> Batch:
+        """Window k says tokens from k * eval_stride on, and is scored on those no window before it said."""
+        length = len(self._valid.ids)
+        first = rows * self._eval_stride
+        end = np.minimum(first + self.seq_len, length)
+        scored_from = np.where(rows == 0, 0, first - self._eval_stride + self.seq_len)
+        position = first[:, None] + np.arange(self.seq_len)
+        real = position < end[:, None]
+        tokens = self._valid.windows(first, self.seq_len)
+        scored = real & (position >= scored_from[:, None])
+        targets = np.where(scored, tokens[:, 1:], IGNORED)
+        n_bytes = self._valid.n_bytes(targets[scored], scored_from, end)
+        mask = None if real.all() else torch.from_numpy(real)
+        return Batch(_tensor(tokens[:, :-1]), _tensor(targets), n_bytes, mask)
+
+    def prompts(self, n: int, *, seed: int = 0) -> list[str]:
+        """Beginnings of held-out lines, of about 48 bytes."""
+        starts = random_below(len(self._valid_bytes), seed, np.arange(n))
+        return [self._line_beginning(int(start)) for start in starts]
+
+    def _line_beginning(self, start: int) -> str:
+        """The first words of the first line with text after byte `start`, or of the held-out text."""
+        for origin in (start, 0):
+            near = self._valid_bytes[origin : origin + _PROMPT_REACH].tobytes()
+            lines = near.split(b"\n")[1:] if origin else near.split(b"\n")
+            for raw in lines:
+                line = raw[:_PROMPT_BYTES].decode("ascii" if self._ascii_only else "utf-8", "ignore").strip()
+                if line:
+                    return line if len(raw) <= _PROMPT_BYTES else line.rpartition(" ")[0] or line
+        return self.tokenizer.decode(self._valid.ids[:_PROMPT_BYTES].tolist())
+
+    def texts(self, split: Split = "train") -> Iterator[str]:
+        return pieces(self._train_bytes if split == "train" else self._valid_bytes, ascii_only=self._ascii_only)
+
+    def describe(self) -> dict[str, object]:
+        return super().describe() | {
+            "path": str(self.path),
+            "valid_path": str(self.valid_path),
+            "train_bytes": len(self._train_bytes),
+            "valid_bytes": len(self._valid_bytes),
+            "train_tokens": len(self._train.ids),
+            "valid_tokens": len(self._valid.ids),
+        }
+
+
+class _Tokens:
+    """A text's tokens (N,), mapped from a file, with what each stands for in bytes."""
+
+    def __init__(self, data: np.ndarray, tokenizer: Tokenizer, ascii_only: bool, *, filter_bytes: bool) -> None:
+        self.are_bytes = isinstance(tokenizer, ByteTokenizer)
+        self._eos_id = tokenizer.eos_id
+        self._lengths = None if self.are_bytes else tokenizer.byte_lengths
+        # Without lengths of their own, tokens share the text's bytes evenly.
+        self._total_bytes = int(np.count_nonzero(data < 128)) if ascii_only else len(data)
+        if not self.are_bytes:
+            self.ids = token_file(data, tokenizer, ascii_only=ascii_only)
+        else:
+            self.ids = data[data < 128] if ascii_only and filter_bytes else data
+
+    def windows(self, first: np.ndarray, length: int) -> np.ndarray:
+        """(B, length + 1) int64: tokens first - 1 .. first + length - 1; the end id outside the text."""
+        position = first[:, None] + np.arange(-1, length)
+        if first.min() == 0 or int(first.max()) + length > len(self.ids):
+            inside = (position >= 0) & (position < len(self.ids))
+            return np.where(inside, self.ids[np.where(inside, position, 0)], self._eos_id).astype(np.int64)
+        return self.ids[position].astype(np.int64)
+
+    def n_bytes(self, targets: np.ndarray, first: np.ndarray, end: np.ndarray) -> int:
+        """Bytes of `targets`, which are the tokens in [first, end) of every row."""
+        if self.are_bytes:
+            return targets.size
+        if self._lengths is not None:
+            return int(self._lengths[targets].sum())
+        before = [int(i) * self._total_bytes // len(self.ids) for i in (*first, *end)]
+        return sum(before[len(first) :]) - sum(before[: len(first)])
+
+
+def _ascii_batch(windows: np.ndarray) -> Batch:
+    """Windows (B, T + 1) of bytes with all but ASCII dropped, filled up with spaces that are not scored."""
+    keep = windows < 128
+    if keep.all():
+        return Batch(_tensor(windows[:, :-1]), _tensor(windows[:, 1:]), windows[:, 1:].size)
+    # A stable sort of the drop flags moves what is kept to the front, in order.
+    order = np.argsort(~keep, axis=1, kind="stable")
+    kept = np.arange(windows.shape[1]) < keep.sum(axis=1, keepdims=True)
+    windows = np.where(kept, np.take_along_axis(windows, order, axis=1), _SPACE)
+    scored = kept[:, 1:]
+    return Batch(_tensor(windows[:, :-1]), _tensor(np.where(scored, windows[:, 1:], IGNORED)), int(scored.sum()))
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _check_options(
+    valid_fraction: float,
+    stride: int | None,
+    eval_stride: int | None,
+    max_valid_bytes: int | None,
+    seq_len: int,
+    batch_size: int,
+) -> None:
+    """Raises ConfigError for the first option out of its range."""
+    if not 0 < valid_fraction < 1:
+        raise ConfigError(f"valid_fraction {valid_fraction} is not between 0 and 1; 0.1 keeps a tenth")
+    if eval_stride is not None and not 0 < eval_stride <= seq_len:
+        raise ConfigError(f"eval_stride {eval_stride} is not in 1..seq_len ({seq_len}); some text would be skipped")
+    positive = {
+        "stride": stride,
+        "max_valid_bytes": max_valid_bytes,
+        "seq_len": seq_len,
+        "batch_size": batch_size,
+    }
+    for name, value in positive.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")

@@ -1,0 +1,22 @@
+"""glissando bench: speed against named peers, ratios in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from glissando.verbs.options import parse, parser_for
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure and print one line a figure."""
+    parser = parser_for("bench", "Measure speed against named peers.", "glissando bench training decoding --rounds 7")
+    parser.add_argument("rows", nargs="*", help="training, decoding, start-up, loop-cost; all by default")
+    parser.add_argument("--rounds", type=int, default=5, help="paired rounds; the median counts")
+    options = parse(parser, arguments)
+    import torch
+
+    from glissando.lab.speed import ROWS, measure
+
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.rounds} rounds")
+    for name in options.rows or list(ROWS):
+        print(measure([name], options.rounds)[0].line(), flush=True)

@@ -1,0 +1,247 @@
+"""Corpora by name: options that match what the classes take, and data sets through a stand-in library."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from glissando.data.base import Corpus
+from glissando.data.corpora import (
+    CORPORA,
+    DataConfig,
+    JsonlOptions,
+    PairsOptions,
+    ShiftOptions,
+    TextOptions,
+    TokenizerConfig,
+    build_corpus,
+)
+from glissando.data.hub import HubCorpus, HubSplit, fetch
+from glissando.data.tokenizers import ByteTokenizer, HFTokenizer
+from glissando.errors import ConfigError, DataError, UnknownNameError
+
+SHARED = {"tokenizer", "seq_len", "batch_size", "seed", "self"}
+PROSE = "Once there was a cat. It sat.\n" * 100
+
+
+def available(name: str) -> Callable[..., Corpus]:
+    if name == "stories":
+        pytest.importorskip("glissando.data.stories", exc_type=ImportError)
+        module = sys.modules["glissando.data.stories"]
+        if not hasattr(module, "StoriesCorpus"):
+            pytest.skip("the stories corpus is not there")
+    return CORPORA[name].load()
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_options_are_what_the_class_takes(name: str) -> None:
+    """Same names, and the same defaults, so that neither can drift from the other."""
+    signature = inspect.signature(available(name)).parameters
+    options = {item.name for item in fields(getattr(DataConfig(), name))}
+    assert set(options) == set(signature) - SHARED
+    for key in options:
+        default, given = signature[key].default, getattr(getattr(DataConfig(), name), key)
+        assert default is inspect.Parameter.empty or default == given or (default == () and given == [])
+
+
+def test_every_corpus_has_a_field_and_every_field_a_corpus() -> None:
+    shared = {"corpus", "seq_len", "batch_size", "seed", "tokenizer"}
+    assert {item.name for item in fields(DataConfig)} - shared == set(CORPORA)
+
+
+def test_dotted_typed_overrides(tmp_path: Path) -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--data", type=DataConfig, default=DataConfig())
+    arguments = ["--data.corpus=text", "--data.text.path=x.txt", "--data.text.stride=512"]
+    config = parser.instantiate(parser.parse_args(arguments)).data
+    assert isinstance(config, DataConfig)
+    assert (config.corpus, config.text.path, config.text.stride) == ("text", "x.txt", 512)
+    with pytest.raises(Exception, match="stride"):
+        parser.parse_args(["--data.text.stride=abc"])
+
+
+def test_the_configuration_imports_nothing_heavy() -> None:
+    code = "import sys, glissando.data.corpora; print(*(name in sys.modules for name in ('numpy', 'torch')))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["False", "False"]
+
+
+@pytest.fixture
+def configs(tmp_path: Path) -> dict[str, DataConfig]:
+    text = tmp_path / "t.txt"
+    text.write_text(PROSE)
+    lines = tmp_path / "t.jsonl"
+    lines.write_text('{"text": "Once there was a cat. It sat."}\n' * 200)
+    pairs = tmp_path / "p.b64"
+    pairs.write_text("YQli\nYglj\nYwlk\n")
+    small = {"seq_len": 32, "batch_size": 4}
+    return {
+        "text": DataConfig("text", **small, text=TextOptions(path=str(text))),
+        "jsonl": DataConfig("jsonl", **small, jsonl=JsonlOptions(path=str(lines), route_every=4)),
+        "shift": DataConfig("shift", **small, shift=ShiftOptions(by=2, valid_pairs=8)),
+        "pairs": DataConfig("pairs", **small, pairs=PairsOptions(path=str(pairs))),
+    }
+
+
+@pytest.mark.parametrize(("name", "eos"), [("text", 0), ("jsonl", 0), ("shift", 10), ("pairs", 10)])
+def test_each_is_built_with_its_own_end(name: str, eos: int, configs: dict[str, DataConfig]) -> None:
+    corpus = build_corpus(configs[name])
+    assert corpus.tokenizer.eos_id == eos
+    assert (corpus.seq_len, corpus.batch_size) == (32, 4)
+    assert next(corpus.batches("train")).ids.shape[0] == 4
+    assert corpus.prompts(2) == corpus.prompts(2)
+    assert corpus.describe()
+    assert build_corpus(configs[name], ByteTokenizer(7)).tokenizer.eos_id == 7
+
+
+@pytest.mark.parametrize("name", ["text", "jsonl", "pairs"])
+def test_a_vocabulary_is_trained_on_the_corpus(
+    name: str, configs: dict[str, DataConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glissando.data.corpora.TOKENIZER_TEXT_BYTES", 5000)
+    config = configs[name]
+    config.tokenizer = TokenizerConfig(kind="bpe", vocab_size=280)
+    corpus = build_corpus(config)
+    assert isinstance(corpus.tokenizer, HFTokenizer)
+    assert next(corpus.batches("train")).n_bytes > 0
+    assert build_corpus(config).tokenizer.fingerprint == corpus.tokenizer.fingerprint
+
+
+def test_a_tokenizer_from_a_file(configs: dict[str, DataConfig], tmp_path: Path) -> None:
+    ByteTokenizer(3).save(tmp_path / "tok.json")
+    config = configs["text"]
+    config.tokenizer = TokenizerConfig(kind="file", path=str(tmp_path / "tok.json"))
+    assert build_corpus(config).tokenizer.eos_id == 3
+    config.tokenizer.path = None
+    with pytest.raises(ConfigError, match=r"data\.tokenizer\.path"):
+        build_corpus(config)
+
+
+def test_unknown_names_offer_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'stories'"):
+        build_corpus(DataConfig(corpus="storys"))
+    with pytest.raises(UnknownNameError, match="tokenizer kind"):
+        build_corpus(DataConfig(corpus="shift", tokenizer=TokenizerConfig(kind="byte")))  # type: ignore[arg-type]
+
+
+def test_stories_are_the_default() -> None:
+    available("stories")
+    corpus = build_corpus(DataConfig())
+    assert corpus.tokenizer.eos_id == 10
+    assert next(corpus.batches("train")).ids.shape == (32, 256)
+
+
+class FakeHub:
+    """Stands in for the `datasets` package."""
+
+    def __init__(self, rows: dict[str, list[dict[str, Any]]], error: Exception | None = None) -> None:
+        self.rows, self.error, self.calls, self.served = rows, error, list[Any](), 0
+        self.break_at: int | None = None
+
+    def load_dataset(self, name: str, subset: str | None, **options: Any) -> Iterator[dict[str, Any]]:
+        self.calls.append((name, subset, options))
+        if self.error is not None:
+            raise self.error
+        return self._serve(options["split"])
+
+    def _serve(self, split: str) -> Iterator[dict[str, Any]]:
+        for number, row in enumerate(self.rows[split]):
+            if number == self.break_at:
+                raise ConnectionResetError("the line went dead")
+            self.served += 1
+            yield row
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    stories = [{"text": f"Story {i}. A café\0 there."} for i in range(60)] + [{"text": ""}]
+    fake = FakeHub({"train": stories, "validation": stories[:7]})
+    monkeypatch.setitem(sys.modules, "datasets", fake)  # type: ignore[arg-type]
+    return fake
+
+
+OPTIONS: dict[str, Any] = {"seq_len": 16, "batch_size": 4}
+
+
+def test_a_data_set_by_name_is_fetched_once(hub: FakeHub, order_laws: Callable[[Corpus], None]) -> None:
+    corpus = HubCorpus(**OPTIONS)
+    assert {call[0] for call in hub.calls} == {"roneneldan/TinyStories"}
+    assert all(call[2]["streaming"] for call in hub.calls)
+    order_laws(corpus)
+    expected = "".join(f"Story {i}. A café there.\n<|endoftext|>\n" for i in range(7))
+    assert "".join(corpus.texts("valid")) == expected
+    assert sum(batch.n_bytes for batch in corpus.batches("valid")) == len(expected.encode())
+    HubCorpus(**OPTIONS)
+    assert len(hub.calls) == 2
+
+
+def test_a_fetch_that_breaks_off_is_never_taken_for_whole(hub: FakeHub, cache: Path) -> None:
+    hub.break_at = 20
+    with pytest.raises(DataError, match=r"no network.*--data\.corpus text --data\.text\.path"):
+        fetch(HubSplit("tinystories", "train"))
+    assert list((cache / "hub").iterdir()) == []
+    hub.break_at = None
+    assert fetch(HubSplit("tinystories", "train")).read_text().count("<|endoftext|>") == 60
+
+
+def test_a_text_without_its_record_or_changed_is_fetched_again(hub: FakeHub, cache: Path) -> None:
+    path = fetch(HubSplit("tinystories", "train"))
+    content = path.read_bytes()
+    for damage in (content[:-5], content.replace(b"Story 9", b"Story X"), b""):
+        path.write_bytes(damage)
+        assert fetch(HubSplit("tinystories", "train")).read_bytes() == content
+    path.with_suffix(".json").unlink()
+    path.write_bytes(content[:100])
+    assert fetch(HubSplit("tinystories", "train")).read_bytes() == content
+    path.with_suffix(".json").write_text("{")
+    assert fetch(HubSplit("tinystories", "train")).read_bytes() == content
+    assert len(hub.calls) == 6
+
+
+def test_only_as_much_as_wanted_is_fetched(hub: FakeHub) -> None:
+    path = fetch(HubSplit("owner/name", "train", max_bytes=200))
+    assert 200 <= path.stat().st_size < 260
+    assert hub.served < 10
+    assert hub.calls[0][0] == "owner/name"
+    assert fetch(HubSplit("owner/name", "train")) != path
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConnectionError("unreachable"), "no network"),
+        (type("ConnectTimeout", (Exception,), {})("slow"), "no network"),
+        (type("OfflineModeIsEnabled", (Exception,), {})("offline"), "no network"),
+        (FileNotFoundError("no such data set"), "could not read split 'train'.*check both names"),
+        (ValueError("Bad split"), "could not read split 'train'.*Bad split"),
+    ],
+)
+def test_failures_of_the_library_are_explained(hub: FakeHub, error: Exception, message: str) -> None:
+    hub.error = error
+    with pytest.raises(DataError, match=message):
+        fetch(HubSplit("owner/name", "train"))
+
+
+def test_a_missing_field_or_package_says_what_to_do(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"no text field 'story', only text; .*text_field"):
+        fetch(HubSplit("owner/name", "train", text_field="story"))
+    hub.rows["empty"] = [{"text": ""}]
+    with pytest.raises(DataError, match="has no text"):
+        fetch(HubSplit("owner/name", "empty"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'glissando\[hf\]'"):
+        fetch(HubSplit("owner/name", "train"))
+
+
+def test_without_a_held_out_split_the_end_is_held_out(hub: FakeHub) -> None:
+    described = HubCorpus(valid_split=None, **OPTIONS).describe()
+    assert described["path"] == described["valid_path"]
+    assert len(hub.calls) == 1

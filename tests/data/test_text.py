@@ -1,0 +1,298 @@
+"""Text files as windows: order, exact coverage and byte counts, the token cache, and helpful errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+
+from glissando.data.base import IGNORED, Batch, Corpus
+from glissando.data.order import random_below, shuffled
+from glissando.data.text import TextCorpus
+from glissando.data.textfile import check_text, line_number, pieces
+from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, train_bpe
+from glissando.errors import ConfigError, DataError
+
+PROSE = "The cat — a café cat — sat on the mat.\nIt was naïve; 日本 too.\n\nThen it left, and all was quiet.\n"
+OPTIONS = {"seq_len": 16, "batch_size": 4}
+BPE = train_bpe(iter([PROSE]), 300)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@pytest.fixture
+def prose(tmp_path: Path) -> Path:
+    return write(tmp_path / "prose.txt", "".join(f"{i}: {PROSE}" for i in range(40)))
+
+
+def wordpiece() -> HFTokenizer:
+    names = ["[UNK]", "[SEP]", *(chr(c) for c in range(33, 127)), *(f"##{chr(c)}" for c in range(33, 127))]
+    backend = Backend(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return HFTokenizer(backend)
+
+
+def train(corpus: Corpus, n: int) -> list[Batch]:
+    return list(islice(corpus.batches("train"), n))
+
+
+def scored_tokens(corpus: Corpus) -> list[int]:
+    """Held-out targets in the order in which they are scored."""
+    return [int(t) for b in corpus.batches("valid") for t in b.targets.flatten() if t != IGNORED]
+
+
+@given(st.integers(1, 2000), st.integers(0, 2**63), st.integers(0, 50))
+def test_shuffled_is_a_permutation_each_epoch(size: int, seed: int, epoch: int) -> None:
+    visited = shuffled(np.arange(epoch * size, (epoch + 1) * size), size, seed)
+    assert sorted(visited.tolist()) == list(range(size))
+
+
+def test_shuffled_and_random_are_uniform_and_change_with_seed_and_epoch() -> None:
+    size = 64
+    epochs = shuffled(np.arange(4000 * size), size, 1).reshape(4000, size)
+    counts = np.stack([np.bincount(epochs[:, column], minlength=size) for column in (0, 1, 31, 63)])
+    chi = ((counts - 62.5) ** 2 / 62.5).sum(axis=1)
+    assert (chi < 120).all()  # 63 degrees of freedom: 120 lies beyond one in 10**5
+    assert not np.array_equal(epochs[0], epochs[1])
+    assert not np.array_equal(epochs[0], shuffled(np.arange(size), size, 2))
+    drawn = np.bincount(random_below(100, 7, np.arange(100_000)), minlength=100)
+    assert ((drawn - 1000) ** 2 / 1000).sum() < 180
+    assert shuffled(np.array([10**15]), 10**12, 3)[0] < 10**12
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BPE, wordpiece()], ids=["bytes", "bpe", "wordpiece"])
+@pytest.mark.parametrize("stride", [None, 7])
+def test_order_laws(
+    tokenizer: ByteTokenizer | HFTokenizer,
+    stride: int | None,
+    prose: Path,
+    order_laws: Callable[[Corpus], None],
+) -> None:
+    order_laws(TextCorpus(tokenizer, path=prose, stride=stride, eval_stride=5, seed=3, **OPTIONS))
+
+
+def test_windows_are_the_file_and_targets_are_one_ahead(prose: Path) -> None:
+    content = prose.read_bytes()
+    for batch in train(TextCorpus(path=prose, **OPTIONS), 20):
+        assert batch.n_bytes == 64
+        assert torch.equal(batch.ids[:, 1:], batch.targets[:, :-1])
+        for row in batch.targets:
+            assert bytes(row.tolist()) in content
+
+
+def test_training_offsets_are_uniform_and_reach_both_ends(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.txt", "".join(map(chr, range(33, 123))))  # every byte tells its place
+    corpus = TextCorpus(path=path, seq_len=8, batch_size=100)
+    seen = Counter(int(row[0]) - 33 for batch in train(corpus, 74) for row in batch.targets)
+    assert set(seen) == set(range(81 - 8 + 1))  # 81 of the 90 bytes train
+    assert max(seen.values()) < 160  # 100 expected, standard deviation 10
+    first = next(b.ids[b.targets[:, 0] == 33] for b in corpus.batches("train") if (b.targets[:, 0] == 33).any())
+    assert (first[:, 0] == corpus.tokenizer.eos_id).all()
+
+
+def test_a_stride_visits_every_window_once_an_epoch_in_a_new_order(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.txt", "".join(map(chr, range(33, 123))))
+    corpus = TextCorpus(path=path, stride=4, seq_len=8, batch_size=19)
+    epochs = [[(int(row[0]) - 33) for row in batch.targets] for batch in train(corpus, 3)]
+    assert all(sorted(epoch) == list(range(0, 73, 4)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+@given(size=st.integers(1, 200), stride=st.integers(1, 16), rows=st.integers(1, 5))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_every_byte_of_a_held_out_file_is_scored_once_with_its_context(
+    size: int, stride: int, rows: int, tmp_path: Path
+) -> None:
+    content = bytes(np.random.default_rng(size).integers(1, 128, size).tolist())
+    valid, text = write(tmp_path / "valid.txt", content), write(tmp_path / "t.txt", "x" * 16)
+    corpus = TextCorpus(path=text, valid_path=valid, eval_stride=stride, seq_len=16, batch_size=rows)
+    assert bytes(scored_tokens(corpus)) == content
+    stream, n_bytes, position = bytes([corpus.tokenizer.eos_id]) + content, 0, 0
+    for batch in corpus.batches("valid"):
+        n_bytes += batch.n_bytes
+        for row, targets in zip(batch.ids, batch.targets, strict=True):
+            columns = torch.nonzero(targets != IGNORED).flatten().tolist()
+            assert position == 0 or columns[0] >= 16 - stride
+            read = bytes(row[: columns[-1] + 1].tolist())
+            position += len(columns)
+            assert stream[:position].endswith(read)
+    assert n_bytes == size
+
+
+def test_the_last_window_is_padded_and_masked(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.txt", "a" * 20)
+    (batch,) = TextCorpus(path=path, valid_path=path, **OPTIONS).batches("valid")
+    assert batch.mask is not None
+    assert batch.mask.sum(dim=1).tolist() == [16, 4]
+    assert ((batch.targets == IGNORED) == ~batch.mask).all()
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, wordpiece()], ids=["bpe", "wordpiece"])
+@pytest.mark.parametrize("eval_stride", [None, 3])
+def test_bytes_of_tokens_add_up_to_the_file(tokenizer: HFTokenizer, eval_stride: int | None, prose: Path) -> None:
+    corpus = TextCorpus(tokenizer, path=prose, valid_path=prose, eval_stride=eval_stride, **OPTIONS)
+    batches = list(corpus.batches("valid"))
+    assert sum(batch.n_bytes for batch in batches) == prose.stat().st_size
+    assert all(batch.n_bytes > 0 for batch in train(corpus, 3))
+    if tokenizer is BPE:
+        assert tokenizer.decode(scored_tokens(corpus)) == prose.read_text()
+        for batch in train(corpus, 5):
+            assert batch.n_bytes == sum(
+                len(tokenizer.token_bytes[t])  # type: ignore[index]
+                for t in batch.targets.flatten()
+            )
+
+
+def test_the_token_cache_is_used_and_keyed_by_content_and_tokenizer(prose: Path, cache: Path) -> None:
+    def build(tokenizer: HFTokenizer = BPE) -> TextCorpus:
+        return TextCorpus(tokenizer, path=prose, **OPTIONS)
+
+    first = train(build(), 1)[0]
+    files = sorted((cache / "tokens").iterdir())
+    assert [file.suffix for file in files] == [".uint16"] * 2
+    times = [file.stat().st_mtime_ns for file in files]
+    assert torch.equal(train(build(), 1)[0].ids, first.ids)
+    assert [file.stat().st_mtime_ns for file in files] == times
+    build(train_bpe(iter([PROSE]), 280))
+    assert len(list((cache / "tokens").iterdir())) == 4
+    write(prose, prose.read_bytes() + b"more\n")
+    build()
+    assert len(list((cache / "tokens").iterdir())) > 4
+
+
+def test_a_broken_tokenisation_leaves_nothing_behind(prose: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: HFTokenizer, texts: list[str]) -> list[np.ndarray]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HFTokenizer, "encode_batch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            TextCorpus(BPE, path=prose, **OPTIONS)
+    assert list((cache / "tokens").iterdir()) == []
+    TextCorpus(BPE, path=prose, **OPTIONS)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200), st.integers(4, 50))
+def test_pieces_join_to_the_text(text: str, size: int) -> None:
+    data = np.frombuffer(text.encode(), np.uint8)
+    found = list(pieces(data, piece_bytes=size))
+    assert "".join(found) == text
+    assert all(len(piece.encode()) <= size for piece in found)
+
+
+def test_ascii_only_drops_every_other_byte(prose: Path) -> None:
+    corpus = TextCorpus(path=prose, ascii_only=True, **OPTIONS)
+    kept = prose.read_text().encode("ascii", "ignore")
+    padded = 0
+    for batch in train(corpus, 30):
+        assert int(batch.ids.max()) < 128
+        for ids, targets in zip(batch.ids, batch.targets, strict=True):
+            scored = targets != IGNORED
+            assert bytes(targets[scored].tolist()) in kept
+            assert (ids[1:][~scored[:-1]] == 32).all()
+            padded += int((~scored).sum())
+        assert batch.n_bytes == int((batch.targets != IGNORED).sum())
+    assert padded
+    whole = TextCorpus(path=prose, valid_path=prose, ascii_only=True, **OPTIONS)
+    assert bytes(scored_tokens(whole)) == kept
+    tokens = TextCorpus(BPE, path=prose, valid_path=prose, ascii_only=True, **OPTIONS)
+    assert BPE.decode(scored_tokens(tokens)).encode() == kept
+
+
+def test_the_end_of_the_file_validates_and_the_cap_holds(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.txt", "é" * 100)
+    described = TextCorpus(path=path, valid_fraction=0.095, **OPTIONS).describe()
+    assert (described["train_bytes"], described["valid_bytes"]) == (180, 20)  # never within a character
+    capped = TextCorpus(path=path, max_valid_bytes=5, **OPTIONS)
+    assert sum(batch.n_bytes for batch in capped.batches("valid")) == 4
+
+
+def test_prompts_are_held_out_deterministic_and_texts_are_whole(prose: Path) -> None:
+    corpus = TextCorpus(path=prose, **OPTIONS)
+    prompts = corpus.prompts(10)
+    assert prompts == corpus.prompts(10) != corpus.prompts(10, seed=1)
+    held_out = "".join(corpus.texts("valid"))
+    assert all(prompt and prompt in held_out for prompt in prompts)
+    assert "".join(corpus.texts("train")) + held_out == prose.read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no file"),
+        (b"", "is empty"),
+        (b"short", "less than one window of 16"),
+        (b"one\ntwo\xfftail" * 20, "byte 7, line 2.*not UTF-8.*encoding_errors=ignore"),
+        (b"a" * 99 + b"\n\xe2\x82", "byte 100, line 2.*not UTF-8"),
+        (b"a\nb\nc\0" + b"d" * 90, "byte 5, line 3.*NUL"),
+    ],
+)
+def test_unusable_files_are_named_with_position_and_fix(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        TextCorpus(path=path, **OPTIONS)
+    assert str(path) in str(caught.value)
+
+
+def test_a_directory_or_no_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a directory"):
+        TextCorpus(path=tmp_path, **OPTIONS)
+    with pytest.raises(DataError, match=r"data\.text\.path"):
+        TextCorpus(path=None, **OPTIONS)
+
+
+def test_defects_are_found_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glissando.data.textfile._BLOCK", 5)
+    path = write(tmp_path / "t.txt", "añb日本c\n" * 9)
+    check_text(path)
+    for offset in range(0, path.stat().st_size - 1):
+        damaged = bytearray(path.read_bytes())
+        damaged[offset] = 0xFF
+        other = write(tmp_path / "u.txt", bytes(damaged))
+        with pytest.raises(DataError) as caught:
+            check_text(other)
+        with pytest.raises(UnicodeDecodeError) as expected:
+            bytes(damaged).decode()
+        line = 1 + damaged[: expected.value.start].count(b"\n")
+        assert f"byte {expected.value.start}, line {line}:" in str(caught.value)
+        assert line_number(other, expected.value.start) == line
+
+
+def test_bytes_that_are_no_text_can_be_allowed(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.txt", b"latin \xe9 text\n" * 40)
+    corpus = TextCorpus(path=path, encoding_errors="ignore", **OPTIONS)
+    assert any((batch.ids == 0xE9).any() for batch in train(corpus, 5))
+    assert "\ufffd" not in BPE.decode(
+        scored_tokens(TextCorpus(BPE, path=path, valid_path=path, encoding_errors="ignore", **OPTIONS))
+    )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"valid_fraction": 0.0}, {"stride": 0}, {"eval_stride": 17}, {"max_valid_bytes": 0}, {"seq_len": 0}],
+)
+def test_senseless_options_are_refused(option: dict[str, float], prose: Path) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        TextCorpus(path=prose, **OPTIONS | option)  # type: ignore[arg-type]
+
+
+@pytest.mark.data
+def test_the_sample_shakespeare_splits_as_usual(sample_data: Path) -> None:
+    corpus = TextCorpus(path=sample_data / "tinyshakespeare.txt", seq_len=256, batch_size=32)
+    described = corpus.describe()
+    assert (described["train_bytes"], described["valid_bytes"]) == (1_003_854, 111_540)
+    assert sum(batch.n_bytes for batch in corpus.batches("valid")) == 111_540
