@@ -116,9 +116,7 @@ def training(rounds: int) -> Row:
 
         return step
 
-    ours, theirs, ratio = paired(
-        trainer(model, lambda x: model(x)[0]), trainer(peer, lambda x: peer(x).logits), rounds
-    )
+    ours, theirs, ratio = paired(trainer(model, lambda x: model(x)[0]), trainer(peer, lambda x: peer(x).logits), rounds)
     return Row("training, 3.2M, T 512", ours, theirs, "tokens/s", ratio, "1.0x", ratio >= 1.0, "HF Llama")
 
 

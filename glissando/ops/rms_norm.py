@@ -44,7 +44,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, scale, weight = ctx.saved_tensors
         grad = grad.to(normed.dtype)
-        grad_weight = (grad * normed).flatten(0, -2).sum(0).to(weight.dtype)
+        grad_weight = (grad * normed).reshape(-1, weight.numel()).sum(0).to(weight.dtype)
         inner = grad * weight
         shared = (inner * normed).mean(-1, keepdim=True)
         grad_x = torch.addcmul(inner, normed, shared, value=-1).mul_(scale)

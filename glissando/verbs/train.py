@@ -9,7 +9,7 @@ from typing import Any
 from glissando.config import check_keys, from_dict, merge, to_dict
 from glissando.errors import ConfigError
 from glissando.presets import load_preset
-from glissando.training.config import RunConfig
+from glissando.training.config import MACHINE, RunConfig
 from glissando.verbs.options import flat, parse, parser_for, plain
 
 EXAMPLE = (
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     print_only = "--print_config" in arguments
     options = parse(parser, [a for a in arguments if a != "--print_config"])
     if options.resume:
-        _resume(arguments, options.resume)
+        _resume(arguments, options)
         return
     config = from_dict(RunConfig, {k: plain(options[k]) for k in ("preset", "model", "data", "training")})
     if print_only:
@@ -41,19 +41,26 @@ def main(arguments: Sequence[str]) -> None:
     _say_where(run.path)
 
 
-def _resume(arguments: Sequence[str], path: str) -> None:
-    others = [a for a in arguments if a.startswith("--") and a.partition("=")[0] != "--resume"]
+def _resume(arguments: Sequence[str], options: Any) -> None:
+    path, machine = options.resume, [f"--training.{name}" for name in MACHINE]
+    given = [name for name in (a.partition("=")[0] for a in arguments) if name.startswith("--") and name != "--resume"]
+    others = [name for name in given if name not in machine]
     if others:
         raise ConfigError(
-            f"--resume goes on exactly as {path}/config.yaml says and takes no other option; got {' '.join(others)}"
+            f"--resume goes on exactly as {path}/config.yaml says and takes no other options than "
+            f"{', '.join(machine)}; got {' '.join(others)}"
         )
     from glissando.training.fit import resume
 
-    _say_where(resume(path).path)
+    chosen = {name.rpartition(".")[2]: options[name[2:]] for name in given}
+    _say_where(resume(path, chosen).path)
 
 
 def _say_where(path: object) -> None:
-    print(f"run: {path}   (try: glissando generate {path} --prompt 'Once')", file=sys.stderr)
+    from glissando.training import launch
+
+    if launch.rank() == 0:
+        print(f"run: {path}   (try: glissando generate {path} --prompt 'Once')", file=sys.stderr)
 
 
 def _parser(preset: str | None, config_file: str | None) -> Any:
@@ -61,7 +68,7 @@ def _parser(preset: str | None, config_file: str | None) -> Any:
     parser = parser_for("train", "Train a model into a run directory.", EXAMPLE)
     parser.add_argument("--config", help="YAML file of options; the command line comes after it")
     parser.add_argument("--out", help="run directory to make")
-    parser.add_argument("--resume", help="run directory to go on with")
+    parser.add_argument("--resume", help="run directory to go on with, and nothing else but the machine's options")
     parser.add_argument(
         "--print_config", dest="print_only", action="store_true", help="print the resolved options and stop"
     )

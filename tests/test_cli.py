@@ -1,0 +1,204 @@
+"""The program as its user meets it: every verb, good input and bad."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from glissando.cli import VERBS, main
+from glissando.presets import preset_names
+
+TINY = [
+    "--preset", "transformer-nano", "--model.hidden_size", "16", "--model.depth.layers", "1",
+    "--data.corpus", "text", "--data.seq_len", "16", "--data.batch_size", "4", "--training.steps", "6",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("book") / "book.txt"
+    path.write_text("The fox who had a plan went out to find the hen who had none.\n" * 40)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(book) -> Path:
+    out = book.parent / "run"
+    assert main(["train", *TINY, "--data.text.path", str(book), "--out", str(out)]) == 0
+    return out
+
+
+def fails(capsys, *arguments: object, status: int = 1) -> str:
+    assert main([str(a) for a in arguments]) == status
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def test_help_is_quick_and_needs_no_torch():
+    code = (
+        "import sys; from glissando.cli import main; main(['--help']); "
+        "heavy = {'torch', 'lightning', 'numpy', 'jsonargparse'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_shows_a_real_example(verb: str, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--help"])
+    assert stop.value.code == 0
+    assert f"example: glissando {verb}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_directory_holds_what_it_should(run):
+    names = {p.name for p in run.iterdir()}
+    assert names >= {
+        "config.yaml", "model.safetensors", "tokenizer.json", "metrics.csv", "checkpoints", "manifest.json",
+        "environment.json", "samples.txt",
+    }  # fmt: skip
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["hidden_size"] == 16
+    assert set(config["data"]) == {"corpus", "seq_len", "batch_size", "seed", "tokenizer", "text"}
+
+
+def test_print_config_is_a_config_file(book, tmp_path, capsys):
+    assert main(["train", *TINY, "--data.text.path", str(book), "--print_config"]) == 0
+    printed = capsys.readouterr().out
+    path = tmp_path / "config.yaml"
+    path.write_text(printed)
+    assert main(["train", "--config", str(path), "--model.hidden_size", "8", "--print_config"]) == 0
+    again = yaml.safe_load(capsys.readouterr().out)
+    assert again == {**yaml.safe_load(printed), "model": {**yaml.safe_load(printed)["model"], "hidden_size": 8}}
+
+
+def test_generate_streams_and_repeats_itself(run, capsys):
+    outputs = []
+    for _ in range(2):
+        assert main(["generate", str(run), "--prompt", "The fox", "--max_tokens", "8", "--seed", "3"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert outputs[0].startswith("The fox")
+
+
+def test_generate_takes_several_prompts_and_plain_text(run, capsys):
+    assert main(["generate", str(run), "--prompt", '["The", "A: [b]"]', "--max_tokens", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "The" in out
+    assert "A: [b]" in out
+    assert main(["generate", str(run), "--prompt=a: {not yaml", "--max_tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith("a: {not yaml")
+
+
+def test_evaluate_a_run_and_a_file(run, book, tmp_path, capsys):
+    assert main(["evaluate", str(run), "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)
+    assert 0 < own["bits_per_byte"] < 9
+    low, high = own["accuracy_95"]
+    assert low <= own["accuracy"] <= high
+    pictures = tmp_path / "pictures"
+    assert main(["evaluate", str(run), "--file", str(book), "--json", "--plots", str(pictures)]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out[: out.rindex("}") + 1])["bytes"] == book.stat().st_size
+    assert (pictures / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_presets_and_corpora(capsys):
+    assert main(["presets"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in preset_names())
+    assert "2,648" in out
+    assert main(["presets", "gpt"]) == 0
+    assert "max_length: 128" in capsys.readouterr().out
+    assert main(["corpora"]) == 0
+    assert "stories" in capsys.readouterr().out
+    assert main(["corpora", "shift", "--samples", "1"]) == 0
+    assert "\t" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--preset", "transformer-nan"], "Did you mean 'transformer-nano'"),
+        (["train", "--modle.hidden_size", "3"], "Did you mean --model.hidden_size"),
+        (["train", "--model.hidden_size", "wide"], "Expected a <class 'int'>"),
+        (["train", "--data.corpus", "storys", "--training.steps", "1", "--out", "x"], "Did you mean 'stories'"),
+        (["train", "--preset", "transformer-nano", "--training.steps", "1"], "--out is missing"),
+        (["train", "--preset", "transformer-nano", "--out", "x"], "exactly one of training.steps"),
+        (["train", "--config", "nowhere.yaml"], "cannot read --config nowhere.yaml"),
+        (["train", "--resume", "nowhere"], "nowhere"),
+        (["train", "--resume", "x", "--training.steps", "9"], "takes no other option"),
+        (["generate", "nowhere"], "no run at nowhere"),
+        (["generate"], "run"),
+        (["generate", "RUN", "--max_tokens", "0"], "at least 1"),
+        (["generate", "RUN", "--temperature", "-1"], "at least 0"),
+        (["evaluate", "RUN", "--file", "nowhere.txt"], "nowhere.txt"),
+        (["presets", "transformer-nan"], "Did you mean 'transformer-nano'"),
+        (["corpora", "storys"], "Did you mean 'stories'"),
+        (["bench", "trainin"], "Did you mean 'training'"),
+    ],
+)
+def test_mistakes_get_one_clear_line(arguments, message, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    error = fails(capsys, *[run if a == "RUN" else a for a in arguments])
+    assert message in error
+    assert error.count("\n") <= 3
+    assert not (tmp_path / "x").exists(), "a mistake must not leave a directory behind"
+
+
+def test_unknown_keys_in_a_config_file(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text("model: {depth: {layer: 3}}")
+    assert "unknown option 'model.depth.layer'. Did you mean 'layers'?" in fails(capsys, "train", "--config", path)
+    path.write_text("- 1")
+    assert "must hold a mapping" in fails(capsys, "train", "--config", path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"short", "less than one window"),
+        (b"x" * 500 + b"\xff" + b"x" * 500, "UTF-8"),
+        (b"x" * 500 + b"\x00" + b"x" * 500, "NUL"),
+    ],
+)
+def test_bad_text_files(content, message, tmp_path, capsys):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content)
+    error = fails(capsys, "train", *TINY, "--data.text.path", path, "--out", tmp_path / "out")
+    assert message in error
+    assert str(path) in error
+
+
+def test_an_existing_run_is_never_overwritten(run, book, capsys):
+    before = (run / "model.safetensors").read_bytes()
+    assert "not empty" in fails(capsys, "train", *TINY, "--data.text.path", book, "--out", run)
+    assert (run / "model.safetensors").read_bytes() == before
+
+
+def test_damage_is_refused_by_name(run, tmp_path, capsys):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    weights = copy / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    error = fails(capsys, "generate", copy)
+    assert "model.safetensors" in error
+    assert "checkpoints/step-" in error
+    good = sorted((copy / "checkpoints").iterdir())[-1]
+    assert main(["generate", str(good), "--max_tokens", "3"]) == 0
+
+
+def test_unknown_verb(capsys):
+    assert "Did you mean 'train'" in fails(capsys, "trian", status=2)

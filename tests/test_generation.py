@@ -1,0 +1,176 @@
+"""Sampling, streaming and stopping."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from subjects import build
+
+import glissando
+from glissando.data.tokenizers import ByteTokenizer
+from glissando.errors import ConfigError
+from glissando.generation import Sampling, continue_ids, generate, stream
+from glissando.model import LanguageModel
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    torch.manual_seed(3)
+    model = LanguageModel.from_preset("transformer-nano", hidden_size=32, depth={"layers": 2}).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        model.embedding.weight[128:] -= 3.0 * model.norm.weight  # mostly ASCII, so that texts have characters
+    return model
+
+
+def test_greedy_is_the_argmax_of_the_whole_prefix(model):
+    """Decoding from a state says what a full pass over the text would say."""
+    ids = [0, 72, 105]
+    steps = continue_ids(model, [ids], 12, Sampling(temperature=0))
+    for (token,) in steps:
+        with torch.no_grad():
+            assert token == int(model(torch.tensor([ids]))[0][0, -1].argmax())
+        ids = [*ids, token]
+
+
+def test_a_row_says_the_same_in_any_company(model):
+    prompts = ["a", "the long way round", "", "xyz"]
+    together = generate(model, prompts, max_tokens=20, temperature=1.0, seed=5)
+    for row, prompt in enumerate(prompts):
+        assert generate(model, prompt, max_tokens=20, temperature=1.0, seed=5 + row) == [together[row]]
+
+
+def test_streamed_pieces_are_the_generated_text(model):
+    for seed in range(5):
+        pieces = list(stream(model, "hello", max_tokens=30, temperature=1.2, seed=seed))
+        assert "".join(pieces) == generate(model, "hello", max_tokens=30, temperature=1.2, seed=seed)[0]
+        assert all(pieces)
+
+
+def test_seeds_decide(model):
+    texts = {generate(model, "a", max_tokens=20, temperature=1.0, seed=s)[0] for s in range(4)}
+    assert len(texts) == 4
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.floats(-8, 8), min_size=2, max_size=12),
+    st.integers(1, 12),
+    st.floats(0.05, 1.0),
+    st.floats(0.1, 3.0),
+)
+def test_probabilities_keep_the_likeliest(logits, top_k, top_p, temperature):
+    z = torch.tensor(logits, dtype=torch.float64)
+    full = (z / temperature).softmax(-1)
+    p = Sampling(temperature, top_k, top_p).probabilities(z)
+    assert abs(float(p.sum()) - 1) < 1e-9
+    assert full[p > 0].max() == full.max()
+    kept = p > 0
+    assert int(kept.sum()) <= max(top_k, int((z >= z.topk(min(top_k, len(z))).values[-1]).sum()))
+    if (~kept).any():
+        assert full[kept].min() >= full[~kept].max() - 1e-12
+    # Without the least likely one that was kept, top_p would not be reached.
+    within = full * (z >= z.topk(min(top_k, len(z))).values[-1])
+    within = within / within.sum()
+    assert float(within[kept].sum() - within[kept].min()) < top_p + 1e-9
+
+
+def test_temperature_zero_is_one_hot():
+    assert Sampling(temperature=0).probabilities(torch.tensor([0.1, 0.9, 0.3])).tolist() == [0, 1, 0]
+
+
+def test_frequencies_follow_the_probabilities():
+    z = torch.log(torch.tensor([0.5, 0.3, 0.2])).expand(4000, 3)
+    generators = [torch.Generator().manual_seed(i) for i in range(4000)]
+    drawn = Sampling(temperature=1.0).draw(z, generators).bincount(minlength=3) / 4000
+    assert (drawn - torch.tensor([0.5, 0.3, 0.2])).abs().max() < 0.03
+
+
+class Parrot(LanguageModel):
+    """Says one fixed text, then the end of text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(build("preset:minimal-transformer").config, ByteTokenizer(10))
+        self.script = [*text.encode(), 10]
+
+    def features(self, ids, state=None, **_):
+        state = state or self.init_state(ids.shape[0])
+        position = state.position + ids.shape[1]
+        said = (position - 1).tolist()
+        next_ids = [self.script[min(p, len(self.script) - 1)] for p in said]
+        hot = torch.nn.functional.one_hot(torch.tensor(next_ids), 256).float() * 50
+        return hot.unsqueeze(1).expand(-1, ids.shape[1], -1), state._replace(position=position)
+
+    def logits(self, features):
+        return features
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ((), "one, two, naïve three"),
+        ("two", "one, "),
+        (["three", "o, n"], "one, tw"),
+        ("ïve", "one, two, na"),
+        ("ee!", "one, two, naïve three"),
+        (["e", "one"], ""),
+    ],
+)
+def test_stop_texts(stop, expected):
+    parrot = Parrot("one, two, naïve three")
+    assert generate(parrot, "", stop=stop, temperature=0, max_tokens=99) == [expected]
+    assert "".join(stream(parrot, "", stop=stop, temperature=0, max_tokens=99)) == expected
+
+
+def test_what_is_held_back_is_given_at_the_end():
+    assert generate(Parrot("abc"), "", stop="cd", temperature=0, max_tokens=3) == ["abc"]
+
+
+def test_characters_are_never_split():
+    assert list(stream(Parrot("né€𝄞"), "", temperature=0)) == ["n", "é", "€", "𝄞"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1}, "temperature must be at least 0"),
+        ({"top_k": 0}, "top_k must be at least 1"),
+        ({"top_p": 1.5}, r"top_p must be in \(0, 1\]"),
+        ({"stop": ""}, "stop text is empty"),
+    ],
+)
+def test_mistakes_are_named(model, options, message):
+    with pytest.raises(ConfigError, match=message):
+        generate(model, "a", **options)
+
+
+def test_a_model_without_tokenizer_says_what_to_do():
+    model = LanguageModel.from_preset("transformer-nano", vocab_size=300)
+    with pytest.raises(ConfigError, match="load_tokenizer"):
+        glissando.generate(model, "a")
+
+
+def test_an_empty_prompt_of_ids_is_refused(model):
+    with pytest.raises(ConfigError, match="a prompt is empty"):
+        next(continue_ids(model, [[]], 1, Sampling()))
+
+
+@pytest.mark.slow
+def test_decoding_costs_what_the_state_costs():
+    """A token behind 4096 others costs less than four times one behind 64: nothing is recomputed."""
+    model = LanguageModel.from_preset("transformer-nano").eval()
+
+    def seconds(context: int) -> float:
+        steps = continue_ids(model, [[1] * context], 65, Sampling(temperature=0))
+        next(steps)
+        began = time.perf_counter()
+        list(steps)
+        return time.perf_counter() - began
+
+    seconds(64)
+    assert min(seconds(4096) for _ in range(3)) < 4 * min(seconds(64) for _ in range(3))

@@ -1,0 +1,152 @@
+"""The model's surface: presets, parameter counts, errors, saving and loading."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from subjects import build, random_ids
+
+import glissando
+from glissando.errors import ConfigError, RunError, UnknownNameError
+from glissando.mixers import Context, ContextError
+from glissando.model import LanguageModel
+from glissando.presets import load_preset, preset_names
+from glissando.state import state_bytes
+
+PUBLISHED = {"gpt": 30_503_424, "minimal-transformer": 2_648}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_build_and_say_what_they_are(name: str):
+    preset = load_preset(name)
+    assert preset["about"].endswith(".")
+    with torch.device("meta"):
+        count = LanguageModel.from_preset(name).num_parameters()
+    assert count == PUBLISHED.get(name, count)
+    if name.endswith("-nano"):
+        assert 0.9e6 < count < 1.1e6
+
+
+def test_overrides_reach_inside():
+    model = LanguageModel.from_preset("transformer-nano", depth={"layers": 2}, **{"mixers.attention.heads": 8})
+    assert model.config.depth.layers == 2
+    assert model.config.mixers.attention.heads == 8
+    assert model.config.hidden_size == 128
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"hiden_size": 4}, "Did you mean 'hidden_size'"),
+        ({"mixers": {"attention": {"head": 4}}}, "Did you mean 'heads'"),
+        ({"mixers": {"atention": {}}}, "Did you mean 'attention'"),
+        ({"hidden_size": "wide"}, "Expected a <class 'int'>. Got value: wide"),
+        ({"mixer": "atention"}, "Did you mean 'attention'"),
+        ({"mixer": []}, "empty list"),
+        ({"depth": {"kind": "discret"}}, "Did you mean 'discrete'"),
+        ({"depth": {"layers": 0}}, "at least 1"),
+        ({"mixers": {"attention": {"heads": 3}}}, "not a multiple of 3 heads"),
+        ({"mixers": {"attention": {"heads": 4, "kv_heads": 3}}}, "cannot share"),
+        ({"mixers": {"attention": {"window": 0}}}, "at least 1"),
+        ({"block": {"conv_width": 1}}, "at least 2"),
+        ({"positions": "learned"}, "needs model.max_length"),
+    ],
+)
+def test_mistakes_in_options_are_named(overrides: dict, message: str):
+    with pytest.raises((ConfigError, UnknownNameError), match=message):
+        LanguageModel.from_preset("transformer-nano", **overrides)
+
+
+def test_unknown_preset_names_the_nearest():
+    with pytest.raises(UnknownNameError, match="Did you mean 'transformer-nano'"):
+        LanguageModel.from_preset("transformer-nan")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, ids: m(ids[0]), r"ids must be \(batch, time >= 1\)"),
+        (lambda m, ids: m(ids[:, :0]), r"time >= 1"),
+        (lambda m, ids: m(ids.float()), "int64"),
+        (lambda m, ids: m(ids, mask=torch.ones(2, 3, dtype=torch.bool)), "mask must have the shape"),
+        (lambda m, ids: m(ids, mask=torch.ones(ids.shape)), "mask must be bool"),
+        (lambda m, ids: m(ids, m.init_state(5)), "the state holds 5 rows, ids have 2"),
+        (lambda m, ids: m(ids, m.init_state(2), donate=True), "no_grad"),
+        (lambda m, ids: m(ids, control=torch.ones(3, 1)), "control must be"),
+    ],
+)
+def test_mistakes_in_calls_are_named(call, message: str):
+    model = build("preset:transformer-nano", torch.float32)
+    with pytest.raises(ValueError, match=message):
+        call(model, random_ids(model, 2, 5, 0))
+
+
+@pytest.mark.parametrize("signal", ["dt", "control"])
+def test_a_signal_that_would_be_ignored_is_refused(signal: str):
+    model = build("preset:transformer-nano", torch.float32)
+    with pytest.raises(ContextError, match=f"{signal!r} but cannot honour it"):
+        model(random_ids(model, 2, 5, 0), **{signal: torch.ones(2, 5) if signal == "dt" else torch.ones(2, 1)})
+    mixer = model.depth.blocks[0].mixer
+    with pytest.raises(ContextError, match="Attention"):
+        mixer(torch.zeros(1, 2, 16), None, Context(dt=torch.ones(1, 2)))
+
+
+def test_learned_positions_end_with_an_error_that_says_so():
+    model = build("preset:gpt", torch.float32)
+    model(random_ids(model, 1, 64, 0))
+    with pytest.raises(ValueError, match="learned positions for 64 tokens, and was given 65"):
+        model(random_ids(model, 1, 65, 0))
+    _, state = model(random_ids(model, 1, 60, 0), model.init_state(1))
+    with pytest.raises(ValueError, match="was given 65"):
+        model(random_ids(model, 1, 5, 0), state)
+
+
+def test_attention_state_is_as_large_as_it_says():
+    """2 G K L numbers of keys and values a layer, and 8 bytes a head and key for the forget gate."""
+    for context in (10, 100):
+        plain = build("mixer:attention-grouped", torch.float32)
+        _, state = plain(random_ids(plain, 1, context, 0), plain.init_state(1))
+        assert state_bytes(state.depth[0].mixer) == 2 * 2 * 4 * context * 4 + 16
+        gated = build("mixer:attention-forget", torch.float32)
+        _, state = gated(random_ids(gated, 1, context, 0), gated.init_state(1))
+        assert state_bytes(state.depth[0].mixer) == 2 * 16 * context * 4 + 8 * 4 * (context + 1) + 16
+
+
+def test_window_bounds_the_state():
+    model = build("mixer:attention-window", torch.float32)
+    sizes = set()
+    for context in (10, 100, 300):
+        _, state = model(random_ids(model, 1, context, 0), model.init_state(1))
+        sizes.add(state_bytes(state))
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("name", ["transformer-nano", "minimal-transformer", "gpt"])
+def test_saved_models_load_identically(name: str, tmp_path):
+    model = build(f"preset:{name}", torch.float32)
+    model.save(tmp_path / "model")
+    again = glissando.load(tmp_path / "model")
+    ids = random_ids(model, 2, 9, 0)
+    assert torch.equal(model(ids)[0], again(ids)[0])
+    assert again.config == model.config
+    assert not again.training
+    with pytest.raises(RunError, match="not empty"):
+        model.save(tmp_path / "model")
+
+
+def test_a_byte_model_has_its_tokenizer(tmp_path):
+    model = LanguageModel.from_preset("minimal-transformer")
+    model.save(tmp_path / "model")
+    assert glissando.load(tmp_path / "model").tokenizer.encode("é") == [195, 169]
+
+
+def test_gradient_checkpointing_changes_nothing():
+    model = build("preset:transformer-nano").train()
+    ids = random_ids(model, 2, 9, 0)
+    grads = []
+    for on in (False, True):
+        model.depth.gradient_checkpointing = on
+        model.zero_grad()
+        model(ids)[0].square().mean().backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

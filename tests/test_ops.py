@@ -1,0 +1,141 @@
+"""Every fast path equals its plain reference: values and all gradients, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import assert_close
+from torch import Tensor
+
+from glissando.ops.attention import attention
+from glissando.ops.rms_norm import rms_norm
+from glissando.ops.rope import rotate, rotation, rotation_from_zero
+from glissando.ops.short_conv import next_past, short_conv
+from glissando.ops.swiglu import swiglu
+
+EXACT = 1e-12
+
+
+def draw(*shape: int, seed: int = 0, grad: bool = True) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
+
+
+def same(fast, reference, *inputs: Tensor) -> None:
+    """fast(*inputs) and reference(*inputs): values, and the gradient of a random weighting for every input."""
+    outcomes = []
+    for run in (fast, reference):
+        for tensor in inputs:
+            tensor.grad = None
+        y = run(*inputs)
+        (y * draw(*y.shape, seed=9, grad=False)).sum().backward()
+        outcomes.append([y.detach(), *[t.grad.clone() for t in inputs if t.requires_grad]])
+    for got, expected in zip(*outcomes, strict=True):
+        assert_close(got, expected, tolerance=EXACT)
+    with torch.no_grad():
+        assert_close(fast(*inputs), outcomes[1][0], "without gradients", EXACT)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 8), (1, 1, 1)])
+def test_rms_norm(shape):
+    x, weight = draw(*shape), draw(shape[-1], seed=1)
+    same(rms_norm, lambda *a: rms_norm(*a, backend="reference"), x, weight)
+
+
+def test_rms_norm_closed_form():
+    y = rms_norm(torch.tensor([3.0, 4.0], dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64), eps=0.0)
+    assert_close(y, torch.tensor([3.0, 8.0], dtype=torch.float64) / 12.5**0.5, tolerance=EXACT)
+
+
+def test_rms_norm_keeps_its_statistics_in_float32():
+    x = (1e3 * torch.randn(4, 64)).to(torch.bfloat16)
+    expected = rms_norm(x.float(), torch.ones(64)).to(torch.bfloat16)
+    assert torch.equal(rms_norm(x, torch.ones(64, dtype=torch.bfloat16)), expected)
+
+
+def test_swiglu():
+    same(swiglu, lambda h: swiglu(h, backend="reference"), draw(2, 3, 10))
+
+
+def test_rotate():
+    table = rotation(torch.arange(4), 6, 100.0, 6, torch.float64)
+    same(lambda x: rotate(x, table), lambda x: rotate(x, table, backend="reference"), draw(2, 4, 6))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**7), st.integers(-1000, 1000))
+def test_rotation_depends_on_relative_position_alone(position: int, offset: int):
+    q, k = draw(8, grad=False), draw(8, seed=1, grad=False)
+    position = max(position, -offset)
+
+    def at(x: Tensor, p: int) -> Tensor:
+        return rotate(x, rotation(torch.tensor(p), 8, 10000.0, 8, torch.float64))
+
+    moved = at(q, position + offset) @ at(k, position)
+    start = at(q, max(offset, 0)) @ at(k, max(-offset, 0))
+    assert abs(float(moved - start)) < 1e-6
+
+
+def test_rotation_table_is_the_rotation():
+    table = rotation_from_zero(50, 8, 10000.0, 4, torch.float32, torch.device("cpu"))
+    assert torch.equal(table[:, 17], rotation(torch.tensor(17), 8, 10000.0, 4, torch.float32))
+
+
+def test_odd_head_size_cannot_rotate():
+    with pytest.raises(ValueError, match="even, got 3"):
+        rotation(torch.arange(2), 3, 10000.0, 3, torch.float32)
+
+
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("visible", ["causal", "all", "mask"])
+def test_attention(groups: int, biased: bool, visible: str):
+    q, k, v = draw(2, 4, 7, 6), draw(2, groups, 7, 6, seed=1), draw(2, groups, 7, 6, seed=2)
+    bias = draw(2, 4, 7, seed=3)
+    seen = (torch.rand(2, 1, 7, 7) > 0.4) | torch.eye(7, dtype=torch.bool) if visible == "mask" else visible
+
+    def run(backend: str):
+        return lambda q, k, v, b: attention(
+            q, k, v, visible=seen, key_bias=b if biased else b * 0, scale=0.3, backend=backend
+        )
+
+    same(run("auto"), run("reference"), q, k, v, bias)
+
+
+def test_attention_bias_by_key_is_a_forget_gate():
+    """softmax(q.k + C_i - C_j) does not depend on C_i: the fused form leaves it out."""
+    q, k, v = (draw(1, 1, 6, 4, seed=s, grad=False) for s in range(3))
+    decay = F.logsigmoid(draw(1, 1, 6, seed=4, grad=False)).cumsum(-1)
+    logits = q @ k.transpose(-1, -2) / 2 + decay.unsqueeze(-1) - decay.unsqueeze(-2)
+    hidden = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    expected = logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    assert_close(attention(q, k, v, key_bias=-decay), expected, tolerance=EXACT)
+
+
+def test_causal_attention_refuses_other_lengths():
+    with pytest.raises(ValueError, match="as many keys as queries, got 4 and 3"):
+        attention(draw(1, 1, 3, 2), draw(1, 1, 4, 2), draw(1, 1, 4, 2))
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_short_conv_is_a_causal_convolution(width: int, length: int):
+    x, weight, past = draw(2, length, 3), draw(3, width, seed=1), draw(2, width - 1, 3, seed=2)
+
+    def reference(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
+        joined = torch.cat([past, x], 1).transpose(1, 2)
+        return F.conv1d(joined, weight.unsqueeze(1), groups=3).transpose(1, 2)
+
+    same(short_conv, reference, x, weight, past)
+    assert_close(short_conv(x, weight), short_conv(x, weight, torch.zeros_like(past)), tolerance=EXACT)
+
+
+def test_next_past_holds_the_last_real_inputs():
+    x = torch.arange(1.0, 5.0).view(1, 4, 1).expand(3, -1, -1)
+    past = torch.tensor([-2.0, -1.0, 0.0]).view(1, 3, 1).expand(3, -1, -1)
+    got = next_past(x, past, torch.tensor([0, 2, 4])).squeeze(-1)
+    assert got.tolist() == [[-2, -1, 0], [0, 1, 2], [2, 3, 4]]
+    assert next_past(x, past, None).squeeze(-1).tolist() == [[2, 3, 4]] * 3
