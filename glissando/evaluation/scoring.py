@@ -134,7 +134,8 @@ def score_part(model: LanguageModel, batches: Iterable[Batch], device: torch.dev
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    moved: dict[str, Any] = {name: value.to(device) for name, value in batch._asdict().items() if isinstance(value, Tensor)}
+    values = batch._asdict().items()
+    moved: dict[str, Any] = {name: value.to(device) for name, value in values if isinstance(value, Tensor)}
     return batch._replace(**moved)
 
 

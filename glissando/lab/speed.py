@@ -36,7 +36,8 @@ class Row:
     def line(self) -> str:
         against = "" if self.peer is None else f"  {self.peer_name}: {self.peer:,.4g} {self.unit}"
         ratio = "" if self.ratio is None else f"  ratio {self.ratio:.2f}"
-        return f"{self.name:32} {self.ours:,.4g} {self.unit}{against}{ratio}  goal {self.goal}: {'met' if self.met else 'MISSED'}"
+        verdict = "met" if self.met else "MISSED"
+        return f"{self.name:32} {self.ours:,.4g} {self.unit}{against}{ratio}  goal {self.goal}: {verdict}"
 
 
 def paired(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> tuple[float, float, float]:
