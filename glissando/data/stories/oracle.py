@@ -1,0 +1,126 @@
+"""What a text says of its labels: exactly where the grammar reads it, by its words where it does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from glissando.data.stories.grammar import Bind, Choice, Item, Seq, Switch, Text, every_node
+from glissando.data.stories.parser import ParseError
+from glissando.data.stories.stories import END, LABELS, SIGNS, grammar, labels_of, parse
+
+_WORD = re.compile(r"[a-z]+")
+_SENTENCE_END = re.compile(r"[.!?]")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Labels in [-1, 1], None where the text gives no evidence."""
+
+    parsed: bool  # whether the grammar derives the whole text
+    mood: float | None
+    speech: float | None
+    plot: str | None  # as far as the grammar followed
+    valid_bytes: int  # where the text departs from the grammar; its length if it does not
+    departure: str | None  # what was expected there
+
+    def label(self, name: str) -> float | None:
+        """The label of this name. Raises KeyError for a name that is not a label."""
+        return {"mood": self.mood, "speech": self.speech}[name]
+
+
+def oracle(text: str) -> dict[str, int] | None:
+    """The labels of a story the grammar derives, None for any other text."""
+    judged = judge(text)
+    if not judged.parsed or judged.mood is None or judged.speech is None:
+        return None
+    return {name: int(judged.label(name) or 0) for name in LABELS}
+
+
+def judge(text: str) -> Judgement:
+    """The labels of any text.
+
+    A whole story is parsed. Anything else, a model's sample above all, is judged by evidence spread over the text:
+    mood is the mean sign of the words that the grammar says in one mood only, and speech is -1, 0 or 1 for
+    no, one or more quoted lines.
+    """
+    story = text if text.endswith(END) else text + END
+    try:
+        derivation = parse(story)
+    except ParseError as error:
+        plot = error.slots["plot"].key if "plot" in error.slots else None
+        return Judgement(False, word_mood(text), quoted_speech(text), plot, error.position, str(error))
+    labels = derivation.labels
+    return Judgement(True, labels["mood"], labels["speech"], derivation.plot, len(text), None)
+
+
+def labels_so_far(text: str) -> dict[str, int]:
+    """The labels that the beginning of a story has decided already; none for a prompt."""
+    try:
+        return parse(text).labels
+    except ParseError as error:
+        return labels_of(error.slots)
+
+
+def word_mood(text: str) -> float | None:
+    """Mean of the signs of the mood words and mood word pairs in `text`, None if there are none."""
+    cues = mood_words()
+    signs = [cues[cue] for cue in _cues(text) if cue in cues]
+    return sum(signs) / len(signs) if signs else None
+
+
+def _cues(text: str) -> list[str]:
+    """The words of three letters and more, and the pairs of neighbors of which one is longer still."""
+    words = _WORD.findall(text.lower())
+    return [word for word in words if len(word) > 2] + [
+        f"{a} {b}" for a, b in pairwise(words) if max(len(a), len(b)) > 3
+    ]
+
+
+def quoted_speech(text: str) -> float | None:
+    """-1, 0 or 1 for no, one or more quoted lines; None for text of fewer than three sentences."""
+    if len(_SENTENCE_END.findall(text)) < 3:
+        return None
+    return float(min(text.count('"') // 2, 2) - 1)
+
+
+@cache
+def mood_words() -> dict[str, int]:
+    """Word or pair -> sign, for each that the grammar can say in one mood and in no other."""
+    said: dict[str, set[str]] = {}
+    for text, mood in _spoken(grammar().root, "any"):
+        for cue in _cues(text):
+            said.setdefault(cue, set()).add(mood)
+    for cue in _slot_words():
+        said.setdefault(cue, set()).add("any")
+    return {cue: SIGNS[mood] for cue, moods in said.items() if len(moods) == 1 for mood in moods if mood != "any"}
+
+
+def _spoken(seq: Seq, mood: str) -> Iterator[tuple[str, str]]:
+    """Every literal text below `seq`, with the mood in which alone it is said, or "any"."""
+    for node in seq:
+        if isinstance(node, Text):
+            yield node.text, mood
+        elif isinstance(node, Choice):
+            for alternative in node.alternatives:
+                yield from _spoken(alternative, mood)
+        elif isinstance(node, Switch):
+            for key, branch in node.branches.items():
+                yield from _spoken(branch, key if node.slot == "mood" else mood)
+        elif isinstance(node, Bind) and node.slot == "mood":
+            yield node.item.forms[""], node.item.key
+
+
+def _slot_words() -> Iterator[str]:
+    """Words that slots other than the mood say, in whatever mood."""
+    items: set[Item] = set()
+    mood_items: set[Item] = set()
+    for node in every_node(grammar().root):
+        if isinstance(node, Bind):
+            (mood_items if node.slot == "mood" else items).add(node.item)
+    for item in items - mood_items:
+        for form in item.forms.values():
+            yield from _cues(form)

@@ -1,0 +1,147 @@
+"""Reading a text back: its derivation, its exact information, and the information of each byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import fsum, log2
+
+from glissando.data.stories.grammar import Choice, Item, Ref, Seq, Switch, Text
+from glissando.data.stories.sampler import assign
+from glissando.errors import DataError
+
+
+class ParseError(DataError):
+    """Text the grammar cannot have produced: where it first departs, and what could have followed."""
+
+    def __init__(self, position: int, expected: list[str], text: str, slots: dict[str, Item]) -> None:
+        self.position, self.expected, self.slots = position, expected, slots
+        options = " or ".join(repr(option) for option in expected[:6])
+        options += " or others" if len(expected) > 6 else ""
+        got = repr(text[position : position + 12]) if position < len(text) else "the end of the text"
+        before = text[max(0, position - 24) : position]
+        super().__init__(f"at byte {position}, after {before!r}: expected {options}, got {got}")
+
+
+@dataclass(frozen=True)
+class Mention:
+    """Text that said what a slot held."""
+
+    position: int
+    slot: str
+    form: str
+    item: Item
+
+
+@dataclass
+class Reader:
+    """A left-to-right parser; every choice is decided by the bytes of the alternatives' heads."""
+
+    text: str
+    with_costs: bool = False
+    position: int = 0
+    slots: dict[str, Item] = field(default_factory=dict)
+    choices: list[int] = field(default_factory=list)
+    bits: list[float] = field(default_factory=list)
+    mentions: list[Mention] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
+
+    def read_all(self, root: Seq) -> Reader:
+        """Raises ParseError unless the whole text is one derivation of `root`."""
+        self.costs = [0.0] * (len(self.text) if self.with_costs else 0)
+        self._sequence(root)
+        if self.position != len(self.text):
+            raise ParseError(self.position, ["the end of the text"], self.text, self.slots)
+        return self
+
+    @property
+    def total_bits(self) -> float:
+        return fsum(self.bits)
+
+    def _sequence(self, seq: Seq) -> None:
+        for node in seq:
+            if isinstance(node, Text):
+                self._literal(node.text)
+            elif isinstance(node, Choice):
+                self._choice(node)
+            elif isinstance(node, Ref):
+                item = self.slots[node.slot]
+                self.mentions.append(Mention(self.position, node.slot, node.form, item))
+                self._literal(item.forms[node.form])
+            elif isinstance(node, Switch):
+                self._sequence(node.branches[self.slots[node.slot].key])
+            else:
+                assign(node, self.slots)
+
+    def _literal(self, literal: str) -> None:
+        if not self.text.startswith(literal, self.position):
+            raise self._departure([literal])
+        self.position += len(literal)
+
+    def _choice(self, node: Choice) -> None:
+        chosen = node.match(self.text, self.position) if node.heads else self._compare(self._heads(node))
+        if chosen is None:
+            raise self._departure(self._heads(node))
+        if self.with_costs:
+            self._attribute(self._heads(node), node.probabilities, chosen)
+        self.choices.append(chosen)
+        self.bits.append(node.bits[chosen])
+        self._sequence(node.alternatives[chosen])
+
+    def _heads(self, node: Choice) -> Sequence[str]:
+        return node.heads or [head(alternative, self.slots) for alternative in node.alternatives]
+
+    def _compare(self, heads: Sequence[str]) -> int | None:
+        """The one head that the text has here: the check at load leaves no way to have two."""
+        return next((k for k, text in enumerate(heads) if self.text.startswith(text, self.position)), None)
+
+    def _attribute(self, heads: Sequence[str], probabilities: tuple[float, ...], chosen: int) -> None:
+        """-log2 P(byte | bytes before) along the chosen head: the mass of the heads that still agree."""
+        alive = list(range(len(heads)))
+        before = 1.0
+        for offset, byte in enumerate(heads[chosen]):
+            alive = [k for k in alive if heads[k][offset] == byte]
+            mass = probabilities[chosen] if len(alive) == 1 else fsum(probabilities[k] for k in alive)
+            self.costs[self.position + offset] += log2(before / mass)
+            before = mass
+            if len(alive) == 1:
+                break
+
+    def _departure(self, options: Sequence[str]) -> ParseError:
+        agreed = [_agreement(self.text, self.position, option) for option in options]
+        most = max(agreed)
+        tails = (option[n:] for option, n in zip(options, agreed, strict=True) if n == most)
+        expected = sorted({tail[:12] for tail in tails if tail})
+        return ParseError(self.position + most, expected, self.text, self.slots)
+
+
+def head(seq: Seq, slots: dict[str, Item]) -> str:
+    """The text of `seq` up to its first choice, given what the slots hold."""
+    out: list[str] = []
+    _lead(seq, dict(slots), out)
+    return "".join(out)
+
+
+def _lead(seq: Seq, slots: dict[str, Item], out: list[str]) -> bool:
+    """Appends the leading text; False once a choice has stopped it."""
+    for node in seq:
+        if isinstance(node, Text):
+            out.append(node.text)
+        elif isinstance(node, Ref):
+            out.append(slots[node.slot].forms[node.form])
+        elif isinstance(node, Choice):
+            return False
+        elif isinstance(node, Switch):
+            if not _lead(node.branches[slots[node.slot].key], slots, out):
+                return False
+        else:
+            assign(node, slots)
+    return True
+
+
+def _agreement(text: str, at: int, option: str) -> int:
+    """How many characters of `option` the text has at `at`."""
+    n = 0
+    while n < len(option) and at + n < len(text) and text[at + n] == option[n]:
+        n += 1
+    return n

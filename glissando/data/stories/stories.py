@@ -1,0 +1,133 @@
+"""The stories as one grammar: built, checked and measured once, when first needed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+
+from glissando.data.stories import frame, lexicon, plots_a, plots_b
+from glissando.data.stories.check import Checker
+from glissando.data.stories.exact import Expectation
+from glissando.data.stories.grammar import Builder, Item, Seq, Text
+from glissando.data.stories.parser import Mention, Reader
+from glissando.data.stories.sampler import draw
+from glissando.errors import unknown_name
+
+END = "\n"  # ends a story: one byte, counted like any other
+SPLITS = ("train", "valid", "test")
+LABELS = ("mood", "speech")
+SIGNS = {"+": 1, "0": 0, "-": -1}
+PLOTS = {**plots_a.PLOTS, **plots_b.PLOTS}
+_PLOT_EXPONENT = 0.3  # how much likelier the first plots are than the last
+
+
+@dataclass(frozen=True)
+class Story:
+    """A story with its end marker, its information, its labels and its plot."""
+
+    text: str
+    bits: float
+    labels: dict[str, int]
+    plot: str
+    choices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """What the parser found in a text."""
+
+    bits: float
+    labels: dict[str, int]
+    plot: str
+    choices: tuple[int, ...]
+    mentions: tuple[Mention, ...]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The checked grammar; every story has between `shortest` and `longest` bytes."""
+
+    root: Seq
+    shortest: int
+    longest: int
+
+
+@cache
+def grammar() -> Grammar:
+    """Builds and checks the grammar. Raises GrammarError if it is malformed or ambiguous."""
+    numbers = lexicon.number_items()
+    rules = {**frame.RULES, **PLOTS, "plot": _plot_choice()}
+    builder = Builder(lexicon.pools(numbers), rules, numbers)
+    root = (*builder.template("<opening> <temper> <voice> <day> <plot> <end>"), Text(END))
+    _, shortest, longest = Checker().check(root, {})
+    return Grammar(root, shortest, longest)
+
+
+def _plot_choice() -> str:
+    weights = (f"{(k + 1) ** -_PLOT_EXPONENT:.6f}" for k in range(len(PLOTS)))
+    return "[" + "|".join(f"{w}%{{!plot={name}}}<{name}>" for w, name in zip(weights, PLOTS, strict=True)) + "]"
+
+
+def labels_of(slots: dict[str, Item]) -> dict[str, int]:
+    """The labels that the slots decide; those not yet drawn are absent."""
+    return {name: SIGNS[slots[name].key] for name in LABELS if name in slots}
+
+
+def generate(seed: int, split: str, index: int) -> Story:
+    """Story number `index` of a split. A pure function of its arguments: random access, no limit.
+
+    Splits have keys of their own, so no story of one is ever drawn with another's random numbers, and none is
+    rejected, which would change its probability. Raises UnknownNameError for an unknown split.
+    """
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    key = blake2b(f"stories/{split}/{seed}/{index}".encode(), digest_size=16).digest()
+    drawn = draw(grammar().root, random.Random(int.from_bytes(key, "big")).random)
+    return Story(drawn.text, drawn.bits, labels_of(drawn.slots), drawn.slots["plot"].key, drawn.choices)
+
+
+def parse(text: str) -> Derivation:
+    """The one derivation of a story, end marker included. Raises ParseError where the text departs."""
+    reader = Reader(text).read_all(grammar().root)
+    slots = reader.slots
+    return Derivation(
+        reader.total_bits, labels_of(slots), slots["plot"].key, tuple(reader.choices), tuple(reader.mentions)
+    )
+
+
+def story_bits(text: str) -> float:
+    """-log2 p(text), in bits. Raises ParseError if the grammar cannot produce it."""
+    return parse(text).bits
+
+
+def byte_costs(text: str) -> list[float]:
+    """-log2 p(byte | the bytes before it), one for each byte; they sum to `story_bits(text)`."""
+    return Reader(text, with_costs=True).read_all(grammar().root).costs
+
+
+@cache
+def expectation() -> Expectation:
+    """The exact expectations; computed once, by summing over the grammar."""
+    return Expectation(grammar().root).run()
+
+
+def expected_bits() -> float:
+    """E[bits of a story]."""
+    return expectation().bits
+
+
+def expected_bytes() -> float:
+    """E[bytes of a story], the end marker included."""
+    return expectation().bytes
+
+
+def entropy_floor() -> float:
+    """E[bits] / E[bytes]: no model can predict these stories in fewer bits per byte."""
+    return expected_bits() / expected_bytes()
+
+
+def sample_text(n: int, seed: int = 0) -> str:
+    """`n` stories of the test split, one a line."""
+    return "".join(generate(seed, "test", index).text for index in range(n))

@@ -1,0 +1,148 @@
+"""The stories as batches: rows that are functions of the seed, whole held-out stories, exact floors, prompts."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+
+from glissando.data.base import IGNORED, Shard
+from glissando.data.stories import (
+    ParseError,
+    StoriesCorpus,
+    entropy_floor,
+    generate,
+    labels_so_far,
+    oracle,
+    parse,
+    story_bits,
+)
+from glissando.data.stories.oracle import word_mood
+from glissando.errors import ConfigError, UnknownNameError
+
+
+class Bytes:
+    """The least tokenizer: ids are bytes, a line feed ends a document."""
+
+    vocab_size = 256
+    eos_id = 10
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, ids):
+        return bytes(ids).decode()
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return StoriesCorpus(Bytes(), seq_len=512, batch_size=4, seed=7, valid_stories=18)
+
+
+def test_training_rows_are_whole_stories_end_to_end(corpus):
+    batch = next(corpus.batches("train"))
+    assert batch.ids.shape == batch.targets.shape == (4, 512)
+    assert torch.equal(batch.ids[:, 1:], batch.targets[:, :-1])
+    assert batch.n_bytes == 4 * 512
+    assert batch.control is None
+    for row, targets in enumerate(batch.targets):
+        text = Bytes().decode(targets.tolist())
+        assert batch.ids[row, 0] == 10
+        for story in text.split("\n")[:-1]:
+            parse(story + "\n")
+        with pytest.raises(ParseError) as caught:
+            parse(text.split("\n")[-1])
+        assert caught.value.position == len(text.split("\n")[-1])  # cut, not damaged
+
+
+def test_training_resumes_exactly_and_shards_partition_the_batch(corpus):
+    straight = list(islice(corpus.batches("train"), 5))
+    resumed = list(islice(corpus.batches("train", start=3), 2))
+    assert all(torch.equal(a.ids, b.ids) for a, b in zip(straight[3:], resumed, strict=True))
+    parts = [next(corpus.batches("train", start=2, shard=Shard(rank, 2))) for rank in range(2)]
+    joined = torch.stack([part.ids for part in parts], 1).flatten(0, 1)
+    assert torch.equal(joined, straight[2].ids)
+    rows = {tuple(row.tolist()) for batch in straight for row in batch.ids}
+    assert len(rows) == 20
+
+
+def test_held_out_rows_are_whole_stories_with_their_exact_floor(corpus):
+    batches = list(corpus.batches("valid"))
+    assert [len(batch.ids) for batch in batches] == [4, 4, 4, 4, 2]
+    texts = []
+    for batch in batches:
+        assert batch.ids.shape[1] % 64 == 0
+        assert torch.equal(batch.mask, batch.targets != IGNORED)
+        assert batch.n_bytes == int(batch.mask.sum())
+        rows = [Bytes().decode(row[row != IGNORED].tolist()) for row in batch.targets]
+        assert batch.floor_bits == pytest.approx(sum(story_bits(text) for text in rows), abs=1e-9)
+        for text, ids, control in zip(rows, batch.ids, batch.control, strict=True):
+            assert Bytes().decode(ids[: len(text)].tolist()) == "\n" + text[:-1]
+            assert control.tolist() == list(parse(text).labels.values())
+        texts += rows
+    assert sorted(texts) == sorted(generate(0, "valid", index).text for index in range(18))
+    assert [len(text) for text in texts] == sorted(len(text) for text in texts)
+    assert len(list(corpus.batches("valid", start=3))) == 2
+
+
+def test_held_out_shards_stay_in_step_and_score_every_story_once(corpus):
+    whole = list(corpus.batches("valid"))
+    shards = [list(corpus.batches("valid", shard=Shard(rank, 4))) for rank in range(4)]
+    assert all(len(batches) == len(whole) for batches in shards)
+    for k, batch in enumerate(whole):
+        parts = [batches[k] for batches in shards]
+        assert sum(part.n_bytes for part in parts) == batch.n_bytes
+        assert sum(part.floor_bits for part in parts) == pytest.approx(batch.floor_bits, abs=1e-9)
+        assert {part.ids.shape[1] for part in parts} == {batch.ids.shape[1]}
+        scored = sorted(tuple(row.tolist()) for part in parts for row in part.targets if (row != IGNORED).any())
+        assert scored == sorted(tuple(row.tolist()) for row in batch.targets)
+
+
+def test_texts_are_whole_stories(corpus):
+    assert [parse(text).plot for text in islice(corpus.texts(), 3)]
+    assert len(list(corpus.texts("valid"))) == 18
+
+
+def test_held_out_stories_do_not_depend_on_the_seed(corpus):
+    other = StoriesCorpus(Bytes(), batch_size=4, seed=8, valid_stories=18)
+    ours, theirs = next(corpus.batches("valid")), next(other.batches("valid"))
+    assert torch.equal(ours.targets, theirs.targets)
+    assert not torch.equal(next(corpus.batches("train")).ids, next(other.batches("train")).ids[:, :512])
+
+
+def test_labelled_training_rows_are_one_story_with_its_labels():
+    corpus = StoriesCorpus(Bytes(), seq_len=64, batch_size=3, labelled=True)
+    batch = next(corpus.batches("train"))
+    assert batch.control.shape == (3, len(corpus.control_names))
+    for targets, control in zip(batch.targets, batch.control, strict=True):
+        labels = oracle(Bytes().decode(targets[targets != IGNORED].tolist()))
+        assert control.tolist() == [labels[name] for name in corpus.control_names]
+
+
+def test_prompts_are_held_out_and_decide_no_label(corpus):
+    prompts = corpus.prompts(20)
+    assert len(set(prompts)) > 15
+    assert corpus.prompts(20) == prompts != corpus.prompts(20, seed=1)
+    for prompt in prompts:
+        assert prompt.endswith(".")
+        assert labels_so_far(prompt) == {}
+        assert word_mood(prompt) is None
+        with pytest.raises(ParseError) as caught:
+            parse(prompt)
+        assert caught.value.position == len(prompt)
+
+
+def test_the_corpus_states_its_floor(corpus):
+    assert corpus.entropy_floor == corpus.describe()["entropy_floor"] == entropy_floor()
+
+
+@pytest.mark.parametrize("name", ["seq_len", "batch_size", "valid_stories"])
+def test_sizes_must_be_positive(name):
+    with pytest.raises(ConfigError, match=name):
+        StoriesCorpus(Bytes(), **{name: 0})
+
+
+def test_an_unknown_split_is_refused_at_once(corpus):
+    with pytest.raises(UnknownNameError, match="Did you mean 'valid'"):
+        corpus.batches("valido")
