@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import math
-import time
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 
 from glissando.errors import RunError, TrainingError
 from glissando.runs import METRICS, Run, checkpoint_path, keep_newest
 from glissando.storage import write_atomic
-from glissando.training.module import TrainingModule, part_of
+from glissando.training.budget import Budget, StepEnd
+from glissando.training.checkpoint import PatientCheckpointIO
+from glissando.training.module import TrainingModule
 
 SAMPLES = "samples.txt"
 COLUMNS = (
@@ -25,65 +27,28 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class StepEnd(Callback):
-    """Base of callbacks that act once an optimizer step is done, not after every micro-batch."""
-
-    def on_train_batch_end(
-        self, trainer: Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(module, TrainingModule)
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
-            self.after_step(trainer, module, trainer.global_step)
-
-    def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
-        """`step` optimizer steps are done."""
-
-
-class Budget(StepEnd):
-    """Counts the time spent training, over resumptions too, and stops when the budget is spent."""
-
-    def __init__(self, steps: int | None, seconds: float | None) -> None:
-        self.steps, self.seconds = steps, seconds
-        self.spent_before, self.started = 0.0, time.perf_counter()
-        self.asked_to_stop = False
-
-    @property
-    def spent(self) -> float:
-        return self.spent_before + time.perf_counter() - self.started
-
-    def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
-        self.started = time.perf_counter()
-        self._share(module, trainer.global_step)
-
-    def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
-        self._share(module, step)
-        out_of_time = self.seconds is not None and self.spent >= self.seconds
-        out_of_time = trainer.strategy.reduce_boolean_decision(out_of_time or self.asked_to_stop, all=False)
-        if out_of_time or (self.steps is not None and step >= self.steps):
-            trainer.should_stop = True
-
-    def _share(self, module: Any, step: int) -> None:
-        module.share = step / self.steps if self.steps else self.spent / (self.seconds or math.inf)
-
-    def state_dict(self) -> dict[str, float]:
-        return {"spent": self.spent}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.spent_before = state["spent"]
-
-
 class Validation(StepEnd):
-    """Scores the held-out text every so many steps and at the end; may stop early."""
+    """Scores the held-out text every so many steps and at the end; may end the run early."""
 
-    def __init__(self, every: Callable[[int], bool], patience: int | None) -> None:
-        self.every, self.patience = every, patience
+    def __init__(self, budget: Budget, every: int | None, patience: int | None) -> None:
+        self.budget, self.every, self.patience = budget, every, patience
         self.best, self.waited = math.inf, 0
         self.latest: dict[str, float] = {}
         self.latest_step = -1
 
+    def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
+        if self._patience_is_over():
+            trainer.should_stop = True
+
     def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
-        if self.every(step) or trainer.should_stop:
-            self.measure(trainer, module, step)
+        if self.budget.due(self.every, step):
+            with self.budget.aside():
+                self.measure(trainer, module, step)
+            if self._patience_is_over():
+                self.budget.end(trainer)
+
+    def _patience_is_over(self) -> bool:
+        return self.patience is not None and self.waited >= self.patience
 
     def measure(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
         result = module.validate_now()
@@ -98,8 +63,6 @@ class Validation(StepEnd):
             self.latest["entropy_floor"] = result.floor
         self.waited = 0 if result.loss < self.best else self.waited + 1
         self.best = min(self.best, result.loss)
-        if self.patience is not None and self.waited >= self.patience:
-            trainer.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}
@@ -109,37 +72,50 @@ class Validation(StepEnd):
 
 
 class Samples(StepEnd):
-    """Writes what the model says now to samples.txt, and shows it."""
+    """Writes what the model says now to samples.txt, and shows it. Resuming drops what came after the checkpoint."""
 
-    def __init__(self, path: Path, every: Callable[[int], bool], show: Callable[[str], None]) -> None:
-        self.path, self.every, self.show = path / SAMPLES, every, show
+    def __init__(self, path: Path, budget: Budget, every: int | None, show: Callable[[str], None]) -> None:
+        self.path, self.budget, self.every, self.show = path / SAMPLES, budget, every, show
+        self.size = 0
+
+    def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
+        if trainer.is_global_zero and self.path.is_file() and self.path.stat().st_size > self.size:
+            os.truncate(self.path, self.size)
 
     def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
-        if not (self.every(step) or trainer.should_stop):
+        if not self.budget.due(self.every, step):
             return
-        text = self.sample(module)  # every process, because a sharded model takes all of them
-        if trainer.is_global_zero:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(f"--- step {step}\n{text}\n")
-            self.show(f"step {step}: {text}")
+        with self.budget.aside():
+            text = visible(self.sample(module))  # by every process, because a sharded model takes all of them
+            if trainer.is_global_zero:
+                self.size += _append(self.path, f"--- step {step}\n{text}\n".encode())
+                self.show(f"step {step}: {text}")
 
     def sample(self, module: TrainingModule, tokens: int = 200) -> str:
+        """A held-out beginning, a bar, and how the model goes on."""
         from glissando.generation import generate
 
         prompt = module.corpus.prompts(1, seed=0)[0]
         was_training = module.model.training
         module.model.eval()
         try:
-            text = generate(module.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9)[0]
+            with module.whole_weights():
+                text = generate(module.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9)[0]
         finally:
             module.model.train(was_training)
         return f"{prompt}|{text}"
+
+    def state_dict(self) -> dict[str, int]:
+        return {"size": self.size}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.size = state["size"]
 
 
 class Metrics(StepEnd):
     """metrics.csv: a row every `every` steps and at every validation. Resuming drops the rows after the checkpoint.
 
-    Also offers `latest`, the newest row, to whoever shows it.
+    tokens_per_second counts the time of steps alone. Also offers `latest`, the newest row, to whoever shows it.
     """
 
     def __init__(self, path: Path, every: int, validation: Validation, budget: Budget, tensorboard: bool) -> None:
@@ -152,9 +128,8 @@ class Metrics(StepEnd):
 
     def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, TrainingModule)
-        parts = sorted({f"grad_norm/{part}" for part in _parts(module)})
-        self.columns = [*COLUMNS, *parts]
-        self.mark = (trainer.global_step, time.perf_counter())
+        self.columns = [*COLUMNS, *(f"grad_norm/{part}" for part in module.parts())]
+        self.mark = (trainer.global_step, self.budget.working())
         if not trainer.is_global_zero:
             return
         rows = [row for row in read_metrics(self.path) if int(row["step"]) <= trainer.global_step]
@@ -162,28 +137,23 @@ class Metrics(StepEnd):
         if self.want_events:
             from tensorboardX import SummaryWriter
 
-            self.events = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=trainer.global_step)
-
-    def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        due = (trainer.global_step + 1) % self.every == 0
-        module.want_part_norms = due and (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+            self.events = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=trainer.global_step + 1)
 
     def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
         validated = self.validation.latest_step == step
-        if step % self.every and not validated and not trainer.should_stop:
+        if step % self.every and not validated and not self.budget.ends:
             return
         row = self._row(module, step) | (self.validation.latest if validated else {})
         self.latest = {**self.latest, **row}
         if trainer.is_global_zero:
-            with self.path.open("ab") as file:
-                file.write(_csv([[_shown(row.get(c, "")) for c in self.columns]]))
+            _append(self.path, _csv([[_shown(row.get(c, "")) for c in self.columns]]))
             self._send(row, step)
 
     def _row(self, module: TrainingModule, step: int) -> dict[str, Any]:
-        loss, bits = module.read_meter()
-        (last_step, last_time), now = self.mark, time.perf_counter()
+        loss, bits = module.meter.read()
+        (last_step, last_time), now = self.mark, self.budget.working()
         self.mark = (step, now)
-        tokens = module.config.data.batch_size * module.config.data.seq_len
+        tokens = module.tokens_per_step
         return {
             "step": step,
             "tokens": step * tokens,
@@ -193,13 +163,16 @@ class Metrics(StepEnd):
             "learning_rate": module.learning_rate,
             "grad_norm": module.grad_norm,
             "tokens_per_second": (step - last_step) * tokens / max(now - last_time, 1e-9),
-            **{f"grad_norm/{part}": norm for part, norm in module.part_norms.items()},
+            **{f"grad_norm/{part}": norm for part, norm in module.part_norms().items()},
         }
 
     def _send(self, row: dict[str, Any], step: int) -> None:
         if self.events is not None:
             for name, value in row.items():
                 self.events.add_scalar(name, value, step)
+
+    def on_exception(self, trainer: Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        self.on_train_end(trainer, module)
 
     def on_train_end(self, trainer: Trainer, module: pl.LightningModule) -> None:
         if self.events is not None:
@@ -209,30 +182,52 @@ class Metrics(StepEnd):
 class Saver(StepEnd):
     """Checkpoints, and the run's own weights with them: atomically, after everything else of the step."""
 
-    def __init__(self, run: Run, every: Callable[[int], bool], keep: int) -> None:
-        self.run, self.every, self.keep = run, every, keep
-        self.saved_step = -1
+    def __init__(self, run: Run, budget: Budget, every: int | None, keep: int, files: PatientCheckpointIO) -> None:
+        self.run, self.budget, self.every, self.keep, self.files = run, budget, every, keep, files
 
     def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
-        if self.every(step) or trainer.should_stop:
-            self.save(trainer, step)
+        if trainer.should_stop or self.budget.due(self.every, step):
+            with self.budget.aside():
+                module.require_finite_weights()
+                self.save(trainer, step)
 
     def save(self, trainer: Trainer, step: int) -> None:
-        """Raises TrainingError, naming what still stands, if the disk does not take it."""
+        """Raises TrainingError, on every process, if the disk does not take it; the message says what stands."""
         target = checkpoint_path(self.run.path / "checkpoints", step)
+        trainer.save_checkpoint(target)
+        problem = self.files.problem or (self._publish(target) if trainer.is_global_zero else None)
+        # Only the first process writes: without being told the others would wait for it for ever.
+        reason = trainer.strategy.broadcast(str(problem) if problem else None)
+        if reason:
+            raise TrainingError(f"could not save step {step}: {reason}") from problem
+
+    def _publish(self, checkpoint: Path) -> Exception | None:
         try:
-            trainer.save_checkpoint(target)
-            if trainer.is_global_zero:
-                weights = Run(self.run.path, target).read_state_dict()
-                self.run.write_model(weights, self.run.read_config())
-                keep_newest(target.parent, self.keep)
+            weights = Run(self.run.path, checkpoint).read_state_dict()
+            self.run.write_model(weights, self.run.read_config())
+            keep_newest(checkpoint.parent, self.keep)
         except (OSError, RunError) as error:
-            raise TrainingError(f"could not save step {step}: {error}") from error
-        self.saved_step = step
+            return error
+        return None
 
 
-def _parts(module: TrainingModule) -> list[str]:
-    return [part_of(name) for name, p in module.model.named_parameters() if p.requires_grad]
+def visible(text: str) -> str:
+    """`text` with control characters but newline and tab as U+FFFD: an untrained model writes terminal commands."""
+    return text.translate(_INVISIBLE)
+
+
+_INVISIBLE = {code: "\ufffd" for code in [*range(32), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}
+
+
+def _append(path: Path, data: bytes) -> int:
+    """The number of bytes added. Raises TrainingError if the disk does not take them."""
+    try:
+        with path.open("ab") as file:
+            return file.write(data)
+    except OSError as error:
+        raise TrainingError(
+            f"could not write {path}: {error.strerror}. The last checkpoint stands: free space and resume."
+        ) from error
 
 
 def _shown(value: Any) -> Any:

@@ -27,7 +27,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from glissando.errors import RunError
 from glissando.runs import checkpoint_path, checkpoint_step, checkpoints, keep_newest, latest_checkpoint
@@ -42,6 +43,7 @@ from glissando.storage import (
 )
 
 __all__ = [
+    "PatientCheckpointIO",
     "RandomState",
     "SafeCheckpointIO",
     "ShardedStrategy",
@@ -110,6 +112,19 @@ class SafeCheckpointIO(CheckpointIO):
             remove_directory(path)
 
 
+class PatientCheckpointIO(SafeCheckpointIO):
+    """Keeps the error of a failed save in `problem`: rank 0 alone writes, and must still meet the others after it."""
+
+    problem: RunError | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """As SafeCheckpointIO, but raises no RunError."""
+        try:
+            super().save_checkpoint(checkpoint, path, storage_options)
+        except RunError as error:
+            self.problem = error
+
+
 class ShardedStrategy(ModelParallelStrategy):
     """FSDP2 and tensor parallelism whose checkpoints go through the checkpoint plugin, as everywhere else.
 
@@ -132,9 +147,18 @@ class ShardedStrategy(ModelParallelStrategy):
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(self.model, checkpoint["state_dict"], options=options)
         for optimizer, state in zip(self.optimizers, checkpoint.get("optimizer_states", []), strict=False):
-            named = FullyShardedDataParallel.rekey_optim_state_dict(state, OptimStateKeyType.PARAM_NAME, self.model)
-            set_optimizer_state_dict(self.model, optimizer, named, options=options)
+            set_optimizer_state_dict(self.model, optimizer, _by_name(state, optimizer, self.model), options=options)
         return checkpoint
+
+
+def _by_name(state: Mapping[str, Any], optimizer: Optimizer, model: Module) -> dict[str, Any]:
+    """An optimizer's state with parameter names for numbers, which count differently with and without sharding."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    own = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    name_of = dict(zip(numbers, own, strict=True))
+    groups = [{**group, "params": [name_of[n] for n in group["params"]]} for group in state["param_groups"]]
+    return {"state": {name_of[n]: value for n, value in state["state"].items()}, "param_groups": groups}
 
 
 class RandomState(Callback):

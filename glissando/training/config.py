@@ -11,6 +11,14 @@ from glissando.errors import ConfigError
 from glissando.model import ModelConfig
 from glissando.training.schedules import ScheduleConfig
 
+#: options that say what to train on, and not how: a run may be resumed with others
+MACHINE = ("devices", "num_nodes", "accelerator", "strategy")
+
+_POSITIVE = (
+    "clip", "accumulate", "early_stopping", "validate_every", "save_every", "sample_every", "log_every",
+    "keep_checkpoints", "devices", "num_nodes",
+)  # fmt: skip
+
 
 @dataclass
 class OptimizerConfig:
@@ -72,9 +80,10 @@ class TrainingConfig:
         if len(given) != 1:
             named = " and ".join(given) or "none"
             raise ConfigError(f"the budget is exactly one of training.steps, .tokens, .seconds; got {named}")
-        for name in (given[0], "accumulate", "log_every", "keep_checkpoints", "devices", "num_nodes"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"training.{name} must be positive, got {getattr(self, name)}")
+        for name in (given[0], *_POSITIVE):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"training.{name} must be positive, got {value}")
 
 
 @dataclass
@@ -85,6 +94,16 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def check(self, processes: int) -> None:
+        """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
+        self.training.check()
+        parts = self.training.accumulate * processes
+        if self.data.batch_size % parts:
+            raise ConfigError(
+                f"data.batch_size {self.data.batch_size} cannot be shared by {processes} process(es) x "
+                f"training.accumulate {self.training.accumulate}; use a multiple of {parts}"
+            )
 
     def total_steps(self) -> int | None:
         """Optimizer steps of the whole budget; None when it is in seconds."""

@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-import fnmatch
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
 from glissando.errors import ConfigError, TrainingError
 from glissando.evaluation.scoring import Score, heard_control, score_part, to_device, token_losses
 from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
+from glissando.training.meter import Meter, StepSums
+from glissando.training.parts import freeze, local, local_norms, part_norms, part_of
 from glissando.training.schedules import Progress, build_schedule
 
 
 class MicroBatch(NamedTuple):
-    """Part of a step's rows, and how many targets this process scores in the whole step."""
+    """Part of a step's rows, and how many targets it scores, counted before it goes to the device."""
 
     batch: Batch
-    scored_in_step: int
-
-
-class Meter:
-    """Sums of nats, targets and bytes since the last reading, over all processes."""
-
-    def __init__(self) -> None:
-        self.sums = torch.zeros(3, dtype=torch.float64)
-
-    def add(self, nats: Tensor, targets: int, n_bytes: int) -> None:
-        self.sums += torch.stack(
-            [nats.detach().double().cpu(), torch.tensor(float(targets)), torch.tensor(float(n_bytes))]
-        )
-
-    def read(self, reduce: Any) -> tuple[float, float]:
-        """Nats per target and bits per byte, then start anew."""
-        nats, targets, n_bytes = reduce(self.sums).tolist()
-        self.sums = torch.zeros_like(self.sums)
-        return nats / max(targets, 1), nats / math.log(2) / max(n_bytes, 1)
+    targets: int
 
 
 class TrainingModule(pl.LightningModule):
@@ -52,16 +36,16 @@ class TrainingModule(pl.LightningModule):
         self.config, self.corpus = config, corpus
         self.model = model
         self.schedule = build_schedule(config.training.schedule)
-        self.meter = Meter()
+        self.meter, self.step_sums = Meter(), StepSums()
         self.share = 0.0  # of the budget spent; the budget callback keeps it
         self.grad_norm, self.learning_rate = 0.0, 0.0
-        self.part_norms: dict[str, float] = {}
-        self.want_part_norms = False
         freeze(model, config.training.freeze)
-        for depth in model.modules():
-            if hasattr(depth, "gradient_checkpointing"):
-                setattr(depth, "gradient_checkpointing", config.training.gradient_checkpointing)  # noqa: B010
-        self._compiled: Any = None
+        self._norms: dict[str, float] = {}
+        self._trained: list[tuple[str, Tensor]] = []
+        if config.training.gradient_checkpointing:
+            _checkpoint_gradients(model)
+        # A compiled function and not a compiled module, which would register the model's weights a second time.
+        self._logits: Any = torch.compile(self._logits_of) if config.training.compile else self._logits_of
 
     # ------------------------------------------------------------------ set-up
 
@@ -79,9 +63,7 @@ class TrainingModule(pl.LightningModule):
         fully_shard(self.model, mesh=mesh)
 
     def _sharded(self) -> bool:
-        from torch.distributed.tensor import DTensor
-
-        return any(isinstance(p, DTensor) for p in self.parameters())
+        return any(local(p) is not p for p in self.parameters())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW; weight decay on matrices alone."""
@@ -116,80 +98,117 @@ class TrainingModule(pl.LightningModule):
             for part in range(parts)
         ]
         while True:
-            batches = [next(stream) for stream in streams]
-            scored = sum(int((b.targets != IGNORED).sum()) for b in batches)
-            yield from (MicroBatch(b, scored) for b in batches)
+            for stream in streams:
+                batch = next(stream)
+                yield MicroBatch(batch, int((batch.targets != IGNORED).sum()))
 
     def transfer_batch_to_device(self, batch: MicroBatch, device: torch.device, _: int) -> MicroBatch:
-        return MicroBatch(to_device(batch.batch, device), batch.scored_in_step)
+        return MicroBatch(to_device(batch.batch, device), batch.targets)
 
     # ------------------------------------------------------------------ a step
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.config.data.batch_size * self.config.data.seq_len
+
     def training_step(self, item: MicroBatch, _: int) -> Tensor:
-        """The mean over the whole step's targets, whatever number of parts and processes share them.
+        """The summed loss over a fixed number; the end of the step, which knows all targets, makes it their mean.
 
         Lightning divides by the number of parts and averages gradients over processes; both are undone here,
         because a mean of means weighs the targets of a short batch more.
         """
-        nats = self._nats(item.batch)
-        targets = int((item.batch.targets != IGNORED).sum())
-        self.meter.add(nats, targets, item.batch.n_bytes)
-        if not torch.isfinite(nats):
-            raise TrainingError(
-                f"the loss is {nats.item()} at step {self.trainer.global_step}; its weights are not saved. "
-                "Lower training.optimizer.learning_rate or set training.clip, and resume."
-            )
-        total = self._over_processes(torch.tensor(float(item.scored_in_step))).item()
-        return nats * (self.config.training.accumulate * self.trainer.world_size / max(total, 1.0))
+        nats = token_losses(self._logits(item.batch), item.batch.targets).sum()
+        self.step_sums.add(nats, item.targets, item.batch.n_bytes)
+        return nats * (self.config.training.accumulate * self.trainer.world_size / self.tokens_per_step)
 
-    def _nats(self, batch: Batch) -> Tensor:
-        if self.config.training.compile and self._compiled is None:
-            self._compiled = torch.compile(self.model)
-        model = self._compiled or self.model
-        logits, _ = model(batch.ids, mask=batch.mask, control=heard_control(self.model, batch))
-        return token_losses(logits, batch.targets).sum()
-
-    def _over_processes(self, value: Tensor) -> Tensor:
-        """The sum over all processes."""
-        if self.trainer.world_size == 1:
-            return value
-        value = value.to(self.device).clone()
-        torch.distributed.all_reduce(value)
-        return value.cpu()
-
-    def read_meter(self) -> tuple[float, float]:
-        """Training loss and bits per byte since the last reading, over all processes."""
-        return self.meter.read(self._over_processes)
+    def _logits_of(self, batch: Batch) -> Tensor:
+        return self.model(batch.ids, mask=batch.mask, control=heard_control(self.model, batch))[0]
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
         """Clip, refuse what is not finite, and set the learning rate: it may depend on the norm before clipping."""
-        grads = [p.grad for p in self.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        self.grad_norm = norm.item()
-        if not math.isfinite(self.grad_norm):
-            raise TrainingError(
-                f"the gradient is not finite at step {self.trainer.global_step}, first in "
-                f"{self._first_bad_part()}. The last checkpoint is kept: lower "
-                "training.optimizer.learning_rate or training.clip, and resume."
-            )
-        if self.want_part_norms:
-            self.part_norms = part_norms(self.model)
+        if not self._trained:  # here and not earlier: sharding replaces the parameters
+            self._trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        grads = {name: p.grad for name, p in self._trained if p.grad is not None}
+        nats, targets, n_bytes, norms = self._finish_step(list(grads.values()))
+        scale = self.tokens_per_step / max(targets, 1)  # of a mean over the step's targets to what was derived
+        self._norms = {name: norm * scale for name, norm in zip(grads, norms, strict=True)}
+        self.grad_norm = math.hypot(*self._norms.values())
+        self._require_finite(nats)
+        self.meter.add(nats, targets, n_bytes)
         clip = self.config.training.clip
         if clip is not None and self.grad_norm > clip:
-            torch._foreach_mul_(grads, clip / self.grad_norm)
+            scale *= clip / self.grad_norm
+        if scale != 1:
+            torch._foreach_mul_([local(g) for g in grads.values()], scale)
         now = Progress(self.trainer.global_step, self.share, self.grad_norm)
         self.learning_rate = self.config.training.optimizer.learning_rate * self.schedule.factor(now)
         for group in optimizer.param_groups:
             group["lr"] = self.learning_rate
 
-    def _first_bad_part(self) -> str:
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-                return f"{part_of(name)} ({name})"
-        return "no single parameter: the norm itself overflows"
+    def _finish_step(self, grads: list[Tensor]) -> tuple[float, int, int, list[float]]:
+        """Nats, targets and bytes of the whole step and each gradient's norm; the only wait for the device."""
+        mine, self.step_sums = self.step_sums, StepSums()
+        assert mine.nats is not None
+        norms = local_norms(grads)
+        if self.trainer.world_size == 1:
+            *values, nats = torch.cat([norms, mine.nats.to(norms.dtype).view(1)]).tolist()
+            return nats, mine.targets, mine.n_bytes, values
+        counts = mine.nats.new_tensor([mine.targets, mine.n_bytes], dtype=torch.float64)
+        sharded = local(grads[0]) is not grads[0]
+        shares = [norms.double().square()] if sharded else []  # of norms that no process has as a whole
+        whole = torch.cat([mine.nats.double().view(1), counts, *shares])
+        torch.distributed.all_reduce(whole)
+        nats, targets, n_bytes, *squares = whole.tolist()
+        values = [math.sqrt(s) for s in squares] if sharded else norms.tolist()
+        return nats, int(targets), int(n_bytes), values
+
+    def _require_finite(self, nats: float) -> None:
+        """Every process sees the same sums, so that all of them raise."""
+        if math.isfinite(nats) and math.isfinite(self.grad_norm):
+            return
+        bad = [name for name, norm in self._norms.items() if not math.isfinite(norm)]
+        where = f"the gradient first in {part_of(bad[0])} ({bad[0]})" if bad else "the gradient is finite"
+        what = "the gradient is not finite" if math.isfinite(nats) else f"the loss is {nats}"
+        raise TrainingError(
+            f"{what} in step {self.trainer.global_step + 1}; {where}. That step is not taken and the last checkpoint "
+            "stands: train again with a lower training.optimizer.learning_rate or a lower training.clip."
+        )
+
+    def part_norms(self) -> dict[str, float]:
+        """|gradient| of each part in the last step, before clipping; their root sum of squares is `grad_norm`."""
+        return part_norms(self._norms)
+
+    def parts(self) -> list[str]:
+        """The parts of the model that are trained."""
+        return sorted({part_of(name) for name, p in self.model.named_parameters() if p.requires_grad})
+
+    def require_finite_weights(self) -> None:
+        """Raises TrainingError, on every process, if a weight has overflowed: it must not be saved."""
+        named = dict(self.model.named_parameters())
+        bad = (~local_norms(named.values()).isfinite()).double()
+        if self.trainer.world_size > 1:
+            torch.distributed.all_reduce(bad)
+        if bad.any():
+            name = list(named)[int(bad.argmax())]
+            raise TrainingError(
+                f"after step {self.trainer.global_step} {part_of(name)} ({name}) is not finite; it is not saved and "
+                "the last checkpoint stands. Train again with a lower training.optimizer.learning_rate."
+            )
 
     # ------------------------------------------------------------------ held out
+
+    @contextlib.contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Under FSDP2, gathers what no block holds, which generation uses without calling the whole model."""
+        if not self._sharded():
+            yield
+            return
+        sharded: Any = self.model
+        sharded.unshard()
+        try:
+            yield
+        finally:
+            sharded.reshard()
 
     def validate_now(self) -> Score:
         """The held-out score over all processes' rows."""
@@ -211,43 +230,19 @@ class TrainingModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["schedule"] = self.schedule.state_dict()
+        checkpoint["meter"] = self.meter.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.schedule.load_state_dict(checkpoint["schedule"])
+        self.meter = Meter(**checkpoint["meter"])
 
 
-def freeze(model: nn.Module, patterns: list[str]) -> None:
-    """Stop training the parameters whose names match a shell pattern.
-
-    Raises ConfigError for a pattern that matches nothing, or if nothing is left to train.
-    """
-    names = [name for name, _ in model.named_parameters()]
-    for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            raise ConfigError(
-                f"training.freeze pattern {pattern!r} matches no parameter; names look like {', '.join(names[:6])}"
-            )
-    for name, parameter in model.named_parameters():
-        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
-            parameter.requires_grad_(False)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ConfigError("training.freeze leaves nothing to train")
-
-
-def part_of(name: str) -> str:
-    """The part of the model that a parameter belongs to: depth.blocks.3.mixer.qkv.weight -> depth.blocks.3.mixer."""
-    pieces = name.split(".")
-    if pieces[0] != "depth":
-        return pieces[0]
-    numbered = [i for i, piece in enumerate(pieces) if piece.isdigit()]
-    return ".".join(pieces[: (numbered[-1] + 2 if numbered else 2)])
-
-
-def part_norms(model: nn.Module) -> dict[str, float]:
-    """|gradient| of each part, before clipping."""
-    grads: dict[str, list[Tensor]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            grads.setdefault(part_of(name), []).append(parameter.grad)
-    norms = {part: torch.nn.utils.get_total_norm(group) for part, group in grads.items()}
-    return {p: (n.full_tensor() if hasattr(n, "full_tensor") else n).item() for p, n in norms.items()}
+def _checkpoint_gradients(model: LanguageModel) -> None:
+    able = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    if not able:
+        raise ConfigError(
+            f"model.depth.kind {model.config.depth.kind!r} cannot recompute its blocks; leave "
+            "training.gradient_checkpointing off"
+        )
+    for module in able:
+        setattr(module, "gradient_checkpointing", True)  # noqa: B010 (nn.Module declares no such attribute)

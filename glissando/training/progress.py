@@ -9,7 +9,8 @@ from typing import Any, TextIO
 import lightning.pytorch as pl
 from lightning.pytorch import Trainer
 
-from glissando.training.callbacks import Budget, Metrics, StepEnd, Validation
+from glissando.training.budget import Budget, StepEnd
+from glissando.training.callbacks import Metrics, Validation
 from glissando.training.module import TrainingModule
 
 
@@ -20,10 +21,10 @@ class Progress(StepEnd):
         self.budget, self.validation, self.metrics = budget, validation, metrics
         self.file = file or sys.stderr
         self.bar: Any = None
-        self.drawn, self.rate_from = 0.0, (0, 0.0)
+        self.drawn, self.first_step = 0.0, 0
 
     def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
-        self.rate_from = (trainer.global_step, time.perf_counter())
+        self.first_step = trainer.global_step
         if trainer.is_global_zero and self.file.isatty():
             from tqdm import tqdm
 
@@ -43,8 +44,7 @@ class Progress(StepEnd):
 
     def line(self, module: TrainingModule, step: int) -> str:
         """What the bar says."""
-        (first, began), tokens = self.rate_from, module.config.data.batch_size * module.config.data.seq_len
-        rate = (step - first) * tokens / max(time.perf_counter() - began, 1e-9)
+        rate = (step - self.first_step) * module.tokens_per_step / max(self.budget.working(), 1e-9)
         latest = self.metrics.latest
         parts = [f"step {step}"]
         if "train_loss" in latest:
@@ -56,8 +56,9 @@ class Progress(StepEnd):
         return ", ".join([*parts, f"{rate / 1000:.1f}k tok/s", f"{self._left(module.share)} left"])
 
     def _left(self, share: float) -> str:
-        seconds = self.budget.spent * (1 - share) / share if 0 < share < 1 else 0.0
-        return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+        seconds = round(self.budget.elapsed() * (1 - share) / share) if 0 < share < 1 else 0
+        minutes = f"{seconds // 60}" if seconds < 3600 else f"{seconds // 3600}:{seconds // 60 % 60:02d}"
+        return f"{minutes}:{seconds % 60:02d}"
 
     def say(self, text: str) -> None:
         """A line above the bar."""

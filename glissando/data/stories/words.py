@@ -8,139 +8,80 @@ from __future__ import annotations
 
 NOUNS = {
     "kinds": "fox, rabbit, mouse, bear, squirrel, hedgehog, kitten, puppy, lamb, duckling, raccoon, pony, piglet, "
-    "panda, otter, koala, beaver, mole, gosling, wolf, deer, monkey, tiger, elephant, penguin, dormouse, "
-    "badger, lynx, meerkat, stoat, hare, jackal, wombat, sloth, possum, puffin, mink, polecat, foal, "
-    "chick, bunny, fawn, yearling, cub, joey, ermine, cheetah, panther, ocelot, anteater, hyena, gazelle, "
-    "coyote, tadpole, sable, loris, tamarin, quokka, aardvark, alpaca, civet, dingo, genet, gibbon, "
-    "hamster, husky, jerboa, kiwi, leveret, macaque, martin, mustang, numbat, okapi, oryx, owlet, pika, "
-    "poodle, pug, reindeer, serval, tarsier, terrier, weanling, whippet",
+    "panda, otter, koala, beaver, mole, gosling, wolf",
     "palkinds": "frog, turtle, goat, hamster, sparrow, donkey, lizard, chipmunk, robin, snail, pigeon, weasel, calf, "
-    "parrot, newt, crab, ferret, gecko, zebra, llama, skunk, marmot, toad, cricket, mule, iguana, lemur, "
-    "quail, thrush, wren, heron, gnome, elf, vole, shrew, cuckoo, finch, canary, starling, jay, kestrel, "
-    "plover, tern, guppy, minnow, lobster, shrimp, mantis, wasp, locust, cobra, tortoise, ox, ram, filly, "
-    "bobcat, swift, grouse",
+    "parrot, newt, crab, ferret, gecko, zebra, llama",
     "sizes": "little, small, young, tiny, shy, brown, plump, clever, ginger, white, curly, round, slim, spotted, "
-    "fluffy, skinny, sandy, scruffy, grey, stout, dainty, wiry, nimble, lanky, stubby, rosy, hungry, "
-    "spry, sturdy, thin, chubby, lofty, short, pale, dark, silky, woolly, sleek, bold, eager, quick, "
-    "striped, downy, tidy, odd, shaggy, tame, wise, blond, dappled, fair, fuzzy, furry, glossy, gentle, "
-    "hairy, homely, large, lean, minute, mottled, patchy, petite, pudgy, puny, russet, slender, spiky, "
-    "squat, supple, tan, tawny, tubby, wavy, zippy, agile, artful, brisk, canny, daring",
+    "fluffy, skinny, sandy, scruffy, grey, stout",
     "looks": "brown, grey, white, plump, curly, spotted, freckled, slim, fluffy, skinny, sandy, scruffy, stout, "
-    "wiry, lanky, sleek, shaggy, dusty, striped, woolly, chubby, rosy, pale, silky, ginger, downy, "
-    "stocky, bony, furry, black, cream, bald, tawny, smooth, velvety, auburn, beige, blond, blue, "
-    "crested, dappled, dark, fair, flecked, glossy, hairy, large, lean, long, marbled, mottled, patchy, "
-    "pied, pudgy, puny, red, slender, small, spiky, squat, tall, tan, thick, tubby, wavy, waxen, wizened, "
-    "wrinkly",
+    "wiry, lanky, sleek, shaggy, dusty, striped, woolly",
     "traits": "lazy, old, noisy, sleepy, proud, hungry, quick, bold, silly, nervous, wise, busy, muddy, rich, poor, "
-    "strong, vain, wild, fussy, dreamy, famous, thirsty, royal, clumsy, greedy, kindly, neat, patient, "
-    "quiet, rude, tame, witty, young, zealous, honest, brave, bossy, chatty, daring, elderly, frail, "
-    "gentle, idle, jealous, loyal, able, agile, artful, astute, brainy, caring, cunning, curious, "
-    "devoted, dizzy, eager, fair, fierce, foolish, funny, giving, hardy, helpful, humble, learned, "
-    "logical, lovable, mellow, messy, mighty, naughty, nosy, pushy, shifty, shrewd, smart, snobby, "
-    "social, sporty, strict, thrifty, timid, tiny, tired, trusty, unruly, untidy, wealthy, weary, wily",
+    "strong, vain, wild, fussy, dreamy",
     "toys": "ball, kite, drum, doll, boat, whistle, puppet, wagon, hoop, trumpet, teddy, rattle, sled, top, "
-    "yo-yo, train, parasol, marble, swing, harp, tricycle, pinwheel, banjo, mask, dart, bow, scooter, "
-    "globe, truck, lantern, jigsaw, cart, fiddle, bugle, bracelet, stilt, racket, paddle, cap, magnet, "
-    "gong, windmill, crown, basket, clown, domino, abacus, airship, arrow, bat, beanbag, blimp, bongo, "
-    "cannon, castle, checker, cube, cymbal, flute, frisbee, helmet, horn, jeep, lasso, lute, monster, "
-    "ocarina, pail, piano, plane, pump, quoit, robot, shield, skate, skittle, spinner, sword, tank, tent, "
-    "tractor, tugboat, van, viola, wand, zither",
+    "yo-yo, train, parasol, marble, swing, harp",
     "colors": "red, blue, green, yellow, purple, orange, pink, silver, golden, striped, copper, scarlet, violet, "
-    "ivory, crimson, amber, bronze, checked, jade, maroon, indigo, dotted, olive, auburn, azure, beige, "
-    "black, brown, cobalt, coral, cream, fawn, gray, khaki, lilac, lime, mauve, navy, ochre, peach, plum, "
-    "rosy, ruby, russet, salmon, sepia, tan, teal, white",
+    "ivory, crimson, amber, bronze, checked, jade, maroon",
     "shades": "black, brown, tan, rusty, dark",
     "hues": "white, cream, pale, rosy, lilac",
     "qual": "old, big, new, odd, fine, heavy, shiny, dusty, rare, worn, plain, small, strange, round, broken, "
-    "huge, lovely, rough, smooth, tidy, sturdy, thin, crooked, royal, magic, thick, greasy, famous, "
-    "lucky, foreign, dented, humble, spare, sticky, costly, pointed, tall, wide, narrow, flat, bent, "
-    "hollow, wooden, dirty, clean, simple, fancy, cheap, ugly, pretty, soft, hard, sharp, dull, light, "
-    "dark, bright, pale, dry, fresh, curious, secret, mended, cracked, modern, ancient, handy, perfect, "
-    "useful, wobbly, slim, chipped, glossy, muddy, sandy, frosty, quaint, noble, crude, dainty, sooty, "
-    "bulky, folding, painted, velvety, solid, flimsy, patched, unusual, weird, stout, bumpy, rustic, "
-    "elegant, tough, airy, antique, bony, bulging, buttery, carved, chunky, classic, coarse, common, "
-    "compact, cosmic, covered, creaky, creamy, decent, durable, earthy, edgy, empty, exotic, faded, "
-    "feeble, fiery, flawed, fluted, fragile, furry, fuzzy, genuine, giant, gilded, glassy, grand, grimy, "
-    "grubby, homely, iced, icy, jagged, knotty, leafy, local, long, marked, matte, mighty, misty, moldy, "
-    "mossy, neat, notched, padded, pearly, pricey, prime, proper, puffy, ribbed, rigid, ripped, rotten, "
-    "ruined, scented, scruffy, sealed, shabby, short, single, sleek, special, square, stained, stiff, "
-    "stolen, stylish, supple, tangled, tapered, tinted, trendy, twisted, unique, waxed, waxy, weighty, "
-    "winding, woven",
+    "huge, lovely, rough, smooth, tidy",
     "wear": "(blue/red/green/black/gold/white/wool/silk/linen/leather/pink/brown/velvet/grey/paper/yellow) "
     "(scarf/coat/hat/bag/cape/shirt/stick/belt/bow/wig/fan/horn/mask/sack/drum/vest)",
     "junk": "(old/torn/wet/lost/odd) (shoe/sock/map/glove/hat), (broken/empty/dusty) (cup/jar/plate/bottle), "
     "(rusty/bent) (nail/spoon/fork/hinge)",
     "cakes": "cake, pie, loaf, tart, pudding, strudel, muffin, waffle, biscuit, pretzel, scone, brownie, flan, crepe",
     "tools": "ladder, hammer, bucket, rake, saw, shovel, broom, axe, drill, hoe, wrench, trowel, rope, crowbar, "
-    "ruler, sickle, chisel, mop, file, pump, spade, sieve, plow, vise, hatchet, hook, lever, pickaxe, "
-    "brush, anvil, scythe, plank, vacuum, trolley, needle, funnel, basin, winch, clamp, net, oar, crane, "
-    "jack",
+    "ruler, sickle, chisel, mop, file, pump",
     "repairs": "roof, fence, gate, chimney, window, bench, door, henhouse, bridge, stove, bed, cart, oven, shed, "
-    "raft, pier, sofa, wall, attic, sink, plow, pump, well, clock",
+    "raft, pier, sofa, wall, attic, sink",
     "patients": "bird, bee, bat, swallow, seagull, ladybug, crane, lark, finch, magpie, raven, stork, moth, owl, "
     "duck, swan, eagle, dove, hornet, puffin",
     "cloths": "scarf, ribbon, sock, leaf, towel, mitten, apron, blanket, shawl, napkin, bandage, rag, cape, sash, "
-    "veil, bedsheet, sleeve, cloak, bonnet, tie, turban, curtain, quilt, mat, kerchief, stocking, belt, "
-    "hankie, rug, sheet, tarp, vest, glove",
+    "veil, bedsheet, sleeve, cloak, bonnet, tie",
     "treasures": "shell, feather, button, coin, pebble, key, pearl, acorn, bead, compass, thimble, locket, ruby, "
-    "crystal, fossil, bracelet, stamp, walnut, brooch, poem, clover, ring, whisker, tooth, rose, candle, "
-    "dice, sapphire, spyglass, nugget, anchor, opal, buckle, cork, whistle, penny, lens, cameo, brick, "
-    "violet, egg, spool, teardrop, bottle, bone, amulet, emerald, arrow, badge, berry, bolt, card, charm, "
-    "comb, coral, diamond, doily, flint, flower, garnet, geode, gem, jewel, letter, lily, mirror, "
-    "note, nut, peg, pin, plume, prism, puzzle, quill, relic, rune, scarab, seal, seed, spoon, sticker, "
-    "thread, ticket, token, topaz, trinket, tulip, turnip, wax seal, wishbone",
+    "crystal, fossil, bracelet, stamp, walnut, brooch, poem",
     "baskets": "box, pot, basket, tin, bag, boot, teapot, drawer, chest, sack, jug, barrel, bowl, crate, purse, hat, "
-    "pail, vase, jar, cradle, casket, tray, trunk, bottle, mug, bucket, kettle, cage, pouch, wagon",
+    "pail, vase, jar, cradle",
     "prizes": "medal, crown, trophy, flag, spoon, cushion, lollipop, diploma, kettle, umbrella, saddle, goblet, "
-    "garland, statue, rug, sword, bell, fan, sundial, clock, coat, lamp, harp, tiara, bracelet, cask, "
-    "pendant, scroll, pie, badge, rosette, banner, drum, ham",
+    "garland, statue, rug, sword, bell, fan, sundial, clock",
     "crafts": "card, necklace, nest, picture, star, pillow, flute, chair, clay dog, wreath, bookmark, ladle, quilt, "
-    "vest, table, fiddle, belt, comb, stool, bed, tray, snowman, mobile, sandal, lute, kennel, puzzle, "
-    "sweater, bonnet, whisk, easel, bell, teddy, canoe, hammock, crib, sundress, candle, gate, barrow",
+    "vest, table, fiddle, belt, comb, stool, bed",
     "beasts": "moose, hippo, sheepdog, bull, camel, swan, yak, ostrich, walrus, buffalo, peacock, rhino, seal, "
-    "giraffe, python, gorilla, emu, bison, tapir, condor, octopus, baboon, leopard, panther, ram, eagle, "
-    "dolphin, zebu, turkey, pelican, elk, mammoth, otter, boa",
+    "giraffe, python, gorilla, emu, bison, tapir, condor",
     "noises": "growl, rumble, howl, thump, groan, snort, screech, hiss, rattle, scream, grunt, roar, wail, buzz, "
     "clang, squeak",
     "shelters": "cave, barn, log, hut, tunnel, mill, chapel, cellar, tent, shed, hole, church, ruin, wagon, attic, "
-    "crypt, hangar, stable, den, well, garage, lodge, tower, grotto",
+    "crypt, hangar, stable, den, well",
     "lights": "candle, lamp, torch, match, lantern, glowworm",
     "breakables": "vase, clock, mirror, teacup, bowl, violin, jug, plate, statue, window, teapot, lamp, piano, "
-    "aquarium, pitcher, kettle, radio, mandolin, trophy, eggcup, lantern, cup, pipe, harp, pot, camera, "
-    "doorbell",
+    "aquarium, pitcher, kettle, radio, mandolin, trophy, eggcup",
     "landmarks": "bush, wall, boulder, haystack, tower, woodpile, cart, hedge, statue, barrel, archway, signpost, "
-    "anthill, fountain, wagon, chapel, bench, well, ladder, oven, tent, stable, pillar, cave, mound, "
-    "kiosk, curtain, cactus, pump",
+    "anthill, fountain, wagon, chapel, bench, well, ladder, oven",
     "wishers": "star, genie, rainbow, fairy, mermaid, wizard, dragon, giant, witch, old oak, sphinx, cloud, sprite, "
     "oracle, unicorn, phoenix",
     "wonders": "ship, garden, castle, sister, horse, rocket, piano, brother, bicycle, new tail, library, palace, "
-    "robot, crown, friend, zoo, theater, yacht, new nose, tower, big cake",
+    "robot, crown, friend, zoo, theater, yacht, new nose, tower",
     "clothes": "sleeve, boot, hat, scarf, pocket, mitten, collar, fur, tail, belt, basket, shoe, apron, bag, cloak, "
     "vest, sock, cuff",
     "bodyparts": "leg, foot, wing, head, tail, beak, neck, side",
     "words": "moonbeam, pickle, thunder, pancake, whisker, lollipop, cucumber, sneeze, teaspoon, puddle, onion, "
-    "noodle, biscuit, gravel, twilight, hiccup, walrus, velvet, custard, bonfire, gumdrop, thistle, "
-    "feathers, mushroom, tulip, zigzag, oatmeal, saucepan",
+    "noodle, biscuit, gravel, twilight, hiccup, walrus, velvet, custard, bonfire",
 }
 
 PHRASES = {
     "flavors": "honey, apple, carrot, plum, nut, cherry, pumpkin, cheese, berry, mint, lemon, pear, ginger, peach, "
-    "corn, chestnut, potato, coconut, walnut, almond, cabbage, onion, rhubarb, bean, garlic, leek, fig, "
-    "maple, orange, spinach, turnip, rice, melon, currant, fish, radish",
+    "corn, chestnut, potato, coconut, walnut, almond",
     "dishes": "cake, pie, soup, bread, jam, pudding, stew, toast, tart, porridge, pancakes, dumplings, cookies, "
-    "salad, tea, muffins, waffles, noodles, custard, crumble, curry, jelly, broth",
+    "salad, tea, muffins, waffles, noodles, custard, crumble",
     "snacks": "plums, apples, buns, pears, cookies, figs, nuts, muffins, carrots, peaches, eggs, lemons, rolls, "
-    "turnips, grapes, beans, onions, melons, olives, pickles, waffles, limes, dates, walnuts, peppers, "
-    "beets, acorns, kiwis, mangoes, candies, leeks, peas, oysters",
+    "turnips, grapes, beans, onions, melons, olives, pickles",
     "creatures": "ducks, bees, sheep, crows, geese, ants, snails, horses, swans, cows, lambs, moths, pigs, hens, "
-    "trout, spiders, bats, kittens, goats, frogs, worms, rabbits, beetles, eels, owls, wasps, salmon, "
-    "mules",
+    "trout, spiders, bats, kittens, goats, frogs",
     "drys": "flour, sugar, oats, cocoa, rice, salt, yeast, spice, bran, millet, pepper, starch",
     "wets": "milk, butter, cream, eggs, water, oil, yogurt, juice, cider, gravy, broth, wine",
     "sweets": "honey, raisins, walnuts, bananas, vanilla, syrup, dates, toffee, fudge, jelly, mango, candy",
     "scraps": "twigs, paper, straw, wool, clay, bark, string, tin, leaves, corks, shells, rope, moss, wax, felt, "
-    "wire, mud, cotton, reeds, buttons, ribbons, acorns, mortar, wicker, bamboo, glue, lace, pebbles, "
-    "velvet, thread",
+    "wire, mud, cotton, reeds, buttons",
     "onedays": "one (cool/mild/long/Sunday/Monday/Friday/April/June/May) (morning/day/noon/evening), (early/late) "
     "one (spring/summer/winter/fall), (last/that) (summer/fall/week/May/March), (before/after) "
     "(breakfast/lunch/school/tea/church/dinner), on a (market/windy/busy/quiet) (day/morning)",
@@ -149,17 +90,14 @@ PHRASES = {
     "times": "noon, sunset, Friday, supper, midnight, Sunday, dawn, Easter, harvest, teatime, Monday, bedtime, low "
     "tide, autumn, Tuesday, New Year",
     "spans": "(two/three/four/five/six/seven) (days/weeks/hours), a (week/month/year/day/while), an (hour/evening)",
-    "nights": "Monday, dawn, the day before, the last rain, Sunday, Tuesday night, winter, yesterday, Easter, "
-    "noon, the great flood, Thursday",
+    "nights": "Monday, dawn, the day before, the last rain, Sunday, Tuesday night, winter, yesterday, Easter, noon, "
+    "the great flood, Thursday",
     "went": "went, walked, ran, hurried, hopped, marched, trotted, tiptoed, crept, rushed, rode, dashed, sped, "
-    "rolled, swam, crawled, cycled, sailed, jogged, hiked, drifted, skated, waddled",
+    "rolled, swam, crawled, cycled, sailed, jogged, hiked",
     "searched": "looked, searched, hunted, dug, peeked, crawled, sniffed",
     "worked": "worked, toiled, hammered, sawed, scrubbed, labored, sweated",
     "slowly": "slowly, quickly, quietly, slyly, gently, softly, boldly, shyly, calmly, neatly, swiftly, firmly, "
-    "kindly, eagerly, wisely, bravely, loudly, deftly, gravely, idly, warmly, coolly, proudly, humbly, "
-    "briskly, lazily, hastily, sweetly, frankly, keenly, meekly, rapidly, readily, timidly, tiredly, "
-    "nobly, lightly, plainly, simply, sharply, warily, nimbly, nicely, bluntly, dryly, primly, smartly, "
-    "soberly, subtly, tersely, wryly",
+    "kindly, eagerly, wisely, bravely, loudly, deftly, gravely, idly",
     "weather+": "9*the (sun/sky/air/day/light/world/dawn) (was/felt/looked) "
     "(bright/golden/warm/sweet/lovely/fresh/clear/fine), birds were singing, a (warm/soft) breeze blew, "
     "petals danced",
@@ -205,10 +143,10 @@ PHRASES = {
     "shouts-": "sobbed, groaned, wailed, sniffed, moaned, whined, sighed, wept, gasped, howled",
     "quips+": "Today will be (good/fun/grand)!; Hello, (lovely/sweet/happy) world!; Let us (play/dance/celebrate)!; "
     "Life is (sweet/beautiful)!; I (love/adore) (mornings/everyone)!",
-    "quips0": "One thing at a time,; (Slow/Easy) and steady,; Let us (wait and see/take turns),; "
-    "(First/Little) things first,; There is (time/room) enough,",
-    "quips-": "Nobody (visits/likes/needs) me,; It will (surely/always) rain,; What is the use?; "
-    "Everything is so (hard/sad),; I am (tired/cold/lonely),",
+    "quips0": "One thing at a time,; (Slow/Easy) and steady,; Let us (wait and see/take turns),; (First/Little) "
+    "things first,; There is (time/room) enough,",
+    "quips-": "Nobody (visits/likes/needs) me,; It will (surely/always) rain,; What is the use?; Everything is so "
+    "(hard/sad),; I am (tired/cold/lonely),",
     "homeward+": "skipped, ran, danced, raced, flew, bounced, pranced, whirled, romped, frolicked, sailed, zoomed",
     "homeward0": "walked, strolled, went, headed, drove, hiked, ambled, rambled, cycled, paced, jogged",
     "homeward-": "crept, trudged, limped, shuffled, sneaked, hobbled, plodded, slunk, dragged on, tottered, lurched",

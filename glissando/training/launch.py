@@ -1,0 +1,63 @@
+"""Which of several processes this is, before Lightning connects them, and how they end together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+from lightning.pytorch import Trainer
+
+from glissando.errors import TrainingError
+from glissando.training.config import TrainingConfig
+
+
+def processes(training: TrainingConfig) -> tuple[int, int]:
+    """(processes on this node, nodes): torchrun's where it has started us, else the configuration's."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        return here, int(os.environ["WORLD_SIZE"]) // here
+    return training.devices, training.num_nodes
+
+
+def rank() -> int:
+    """This process's number over all nodes, from what torchrun, Slurm or Lightning's launcher has set.
+
+    Lightning sets LOCAL_RANK and no RANK; where each node is started by hand, NODE_RANK tells them apart.
+    Such a number is exact for the first process and differs between the others.
+    """
+    if "RANK" in os.environ:
+        return int(os.environ["RANK"])
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"]) + 1000 * int(os.environ.get("NODE_RANK", 0))
+    return int(os.environ.get("SLURM_PROCID", 0))
+
+
+@contextlib.contextmanager
+def ended_together(trainer: Trainer) -> Iterator[None]:
+    """An error of the first process ends those that it has started; what all raise, the first one alone tells.
+
+    Lightning makes a second Ctrl-C an exit with status 1; here it is a KeyboardInterrupt again.
+    """
+    try:
+        yield
+    except TrainingError:
+        _end_started(trainer)
+        if rank() > 0:
+            sys.exit(1)
+        raise
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
+    except BaseException:
+        _end_started(trainer)
+        raise
+
+
+def _end_started(trainer: Trainer) -> None:
+    kill = getattr(trainer.strategy.launcher, "kill", None)
+    if kill is not None:
+        kill(signal.SIGTERM)

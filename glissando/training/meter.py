@@ -1,0 +1,47 @@
+"""How a step is going: sums over its targets, on this process while it runs and over all of them at its end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class StepSums:
+    """This process's sums of the step in progress. The nats stay on the device, so that nothing waits for them."""
+
+    nats: Tensor | None = None
+    targets: int = 0
+    n_bytes: int = 0
+
+    def add(self, nats: Tensor, targets: int, n_bytes: int) -> None:
+        nats = nats.detach()
+        self.nats = nats if self.nats is None else self.nats + nats
+        self.targets += targets
+        self.n_bytes += n_bytes
+
+
+@dataclass
+class Meter:
+    """Sums over all processes since the last reading; part of a checkpoint, which may lie between two readings."""
+
+    nats: float = 0.0
+    targets: int = 0
+    n_bytes: int = 0
+
+    def add(self, nats: float, targets: int, n_bytes: int) -> None:
+        self.nats += nats
+        self.targets += targets
+        self.n_bytes += n_bytes
+
+    def read(self) -> tuple[float, float]:
+        """Nats per target and bits per byte, then start anew."""
+        loss = self.nats / max(self.targets, 1)
+        bits = self.nats / math.log(2) / max(self.n_bytes, 1)
+        self.nats, self.targets, self.n_bytes = 0.0, 0, 0
+        return loss, bits
+
+    def state_dict(self) -> dict[str, float]:
+        return asdict(self)

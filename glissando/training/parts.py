@@ -1,0 +1,57 @@
+"""Parameters by name: which are trained, which part of the model each belongs to, and the size of its gradient."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from glissando.errors import ConfigError
+
+
+def freeze(model: nn.Module, patterns: list[str]) -> None:
+    """Stop training the parameters whose names match a shell pattern.
+
+    Raises ConfigError for a pattern that matches nothing, or if nothing is left to train.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ConfigError(
+                f"training.freeze pattern {pattern!r} matches no parameter; names look like {', '.join(names[:6])}"
+            )
+    for name, parameter in model.named_parameters():
+        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+            parameter.requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError("training.freeze leaves nothing to train")
+
+
+def part_of(name: str) -> str:
+    """The part of the model that a parameter belongs to: depth.blocks.3.mixer.qkv.weight -> depth.blocks.3.mixer."""
+    pieces = name.split(".")
+    if pieces[0] != "depth":
+        return pieces[0]
+    numbered = [i for i, piece in enumerate(pieces) if piece.isdigit()]
+    return ".".join(pieces[: (numbered[-1] + 2 if numbered else 2)])
+
+
+def part_norms(norms: Mapping[str, float]) -> dict[str, float]:
+    """The norm of each part from those of its parameters."""
+    parts: dict[str, list[float]] = {}
+    for name, norm in norms.items():
+        parts.setdefault(part_of(name), []).append(norm)
+    return {part: math.hypot(*inside) for part, inside in parts.items()}
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's share of a sharded tensor, and any other tensor as it is; the storage is the same."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def local_norms(tensors: Iterable[Tensor]) -> Tensor:
+    """(n,) norms of what this process holds of each tensor, without waiting for the device."""
+    return torch.stack(torch._foreach_norm([local(t) for t in tensors]))

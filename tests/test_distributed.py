@@ -1,0 +1,197 @@
+"""Two processes on the CPU give one process's run: its loss curve, its batches, its directory, its resumption."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tolerances import assert_close
+from training_runs import (
+    PLAIN,
+    assert_same_tensors,
+    call,
+    command,
+    configuration,
+    curve,
+    last_checkpoint,
+    mapping,
+    metrics,
+    options,
+)
+
+import glissando
+from glissando.data.base import Shard
+from glissando.data.corpora import build_corpus
+from glissando.training import launch
+from glissando.training.config import TrainingConfig
+from glissando.training.fit import resume, train
+
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
+CHANGES = {"training": {"steps": 8, "save_every": 4, "validate_every": 4, "sample_every": 4, "log_every": 1}}
+#: how the program is started, and what it is told besides
+STARTS = {
+    "ddp": ((), {"devices": 2, "strategy": "ddp"}),
+    "torchrun": (TORCHRUN, {"accumulate": 2}),
+    "fsdp": ((), {"devices": 2, "strategy": "fsdp"}),
+}
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("single")
+    return train(configuration(folder, PLAIN, CHANGES), folder / "run").path
+
+
+@pytest.fixture(scope="module", params=STARTS)
+def double(request, tmp_path_factory):
+    """The same run by two processes, started in one of several ways."""
+    launcher, told = STARTS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    arguments = options(mapping(folder, PLAIN, CHANGES, {"training": told}))
+    done = call(command(*arguments, f"--out={folder / 'run'}", launcher=launcher))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "run", done.stderr
+
+
+def test_two_processes_give_the_curve_of_one(single, double):
+    run, said = double
+    assert_close(curve(run), curve(single), "train_loss", 1e-5)
+    for got, expected in zip(metrics(run), metrics(single), strict=True):
+        assert got.keys() == expected.keys()
+        for name in expected:
+            assert (got[name] == "") == (expected[name] == ""), name
+            if expected[name]:
+                assert float(got[name]) == pytest.approx(float(expected[name]), rel=2e-4, abs=1e-6), name
+    assert float(metrics(run)[-1]["valid_loss"]) == pytest.approx(float(metrics(single)[-1]["valid_loss"]), rel=1e-5)
+    assert (run / "samples.txt").read_text().count("--- step") == 2
+    assert said.count("run: ") == 1
+    assert "Lightning" not in said
+    assert "Initializing" not in said
+    assert "arning" not in said.replace("OMP_NUM_THREADS", "")
+
+
+def test_the_run_opens_as_any_other(single, double):
+    run, _ = double
+    model, expected = glissando.load(run), glissando.load(single)
+    assert model.head is None  # the embedding is the head
+    for name, weight in expected.state_dict().items():
+        assert_close(model.state_dict()[name], weight, name, 1e-4)
+    ids = torch.arange(97, 105).unsqueeze(0)
+    assert_close(model(ids)[0], expected(ids)[0], "logits", 1e-3)
+    assert glissando.load(run / "checkpoints" / "step-00000004").num_parameters() == model.num_parameters()
+
+
+def rewind(run: Path, step: int) -> None:
+    """Leaves the run as it was when it had just saved `step`."""
+    for path in (run / "checkpoints").iterdir():
+        if path.name != f"step-{step:08d}":
+            shutil.rmtree(path)
+
+
+def test_resuming_with_one_process(double, tmp_path):
+    run, _ = double
+    shutil.copytree(run, tmp_path / "run")
+    rewind(tmp_path / "run", 4)
+    resume(tmp_path / "run", {"devices": 1, "strategy": "auto"})
+    assert last_checkpoint(tmp_path / "run")["global_step"] == 8
+    assert_close(curve(tmp_path / "run"), curve(run), "train_loss", 1e-5)
+
+
+def resume_with_two(run: Path, copy: Path) -> None:
+    """A copy of the run, taken back to its first checkpoint, goes on to the very same end."""
+    shutil.copytree(run, copy)
+    rewind(copy, 4)
+    done = call(command(f"--resume={copy}", launcher=TORCHRUN if "torchrun" in str(run) else ()))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_same_tensors(last_checkpoint(copy)["state_dict"], last_checkpoint(run)["state_dict"])
+    assert metrics(copy) == metrics(run)
+
+
+@pytest.mark.parametrize("double", ["fsdp"], indirect=True)
+def test_sharded_run_resumes(double, tmp_path):
+    resume_with_two(double[0], tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("double", ["ddp", "torchrun"], indirect=True)
+def test_run_of_two_processes_resumes(double, tmp_path):
+    resume_with_two(double[0], tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_one_process_run_goes_on_sharded(single, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(single, copy)
+    rewind(copy, 4)
+    done = call(command(f"--resume={copy}", "--training.devices=2", "--training.strategy=fsdp"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_close(curve(copy), curve(single), "train_loss", 1e-5)
+    assert len(last_checkpoint(copy)["random_state"]) == 2
+
+
+@pytest.mark.slow
+def test_existing_directory_ends_every_process(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "note").write_text("mine")
+    arguments = options(mapping(tmp_path, {"training": {"devices": 2}}))
+    done = call(command(*arguments, f"--out={tmp_path / 'run'}", launcher=TORCHRUN), timeout=60)
+    assert done.returncode != 0
+    assert "exists and is not empty" in done.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]
+
+
+FULL_DISK = """
+import errno, os, sys
+from glissando import storage
+original, saved = storage.save_tensors, []
+def full(path, *args, **keywords):
+    saved.append(path)
+    if len(saved) > 4:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return original(path, *args, **keywords)
+storage.save_tensors = full
+from glissando.cli import main
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+def test_full_disk_on_the_first_process_ends_both(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(FULL_DISK)
+    arguments = options(mapping(tmp_path, CHANGES, {"training": {"devices": 2, "save_every": 2}}))
+    done = call([sys.executable, str(script), *arguments, f"--out={tmp_path / 'run'}"], timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("No space left on device") == 1
+    assert "Traceback" not in done.stderr
+    glissando.load(tmp_path / "run")
+
+
+def test_shares_of_a_batch_make_up_the_whole(tmp_path):
+    config = configuration(tmp_path)
+    corpus = build_corpus(config.data)
+    whole = next(corpus.batches("train", start=3))
+    shares = [next(corpus.batches("train", start=3, shard=Shard(rank, 2))) for rank in range(2)]
+    assert torch.equal(torch.stack([s.ids for s in shares], 1).flatten(0, 1), whole.ids)
+    assert sum(s.n_bytes for s in shares) == whole.n_bytes
+
+
+def test_number_of_this_process(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert launch.rank() == 0
+    assert launch.processes(TrainingConfig(devices=4, num_nodes=2)) == (4, 2)
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert launch.rank() == 3
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert launch.rank() == 0
+    monkeypatch.setenv("NODE_RANK", "1")
+    assert launch.rank() != 0
+    monkeypatch.setenv("RANK", "5")
+    assert launch.rank() == 5
+    for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "6")):
+        monkeypatch.setenv(name, value)
+    assert launch.processes(TrainingConfig()) == (2, 3)

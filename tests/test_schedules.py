@@ -1,0 +1,99 @@
+"""Learning-rate schedules against their closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glissando.errors import ConfigError, UnknownNameError
+from glissando.training.schedules import SCHEDULES, Progress, ScheduleConfig, build_schedule
+
+
+def factor(kind, step=100, share=0.0, grad_norm=1.0, **options):
+    return build_schedule(ScheduleConfig(kind=kind, **options)).factor(Progress(step, share, grad_norm))
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 1.0])
+def test_warmup_cosine_at_its_landmarks(ratio):
+    def at(step, share):
+        return factor("warmup-cosine", step, share, warmup_steps=10, final_ratio=ratio)
+
+    assert at(0, 0.0) == pytest.approx(0.1)  # the first of ten steps of the rise
+    assert at(9, 0.0) == pytest.approx(1.0)
+    assert at(50, 0.5) == pytest.approx((1 + ratio) / 2)
+    assert at(99, 1.0) == pytest.approx(ratio)
+    assert at(200, 1.5) == pytest.approx(ratio)  # past the end it stays there
+    assert at(30, 0.3) == pytest.approx(ratio + (1 - ratio) * (1 + math.cos(0.3 * math.pi)) / 2)
+
+
+@given(st.sampled_from(sorted(SCHEDULES)), st.integers(0, 19), st.floats(1e-9, 1e9))
+def test_every_kind_rises_linearly(kind, step, grad_norm):
+    rising = factor(kind, step, grad_norm=grad_norm, warmup_steps=20)
+    assert rising == pytest.approx((step + 1) / 20 * factor(kind, 20, grad_norm=grad_norm, warmup_steps=20))
+
+
+def test_without_warmup_the_first_step_is_whole():
+    assert factor("constant", 0, warmup_steps=0) == 1.0
+
+
+@given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 1e30))
+def test_constant_is_constant(step, share, grad_norm):
+    assert factor("constant", step, share, grad_norm, warmup_steps=0) == 1.0
+
+
+def cuts(losses, **options):
+    schedule = build_schedule(ScheduleConfig(kind="plateau", warmup_steps=0, **options))
+    found = []
+    for loss in losses:
+        schedule.observe_validation(loss)
+        found.append(schedule.factor(Progress(0, 0.0, 1.0)))
+    return found
+
+
+def test_plateau_cuts_once_patience_is_over_and_counts_anew():
+    losses = [3.0, 2.0, 2.0, 2.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert cuts(losses, plateau_patience=3) == [1, 1, 1, 1, 1, 1, 1, 0.5, 0.5]
+    assert cuts([1.0] * 7, plateau_patience=3) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
+
+
+def test_plateau_cuts_at_most_five_times():
+    assert cuts([1.0] * 50, plateau_patience=2)[-1] == 0.5**5
+    assert cuts([1.0] * 50, plateau_patience=2, plateau_cuts=1, plateau_factor=0.1)[-1] == 0.1
+
+
+def test_plateau_goes_on_where_it_was():
+    losses = [2.0, 1.0, 1.5, 1.5, 1.5, 0.5, 0.7, 0.7, 0.7, 0.7]
+    whole = build_schedule(ScheduleConfig(kind="plateau"))
+    for at, loss in enumerate(losses):
+        later = build_schedule(ScheduleConfig(kind="plateau"))
+        later.load_state_dict(whole.state_dict())
+        for other in losses[at:]:
+            later.observe_validation(other)
+        whole.observe_validation(loss)
+        expected = build_schedule(ScheduleConfig(kind="plateau"))
+        for other in losses:
+            expected.observe_validation(other)
+        assert later.state_dict() == expected.state_dict()
+
+
+@given(st.floats(0, 1e12))
+def test_homeostatic_is_a_sigmoid_of_the_inverse_gradient(grad_norm):
+    x = 1 / (grad_norm + 1e-6) - 0.5
+    expected = 1 / (1 + math.exp(-x)) if x < 700 else 1.0
+    assert factor("homeostatic", grad_norm=grad_norm, warmup_steps=0) == pytest.approx(expected, rel=1e-12)
+
+
+def test_homeostatic_at_its_ends():
+    assert factor("homeostatic", grad_norm=0.0, warmup_steps=0) == 1.0
+    assert factor("homeostatic", grad_norm=2.0, warmup_steps=0) == pytest.approx(0.5, abs=1e-6)
+    assert factor("homeostatic", grad_norm=1e300, warmup_steps=0) == pytest.approx(1 / (1 + math.exp(0.5)))
+
+
+def test_unknown_kind_and_foreign_state_are_errors():
+    with pytest.raises(UnknownNameError, match="warmup-cosine"):
+        build_schedule(ScheduleConfig(kind="warmup-cosin"))
+    with pytest.raises(ConfigError, match="keeps no state"):
+        build_schedule(ScheduleConfig(kind="constant")).load_state_dict({"cuts": 1})

@@ -1,0 +1,298 @@
+"""What a training step does: accumulation, clipping, freezing, budgets, precision, and what is logged of it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import time
+
+import pytest
+import torch
+from tolerances import assert_close
+from training_runs import PLAIN, SHIFT, configuration, curve, metrics, weights
+
+import glissando
+from glissando.data.corpora import build_corpus
+from glissando.errors import ConfigError
+from glissando.model import LanguageModel
+from glissando.training.budget import Budget
+from glissando.training.callbacks import Metrics, Validation, visible
+from glissando.training.fit import train
+from glissando.training.module import TrainingModule
+from glissando.training.progress import Progress
+
+
+def run(folder, name, *updates):
+    return train(configuration(folder, *updates), folder / name)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """What each step applied: (gradient norm after clipping, the module's own figures)."""
+    seen = []
+    original = TrainingModule.configure_gradient_clipping
+
+    def spy(self, optimizer, *args, **keywords):
+        original(self, optimizer, *args, **keywords)
+        grads = [p.grad for p in self.parameters() if p.grad is not None]
+        after = torch.nn.utils.get_total_norm(grads).item()
+        seen.append((after, self.grad_norm, self.learning_rate, self.part_norms()))
+
+    monkeypatch.setattr(TrainingModule, "configure_gradient_clipping", spy)
+    return seen
+
+
+# ---------------------------------------------------------------------- accumulation
+
+
+def pair_file(folder):
+    """Pairs whose answers differ much in length, so that a mean of means is far from the mean."""
+    lines = [f"{i:03d}\t{'x' * (1 + (i * i) % 12)}" for i in range(200)]
+    path = folder / "pairs.txt"
+    path.write_text("\n".join(base64.b64encode(line.encode()).decode() for line in lines))
+    return {"data": {"corpus": "pairs", "seq_len": 24, "batch_size": 8, "pairs": {"path": str(path)}}}
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("64-true", 1e-12), ("32-true", 1e-6)])
+@pytest.mark.parametrize("corpus", ["text", "shift", "pairs"])
+def test_accumulation_changes_nothing(tmp_path, corpus, precision, bound):
+    data = {"text": {}, "shift": SHIFT, "pairs": pair_file(tmp_path)}[corpus]
+    # Adam's division by the root of a tiny second moment magnifies rounding; a large eps leaves the sum to be tested.
+    base = {"training": {"precision": precision, "steps": 4, "optimizer": {"eps": 1e-2}, "log_every": 1}}
+    whole = run(tmp_path, "whole", PLAIN, data, base)
+    parts = run(tmp_path, "parts", PLAIN, data, base, {"training.accumulate": 4})
+    for name, weight in weights(whole).items():
+        assert_close(weights(parts)[name], weight, name, bound)
+    assert_close(curve(parts), curve(whole), "loss", 1e-6)  # metrics.csv holds seven digits
+    assert metrics(parts)[-1]["tokens"] == metrics(whole)[-1]["tokens"]
+
+
+def test_batch_that_does_not_divide_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"multiple of 3"):
+        run(tmp_path, "run", {"training.accumulate": 3})
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------- gradients
+
+
+def test_applied_gradient_is_clipped_and_logged_before_clipping(tmp_path, steps):
+    done = run(tmp_path, "run", {"training": {"clip": 0.05, "steps": 6, "log_every": 1, "accumulate": 2}})
+    assert len(steps) == 6
+    for row, (after, before, _, _) in zip(metrics(done), steps, strict=True):
+        assert after <= 0.05 * (1 + 1e-5) < before
+        assert float(row["grad_norm"]) == pytest.approx(before, rel=1e-6)
+
+
+def test_without_clipping_the_gradient_is_as_it_is(tmp_path, steps):
+    run(tmp_path, "run", SHIFT, {"training": {"clip": None, "steps": 3}})
+    assert all(after == pytest.approx(before, rel=1e-5) for after, before, _, _ in steps)
+
+
+def test_parts_in_the_log_add_up(tmp_path):
+    # validation falls between the rows of log_every: no row may hold an older step's norms
+    done = run(tmp_path, "run", {"training": {"steps": 8, "log_every": 3, "validate_every": 2}})
+    rows = metrics(done)
+    assert [int(r["step"]) for r in rows] == [2, 3, 4, 6, 8]
+    names = [name for name in rows[0] if name.startswith("grad_norm/")]
+    assert {"grad_norm/embedding", "grad_norm/depth.blocks.0.mixer", "grad_norm/depth.blocks.1.mlp"} <= set(names)
+    for row in rows:
+        total = math.hypot(*(float(row[name]) for name in names))
+        assert total == pytest.approx(float(row["grad_norm"]), rel=1e-5)
+
+
+def test_homeostatic_rate_follows_the_norm_before_clipping(tmp_path, steps):
+    schedule = {"kind": "homeostatic", "warmup_steps": 0}
+    run(tmp_path, "run", {"training": {"clip": 0.01, "steps": 4, "schedule": schedule}})
+    for after, before, rate, _ in steps:
+        assert rate == pytest.approx(0.01 / (1 + math.exp(0.5 - 1 / (before + 1e-6))), rel=1e-9)
+        assert after < before / 10
+
+
+def test_gradient_checkpointing_gives_the_same_weights(tmp_path):
+    runs = [run(tmp_path, f"{on}", {"training": {"gradient_checkpointing": on, "steps": 4}}) for on in (False, True)]
+    for name, weight in weights(runs[0]).items():
+        assert torch.equal(weights(runs[1])[name], weight), name
+
+
+def test_bf16_trains_and_keeps_float32_weights(tmp_path):
+    exact = run(tmp_path, "exact", PLAIN, {"training.steps": 30})
+    mixed = run(tmp_path, "mixed", PLAIN, {"training": {"steps": 30, "precision": "bf16-mixed"}})
+    assert {w.dtype for w in weights(mixed).values()} == {torch.float32}
+    assert curve(mixed)[-1] < curve(mixed)[0] - 0.5
+    assert_close(curve(mixed), curve(exact), "loss", 0.02)
+    assert not torch.equal(weights(mixed)["embedding.weight"], weights(exact)["embedding.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of the compiler's own
+def test_compiled_model_trains_to_the_same_weights(tmp_path):
+    import shutil
+
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        pytest.skip("torch.compile needs a C++ compiler, and none is on the path")
+    plain = run(tmp_path, "plain", PLAIN, {"training.steps": 4})
+    compiled = run(tmp_path, "compiled", PLAIN, {"training": {"steps": 4, "compile": True}})
+    assert weights(compiled).keys() == weights(plain).keys()
+    assert_close(curve(compiled), curve(plain), "loss", 1e-4)
+
+
+# ---------------------------------------------------------------------- freezing
+
+
+def test_frozen_parameters_stay_and_others_move(tmp_path):
+    config = configuration(tmp_path, {"training": {"freeze": ["embedding.*", "*.0.mixer.*"], "steps": 4}})
+    done = train(config, tmp_path / "run")
+    torch.manual_seed(config.training.seed)
+    start = LanguageModel(config.model, build_corpus(config.data).tokenizer).state_dict()
+    for name, weight in weights(done).items():
+        frozen = name.startswith("embedding.") or ".0.mixer." in name
+        assert torch.equal(weight, start[name]) == frozen, name
+    assert not any("embedding" in name for name in metrics(done)[0])
+
+
+@pytest.mark.parametrize(("patterns", "message"), [(["embeding.*"], "embeding"), (["*"], "nothing to train")])
+def test_freezing_nothing_or_everything_is_an_error(tmp_path, patterns, message):
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path, "run", {"training.freeze": patterns})
+
+
+# ---------------------------------------------------------------------- budgets and stopping
+
+
+def test_steps_and_tokens(tmp_path):
+    assert metrics(run(tmp_path, "steps", {"training.steps": 7}))[-1]["step"] == "7"
+    # 64 tokens a step: 129 need three
+    last = metrics(run(tmp_path, "tokens", {"training": {"steps": None, "tokens": 129}}))[-1]
+    assert (last["step"], last["tokens"]) == ("3", "192")
+
+
+def test_seconds_end_in_time_at_the_final_rate(tmp_path):
+    began = time.perf_counter()
+    budget = {
+        "steps": None,
+        "seconds": 1.0,
+        "validate_every": 10**6,
+        "save_every": 10**6,
+        "schedule": {"warmup_steps": 0},
+    }
+    done = run(tmp_path, "run", {"training": budget})
+    taken = time.perf_counter() - began
+    rows = metrics(done)
+    assert taken < 4
+    assert float(rows[0]["learning_rate"]) > 0.0095
+    assert 0.001 <= float(rows[-1]["learning_rate"]) < 0.0015  # a loaded machine may take long over the last step
+    assert [path.name for path in (done.path / "checkpoints").iterdir()] == [f"step-{int(rows[-1]['step']):08d}"]
+
+
+@pytest.mark.parametrize("budget", [{}, {"steps": 3, "tokens": 5}, {"steps": 3, "seconds": 1.0}])
+def test_exactly_one_budget(tmp_path, budget):
+    none = {"steps": None, "tokens": None, "seconds": None}
+    with pytest.raises(ConfigError, match="exactly one"):
+        run(tmp_path, "run", {"training": none | budget})
+
+
+@pytest.mark.parametrize("name", ["validate_every", "save_every", "log_every", "clip", "steps", "accumulate"])
+def test_counts_are_positive(tmp_path, name):
+    with pytest.raises(ConfigError, match=name):
+        run(tmp_path, "run", {"training": {name: 0}})
+
+
+def test_early_stopping_stops(tmp_path):
+    options = {"steps": 100, "validate_every": 1, "early_stopping": 3, "optimizer": {"learning_rate": 3.0}}
+    done = run(tmp_path, "run", PLAIN, {"training": options})
+    rows = metrics(done)
+    losses = [float(row["valid_loss"]) for row in rows]
+    assert len(losses) < 100
+    assert min(losses) == losses[-4]
+    assert int(rows[-1]["step"]) == len(losses)
+
+
+# ---------------------------------------------------------------------- what one sees
+
+
+def test_ordinary_run_says_only_what_matters(tmp_path, capfd):
+    done = run(tmp_path, "run", {"training": {"steps": 4, "validate_every": 2, "sample_every": 4}})
+    out, error = capfd.readouterr()
+    assert out == ""
+    lines = error.split("\nstep ")
+    assert [line.removeprefix("step ")[:2] for line in lines] == ["2,", "4,", "4:"]
+    assert "Lightning" not in error
+    assert "arning" not in error
+    samples = (done.path / "samples.txt").read_text()
+    assert samples.startswith("--- step 4\n")
+    assert not set(samples) & {chr(c) for c in [*range(9), *range(11, 32), *range(127, 160)]}
+    assert glissando.load(done.path).num_parameters() > 0
+
+
+def test_control_characters_are_made_visible():
+    assert visible("a\x1b[31mb\tc\nd\r\x7f\x9b\x00é") == "a\ufffd[31mb\tc\nd\ufffd\ufffd\ufffd\ufffdé"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def progress_for(tmp_path, budget, file=None):
+    validation = Validation(budget, None, None)
+    return Progress(budget, validation, Metrics(tmp_path, 10, validation, budget, False), file)
+
+
+def module_for(tmp_path, *updates):
+    config = configuration(tmp_path, *updates)
+    corpus = build_corpus(config.data)
+    return TrainingModule(config, LanguageModel(config.model, corpus.tokenizer), corpus)
+
+
+def test_rate_leaves_out_what_is_no_step(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("glissando.training.budget.time.perf_counter", lambda: now[0])
+    budget = Budget(10, None)
+    module = module_for(tmp_path)
+    progress = progress_for(tmp_path, budget)
+    now[0] += 2
+    with budget.aside():
+        now[0] += 30
+    module.share = 0.5
+    # 64 tokens a step, 5 steps in 2 seconds; half of the run has taken 32 seconds
+    assert "0.2k tok/s, 0:32 left" in progress.line(module, 5)
+
+
+@pytest.mark.parametrize(
+    ("share", "spent", "shown"), [(0.0, 5, "0:00"), (0.25, 30, "1:30"), (0.5, 4000, "1:06:40"), (1.0, 9, "0:00")]
+)
+def test_time_left(tmp_path, monkeypatch, share, spent, shown):
+    now = [0.0]
+    monkeypatch.setattr("glissando.training.budget.time.perf_counter", lambda: now[0])
+    budget, module = Budget(None, 100.0), module_for(tmp_path)
+    progress = progress_for(tmp_path, budget)
+    now[0], module.share = spent, share
+    assert progress.line(module, 1).endswith(f"{shown} left")
+
+
+def test_bar_on_a_terminal(tmp_path, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    run(tmp_path, "run", {"training": {"steps": 4, "sample_every": 4}})
+    shown = screen.getvalue()
+    assert "100%|" in shown
+    assert "step 4" in shown
+    assert "\nstep 4: " in shown or "\rstep 4: " in shown
+
+
+def test_tensorboard_events(tmp_path):
+    from tensorboardX.proto import event_pb2
+
+    done = run(tmp_path, "run", {"training": {"steps": 6, "tensorboard": True}})
+    (path,) = (done.path / "tensorboard").iterdir()
+    data, found = path.read_bytes(), {}
+    while data:
+        size = int.from_bytes(data[:8], "little")  # length, its checksum, the event, its checksum
+        event = event_pb2.Event.FromString(data[12 : 12 + size])
+        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        data = data[16 + size :]
+    for row in metrics(done):
+        assert found["train_loss", int(row["step"])] == pytest.approx(float(row["train_loss"]), rel=1e-5)
+        assert ("valid_loss", int(row["step"])) in found

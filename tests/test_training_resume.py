@@ -1,0 +1,353 @@
+"""A run that was interrupted, killed or ran into trouble ends where an uninterrupted one does, or says why not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from training_runs import (
+    SHIFT,
+    assert_same_tensors,
+    call,
+    command,
+    configuration,
+    environment,
+    last_checkpoint,
+    mapping,
+    metrics,
+    options,
+    weights,
+)
+
+import glissando
+from glissando import storage
+from glissando.errors import ConfigError, RunError, TrainingError
+from glissando.runs import latest_checkpoint
+from glissando.training.budget import Budget
+from glissando.training.fit import resume, train
+from glissando.training.module import TrainingModule
+
+
+def assert_same_run(got: Path, expected: Path) -> None:
+    """Weights, optimizer, schedule, random numbers, metrics and samples, bit by bit."""
+    assert_same_tensors(weights(got), weights(expected))
+    mine, theirs = last_checkpoint(got), last_checkpoint(expected)
+    for key in ("state_dict", "optimizer_states", "schedule", "meter", "random_state", "global_step"):
+        assert_same_tensors(mine[key], theirs[key], key)
+    assert metrics(got) == metrics(expected)
+    one, other = ((run / "samples.txt") for run in (got, expected))
+    assert one.is_file() == other.is_file()
+    if one.is_file():
+        assert one.read_text() == other.read_text()
+
+
+class Crash(Exception):
+    """Stands for a power cut."""
+
+
+@pytest.fixture
+def crash_in(monkeypatch):
+    """Makes training stop dead in the given step, before it is taken."""
+
+    def at(step: int) -> None:
+        original = TrainingModule.training_step
+
+        def fail(self, item, index):
+            if self.trainer.global_step + 1 == step:
+                monkeypatch.setattr(TrainingModule, "training_step", original)
+                raise Crash
+            return original(self, item, index)
+
+        monkeypatch.setattr(TrainingModule, "training_step", fail)
+
+    return at
+
+
+PLATEAU = {"kind": "plateau", "plateau_patience": 1, "warmup_steps": 0, "plateau_factor": 0.7}
+CASES = {
+    # the checkpoint of step 4 lies between the rows of steps 3 and 6, and between validations
+    "between rows": {"save_every": 4, "log_every": 3, "validate_every": 5},
+    "plateau": {
+        "save_every": 5, "log_every": 4, "validate_every": 2, "sample_every": 3, "early_stopping": 50,
+        "schedule": PLATEAU, "optimizer": {"learning_rate": 0.5},
+    },
+    "everything at once": {"save_every": 3, "log_every": 3, "validate_every": 3, "sample_every": 3},
+    "tensorboard": {"save_every": 4, "tensorboard": True},
+    "double": {"save_every": 4, "precision": "64-true"},
+    "bf16": {"save_every": 4, "precision": "bf16-mixed"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "corpus"), [*((case, {}) for case in CASES), ("plateau", SHIFT)])
+def test_resuming_is_as_if_never_stopped(tmp_path, crash_in, case, corpus):
+    changes = {"training": CASES[case] | {"accumulate": 2, "steps": 14}}
+    train(configuration(tmp_path, corpus, changes), tmp_path / "whole")
+    crash_in(12)
+    with pytest.raises(Crash):
+        train(configuration(tmp_path, corpus, changes), tmp_path / "x")
+    resume(tmp_path / "x")
+    assert_same_run(tmp_path / "x", tmp_path / "whole")
+    if case == "plateau":
+        assert last_checkpoint(tmp_path / "x")["schedule"]["cuts"] > 0
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    train(configuration(tmp_path, {"training": {"steps": 4}}), tmp_path / "run")
+    before, rows = weights(tmp_path / "run"), metrics(tmp_path / "run")
+    resume(tmp_path / "run")
+    assert_same_tensors(weights(tmp_path / "run"), before)
+    assert metrics(tmp_path / "run") == rows
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {"steps": None, "seconds": 0.3},
+        {"validate_every": 1, "early_stopping": 1, "optimizer": {"learning_rate": 5.0}, "steps": 90},
+    ],
+)
+def test_resuming_a_run_that_stopped_by_itself_takes_no_further_step(tmp_path, ending):
+    train(configuration(tmp_path, {"training": ending}), tmp_path / "run")
+    step, before = last_checkpoint(tmp_path / "run")["global_step"], weights(tmp_path / "run")
+    resume(tmp_path / "run")
+    assert last_checkpoint(tmp_path / "run")["global_step"] == step
+    assert_same_tensors(weights(tmp_path / "run"), before)
+
+
+def test_time_already_spent_counts(tmp_path, crash_in):
+    crash_in(9)
+    with pytest.raises(Crash):
+        train(configuration(tmp_path, {"training": {"steps": None, "seconds": 3.0, "save_every": 4}}), tmp_path / "run")
+    spent = last_checkpoint(tmp_path / "run")["callbacks"]["Budget"]["spent"]
+    began = time.perf_counter()
+    resume(tmp_path / "run")
+    assert time.perf_counter() - began < 3.0 - spent + 2.0
+    seconds = [float(row.split(",")[2]) for row in (tmp_path / "run" / "metrics.csv").read_text().split("\n")[1:-1]]
+    assert seconds == sorted(seconds)
+    assert 3.0 <= seconds[-1] < 4.0
+
+
+def test_resume_takes_other_machine_options_only(tmp_path):
+    train(configuration(tmp_path, {"training": {"steps": 2}}), tmp_path / "run")
+    resume(tmp_path / "run", {"accelerator": "cpu", "devices": 1})
+    with pytest.raises(ConfigError, match="learning_rate"):
+        resume(tmp_path / "run", {"learning_rate": 1.0})
+
+
+def test_resume_without_a_checkpoint_says_so(tmp_path, crash_in):
+    crash_in(1)
+    with pytest.raises(Crash):
+        train(configuration(tmp_path), tmp_path / "run")
+    with pytest.raises(RunError, match="no complete checkpoint to resume from"):
+        resume(tmp_path / "run")
+
+
+# ---------------------------------------------------------------------- kill -9 and Ctrl-C
+
+
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+    """Until metrics.csv has reached a step; what the process says shows if it never does."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        path = run / "metrics.csv"
+        lines = path.read_text().split("\n")[:-1] if path.is_file() else []
+        if len(lines) > 1 and int(lines[-1].split(",")[0]) >= step:
+            return
+        time.sleep(0.01)
+    process.kill()
+    pytest.fail(f"no step {step}: {process.communicate()[1][-2000:]}")
+
+
+LONG = {"training": {"steps": 160, "save_every": 5, "log_every": 1, "validate_every": 100, "accumulate": 2}}
+
+
+def test_killed_at_random_moments_it_ends_at_the_same_weights(tmp_path):
+    values = mapping(tmp_path, LONG)
+    train(configuration(tmp_path, LONG), tmp_path / "whole")
+    rng, run, reached = random.Random(0), tmp_path / "run", 0
+    arguments = [*options(values), f"--out={run}"]
+    for _ in range(3):
+        process = start(arguments)
+        wait_for_step(process, run, reached + 10)
+        time.sleep(rng.uniform(0.0, 0.3))
+        process.kill()
+        process.communicate()
+        newest = latest_checkpoint(run / "checkpoints")
+        assert newest is not None
+        reached = int(newest.name[-8:])
+        glissando.load(run)
+        arguments = [f"--resume={run}"]
+    assert reached < 160
+    resume(run)
+    assert_same_run(run, tmp_path / "whole")
+
+
+def test_first_interrupt_saves_and_tells_how_to_go_on(tmp_path):
+    changed = {"training": {"steps": 400, "save_every": 10**6, "validate_every": 10**6, "log_every": 7}}
+    train(configuration(tmp_path, changed), tmp_path / "whole")
+    run = tmp_path / "run"
+    process = start([*options(mapping(tmp_path, changed)), f"--out={run}"])
+    wait_for_step(process, run, 14)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    step = last_checkpoint(run)["global_step"]
+    assert 14 <= step < 400
+    assert f"stopped and saved at step {step}; go on with: glissando train --resume {run}" in error
+    assert process.returncode == 130  # a script's `train && evaluate` must not go on with half a run
+    assert "Traceback" not in error
+    glissando.load(run)
+    resume(run)
+    assert_same_run(run, tmp_path / "whole")
+
+
+def test_second_interrupt_ends_at_once(tmp_path):
+    # the first interrupt is honoured at the end of a step, and these steps are long
+    slow = {"data": {"batch_size": 256, "seq_len": 512}, "model.hidden_size": 64}
+    changed = {"training": {"steps": 1000, "accumulate": 128, "save_every": 10**6, "validate_every": 10**6}}
+    run = tmp_path / "run"
+    process = start([*options(mapping(tmp_path, slow, changed)), f"--out={run}"])
+    deadline = time.monotonic() + 60
+    while not (run / "metrics.csv").is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, error = process.communicate(timeout=60)
+    assert time.monotonic() - began < 5
+    assert process.returncode == 130
+    assert "Traceback" not in error
+    assert latest_checkpoint(run / "checkpoints") is None
+
+
+def test_interrupt_in_the_same_process_raises_once_saved(tmp_path, monkeypatch, capsys):
+    original = Budget.after_step
+
+    def after_step(self, trainer, module, step):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        original(self, trainer, module, step)
+
+    monkeypatch.setattr(Budget, "after_step", after_step)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="step 5"):
+        train(configuration(tmp_path), tmp_path / "run")
+    assert signal.getsignal(signal.SIGINT) is before
+    assert last_checkpoint(tmp_path / "run")["global_step"] == 5
+    assert [row["step"] for row in metrics(tmp_path / "run")] == ["1", "2", "3", "4"]
+
+
+# ---------------------------------------------------------------------- trouble
+
+
+def poison(monkeypatch, step, change):
+    """Lets `change` spoil the loss or the model in a step."""
+    original = TrainingModule.training_step
+
+    def spoilt(self, item, index):
+        loss = original(self, item, index)
+        return change(self, loss) if self.trainer.global_step + 1 == step else loss
+
+    monkeypatch.setattr(TrainingModule, "training_step", spoilt)
+
+
+def assert_no_nan(run: Path, step: int) -> None:
+    """The checkpoint of `step` is the last, it and the run's own weights are finite, and the run loads."""
+    checkpoint = last_checkpoint(run)
+    assert checkpoint["global_step"] == step
+    state = checkpoint["optimizer_states"][0]["state"]
+    for tensor in [*weights(run).values(), *checkpoint["state_dict"].values(), state[0]["exp_avg"]]:
+        assert tensor.isfinite().all()
+    glissando.load(run)
+    assert "nan" not in (run / "metrics.csv").read_text()
+
+
+def spoil_weights(module, loss):
+    """As if the step before had gone wrong, from the loss on."""
+    module.step_sums.nats = module.step_sums.nats * float("nan")
+    return loss * float("nan")
+
+
+def spoil_one_gradient(module, loss):
+    weight = module.model.depth.blocks[1].mlp.up.weight
+    handle = weight.register_hook(lambda grad: (handle.remove(), grad * float("inf"))[1])
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (spoil_weights, "the loss is nan in step 8; the gradient first in embedding"),
+        (spoil_one_gradient, r"the gradient is not finite in step 8; .* depth\.blocks\.1\.mlp .*mlp\.up\.weight"),
+    ],
+)
+def test_what_is_not_finite_stops_and_is_not_saved(tmp_path, monkeypatch, change, message):
+    poison(monkeypatch, 8, change)
+    with pytest.raises(TrainingError, match=message):
+        train(configuration(tmp_path, {"training": {"save_every": 3, "steps": 12}}), tmp_path / "run")
+    assert_no_nan(tmp_path / "run", 6)
+
+
+def test_weights_that_overflow_are_not_saved(tmp_path):
+    options = {"save_every": 1, "optimizer": {"learning_rate": 1e38, "weight_decay": 0.0}, "steps": 30}
+    with pytest.raises(TrainingError, match=r"not finite|loss is"):
+        train(configuration(tmp_path, {"training": options}), tmp_path / "run")
+    if latest_checkpoint(tmp_path / "run" / "checkpoints") is not None:
+        assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+
+
+def test_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    original, saved = storage.save_tensors, []
+
+    def full(path, *args, **keywords):
+        saved.append(path)
+        if len(saved) > 4:  # a save writes model, trainer and the run's own weights
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(path, *args, **keywords)
+
+    monkeypatch.setattr(storage, "save_tensors", full)
+    with pytest.raises(TrainingError, match=r"could not save step \d: .*No space left on device.*Free space"):
+        train(configuration(tmp_path, {"training": {"save_every": 2}}), tmp_path / "run")
+    monkeypatch.undo()
+    newest = last_checkpoint(tmp_path / "run")["global_step"]
+    assert newest in (2, 4)
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+    glissando.load(tmp_path / "run")
+    train(configuration(tmp_path, {"training": {"save_every": 2}}), tmp_path / "whole")
+    resume(tmp_path / "run")
+    assert_same_tensors(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+def test_metrics_that_cannot_be_written_are_a_clear_error(tmp_path, monkeypatch):
+    original = Path.open
+
+    def full(self, mode="r", *args, **keywords):
+        if self.name == "metrics.csv" and mode == "ab":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(self, mode, *args, **keywords)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(TrainingError, match=r"metrics\.csv: No space left on device"):
+        train(configuration(tmp_path), tmp_path / "run")
+
+
+def test_program_reports_trouble_in_one_line(tmp_path):
+    bad = mapping(tmp_path, {"training": {"optimizer": {"learning_rate": 1e38}, "schedule.warmup_steps": 0}})
+    done = call(command(*options(bad), f"--out={tmp_path / 'run'}"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("glissando train: ")
+    assert "Traceback" not in done.stderr

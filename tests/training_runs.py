@@ -1,0 +1,128 @@
+"""Small runs for the tests of training: configurations, runs and what they leave, and the program as a process."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glissando.config import from_dict, merge
+from glissando.runs import Run, latest_checkpoint
+from glissando.training.checkpoint import SafeCheckpointIO
+from glissando.training.config import RunConfig
+
+#: columns of metrics.csv that hold times
+TIMING = ("seconds", "tokens_per_second")
+#: weights of real size from the first step on, so that a run that goes wrong ends elsewhere
+_BASE = {
+    "model": {
+        "hidden_size": 16,
+        "depth": {"layers": 2},
+        "mixers": {"attention": {"heads": 2}},
+        "block": {"mixer_dropout": 0.2, "mlp_dropout": 0.2},
+    },
+    "data": {"corpus": "text", "seq_len": 16, "batch_size": 4, "text": {"max_valid_bytes": 100}},
+    "training": {
+        "steps": 12,
+        "accelerator": "cpu",
+        "optimizer": {"learning_rate": 0.01},
+        "schedule": {"warmup_steps": 3},
+        "sample_every": 10**6,
+        "log_every": 3,
+    },
+}
+SHIFT = {"data": {"corpus": "shift", "seq_len": 32, "batch_size": 8, "shift": {"valid_pairs": 8}, "text": {}}}
+PLAIN = {"model.block": {"mixer_dropout": 0.0, "mlp_dropout": 0.0}}
+
+
+def text_file(folder: Path) -> Path:
+    """A file of invented words."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 6))) for _ in range(50)]
+    path = folder / "words.txt"
+    path.write_text(" ".join(rng.choices(words, k=2000)))
+    return path
+
+
+def mapping(folder: Path, *updates: dict[str, Any]) -> dict[str, Any]:
+    """The base configuration on a text file in `folder`, changed by `updates`."""
+    return merge(_BASE, {"data.text.path": str(text_file(folder))}, *updates)
+
+
+def configuration(folder: Path, *updates: dict[str, Any]) -> RunConfig:
+    return from_dict(RunConfig, mapping(folder, *updates))
+
+
+def weights(run: Run | Path) -> dict[str, torch.Tensor]:
+    return Run(run.path if isinstance(run, Run) else run).read_state_dict()
+
+
+def last_checkpoint(run: Run | Path) -> dict[str, Any]:
+    newest = latest_checkpoint((run.path if isinstance(run, Run) else run) / "checkpoints")
+    assert newest is not None
+    return SafeCheckpointIO().load_checkpoint(newest)
+
+
+def metrics(run: Run | Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv without their times."""
+    path = run.path if isinstance(run, Run) else run
+    with (path / "metrics.csv").open() as file:
+        return [{k: v for k, v in row.items() if k not in TIMING} for row in csv.DictReader(file)]
+
+
+def curve(run: Run | Path) -> torch.Tensor:
+    return torch.tensor([float(row["train_loss"]) for row in metrics(run)], dtype=torch.float64)
+
+
+def options(values: dict[str, Any], prefix: str = "--") -> list[str]:
+    """A configuration as the options of `glissando train`."""
+    listed = []
+    for key, value in values.items():
+        listed += options(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}={value}"]
+    return listed
+
+
+def command(*arguments: str, launcher: tuple[str, ...] = ()) -> list[str]:
+    return [sys.executable, *launcher, "-m", "glissando.cli", "train", *arguments]
+
+
+def environment() -> dict[str, str]:
+    """For a subprocess: one thread, and this copy of the library."""
+    root = str(Path(__file__).parent.parent)
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "PYTHONWARNINGS": ""}
+
+
+def call(arguments: list[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    """The finished process; if it hangs, it is ended with all that it has started."""
+    process = subprocess.Popen(
+        arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, error = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise AssertionError(f"hangs: {process.communicate()[1][-3000:]}") from None
+    return subprocess.CompletedProcess(arguments, process.returncode, out, error)
+
+
+def assert_same_tensors(got: Any, expected: Any, where: str = "") -> None:
+    """Two trees are equal, tensors bit by bit."""
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(got, expected), where
+    elif isinstance(expected, dict):
+        assert got.keys() == expected.keys(), where
+        for key in expected:
+            assert_same_tensors(got[key], expected[key], f"{where}/{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(got) == len(expected), where
+        for index, (one, other) in enumerate(zip(got, expected, strict=True)):
+            assert_same_tensors(one, other, f"{where}/{index}")
+    else:
+        assert got == expected, where
