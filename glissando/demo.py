@@ -14,6 +14,7 @@ def main() -> int:
     """Train, show what was written along the way, and name the run and its picture."""
     options = _options()
     from glissando.config import from_dict, merge
+    from glissando.data.corpora import build_corpus
     from glissando.evaluation.plots import plot_loss
     from glissando.evaluation.scoring import score
     from glissando.loading import load
@@ -28,7 +29,7 @@ def main() -> int:
     print(f"glissando demo: {options.preset} learns the built-in stories for {options.seconds:.0f} s, from nothing.\n")
     run = train(config, options.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))
     model = load(run.path)
-    corpus = _held_out(config)
+    corpus = build_corpus(config.data)
     result = score(model, corpus.batches("valid"))
     picture = plot_loss(run.path, run.path / "loss.png", floor=corpus.entropy_floor)
     low, high = result.intervals()["bits_per_byte"]
@@ -38,12 +39,6 @@ def main() -> int:
     print(f"\nrun:     {run.path}\npicture: {picture}")
     print(f"\ntry:     .venv/bin/glissando generate {run.path} --prompt 'Once upon a time'")
     return 0
-
-
-def _held_out(config: object):  # type: ignore[no-untyped-def]
-    from glissando.data.corpora import build_corpus
-
-    return build_corpus(config.data)  # type: ignore[attr-defined]
 
 
 def _options() -> argparse.Namespace:

@@ -237,3 +237,11 @@ def tokenizer_of(model: LanguageModel) -> Tokenizer:
             "load_tokenizer('tokenizer.json') from glissando.data.tokenizers, or load a run directory"
         )
     return model.tokenizer
+
+
+def visible(text: str) -> str:
+    """`text` with control characters but newline and tab as U+FFFD: an untrained model writes terminal commands."""
+    return text.translate(_INVISIBLE)
+
+
+_INVISIBLE = {code: "\ufffd" for code in [*range(32), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}

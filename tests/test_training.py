@@ -249,14 +249,14 @@ def module_for(tmp_path, *updates):
 def test_rate_leaves_out_what_is_no_step(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("glissando.training.budget.time.perf_counter", lambda: now[0])
-    budget = Budget(10, None)
+    budget = Budget(steps=10)
     module = module_for(tmp_path)
     progress = progress_for(tmp_path, budget)
     now[0] += 2
     with budget.aside():
         now[0] += 30
-    module.share = 0.5
-    # 64 tokens a step, 5 steps in 2 seconds; half of the run has taken 32 seconds
+    module.share, module.tokens = 0.5, 320
+    # 320 tokens in 2 seconds; half of the run has taken 32 seconds
     assert "0.2k tok/s, 0:32 left" in progress.line(module, 5)
 
 
@@ -266,7 +266,7 @@ def test_rate_leaves_out_what_is_no_step(tmp_path, monkeypatch):
 def test_time_left(tmp_path, monkeypatch, share, spent, shown):
     now = [0.0]
     monkeypatch.setattr("glissando.training.budget.time.perf_counter", lambda: now[0])
-    budget, module = Budget(None, 100.0), module_for(tmp_path)
+    budget, module = Budget(seconds=100.0), module_for(tmp_path)
     progress = progress_for(tmp_path, budget)
     now[0], module.share = spent, share
     assert progress.line(module, 1).endswith(f"{shown} left")

@@ -22,62 +22,85 @@ TOKENIZER_TEXT_BYTES = 1 << 24
 
 @dataclass
 class TokenizerConfig:
-    """How text becomes ids."""
+    """How text becomes ids.
+
+    vocab_size  for bpe, which is trained on the corpus
+    path        for file: a tokenizer.json
+    eos         for file: the token that ends a document, where its name is unusual
+    """
 
     kind: Literal["bytes", "bpe", "file"] = "bytes"
-    vocab_size: int = 4096  # for bpe, which is trained on the corpus
-    path: str | None = None  # for file: a tokenizer.json
-    eos: str | None = None  # for file: the token that ends a document, where its name is unusual
+    vocab_size: int = 4096
+    path: str | None = None
+    eos: str | None = None
 
 
 @dataclass
 class StoriesOptions:
-    """The built-in children's stories, whose entropy is known exactly."""
+    """The built-in children's stories, whose entropy is known exactly.
+
+    labelled  one story a row, with its mood and other labels
+    """
 
     valid_stories: int = 256
-    labelled: bool = False  # one story a row, with its mood and other labels
+    labelled: bool = False
 
 
 @dataclass
 class TextOptions:
-    """A local text file."""
+    """A local text file.
+
+    valid_path   a file to validate on; without it the end of `path` is
+    stride       tokens between training windows; none: random windows
+    eval_stride  tokens between validation windows; none: seq_len
+    ascii_only   drop every other byte
+    """
 
     path: str | None = None
-    valid_path: str | None = None  # a file to validate on; without it the end of `path` is
+    valid_path: str | None = None
     valid_fraction: float = 0.1
-    stride: int | None = None  # tokens between training windows; none: random windows
-    eval_stride: int | None = None  # tokens between validation windows; none: seq_len
-    ascii_only: bool = False  # drop every other byte
+    stride: int | None = None
+    eval_stride: int | None = None
+    ascii_only: bool = False
     max_valid_bytes: int | None = None
     encoding_errors: Literal["strict", "ignore"] = "strict"
 
 
 @dataclass
 class JsonlOptions:
-    """A JSONL file, read in its order."""
+    """A JSONL file, read in its order.
+
+    valid_path     a file to validate on; without it every route_every-th batch is
+    control_names  names the labels; then a row is one document
+    strict         stop at a bad line rather than count it
+    """
 
     path: str | None = None
-    valid_path: str | None = None  # a file to validate on; without it every route_every-th batch is
+    valid_path: str | None = None
     text_field: str = "text"
     control_field: str = "control"
-    control_names: list[str] = field(default_factory=list)  # names the labels; then a row is one document
+    control_names: list[str] = field(default_factory=list)
     route_every: int = 20
     valid_batches: int = 16
-    strict: bool = False  # stop at a bad line rather than count it
+    strict: bool = False
     max_line_bytes: int = 1 << 24
 
 
 @dataclass
 class ShiftOptions:
-    """Generated pairs: printable characters moved by `by` places, or random answers."""
+    """Generated pairs: printable characters moved by `by` places, or random answers.
+
+    train_pairs   none: never the same twice
+    fixed_length  pad to seq_len rather than to the longest row
+    """
 
     by: int = 1
     min_len: int = 4
     max_len: int = 12
     rule: Literal["shift", "random"] = "shift"
-    train_pairs: int | None = None  # none: never the same twice
+    train_pairs: int | None = None
     valid_pairs: int = 512
-    fixed_length: bool = False  # pad to seq_len rather than to the longest row
+    fixed_length: bool = False
 
 
 @dataclass
@@ -92,7 +115,10 @@ class PairsOptions:
 
 @dataclass
 class HubOptions:
-    """A data set by name, fetched once through the `datasets` package."""
+    """A data set by name, fetched once through the `datasets` package.
+
+    max_bytes  how much of the training split to fetch
+    """
 
     name: str = "tinystories"
     subset: str | None = None
@@ -100,7 +126,7 @@ class HubOptions:
     text_field: str = "text"
     train_split: str = "train"
     valid_split: str | None = "validation"
-    max_bytes: int | None = None  # how much of the training split to fetch
+    max_bytes: int | None = None
     max_valid_bytes: int | None = None
     stride: int | None = None
     eval_stride: int | None = None
@@ -109,11 +135,14 @@ class HubOptions:
 
 @dataclass
 class DataConfig:
-    """What to train on. Only the options of the chosen corpus are used."""
+    """What to train on. Only the options of the chosen corpus are used.
+
+    batch_size  rows of a global batch, over all processes
+    """
 
     corpus: str = "stories"
     seq_len: int = 256
-    batch_size: int = 32  # rows of a global batch, over all processes
+    batch_size: int = 32
     seed: int = 0
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     stories: StoriesOptions = field(default_factory=StoriesOptions)
@@ -126,11 +155,15 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class CorpusEntry:
-    """A corpus; its class takes the options in the `DataConfig` field of its name as keywords."""
+    """A corpus; its class takes the options in the `DataConfig` field of its name as keywords.
+
+    cls       "module:class", imported when the corpus is built
+    byte_eos  the byte that ends a document
+    """
 
     about: str
-    cls: str  # "module:class", imported when the corpus is built
-    byte_eos: int = 0  # the byte that ends a document
+    cls: str
+    byte_eos: int = 0
 
     def load(self) -> Callable[..., Corpus]:
         module, _, name = self.cls.partition(":")

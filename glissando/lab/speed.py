@@ -60,7 +60,7 @@ def llama_like(model: LanguageModel) -> Any:
     c = model.config
     attention = c.mixers.attention
     hidden = model.state_dict()["depth.blocks.0.mlp.down.weight"].shape[1]
-    config = LlamaConfig(
+    shape: dict[str, Any] = dict(
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,
         intermediate_size=hidden,
@@ -75,7 +75,7 @@ def llama_like(model: LanguageModel) -> Any:
         eos_token_id=None,
         pad_token_id=0,
     )
-    peer = LlamaForCausalLM(config)
+    peer = LlamaForCausalLM(LlamaConfig(**shape))
     peer.load_state_dict(_llama_weights(model), strict=False)
     return peer
 

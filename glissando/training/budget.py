@@ -30,7 +30,7 @@ class StepEnd(Callback):
 
 
 class Budget(StepEnd):
-    """Counts steps and seconds, over resumptions too, and stops when the budget is spent or somebody asks.
+    """Counts steps, tokens and seconds, over resumptions too, and stops when the budget is spent or somebody asks.
 
     Every process goes by the first one's clock and by anybody's request: what is due on one is due on all.
 
@@ -38,10 +38,11 @@ class Budget(StepEnd):
     interrupted   training stops here, but the run could go on: only saving is due
     """
 
-    def __init__(self, steps: int | None, seconds: float | None) -> None:
-        self.steps, self.seconds = steps, seconds
+    def __init__(self, steps: int | None = None, tokens: int | None = None, seconds: float | None = None) -> None:
+        self.steps, self.tokens, self.seconds = steps, tokens, seconds
+        self.share = self.share_before_step = 0.0  # of the budget, at the end of the last two steps
         self.asked_to_stop = self.ends = self.interrupted = False
-        self.spent = self.spent_before_step = 0.0  # seconds at the end of the last two steps
+        self.spent = 0.0  # seconds at the end of the last step
         self._before, self._started, self._aside = 0.0, time.perf_counter(), 0.0
 
     def elapsed(self) -> float:
@@ -67,8 +68,8 @@ class Budget(StepEnd):
             return False
         if self.ends:
             return True
-        if every is None and self.seconds is not None:
-            return self._tenth(self.spent) > self._tenth(self.spent_before_step)
+        if every is None and self.steps is None:
+            return int(10 * self.share) > int(10 * self.share_before_step)
         return step % (every or max(1, (self.steps or 0) // 10)) == 0
 
     def end(self, trainer: Trainer) -> None:
@@ -79,16 +80,17 @@ class Budget(StepEnd):
     def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
         self._started, self._aside = time.perf_counter(), 0.0
         self._share(module, trainer.global_step)
-        if self.seconds is not None and self._before >= self.seconds:
+        self.share_before_step = self.share
+        if self.share >= 1:
             trainer.should_stop = True
 
     def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
-        asked, self.spent_before_step = self.asked_to_stop, self.spent
+        asked = self.asked_to_stop
         self.spent = self.elapsed()
         if trainer.world_size > 1:
             asked = self._agree(trainer, module)
         self._share(module, step)
-        if step >= (self.steps or math.inf) or self.spent >= (self.seconds or math.inf):
+        if self.share >= 1:
             self.end(trainer)
         elif asked:
             self.interrupted = trainer.should_stop = True
@@ -102,11 +104,14 @@ class Budget(StepEnd):
         return asked > 0
 
     def _share(self, module: Any, step: int) -> None:
-        spent, whole = (step, self.steps) if self.steps else (max(self.spent, self._before), self.seconds)
-        module.share = min(1.0, spent / (whole or math.inf))
-
-    def _tenth(self, spent: float) -> int:
-        return int(10 * spent / (self.seconds or math.inf))
+        self.share_before_step = self.share
+        if self.steps is not None:
+            share = step / self.steps
+        elif self.tokens is not None:
+            share = module.tokens / self.tokens
+        else:
+            share = max(self.spent, self._before) / (self.seconds or math.inf)
+        self.share = module.share = min(1.0, share)
 
     def state_dict(self) -> dict[str, float]:
         return {"spent": self.elapsed()}

@@ -14,6 +14,7 @@ import lightning.pytorch as pl
 from lightning.pytorch import Trainer
 
 from glissando.errors import RunError, TrainingError
+from glissando.generation import generate, visible
 from glissando.runs import METRICS, Run, checkpoint_path, keep_newest
 from glissando.storage import write_atomic
 from glissando.training.budget import Budget, StepEnd
@@ -93,8 +94,6 @@ class Samples(StepEnd):
 
     def sample(self, module: TrainingModule, tokens: int = 200) -> str:
         """A held-out beginning, a bar, and how the model goes on."""
-        from glissando.generation import generate
-
         prompt = module.corpus.prompts(1, seed=0)[0]
         was_training = module.model.training
         module.model.eval()
@@ -129,7 +128,7 @@ class Metrics(StepEnd):
     def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, TrainingModule)
         self.columns = [*COLUMNS, *(f"grad_norm/{part}" for part in module.parts())]
-        self.mark = (trainer.global_step, self.budget.working())
+        self.mark = (module.tokens, self.budget.working())
         if not trainer.is_global_zero:
             return
         rows = [row for row in read_metrics(self.path) if int(row["step"]) <= trainer.global_step]
@@ -151,18 +150,17 @@ class Metrics(StepEnd):
 
     def _row(self, module: TrainingModule, step: int) -> dict[str, Any]:
         loss, bits = module.meter.read()
-        (last_step, last_time), now = self.mark, self.budget.working()
-        self.mark = (step, now)
-        tokens = module.tokens_per_step
+        (last_tokens, last_time), now = self.mark, self.budget.working()
+        self.mark = (module.tokens, now)
         return {
             "step": step,
-            "tokens": step * tokens,
+            "tokens": module.tokens,
             "seconds": self.budget.spent,
             "train_loss": loss,
             "train_bits_per_byte": bits,
             "learning_rate": module.learning_rate,
             "grad_norm": module.grad_norm,
-            "tokens_per_second": (step - last_step) * tokens / max(now - last_time, 1e-9),
+            "tokens_per_second": (module.tokens - last_tokens) / max(now - last_time, 1e-9),
             **{f"grad_norm/{part}": norm for part, norm in module.part_norms().items()},
         }
 
@@ -209,14 +207,6 @@ class Saver(StepEnd):
         except (OSError, RunError) as error:
             return error
         return None
-
-
-def visible(text: str) -> str:
-    """`text` with control characters but newline and tab as U+FFFD: an untrained model writes terminal commands."""
-    return text.translate(_INVISIBLE)
-
-
-_INVISIBLE = {code: "\ufffd" for code in [*range(32), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}
 
 
 def _append(path: Path, data: bytes) -> int:

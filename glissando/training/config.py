@@ -35,7 +35,7 @@ class OptimizerConfig:
 class TrainingConfig:
     """How to train.
 
-    steps, tokens, seconds   the budget: exactly one of them; tokens are rounded up to whole steps
+    steps, tokens, seconds   the budget: exactly one of them; tokens are targets scored, to the end of a step
     clip                     largest global gradient norm; none if None
     accumulate               micro-batches a step: data.batch_size rows are processed in so many parts
     precision                32-true, bf16-mixed or 64-true
@@ -104,13 +104,6 @@ class RunConfig:
                 f"data.batch_size {self.data.batch_size} cannot be shared by {processes} process(es) x "
                 f"training.accumulate {self.training.accumulate}; use a multiple of {parts}"
             )
-
-    def total_steps(self) -> int | None:
-        """Optimizer steps of the whole budget; None when it is in seconds."""
-        t = self.training
-        if t.tokens is not None:
-            return -(-t.tokens // (self.data.batch_size * self.data.seq_len))
-        return t.steps
 
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values, without the options of mixers and corpora that are not used."""

@@ -109,7 +109,7 @@ def _run(config: RunConfig, run: Run, model: LanguageModel, corpus: Corpus, resu
 
 def _callbacks(config: RunConfig, run: Run, files: PatientCheckpointIO) -> tuple[Budget, list[pl.Callback]]:
     t = config.training
-    budget = Budget(config.total_steps(), t.seconds)
+    budget = Budget(t.steps, t.tokens, t.seconds)
     validation = Validation(budget, t.validate_every, t.early_stopping)
     metrics = Metrics(run.path, t.log_every, validation, budget, t.tensorboard)
     progress = Progress(budget, validation, metrics)
@@ -128,7 +128,7 @@ def _trainer(config: RunConfig, callbacks: list[pl.Callback], files: PatientChec
         num_nodes=nodes,
         strategy=_strategy(t, devices * nodes),
         precision=t.precision,
-        max_steps=config.total_steps() or -1,
+        max_steps=t.steps or -1,
         max_epochs=-1,
         accumulate_grad_batches=t.accumulate,
         callbacks=callbacks,

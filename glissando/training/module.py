@@ -37,6 +37,7 @@ class TrainingModule(pl.LightningModule):
         self.model = model
         self.schedule = build_schedule(config.training.schedule)
         self.meter, self.step_sums = Meter(), StepSums()
+        self.tokens = 0  # targets scored in training so far, over all processes
         self.share = 0.0  # of the budget spent; the budget callback keeps it
         self.grad_norm, self.learning_rate = 0.0, 0.0
         freeze(model, config.training.freeze)
@@ -108,7 +109,8 @@ class TrainingModule(pl.LightningModule):
     # ------------------------------------------------------------------ a step
 
     @property
-    def tokens_per_step(self) -> int:
+    def _nominal(self) -> int:
+        """About as many targets as a step has: any fixed number would do, this one keeps gradients near their size."""
         return self.config.data.batch_size * self.config.data.seq_len
 
     def training_step(self, item: MicroBatch, _: int) -> Tensor:
@@ -119,7 +121,7 @@ class TrainingModule(pl.LightningModule):
         """
         nats = token_losses(self._logits(item.batch), item.batch.targets).sum()
         self.step_sums.add(nats, item.targets, item.batch.n_bytes)
-        return nats * (self.config.training.accumulate * self.trainer.world_size / self.tokens_per_step)
+        return nats * (self.config.training.accumulate * self.trainer.world_size / self._nominal)
 
     def _logits_of(self, batch: Batch) -> Tensor:
         return self.model(batch.ids, mask=batch.mask, control=heard_control(self.model, batch))[0]
@@ -130,11 +132,12 @@ class TrainingModule(pl.LightningModule):
             self._trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         grads = {name: p.grad for name, p in self._trained if p.grad is not None}
         nats, targets, n_bytes, norms = self._finish_step(list(grads.values()))
-        scale = self.tokens_per_step / max(targets, 1)  # of a mean over the step's targets to what was derived
+        scale = self._nominal / max(targets, 1)  # of a mean over the step's targets to what was derived
         self._norms = {name: norm * scale for name, norm in zip(grads, norms, strict=True)}
         self.grad_norm = math.hypot(*self._norms.values())
         self._require_finite(nats)
         self.meter.add(nats, targets, n_bytes)
+        self.tokens += targets
         clip = self.config.training.clip
         if clip is not None and self.grad_norm > clip:
             scale *= clip / self.grad_norm
@@ -231,10 +234,12 @@ class TrainingModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["schedule"] = self.schedule.state_dict()
         checkpoint["meter"] = self.meter.state_dict()
+        checkpoint["tokens"] = self.tokens
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.schedule.load_state_dict(checkpoint["schedule"])
         self.meter = Meter(**checkpoint["meter"])
+        self.tokens = checkpoint["tokens"]
 
 
 def _checkpoint_gradients(model: LanguageModel) -> None:

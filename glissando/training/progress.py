@@ -21,10 +21,11 @@ class Progress(StepEnd):
         self.budget, self.validation, self.metrics = budget, validation, metrics
         self.file = file or sys.stderr
         self.bar: Any = None
-        self.drawn, self.first_step = 0.0, 0
+        self.drawn, self.first_tokens = 0.0, 0
 
     def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
-        self.first_step = trainer.global_step
+        assert isinstance(module, TrainingModule)
+        self.first_tokens = module.tokens
         if trainer.is_global_zero and self.file.isatty():
             from tqdm import tqdm
 
@@ -44,7 +45,7 @@ class Progress(StepEnd):
 
     def line(self, module: TrainingModule, step: int) -> str:
         """What the bar says."""
-        rate = (step - self.first_step) * module.tokens_per_step / max(self.budget.working(), 1e-9)
+        rate = (module.tokens - self.first_tokens) / max(self.budget.working(), 1e-9)
         latest = self.metrics.latest
         parts = [f"step {step}"]
         if "train_loss" in latest:

@@ -55,20 +55,22 @@ def _is_list(text: str) -> bool:
 
 
 def _write(options: object) -> None:
-    from glissando.generation import generate, stream
+    from glissando.generation import generate, stream, visible
     from glissando.loading import load
 
     o = vars(options)
     model = load(o["run"])
+    # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
+    shown = visible if sys.stdout.isatty() else str
     keywords = {k: o[k] for k in ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")}
     if len(o["prompt"]) == 1:
         print(o["prompt"][0], end="", flush=True)
         for piece in stream(model, o["prompt"][0], **keywords):
-            print(piece, end="", flush=True)
+            print(shown(piece), end="", flush=True)
         print()
         return
     for number, (prompt, text) in enumerate(
         zip(o["prompt"], generate(model, o["prompt"], **keywords), strict=True), start=1
     ):
         print(f"--- {number} ---", file=sys.stderr, flush=True)
-        print(prompt + text, flush=True)
+        print(shown(prompt + text), flush=True)

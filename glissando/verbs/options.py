@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from glissando.config import section_of
 from glissando.errors import ConfigError, nearest
 
 
-def parser_for(verb: str, about: str, example: str) -> Any:
+def parser_for(verb: str, about: str, example: str, usage: str | None = None) -> Any:
     """A parser whose --help ends with a real example."""
-    parser = ArgumentParser(
-        prog=f"glissando {verb}", description=about, epilog=f"example:  {example}", exit_on_error=False
+    return ArgumentParser(
+        prog=f"glissando {verb}",
+        usage=usage,
+        description=about,
+        epilog=f"example:  {example}",
+        exit_on_error=False,
     )
-    return parser
 
 
 def parse(parser: Any, arguments: Sequence[str]) -> Any:
@@ -49,3 +56,39 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """A parsed section as a dictionary."""
     return value.as_dict() if hasattr(value, "as_dict") else value
+
+
+def explain(parser: Any, cls: type, prefix: str = "") -> None:
+    """Give the options of the dataclass `cls` the help that its docstring holds, one `name   text` a line."""
+    for name, hint in typing.get_type_hints(cls).items():
+        section = section_of(hint)
+        if section is not None:
+            explain(parser, section, f"{prefix}{name}.")
+    texts = _documented(cls)
+    for action in parser._actions:
+        if (action.metavar == "CONFIG" and "." in action.dest) or action.dest in ("model", "data", "training"):
+            action.help = argparse.SUPPRESS
+        head, _, name = action.dest.rpartition(".")
+        if f"{head}." == prefix or (not head and not prefix):
+            action.help = texts.get(name, action.help)
+    title = f"<class '{cls.__module__}.{cls.__qualname__}'>"
+    for group in parser._action_groups:
+        if group.title == title:
+            about = (cls.__doc__ or "").splitlines()[0].rstrip(".:")
+            group.title = f"{prefix.rstrip('.')}, {about}" if prefix else about
+            group.description = None
+
+
+def _documented(cls: type) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    names: list[str] = []
+    for line in (cls.__doc__ or "").splitlines():
+        entry = re.match(r"    (\w+(?:, \w+)*)\s{2,}(\S.*)$", line)
+        if entry:
+            names = entry[1].split(", ")
+            texts |= dict.fromkeys(names, entry[2])
+        elif names and re.match(r"\s{8,}\S", line):
+            texts |= {name: f"{texts[name]} {line.strip()}" for name in names}
+        else:
+            names = []
+    return {name: text.replace("%", "%%") for name, text in texts.items()}

@@ -10,7 +10,7 @@ from glissando.config import check_keys, from_dict, merge, to_dict
 from glissando.errors import ConfigError
 from glissando.presets import load_preset
 from glissando.training.config import MACHINE, RunConfig
-from glissando.verbs.options import flat, parse, parser_for, plain
+from glissando.verbs.options import explain, flat, parse, parser_for, plain
 
 EXAMPLE = (
     "glissando train --preset transformer-nano --data.corpus text --data.text.path book.txt "
@@ -65,7 +65,8 @@ def _say_where(path: object) -> None:
 
 def _parser(preset: str | None, config_file: str | None) -> Any:
     """All options of RunConfig; their defaults are the preset's, then the file's."""
-    parser = parser_for("train", "Train a model into a run directory.", EXAMPLE)
+    usage = "glissando train --preset NAME --out DIR [options]\n       glissando train --resume DIR"
+    parser = parser_for("train", "Train a model into a run directory.", EXAMPLE, usage)
     parser.add_argument("--config", help="YAML file of options; the command line comes after it")
     parser.add_argument("--out", help="run directory to make")
     parser.add_argument("--resume", help="run directory to go on with, and nothing else but the machine's options")
@@ -73,6 +74,7 @@ def _parser(preset: str | None, config_file: str | None) -> Any:
         "--print_config", dest="print_only", action="store_true", help="print the resolved options and stop"
     )
     parser.add_class_arguments(RunConfig, None)
+    explain(parser, RunConfig)
     values = _read_yaml(config_file)
     check_keys(RunConfig, values)
     preset = preset or values.get("preset")

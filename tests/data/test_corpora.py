@@ -136,7 +136,7 @@ def test_stories_are_the_default() -> None:
     available("stories")
     corpus = build_corpus(DataConfig())
     assert corpus.tokenizer.eos_id == 10
-    assert next(corpus.batches("train")).ids.shape == (32, 256)
+    assert next(corpus.batches("train")).ids.shape[0] == 32
 
 
 class FakeHub:

@@ -40,20 +40,22 @@ def corpus():
     return StoriesCorpus(Bytes(), seq_len=512, batch_size=4, seed=7, valid_stories=18)
 
 
-def test_training_rows_are_whole_stories_end_to_end(corpus):
+@pytest.mark.parametrize(("seq_len", "at_least"), [(64, 1), (2000, 2)])
+def test_training_rows_are_whole_stories(seq_len, at_least):
+    corpus = StoriesCorpus(Bytes(), seq_len=seq_len, batch_size=4, seed=7)
     batch = next(corpus.batches("train"))
-    assert batch.ids.shape == batch.targets.shape == (4, 512)
-    assert torch.equal(batch.ids[:, 1:], batch.targets[:, :-1])
-    assert batch.n_bytes == 4 * 512
     assert batch.control is None
-    for row, targets in enumerate(batch.targets):
-        text = Bytes().decode(targets.tolist())
-        assert batch.ids[row, 0] == 10
-        for story in text.split("\n")[:-1]:
-            parse(story + "\n")
-        with pytest.raises(ParseError) as caught:
-            parse(text.split("\n")[-1])
-        assert caught.value.position == len(text.split("\n")[-1])  # cut, not damaged
+    assert torch.equal(batch.mask, batch.targets != IGNORED)
+    texts = []
+    for ids, targets in zip(batch.ids, batch.targets, strict=True):
+        row = Bytes().decode(targets[targets != IGNORED].tolist())
+        assert Bytes().decode(ids[: len(row)].tolist()) == "\n" + row[:-1]
+        stories = row.splitlines(keepends=True)
+        assert len(stories) >= at_least
+        assert len(stories) == 1 or len(row) <= seq_len
+        texts += stories
+    assert batch.n_bytes == sum(map(len, texts))
+    assert batch.floor_bits == pytest.approx(sum(story_bits(text) for text in texts), abs=1e-9)
 
 
 def test_training_resumes_exactly_and_shards_partition_the_batch(corpus):
@@ -62,9 +64,11 @@ def test_training_resumes_exactly_and_shards_partition_the_batch(corpus):
     assert all(torch.equal(a.ids, b.ids) for a, b in zip(straight[3:], resumed, strict=True))
     parts = [next(corpus.batches("train", start=2, shard=Shard(rank, 2))) for rank in range(2)]
     joined = torch.stack([part.ids for part in parts], 1).flatten(0, 1)
+    assert {part.ids.shape[1] for part in parts} == {straight[2].ids.shape[1]}
     assert torch.equal(joined, straight[2].ids)
     rows = {tuple(row.tolist()) for batch in straight for row in batch.ids}
     assert len(rows) == 20
+    assert sum(part.n_bytes for part in parts) == straight[2].n_bytes
 
 
 def test_held_out_rows_are_whole_stories_with_their_exact_floor(corpus):
@@ -108,7 +112,7 @@ def test_held_out_stories_do_not_depend_on_the_seed(corpus):
     other = StoriesCorpus(Bytes(), batch_size=4, seed=8, valid_stories=18)
     ours, theirs = next(corpus.batches("valid")), next(other.batches("valid"))
     assert torch.equal(ours.targets, theirs.targets)
-    assert not torch.equal(next(corpus.batches("train")).ids, next(other.batches("train")).ids[:, :512])
+    assert not torch.equal(next(corpus.batches("train")).ids[:, :400], next(other.batches("train")).ids[:, :400])
 
 
 def test_labelled_training_rows_are_one_story_with_its_labels():

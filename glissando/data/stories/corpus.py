@@ -15,7 +15,6 @@ from glissando.data.base import (
     Shard,
     Split,
     held_out_rows,
-    next_token_rows,
     shard_rows,
     unscored,
 )
@@ -40,13 +39,13 @@ _HELD_OUT_SEED = 0  # the held-out stories are the same for every run, whatever 
 class StoriesCorpus(Corpus):
     """Generated stories of exactly known information.
 
-    Training row n is a pure function of (seed, n): the end marker, then whole stories each ended by the marker,
-    cut at T + 1 tokens. Rows start at a story's beginning, so beginnings are somewhat more frequent than in an
-    endless stream. With `labelled` a training row is one whole story, as held-out rows are, and batches carry
-    control (B, 2): mood and speech in {-1, 0, 1}.
+    Training row n is a pure function of (seed, n): the end marker, then as many whole stories as fit into `seq_len`
+    tokens, at least one. A story is never cut, because then its beginnings would be read more often than its ends, and
+    it is its ends that need memory. With `labelled` a row is one story, and batches carry control (B, 2): mood and
+    speech in {-1, 0, 1}. Rows are padded on the right and carry exact `floor_bits`.
 
-    Held-out rows are one whole story each, even where that is longer than `seq_len`: the floor is the cost of a
-    story read from its first byte. They are sorted by length, padded on the right, and carry exact `floor_bits`.
+    Held-out rows are one story each: the floor is the cost of a story read from its first byte. They are sorted by
+    length.
     """
 
     control_names = LABELS
@@ -101,37 +100,25 @@ class StoriesCorpus(Corpus):
         figures = {"expected_bits": expected_bits(), "expected_bytes": expected_bytes(), "plots": list(PLOTS)}
         return {**super().describe(), **figures}
 
-    def _train(self, start: int, rows: range) -> Iterator[Batch]:
+    def _train(self, start: int, mine: range) -> Iterator[Batch]:
         for step in count(start):
             first = step * self.batch_size
-            if self.labelled:
-                numbers = range(first, first + self.batch_size)
-                yield self._whole([generate(self.seed, "train", n * _STORIES_A_ROW) for n in numbers], rows)
-            else:
-                yield self._packed([first + row for row in rows])
+            rows = [self._row(first + row) for row in range(self.batch_size)]
+            yield self._batch(rows, mine, labelled=self.labelled)
 
-    def _packed(self, numbers: list[int]) -> Batch:
-        packed = [self._row(n) for n in numbers]
-        ids, targets = next_token_rows([tokens for tokens, _ in packed])
-        return Batch(ids, targets, n_bytes=sum(n_bytes for _, n_bytes in packed))
-
-    def _row(self, number: int) -> tuple[list[int], int]:
-        """T + 1 tokens, and the bytes that all but the first stand for."""
-        tokens = [self.tokenizer.eos_id]
-        n_bytes = 0
+    def _row(self, number: int) -> list[Story]:
+        """As many whole stories as fit into seq_len tokens, and at least one; just one if it is labelled."""
         index = number * _STORIES_A_ROW
-        while True:
-            story = generate(self.seed, "train", index).text
-            ids = self._tokens(story)
-            room = self.seq_len + 1 - len(tokens)
-            if len(ids) >= room:
-                cut = ids[:room]
-                whole = len(ids) == room
-                n_bytes += len(story) if whole else len(self.tokenizer.decode(cut).encode())
-                return tokens + cut, n_bytes
-            tokens += ids
-            n_bytes += len(story)
+        row = [generate(self.seed, "train", index)]
+        room = self.seq_len - len(self._tokens(row[0].text))
+        while not self.labelled:
             index += 1
+            story = generate(self.seed, "train", index)
+            room -= len(self._tokens(story.text))
+            if room < 0:
+                break
+            row.append(story)
+        return row
 
     def _tokens(self, story: str) -> list[int]:
         """A story's tokens; its end marker is the tokenizer's own, and stands for one byte."""
@@ -145,15 +132,16 @@ class StoriesCorpus(Corpus):
         stories, size = self._held_out(), self.batch_size
         for rows, scored in held_out_rows(len(stories), size, start, shard):
             first = int(rows[0]) // size * size
-            batch = self._whole(stories[first : first + size], [int(row) - first for row in rows])
+            group = [[story] for story in stories[first : first + size]]
+            batch = self._batch(group, [int(row) - first for row in rows], labelled=True)
             yield batch if scored else unscored(batch)
 
-    def _whole(self, stories: Sequence[Story], mine: Sequence[int]) -> Batch:
-        """Rows `mine` of a global batch of one story a row, padded on the right to a multiple of 64."""
+    def _batch(self, rows: Sequence[Sequence[Story]], mine: Sequence[int], labelled: bool) -> Batch:
+        """Rows `mine` of a global batch, padded on the right to a multiple of 64 that fits its longest row."""
         eos = self.tokenizer.eos_id
-        tokens = [self._tokens(story.text) for story in stories]
+        tokens = [[token for story in row for token in self._tokens(story.text)] for row in rows]
         width = -(-max(map(len, tokens)) // _PAD_MULTIPLE) * _PAD_MULTIPLE
-        tokens, stories = [tokens[row] for row in mine], [stories[row] for row in mine]
+        tokens, stories = [tokens[row] for row in mine], [story for row in mine for story in rows[row]]
         inputs = [[eos, *ids[:-1]] + [eos] * (width - len(ids)) for ids in tokens]
         targets = [ids + [IGNORED] * (width - len(ids)) for ids in tokens]
         labels = [[story.labels[name] for name in LABELS] for story in stories]
@@ -162,7 +150,7 @@ class StoriesCorpus(Corpus):
             torch.tensor(targets, dtype=torch.int64),
             n_bytes=sum(len(story.text) for story in stories),
             mask=torch.arange(width)[None, :] < torch.tensor([len(ids) for ids in tokens])[:, None],
-            control=torch.tensor(labels, dtype=torch.float32),
+            control=torch.tensor(labels, dtype=torch.float32) if labelled else None,
             floor_bits=sum(story.bits for story in stories),
         )
 
