@@ -112,6 +112,21 @@ def test_attention_state_is_as_large_as_it_says():
         assert state_bytes(state.depth[0].mixer) == 2 * 16 * context * 4 + 8 * 4 * (context + 1) + 16
 
 
+def test_forget_gates_stay_exact_behind_a_long_past():
+    """In float32 too: what happened 100,000 tokens ago must not blur what happens now."""
+    model = build("mixer:attention-forget", torch.float32)
+    ids = random_ids(model, 1, 20, 0)
+    with torch.no_grad():
+        _, state = model(ids[:, :10], model.init_state(1))
+        layers = tuple(
+            layer._replace(mixer=layer.mixer._replace(decay=layer.mixer.decay - 1e5, total=layer.mixer.total - 1e5))
+            for layer in state.depth
+        )
+        near, _ = model(ids[:, 10:11], state)
+        far, _ = model(ids[:, 10:11], state._replace(depth=layers))
+    assert (near - far).abs().max() < 1e-4
+
+
 def test_window_bounds_the_state():
     model = build("mixer:attention-window", torch.float32)
     sizes = set()

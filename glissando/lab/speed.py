@@ -60,21 +60,21 @@ def llama_like(model: LanguageModel) -> Any:
     c = model.config
     attention = c.mixers.attention
     hidden = model.state_dict()["depth.blocks.0.mlp.down.weight"].shape[1]
-    shape: dict[str, Any] = dict(
-        vocab_size=c.vocab_size,
-        hidden_size=c.hidden_size,
-        intermediate_size=hidden,
-        num_hidden_layers=c.depth.layers,
-        num_attention_heads=attention.heads,
-        num_key_value_heads=attention.kv_heads or attention.heads,
-        max_position_embeddings=1 << 16,
-        rms_norm_eps=c.norm.eps,
-        tie_word_embeddings=c.tied_head,
-        attn_implementation="sdpa",
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    shape: dict[str, Any] = {
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": hidden,
+        "num_hidden_layers": c.depth.layers,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads or attention.heads,
+        "max_position_embeddings": 1 << 16,
+        "rms_norm_eps": c.norm.eps,
+        "tie_word_embeddings": c.tied_head,
+        "attn_implementation": "sdpa",
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
     peer = LlamaForCausalLM(LlamaConfig(**shape))
     peer.load_state_dict(_llama_weights(model), strict=False)
     return peer

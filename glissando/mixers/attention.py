@@ -119,7 +119,7 @@ class Attention(Mixer):
         q, k, v = self._project(x, None if state is None else state.position)
         decay = self._cumulative_decay(x)
         if state is None:
-            y = self._attend(q, k, v, self._visible_from_zero(x), decay)
+            y = self._attend(q, k, v, self._visible_from_zero(x), decay, decay)
         else:
             y, state = self._attend_with_past(q, k, v, decay, state, ctx.counts(x), ctx.donate)
         return self.out(y.transpose(1, 2).flatten(2)), state
@@ -165,11 +165,21 @@ class Attention(Mixer):
         age = slots.unsqueeze(1) - slots
         return (age >= 0) & (age < window)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | str, decay: Tensor | None) -> Tensor:
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visible: Tensor | str,
+        decay: Tensor | None,
+        own_decay: Tensor | None,
+    ) -> Tensor:
+        """decay (B, H, L) is C at the keys, own_decay (B, H, T) at the queries."""
         bias = None
-        if decay is not None:
-            # Any constant per row may be added: the middle one halves the largest exponent.
-            bias = decay[..., decay.shape[-1] // 2].detach().unsqueeze(-1) - decay
+        if decay is not None and own_decay is not None:
+            # Any constant per row may be added. With C at the middle query the keys that matter, those near the
+            # queries, have small exponents however long the past is.
+            bias = own_decay[..., own_decay.shape[-1] // 2].detach().unsqueeze(-1) - decay
         dropout = self.config.dropout if self.training else 0.0
         return attention(q, k, v, visible=visible, key_bias=bias, dropout=dropout)  # type: ignore[arg-type]
 
@@ -197,8 +207,8 @@ class Attention(Mixer):
             decays = append(state.decay.unsqueeze(-1), decay.unsqueeze(-1)).squeeze(-1)
             total = _at_last(decay, counts, state.total)
         visible = self._visible_with_past(state.length, new, end, uniform)
-        bias = None if decays is None else decays[..., :end]
-        y = self._attend(q, keys[:, :, :end], values[:, :, :end], visible, bias)
+        near = None if decays is None else decays[..., :end]
+        y = self._attend(q, keys[:, :, :end], values[:, :, :end], visible, near, decay)
         after = AttentionState(keys, values, decays, total, state.length + counts, state.position + counts)
         return y, self._keep_window(after, end)
 

@@ -77,11 +77,27 @@ def _fused(
 ) -> Tensor:
     size = v.shape[-1]
     if key_bias is not None:
-        q = F.pad(q, (0, 1), value=1.0)
-        k = torch.cat([k, (key_bias / scale).to(k.dtype).unsqueeze(-1)], -1)
-        v = F.pad(v, (0, 1))  # the fused CPU kernel wants one head size for all three
+        extra = _coordinates(key_bias / scale, k.dtype)
+        q = F.pad(q, (0, extra.shape[-1]), value=1.0)
+        k = torch.cat([k, extra], -1)
+        v = F.pad(v, (0, extra.shape[-1]))  # the fused CPU kernel wants one head size for all three
     mask = visible if isinstance(visible, Tensor) else None
     y = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=visible == "causal", scale=scale
     )
     return y[..., :size]
+
+
+def _coordinates(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """bias (...) as coordinates (..., n) of `dtype` that sum to it.
+
+    One would do but for half precision: bfloat16 keeps 8 bits, so that a bias of 40 would be off by 0.1 and the slope
+    between neighbours would be lost in steps. Three hold 24 bits, and the kernel adds them up in float32.
+    """
+    if dtype in (torch.float32, torch.float64):
+        return bias.to(dtype).unsqueeze(-1)
+    parts = []
+    for _ in range(3):
+        parts.append(bias.to(dtype))
+        bias = bias - parts[-1].to(bias.dtype)
+    return torch.stack(parts, -1)
