@@ -83,6 +83,8 @@ class MLP(nn.Module):
     def __init__(self, config: MLPConfig, size: int) -> None:
         super().__init__()
         self.kind = config.kind
+        if config.hidden is not None and config.hidden < 1:
+            raise ConfigError(f"mlp.hidden must be at least 1, got {config.hidden}")
         gated = config.kind == "swiglu"
         hidden = config.hidden or (-(-8 * size // 24) * 8 if gated else 4 * size)
         self.up = nn.Linear(size, hidden * (2 if gated else 1), bias=config.bias)
@@ -134,6 +136,9 @@ class Block(nn.Module):
         super().__init__()
         if config.conv_width < 0 or config.conv_width == 1:
             raise ConfigError(f"block.conv_width is 0 (none) or at least 2, got {config.conv_width}")
+        for name in ("mixer_dropout", "mlp_dropout"):
+            if not 0 <= getattr(config, name) < 1:
+                raise ConfigError(f"block.{name} must be at least 0 and below 1, got {getattr(config, name)}")
         self.post = config.order == "post"
         self.mixer_norm = build_norm(norm, hidden_size)
         self.conv = ShortConv(hidden_size, config.conv_width) if config.conv_width else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Mapping
 from functools import lru_cache
@@ -31,7 +32,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         parsed = parser.parse_object({"value": dict(values)}, defaults=True)
         return parser.instantiate(parsed)["value"]
     except (ArgumentError, TypeError) as error:
-        raise ConfigError(f"{where or cls.__name__}: {_first_reason(error)}") from error
+        raise ConfigError(f"{where or cls.__name__}: {readable(str(error)).replace('value.', '')}") from error
 
 
 @lru_cache
@@ -43,8 +44,16 @@ def _parser(cls: Any) -> Any:
     return parser
 
 
-def _first_reason(error: Exception) -> str:
-    return str(error).replace("value.", "").strip()
+def readable(message: str) -> str:
+    """jsonargparse's message in one line, in a user's words and not in those of its type system."""
+    line = " ".join(message.split())
+    line = re.sub(r"Does not validate against any of the Union subtypes Subtypes: .*? Errors: ", "", line)
+    line = re.sub(r"Given value type: .*$", "", line)
+    line = re.sub(
+        r"Expected a <class 'list'>\. Got value: (\S+)", r"""expected a list, such as '["\1"]', got \1""", line
+    )
+    line = re.sub(r"Expected a <class '(\w+)'>\. Got value: ", r"expected \1, got ", line)
+    return line.replace("Parser key ", "option ")
 
 
 def check_keys(cls: type, values: Any, where: str = "") -> None:

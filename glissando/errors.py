@@ -18,6 +18,10 @@ class ConfigError(GlissandoError, ValueError):
     """A configuration value that cannot be used."""
 
 
+class LengthError(GlissandoError, ValueError):
+    """More tokens than a model with learned positions has positions for."""
+
+
 class DataError(GlissandoError, ValueError):
     """Input text that is missing, empty, too short or malformed."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -44,8 +46,9 @@ class Sampling:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            least = logits.topk(self.top_k, -1).values[..., -1:]
-            logits = logits.masked_fill(logits < least, -torch.inf)
+            # By place and not by value: among equal logits no more than k stay.
+            chosen = logits.topk(self.top_k, -1)
+            logits = torch.full_like(logits, -torch.inf).scatter_(-1, chosen.indices, chosen.values)
         probabilities = logits.softmax(-1)
         if self.top_p is None or self.top_p == 1:
             return probabilities
@@ -70,27 +73,28 @@ def continue_ids(
     max_tokens: int,
     sampling: Sampling,
     *,
-    eos_id: int | None = None,
+    ends: Callable[[int, int], bool] | None = None,
     control: Tensor | None = None,
 ) -> Iterator[list[int | None]]:
-    """One id a row at a time, None in rows that have ended with `eos_id`; ends with the last row.
+    """One id a row at a time, None in rows that have ended; stops with the last row or full learned positions.
 
     prompts  token ids of each row, none empty. control  (B, C) or None.
-    Rows that have ended leave the batch, so that they cost nothing.
+    ends     told (row, id), whether the row ends there; such rows leave the batch, so that they cost nothing.
     """
     device = model.embedding.weight.device
     alive = list(range(len(prompts)))
     generators = [torch.Generator().manual_seed(sampling.seed + r) for r in alive]
-    with torch.no_grad():
+    max_tokens = min(max_tokens, room_after(model, max(map(len, prompts), default=0)))
+    with torch.no_grad(), _evaluating(model):
         logits, state = _read_prompts(model, prompts, control, device)
-        for _ in range(max_tokens):
+        for left in range(max_tokens - 1, -1, -1):
             ids = sampling.draw(logits, [generators[r] for r in alive])
             step: list[int | None] = [None] * len(prompts)
             for row, token in zip(alive, ids.tolist(), strict=True):
                 step[row] = token
+            going = [i for i, r in enumerate(alive) if ends is None or not ends(r, int(ids[i]))]
             yield step
-            going = [i for i, r in enumerate(alive) if step[r] != eos_id]
-            if not going:
+            if not going or not left:
                 return
             if len(going) < len(alive):
                 rows = torch.tensor(going, device=device)
@@ -99,6 +103,24 @@ def continue_ids(
                 control = control if control is None else control[rows]
             logits, state = model(ids.unsqueeze(1), state, control=control, donate=True)
             logits = logits[:, -1]
+
+
+def room_after(model: LanguageModel, prompt_tokens: int) -> int:
+    """How many tokens the model can write behind a prompt: endless but for learned positions."""
+    limit = model.config.max_length if model.position_embedding is not None else None
+    # The last token that is written is never read, so it needs no position.
+    return sys.maxsize if limit is None else max(0, limit - prompt_tokens + 1)
+
+
+@contextmanager
+def _evaluating(model: LanguageModel) -> Iterator[None]:
+    """Without dropout; the mode that the model was in is put back."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def _read_prompts(
@@ -180,11 +202,15 @@ def _stream_all(
     dial = None
     if control is not None:
         dial = model.embedding.weight.new_tensor([list(control)]).expand(len(prompts), -1)
-    steps = continue_ids(model, ids, max_tokens, sampling, eos_id=tokenizer.eos_id, control=dial)
-    for step in steps:
-        yield [row.push(token) for row, token in zip(rows, step, strict=True)]
-        if all(row.ended for row in rows):
-            break
+    pieces = [""] * len(rows)
+
+    def ends(row: int, token: int) -> bool:
+        pieces[row] = rows[row].push(token)
+        return rows[row].ended
+
+    for _ in continue_ids(model, ids, max_tokens, sampling, ends=ends, control=dial):
+        yield list(pieces)
+        pieces[:] = [""] * len(rows)
     yield [row.finish() for row in rows]
 
 
@@ -195,9 +221,7 @@ class _Row:
         self.decoder, self.eos_id = StreamDecoder(tokenizer), tokenizer.eos_id
         self.stops, self.held, self.ended = stops, "", False
 
-    def push(self, token: int | None) -> str:
-        if self.ended or token is None:
-            return ""
+    def push(self, token: int) -> str:
         if token == self.eos_id:
             return self.finish()
         return self._release(self.decoder.push(token))

@@ -24,8 +24,9 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
     config = from_dict(ModelConfig, merge(run.read_config()["model"], overrides or {}), "model")
     tokens = run.path / TOKENIZER
     model = LanguageModel(config, load_tokenizer(tokens) if tokens.is_file() else None)
+    weights = run.read_state_dict()  # its RunError is a RuntimeError too, and says more than the one below
     try:
-        model.load_state_dict(run.read_state_dict())
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise RunError(f"the weights in {path} do not fit its configuration: {error}") from error
     return model.eval()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from glissando.block import Block, BlockConfig, NormConfig, build_norm
 from glissando.config import from_dict, merge, to_dict
 from glissando.depth import DepthConfig, build_depth
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, LengthError
 from glissando.mixers import Context, MixerConfigs, build_mixer, refuse_unhonoured
 from glissando.state import State, zeros_position
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class ModelConfig:
     """A point of the design space.
 
-    vocab_size    V
+    vocab_size    V; when training, the tokenizer's size takes its place
     hidden_size   D
     mixer         name of the mixer, or several that alternate over the layers
     positions     `learned` adds a table of max_length positions to the embedding
@@ -72,6 +72,10 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer = tokenizer
+        for name in ("vocab_size", "hidden_size", "max_length"):
+            value = getattr(config, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"model.{name} must be at least 1, got {value}")
         size = config.hidden_size
         self.embedding = nn.Embedding(config.vocab_size, size)
         self.position_embedding = self._position_table()
@@ -193,7 +197,7 @@ class LanguageModel(nn.Module):
         order = None if mask is None else _packing_order(mask)
         if order is not None:
             ids, ctx = ids.gather(1, order), _pack(ctx, order)
-        x = self._embed(ids, None if state is None else state.position)
+        x = self._embed(ids, None if state is None else state.position, ctx.counts(ids))
         x, inner = self.depth(x, None if state is None else state.depth, ctx)
         x = self.norm(x)
         if order is not None:
@@ -202,21 +206,21 @@ class LanguageModel(nn.Module):
             return x, None
         return x, ModelState(state.position + ctx.counts(ids), inner)
 
-    def _embed(self, ids: Tensor, position: Tensor | None) -> Tensor:
+    def _embed(self, ids: Tensor, position: Tensor | None, counts: Tensor) -> Tensor:
+        """counts (B,): real tokens of each row; padding behind them needs no position of its own."""
         x = self.embedding(ids)
         if self.position_embedding is None:
             return x
-        where = torch.arange(ids.shape[1], device=ids.device)
-        if position is not None:
-            where = where + position.unsqueeze(1)
         limit = self.position_embedding.num_embeddings
-        furthest = ids.shape[1] + (0 if position is None else int(position.max()))
+        start = torch.zeros_like(counts) if position is None else position
+        furthest = int((start + counts).max())
         if furthest > limit:
-            raise ValueError(
+            raise LengthError(
                 f"this model has learned positions for {limit} tokens, and was given {furthest}. Shorten the input, "
                 "or use a preset with RoPE or without positions (the -nano ones), which takes any length."
             )
-        return x + self.position_embedding(where)
+        where = start.unsqueeze(1) + torch.arange(ids.shape[1], device=ids.device)
+        return x + self.position_embedding(where.clamp_max(limit - 1))
 
     def _check(
         self,

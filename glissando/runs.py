@@ -23,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +90,12 @@ class Run:
         Raises RunError if there is no such directory, or it is no run, incomplete or damaged.
         """
         path = Path(path)
-        _require_directory(path)
+        require_directory(path)
         if checkpoint_step(path) >= 0 and path.resolve().parent.name == CHECKPOINTS:
             return cls._open_checkpoint(path.resolve())
         run = cls(path)
         run._require_complete()
-        present = [name for name in (CONFIG, ENVIRONMENT, TOKENIZER) if name in read_manifest(path)]
-        verify_manifest(path, present, run._advice)
+        run._verify_listed(CONFIG, ENVIRONMENT, TOKENIZER)
         return run
 
     @classmethod
@@ -103,18 +103,17 @@ class Run:
         run = cls(checkpoint.parent.parent, checkpoint)
         if not (run.path / CONFIG).is_file():
             raise RunError(f"{checkpoint} needs {run.path / CONFIG}, which is missing: put it back there.")
+        if (run.path / MANIFEST).is_file():
+            run._verify_listed(TOKENIZER)
         verify_manifest(checkpoint, advice=run._advice)
         return run
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Writes config.yaml if it differs. Raises ConfigError if it holds other than plain YAML values."""
-        try:
-            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"the configuration cannot be YAML: {error}. Use plain values.") from error
+        text = config_text(config)
         target = self.path / CONFIG
-        if not target.is_file() or target.read_bytes() != text.encode():
-            self._replace(CONFIG, text.encode())
+        if not target.is_file() or target.read_bytes() != text:
+            self._replace(CONFIG, text)
 
     def write_model(self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
         """Writes configuration and weights, then the manifest.
@@ -130,15 +129,15 @@ class Run:
         """The configuration. Raises RunError if config.yaml is missing, damaged or malformed."""
         path = self.path / CONFIG
         if not path.is_file():
-            raise RunError(f"{path} is missing. {self._advice()}")
-        if (self.path / MANIFEST).is_file() and CONFIG in read_manifest(self.path):
-            verify_manifest(self.path, [CONFIG], self._advice)
+            raise RunError(f"{path} is missing. {self._advice(CONFIG)}")
+        if (self.path / MANIFEST).is_file():
+            self._verify_listed(CONFIG)
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise RunError(f"{path} is malformed: {error}. {self._advice()}") from error
+            raise RunError(f"{path} is malformed: {error}. {self._advice(CONFIG)}") from error
         if not isinstance(config, dict):
-            raise RunError(f"{path} is malformed: it holds no mapping. {self._advice()}")
+            raise RunError(f"{path} is malformed: it holds no mapping. {self._advice(CONFIG)}")
         return config
 
     def read_state_dict(self) -> dict[str, Tensor]:
@@ -180,21 +179,33 @@ class Run:
             pass
         save_manifest(self.path, entries | {name: new})
 
-    def _require_complete(self) -> None:
-        started = (self.path / ENVIRONMENT).is_file()
-        if not started and not (self.path / CONFIG).is_file():
+    def _verify_listed(self, *names: str) -> None:
+        listed = read_manifest(self.path)
+        for name in names:
+            if name in listed:
+                verify_manifest(self.path, [name], partial(self._advice, name))
+
+    def require_run(self) -> None:
+        """Raises RunError if there is no such directory, or nothing in it says that it was made as a run."""
+        require_directory(self.path)
+        if not (self.path / ENVIRONMENT).is_file() and not (self.path / CONFIG).is_file():
             inside = sorted(path.parent.name for path in self.path.glob(f"*/{CONFIG}"))
             hint = f" It holds runs: {', '.join(inside[:5])}." if inside else ""
             raise RunError(f"{self.path} is not a run: it has no {CONFIG}.{hint}")
+
+    def _require_complete(self) -> None:
+        self.require_run()
         for name in (CONFIG, MODEL, MANIFEST):
             if not (self.path / name).is_file():
-                raise RunError(f"{self.path} is incomplete: {name} is missing. {self._advice()}")
+                raise RunError(f"{self.path} is incomplete: {name} is missing. {self._advice(name)}")
 
-    def _advice(self) -> str:
+    def _advice(self, name: str = MODEL) -> str:
         good = self.latest_checkpoint()
-        if good is not None:
-            return f"This checkpoint is complete and loads instead: {good}"
-        return "It has no complete checkpoint (killed before the first one?): resume it, or train again."
+        if good is None:
+            return "It has no complete checkpoint (killed before the first one?): train again into another directory."
+        if name in (CONFIG, TOKENIZER):  # which a checkpoint has no copy of
+            return f"Put the {name} that it was trained with back there; its checkpoints need it as well."
+        return f"This checkpoint is complete and loads instead: {good}"
 
     def _write_environment(self) -> None:
         """Writes environment.json; a resumed run keeps its first record and adds this one to "resumed"."""
@@ -209,6 +220,14 @@ class Run:
         self._replace(ENVIRONMENT, (json.dumps(now, indent=2) + "\n").encode())
 
 
+def config_text(config: Mapping[str, Any]) -> bytes:
+    """What config.yaml holds. Raises ConfigError for other than plain YAML values."""
+    try:
+        return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode()
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the configuration cannot be YAML: {error}. Use plain values.") from error
+
+
 def _require_resumable(path: Path, resume: bool) -> None:
     if not resume:
         raise RunError(
@@ -218,7 +237,8 @@ def _require_resumable(path: Path, resume: bool) -> None:
         raise RunError(f"{path} is not a run, so it cannot be resumed. Choose a new name; nothing is overwritten.")
 
 
-def _require_directory(path: Path) -> None:
+def require_directory(path: Path) -> None:
+    """Raises RunError that names the nearest directory beside it if there is none at `path`."""
     if path.is_dir():
         return
     if path.exists():

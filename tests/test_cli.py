@@ -106,8 +106,11 @@ def test_evaluate_a_run_and_a_file(run, book, tmp_path, capsys):
     assert low <= own["accuracy"] <= high
     pictures = tmp_path / "pictures"
     assert main(["evaluate", str(run), "--file", str(book), "--json", "--plots", str(pictures)]) == 0
-    out = capsys.readouterr().out
-    assert json.loads(out[: out.rindex("}") + 1])["bytes"] == book.stat().st_size
+    assert json.loads(capsys.readouterr().out)["bytes"] == book.stat().st_size
+    short = tmp_path / "short.txt"
+    short.write_text("Hi.")
+    assert main(["evaluate", "--file", str(short), str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == 3
     assert (pictures / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -129,7 +132,7 @@ def test_presets_and_corpora(capsys):
     [
         (["train", "--preset", "transformer-nan"], "Did you mean 'transformer-nano'"),
         (["train", "--modle.hidden_size", "3"], "Did you mean --model.hidden_size"),
-        (["train", "--model.hidden_size", "wide"], "Expected a <class 'int'>"),
+        (["train", "--model.hidden_size", "wide"], "expected int, got wide"),
         (["train", "--data.corpus", "storys", "--training.steps", "1", "--out", "x"], "Did you mean 'stories'"),
         (["train", "--preset", "transformer-nano", "--training.steps", "1"], "--out is missing"),
         (["train", "--preset", "transformer-nano", "--out", "x"], "exactly one of training.steps"),
@@ -139,6 +142,10 @@ def test_presets_and_corpora(capsys):
         (["generate", "nowhere"], "no run at nowhere"),
         (["generate"], "run"),
         (["generate", "RUN", "--max_tokens", "0"], "at least 1"),
+        (["generate", "RUN", "--prompt", "a", "--prompt", "b"], "--prompt is given 2 times"),
+        (["evaluate", "RUN", "--exact_match", "0"], "at least 1"),
+        (["bench", "start-up", "--rounds", "0"], "at least 1"),
+        (["train", "--training.freeze", "embedding.*"], "expected a list, such as"),
         (["generate", "RUN", "--temperature", "-1"], "at least 0"),
         (["evaluate", "RUN", "--file", "nowhere.txt"], "nowhere.txt"),
         (["presets", "transformer-nan"], "Did you mean 'transformer-nano'"),
@@ -177,6 +184,20 @@ def test_bad_text_files(content, message, tmp_path, capsys):
     error = fails(capsys, "train", *TINY, "--data.text.path", path, "--out", tmp_path / "out")
     assert message in error
     assert str(path) in error
+    assert not (tmp_path / "out").exists()  # left no directory in the way of the corrected command
+
+
+def test_bad_lines_are_counted_at_the_end(tmp_path, capsys):
+    path = tmp_path / "lines.jsonl"
+    good = "".join(json.dumps({"text": f"The hen number {i} went out to look for corn."}) + "\n" for i in range(300))
+    path.write_text(good + "{broken\n" + '{"text": 3}\n')
+    arguments = [a for a in TINY if a not in ("--data.corpus", "text")]
+    options = ["--data.corpus", "jsonl", "--data.jsonl.path", str(path), "--data.jsonl.route_every", "3"]
+    assert main(["train", *arguments, *options, "--training.tokens", "9000", "--out", str(tmp_path / "out")]) != 0
+    capsys.readouterr()
+    budget = [a for a in arguments if a not in ("--training.steps", "6")]
+    assert main(["train", *budget, *options, "--training.tokens", "14000", "--out", str(tmp_path / "out")]) == 0
+    assert "2 bad lines skipped" in capsys.readouterr().err
 
 
 def test_an_existing_run_is_never_overwritten(run, book, capsys):

@@ -71,12 +71,11 @@ def test_probabilities_keep_the_likeliest(logits, top_k, top_p, temperature):
     assert abs(float(p.sum()) - 1) < 1e-9
     assert full[p > 0].max() == full.max()
     kept = p > 0
-    assert int(kept.sum()) <= max(top_k, int((z >= z.topk(min(top_k, len(z))).values[-1]).sum()))
+    assert int(kept.sum()) <= top_k
     if (~kept).any():
         assert full[kept].min() >= full[~kept].max() - 1e-12
     # Without the least likely one that was kept, top_p would not be reached.
-    within = full * (z >= z.topk(min(top_k, len(z))).values[-1])
-    within = within / within.sum()
+    within = full / full.topk(min(top_k, len(z))).values.sum()
     assert float(within[kept].sum() - within[kept].min()) < top_p + 1e-9
 
 
@@ -174,3 +173,29 @@ def test_decoding_costs_what_the_state_costs():
 
     seconds(64)
     assert min(seconds(4096) for _ in range(3)) < 4 * min(seconds(64) for _ in range(3))
+
+
+def test_learned_positions_end_the_text_and_never_raise():
+    model = build("preset:gpt", torch.float32)  # 64 positions
+    assert sum(1 for _ in continue_ids(model, [[1] * 60], 100, Sampling(temperature=0))) == 5
+    assert sum(1 for _ in continue_ids(model, [[1] * 64], 100, Sampling(temperature=0))) == 1
+
+
+def test_dropout_is_off_while_generating():
+    torch.manual_seed(0)
+    model = LanguageModel.from_preset("minimal-transformer", block={"mlp_dropout": 0.5, "mixer_dropout": 0.5})
+    assert model.training
+    texts = {generate(model, "abc", max_tokens=20, temperature=0)[0] for _ in range(6)}
+    assert len(texts) == 1
+    assert model.training
+
+
+def test_rows_that_end_leave_the_batch():
+    """A row that has ended costs nothing more: the model is asked about the others alone."""
+    parrot = Parrot("abcdefgh")
+    widths = []
+    features = parrot.features
+    parrot.features = lambda ids, *a, **k: (widths.append(ids.shape[0]), features(ids, *a, **k))[1]
+    steps = continue_ids(parrot, [[10], [10]], 4, Sampling(temperature=0), ends=lambda row, token: row == 1)
+    assert list(steps) == [[97, 97], [98, None], [99, None], [100, None]]
+    assert widths == [2, 1, 1, 1]  # the last token is said, and not read any more

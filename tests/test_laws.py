@@ -37,10 +37,36 @@ def gradients(model: LanguageModel, value: Tensor) -> dict[str, Tensor]:
     return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
 
 
-def weigh(logits: Tensor) -> Tensor:
-    """A scalar that depends on every logit."""
+def weigh(logits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A scalar that depends on every logit, or on every one at a real position."""
     generator = torch.Generator().manual_seed(1)
-    return (logits * torch.randn(logits.shape, generator=generator, dtype=logits.dtype)).sum()
+    weighted = logits * torch.randn(logits.shape, generator=generator, dtype=logits.dtype)
+    return (weighted if mask is None else weighted[mask]).sum()
+
+
+def ragged(batch: int, length: int, seed: int) -> Tensor:
+    """(B, T) masks: padding on the right, on the left, holes anywhere, and nothing missing, in turn."""
+    generator = torch.Generator().manual_seed(seed)
+    position, mask = torch.arange(length), torch.ones(batch, length, dtype=torch.bool)
+    for row in range(batch):
+        edge = int(torch.randint(1, length, (), generator=generator))
+        holes = torch.rand(length, generator=generator) < 0.7
+        mask[row] = [position < edge, position >= edge, holes, mask[row]][row % 4]
+    return mask
+
+
+def require_masks(model: LanguageModel) -> None:
+    if "mask" not in model.depth.honours:
+        pytest.skip("takes no mask")
+
+
+def check_masked_split(model: LanguageModel, ids: Tensor, mask: Tensor, cuts: list[int]) -> None:
+    """Values at real positions, and the gradients of every parameter, are those of the unsplit forward."""
+    whole = model(ids, mask=mask)[0]
+    pieces, state = in_pieces(model, ids, cuts, mask)
+    assert_close(pieces[mask], whole[mask], "values")
+    assert state.position.tolist() == mask.sum(1).tolist()
+    assert_tensors_close(gradients(model, weigh(pieces, mask)), gradients(model, weigh(whole, mask)), "gradient of")
 
 
 def test_a_state_of_nothing_is_none():
@@ -76,12 +102,55 @@ def test_split_law_at_length(case: str):
 
 
 @cases
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "ragged"])
+def test_gradients_of_the_split_law_at_length(case: str, masked: bool):
+    model = build(case)
+    length = LIMIT if model.position_embedding is not None else 150
+    ids = random_ids(model, 4, length, seed=5)
+    cuts = [length // 3, length // 2, length - 3, length - 1]
+    if masked:
+        require_masks(model)
+        check_masked_split(model, ids, ragged(*ids.shape, seed=5), cuts)
+    else:
+        pieces, _ = in_pieces(model, ids, cuts)
+        assert_tensors_close(gradients(model, weigh(pieces)), gradients(model, weigh(model(ids)[0])), "gradient of")
+
+
+@cases
+@law
+@given(data=st.data())
+def test_split_law_with_masks(case: str, data: st.DataObject):
+    """Any mask, rows of nothing among them, cut anywhere: values and the gradients of every parameter."""
+    model = build(case)
+    require_masks(model)
+    batch, length = data.draw(st.integers(1, 3), "batch"), data.draw(st.integers(1, 12), "length")
+    real = data.draw(st.lists(st.booleans(), min_size=batch * length, max_size=batch * length), "mask")
+    cuts = data.draw(st.lists(st.integers(0, length), max_size=4), "cuts")
+    check_masked_split(model, random_ids(model, batch, length, seed=3), torch.tensor(real).view(batch, length), cuts)
+
+
+@cases
 def test_donated_states_compute_the_same(case: str):
     model = build(case)
     ids = random_ids(model, 2, 40, seed=6)
     with torch.no_grad():
         pieces, _ = in_pieces(model, ids, [7, *range(20, 40)], donate=True)
         assert_close(pieces, model(ids)[0], "values")
+
+
+@cases
+def test_donated_ragged_states_compute_the_same(case: str):
+    """A ragged prompt in chunks, then token by token, some rows pausing."""
+    model = build(case)
+    require_masks(model)
+    ids, mask = random_ids(model, 4, 40, seed=6), ragged(4, 40, seed=6)
+    with torch.no_grad():
+        whole = model(ids, mask=mask)[0]
+        pieces, state = in_pieces(model, ids, [7, 8, *range(20, 40)], mask, donate=True)
+        assert_close(pieces[mask], whole[mask], "values")
+        _, kept = in_pieces(model, ids, [7, 8, *range(20, 40)], mask)
+        more = random_ids(model, 4, 2, seed=7)
+        assert_close(model(more, state)[0], model(more, kept)[0], "continuation")
 
 
 @cases
@@ -120,8 +189,7 @@ def test_causality(case: str, data: st.DataObject):
 def test_batch_law(case: str, data: st.DataObject):
     """A row alone equals that row in a batch with padding anywhere, without and with a state, cut anywhere."""
     model = build(case)
-    if "mask" not in model.depth.honours:
-        pytest.skip("takes no mask")
+    require_masks(model)
     batch, length = data.draw(st.integers(1, 3), "batch"), data.draw(st.integers(1, 12), "length")
     real = data.draw(st.lists(st.booleans(), min_size=batch * length, max_size=batch * length), "mask")
     mask = torch.tensor(real).view(batch, length)

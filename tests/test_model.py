@@ -40,7 +40,7 @@ def test_overrides_reach_inside():
         ({"hiden_size": 4}, "Did you mean 'hidden_size'"),
         ({"mixers": {"attention": {"head": 4}}}, "Did you mean 'heads'"),
         ({"mixers": {"atention": {}}}, "Did you mean 'attention'"),
-        ({"hidden_size": "wide"}, "Expected a <class 'int'>. Got value: wide"),
+        ({"hidden_size": "wide"}, "expected int, got wide"),
         ({"mixer": "atention"}, "Did you mean 'attention'"),
         ({"mixer": []}, "empty list"),
         ({"depth": {"kind": "discret"}}, "Did you mean 'discrete'"),

@@ -13,6 +13,8 @@ import torch
 
 from glissando import runs
 from glissando.errors import ConfigError, RunError
+from glissando.loading import load
+from glissando.model import LanguageModel
 from glissando.runs import Run, checkpoint_path
 from glissando.storage import MANIFEST, publish_directory, read_manifest, save_tree, verify_manifest
 
@@ -236,3 +238,24 @@ def test_a_full_disk_leaves_the_old_weights(tmp_path):
 def test_importing_runs_does_not_import_lightning():
     code = "import sys, glissando.runs; sys.exit('lightning' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_checkpoint_does_not_stand_in_for_what_it_has_no_copy_of(tmp_path):
+    run = make(tmp_path / "run")
+    path = add_checkpoint(run, 7)
+    for damage in (lambda path: path.write_text("x"), lambda path: path.unlink()):
+        damage(run.path / "tokenizer.json")
+        for place in (run.path, path):
+            with pytest.raises(RunError, match=r"tokenizer\.json is (damaged|missing).* Put the tokenizer\.json"):
+                Run.open(place)
+    (run.path / "config.yaml").unlink()
+    with pytest.raises(RunError, match=r"config\.yaml is missing\. Put the config\.yaml"):
+        Run.open(run.path)
+
+
+def test_damaged_weights_are_not_called_unfit(tmp_path):
+    model = LanguageModel.from_config({"hidden_size": 8, "mixers": {"attention": {"heads": 2}}})
+    model.save(tmp_path / "run")
+    flip(tmp_path / "run" / "model.safetensors")
+    with pytest.raises(RunError, match=rf"^{re.escape(str(tmp_path))}/run/model\.safetensors is damaged"):
+        load(tmp_path / "run")

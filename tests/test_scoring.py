@@ -10,8 +10,7 @@ from subjects import build
 
 from glissando.data.base import IGNORED, Batch
 from glissando.errors import DataError
-from glissando.evaluation.pairs import wilson
-from glissando.evaluation.scoring import Score, score, token_losses
+from glissando.evaluation.scoring import Score, score, token_losses, wilson
 
 
 def batch(targets: list[list[int]], n_bytes: int | None = None, floor: float | None = None) -> Batch:
@@ -57,7 +56,9 @@ def test_intervals_cover_the_truth():
     held = 0
     for trial in range(200):
         rows = 1.0 + 0.5 * torch.randn(40, generator=generator).double()
-        result = Score(nats=(rows * math.log(2)).tolist(), targets=[1] * 40, correct=[0] * 40, n_bytes=40)
+        result = Score(
+            nats=(rows * math.log(2)).tolist(), targets=[1] * 40, correct=[0] * 40, row_bytes=[1.0] * 40, n_bytes=40
+        )
         low, high = result.intervals(resamples=400, seed=trial)["bits_per_byte"]
         held += low <= 1.0 <= high
     assert 0.88 <= held / 200 <= 0.99
@@ -78,3 +79,21 @@ def test_wilson_interval():
     assert wilson(10, 10)[1] == pytest.approx(1)
     assert wilson(10, 10)[0] > 0.7
     assert wilson(0, 10)[0] == pytest.approx(0)
+
+
+def test_intervals_are_never_without_width():
+    wrong = Score(nats=[1.0, 1.1], targets=[15, 15], correct=[0, 0], row_bytes=[15.0, 15.0], n_bytes=30)
+    low, high = wrong.intervals()["accuracy"]
+    assert (low, high) == (0, pytest.approx(0.1135, abs=1e-3))
+    assert Score(nats=[1.0], targets=[15], correct=[3], row_bytes=[15.0], n_bytes=15).intervals() == {}
+
+
+def test_intervals_resample_bytes_with_their_rows():
+    """Rows of many bytes a token and rows of few: a ratio of sums, not a mean of fixed bytes per target."""
+    result = Score()
+    for _ in range(20):
+        result.add(batch([[0, 1]], n_bytes=10), torch.zeros(1, 2, 2))
+        result.add(batch([[0, 1]], n_bytes=2), torch.zeros(1, 2, 2))
+    low, high = result.intervals()["bits_per_byte"]
+    assert low < 2 * 40 / 240 < high
+    assert 0.05 < high - low < 0.3

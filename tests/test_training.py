@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import subprocess
 import time
 
 import pytest
@@ -14,11 +15,11 @@ from training_runs import PLAIN, SHIFT, configuration, curve, metrics, weights
 
 import glissando
 from glissando.data.corpora import build_corpus
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, UnknownNameError
 from glissando.model import LanguageModel
 from glissando.training.budget import Budget
-from glissando.training.callbacks import Metrics, Validation, visible
-from glissando.training.fit import train
+from glissando.training.callbacks import Metrics, Samples, Validation, visible
+from glissando.training.fit import quoted, train
 from glissando.training.module import TrainingModule
 from glissando.training.progress import Progress
 
@@ -127,13 +128,14 @@ def test_bf16_trains_and_keeps_float32_weights(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the compiler's own
-def test_compiled_model_trains_to_the_same_weights(tmp_path):
+@pytest.mark.parametrize("corpus", [{}, SHIFT])  # rows of one length, and of several
+def test_compiled_model_trains_to_the_same_weights(tmp_path, corpus):
     import shutil
 
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         pytest.skip("torch.compile needs a C++ compiler, and none is on the path")
-    plain = run(tmp_path, "plain", PLAIN, {"training.steps": 4})
-    compiled = run(tmp_path, "compiled", PLAIN, {"training": {"steps": 4, "compile": True}})
+    plain = run(tmp_path, "plain", PLAIN, corpus, {"training": {"steps": 4, "log_every": 1}})
+    compiled = run(tmp_path, "compiled", PLAIN, corpus, {"training": {"steps": 4, "log_every": 1, "compile": True}})
     assert weights(compiled).keys() == weights(plain).keys()
     assert_close(curve(compiled), curve(plain), "loss", 1e-4)
 
@@ -296,3 +298,100 @@ def test_tensorboard_events(tmp_path):
     for row in metrics(done):
         assert found["train_loss", int(row["step"])] == pytest.approx(float(row["train_loss"]), rel=1e-5)
         assert ("valid_loss", int(row["step"])) in found
+
+
+# ---------------------------------------------------------------------- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("model.hidden_size", 0, "at least 1"),
+        ("model.max_length", 0, "at least 1"),
+        ("model.mixers.attention.heads", 0, "at least 1"),
+        ("model.mixers.attention.kv_heads", 0, "at least 1"),
+        ("model.mixers.attention.head_size", -2, "at least 1"),
+        ("model.mixers.attention.dropout", 1.0, "below 1"),
+        ("model.block.mixer_dropout", 1.5, "below 1"),
+        ("model.block.mlp_dropout", -0.1, "at least 0"),
+        ("model.block.mlp.hidden", 0, "at least 1"),
+        ("training.optimizer.learning_rate", 0.0, "positive"),
+        ("training.optimizer.learning_rate", math.inf, "finite"),
+        ("training.optimizer.beta2", 1.0, "below 1"),
+        ("training.optimizer.eps", 0.0, "positive"),
+        ("training.optimizer.weight_decay", -1.0, "at least 0"),
+        ("training.schedule.kind", "cosine", "warmup-cosine"),
+        ("training.schedule.warmup_steps", -1, "at least 0"),
+        ("training.schedule.final_ratio", 1.5, "from 0 to 1"),
+        ("training.schedule.plateau_factor", 1.0, "below 1"),
+        ("training.schedule.plateau_cuts", -1, "at least 0"),
+        ("training.schedule.plateau_patience", 0, "at least 1"),
+        ("training.clip", -1.0, "positive"),
+        ("training.freeze", ["nothing"], "matches no parameter"),
+        ("training.accelerator", "foo", "Available here: auto, cpu"),
+        ("training.accelerator", "tpu", "Available here: auto, cpu"),
+        ("data.seq_len", 0, "at least 1"),
+        ("data.batch_size", 0, "at least 1"),
+    ],
+)
+def test_a_mistake_is_named_in_one_line_and_leaves_nothing(tmp_path, option, value, expected):
+    with pytest.raises((ConfigError, UnknownNameError)) as caught:
+        run(tmp_path, "run", {option: value})
+    message = str(caught.value)
+    named = option.split(".")[-1] if option != "training.schedule.kind" else "schedule"
+    assert named in message
+    assert str(value).strip("[]") in message
+    assert expected in message
+    assert "\n" not in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_configuration_that_is_no_yaml_leaves_nothing(tmp_path):
+    config = configuration(tmp_path)
+    config.training.optimizer.eps = torch.tensor(1e-8)
+    with pytest.raises(ConfigError, match="plain values"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+LEARNED = {"model": {"positions": "learned", "max_length": 40}}
+
+
+def test_rows_longer_than_the_learned_positions_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.seq_len 64 is longer than model\.max_length 40"):
+        run(tmp_path, "run", LEARNED, {"data.seq_len": 64})
+    with pytest.raises(ConfigError, match=r"rows of \d+ tokens.* model\.max_length is 40.*--data\.corpus text"):
+        run(tmp_path, "run", LEARNED, {"data": {"corpus": "stories", "seq_len": 32}})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("length", [40, 16])
+def test_samples_end_with_the_learned_positions(tmp_path, length):
+    module = module_for(tmp_path, LEARNED, {"model.max_length": length})
+    prompt = module.corpus.prompts(1)[0]
+    text = Samples(tmp_path, Budget(steps=1), None, print).sample(module)
+    assert text.startswith(f"{prompt}|")
+    assert len(text.encode("utf-8", "ignore")) >= len(prompt) + 1
+
+
+def test_a_vocabulary_that_is_not_used_is_told(tmp_path, capfd):
+    done = run(tmp_path, "run", {"model.vocab_size": 999, "training.steps": 1})
+    assert capfd.readouterr().err.startswith("model.vocab_size 999 is not used: the tokenizer has 256 tokens")
+    assert done.read_config()["model"]["vocab_size"] == 256
+    run(tmp_path, "usual", {"training.steps": 1})
+    assert "vocab_size" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("corpus", [{}, SHIFT])
+def test_the_example_is_the_corpus_s_own_prompt(tmp_path, capfd, corpus):
+    config = configuration(tmp_path, corpus, {"training.steps": 1})
+    train(config, tmp_path / "run")
+    example = capfd.readouterr().err.rpartition("(try: ")[2].rstrip(")\n")
+    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {example}"], capture_output=True, text=True, check=True)
+    assert words.stdout.split("\0")[-2].removeprefix("--prompt=") == build_corpus(config.data).prompts(1)[0]
+
+
+@pytest.mark.parametrize("text", ["Once", "it's", "a\tb", "it's \\ \n\x1b\x7f\x85", "é'"])
+def test_quoted_text_survives_a_shell(text):
+    said = subprocess.run(["bash", "-c", f"printf %s {quoted(text)}"], capture_output=True, check=True).stdout
+    assert said.decode() == text

@@ -27,7 +27,7 @@ from training_runs import (
 
 import glissando
 from glissando import storage
-from glissando.errors import ConfigError, RunError, TrainingError
+from glissando.errors import ConfigError, DataError, RunError, TrainingError
 from glissando.runs import latest_checkpoint
 from glissando.training.budget import Budget
 from glissando.training.fit import resume, train
@@ -97,10 +97,12 @@ def test_resuming_is_as_if_never_stopped(tmp_path, crash_in, case, corpus):
         assert last_checkpoint(tmp_path / "x")["schedule"]["cuts"] > 0
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path):
+def test_resuming_a_finished_run_changes_nothing(tmp_path, capfd):
     train(configuration(tmp_path, {"training": {"steps": 4}}), tmp_path / "run")
     before, rows = weights(tmp_path / "run"), metrics(tmp_path / "run")
+    capfd.readouterr()
     resume(tmp_path / "run")
+    assert "is finished, at step 4: nothing is left to train\n" in capfd.readouterr().err
     assert_same_tensors(weights(tmp_path / "run"), before)
     assert metrics(tmp_path / "run") == rows
 
@@ -145,6 +147,33 @@ def test_resume_without_a_checkpoint_says_so(tmp_path, crash_in):
     with pytest.raises(Crash):
         train(configuration(tmp_path), tmp_path / "run")
     with pytest.raises(RunError, match="no complete checkpoint to resume from"):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
+def test_resuming_a_finished_run_mends_it(tmp_path, name):
+    train(configuration(tmp_path, {"training": {"steps": 4}}), tmp_path / "run")
+    before = weights(tmp_path / "run")
+    (tmp_path / "run" / name).unlink()
+    with pytest.raises(RunError, match="is incomplete"):
+        glissando.load(tmp_path / "run")
+    resume(tmp_path / "run")
+    glissando.load(tmp_path / "run")
+    assert_same_tensors(weights(tmp_path / "run"), before)
+
+
+def test_what_cannot_be_resumed_says_why(tmp_path):
+    train(configuration(tmp_path, {"training": {"steps": 2}}), tmp_path / "run")
+    with pytest.raises(RunError, match=r"no run at .*rum\. Did you mean .*run\?"):
+        resume(tmp_path / "rum")
+    with pytest.raises(RunError, match="is not a run"):
+        resume(tmp_path)
+    record = (tmp_path / "run" / "environment.json").read_text()
+    with pytest.raises(ConfigError, match=r"training\.accelerator 'foo'"):
+        resume(tmp_path / "run", {"accelerator": "foo"})
+    assert (tmp_path / "run" / "environment.json").read_text() == record
+    (tmp_path / "run" / "tokenizer.json").unlink()
+    with pytest.raises((DataError, RunError), match=r"tokenizer\.json"):
         resume(tmp_path / "run")
 
 

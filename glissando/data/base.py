@@ -61,6 +61,11 @@ class Corpus(ABC):
     #: expected bits per byte of the source itself, where it is known exactly
     entropy_floor: float | None = None
 
+    @property
+    def problems(self) -> str | None:
+        """What of the source could not be used so far, in one line for a person; None if nothing."""
+        return None
+
     @abstractmethod
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Training batches without end from batch number `start`, or the held-out ones once."""
@@ -78,6 +83,13 @@ class Corpus(ABC):
     def describe(self) -> dict[str, object]:
         """What a person wants to know of it, for `glissando corpora` and the run's record."""
         return {"entropy_floor": self.entropy_floor, "control_names": list(self.control_names)}
+
+
+def check_sizes(seq_len: int, batch_size: int) -> None:
+    """Raises ConfigError unless rows have a token and batches a row."""
+    for name, value in (("seq_len", seq_len), ("batch_size", batch_size)):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}; raise data.{name}")
 
 
 def shard_rows(batch_size: int, shard: Shard) -> range:

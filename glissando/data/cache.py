@@ -1,11 +1,9 @@
-"""Files computed once and kept: where they lie, and how a half-written one is never taken for a whole one."""
+"""Files computed once and kept."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +13,7 @@ import numpy as np
 from glissando.data.textfile import pieces
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import DataError
+from glissando.storage import write_atomic
 
 _HASH_BLOCK = 1 << 22
 _PIECES_AT_ONCE = 32
@@ -37,23 +36,6 @@ def cache_dir(kind: str) -> Path:
     return path
 
 
-@contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears at `path` when the block ends without an error, and leaves nothing otherwise.
-
-    Several processes may write the same path at once: each has its own partial file and the last wins.
-    """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def sha256(data: np.ndarray) -> str:
     """Of a byte array, block by block, so that a mapped file is never in memory as a whole."""
     digest = hashlib.sha256()
@@ -71,11 +53,14 @@ def token_file(data: np.ndarray, tokenizer: Tokenizer, *, ascii_only: bool = Fal
     key = f"{_FORMAT} {sha256(data)} {tokenizer.fingerprint} {ascii_only}"
     path = cache_dir("tokens") / f"{hashlib.sha256(key.encode()).hexdigest()}.{dtype.name}"
     if not path.exists():
-        with written_whole(path) as file:
+
+        def tokenise(file: BinaryIO) -> None:
             source = pieces(data, ascii_only=ascii_only)
             while batch := list(islice(source, _PIECES_AT_ONCE)):
                 for ids in tokenizer.encode_batch(batch):
                     file.write(ids.astype(dtype).tobytes())
+
+        write_atomic(path, tokenise)
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.asarray(np.memmap(path, dtype, "r"))

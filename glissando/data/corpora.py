@@ -223,6 +223,6 @@ def _limited(texts: Iterator[str], max_bytes: int) -> Iterator[str]:
     """Texts up to about `max_bytes`, so that an endless corpus ends."""
     for text in texts:
         yield text
-        max_bytes -= len(text)
+        max_bytes -= len(text.encode())
         if max_bytes <= 0:
             return

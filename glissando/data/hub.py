@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import BinaryIO
 
-from glissando.data.cache import cache_dir, sha256, written_whole
+from glissando.data.cache import cache_dir, sha256
 from glissando.data.text import TextCorpus
 from glissando.data.textfile import map_bytes
 from glissando.data.tokenizers import END_OF_TEXT, Tokenizer
 from glissando.errors import DataError
+from glissando.storage import write_atomic
 
 _log = logging.getLogger(__name__)
 
@@ -58,19 +60,22 @@ def fetch(wanted: HubSplit) -> Path:
     record.unlink(missing_ok=True)
     documents = _documents(_datasets(), wanted)
     n_documents = 0
-    with written_whole(path) as file:
+
+    def write(file: BinaryIO) -> None:
+        nonlocal n_documents
         for text in documents:
             n_documents += 1
             file.write((text.replace("\0", "") + _SEPARATOR).encode("utf-8", "ignore"))
             if wanted.max_bytes is not None and file.tell() >= wanted.max_bytes:
                 break
+
+    write_atomic(path, write)
     if not n_documents:
         path.unlink()
         raise DataError(f"split {wanted.split!r} of {wanted.name!r} has no text in {wanted.text_field!r}")
     # Last, so that its presence means that the text is whole.
-    with written_whole(record) as file:
-        facts = asdict(wanted) | {"documents": n_documents, "sha256": sha256(map_bytes(path))}
-        file.write(json.dumps(facts, indent=1).encode())
+    facts = asdict(wanted) | {"documents": n_documents, "sha256": sha256(map_bytes(path))}
+    write_atomic(record, json.dumps(facts, indent=1).encode())
     return path
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, shard_rows, unscored
+from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, check_sizes, shard_rows, unscored
 from glissando.data.documents import Documents
 from glissando.data.marks import Marks
 from glissando.data.order import random_below
 from glissando.data.packing import Block, Mark, Rows
+from glissando.data.problems import summary_of
 from glissando.data.textfile import open_file
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.errors import ConfigError, DataError
@@ -55,6 +56,7 @@ class JsonlCorpus(Corpus):
         strict: bool = False,
         max_line_bytes: int = 1 << 24,
     ) -> None:
+        check_sizes(seq_len, batch_size)
         if route_every < 2 or valid_batches < 1:
             raise ConfigError(
                 f"route_every {route_every} must be at least 2, so that something is trained on, "
@@ -82,15 +84,15 @@ class JsonlCorpus(Corpus):
             raise DataError(
                 f"{self._train.path} holds too little to {purpose} on: not one batch of "
                 f"{self.batch_size} rows of {self.seq_len} tokens{every}. "
-                f"Lower batch_size, seq_len or route_every, or give a valid_path. {self.problems}".strip()
+                f"Lower batch_size, seq_len or route_every, or give a valid_path. {self.problems or ''}".strip()
             )
         return block
 
     @property
-    def problems(self) -> str:
-        """The unusable lines met so far, in one line; empty if there were none."""
+    def problems(self) -> str | None:
+        """The unusable lines met so far."""
         files = [self._train] if self._valid is self._train else [self._train, self._valid]
-        return "; ".join(file.problems.summary() for file in files if file.problems.count)
+        return summary_of(file.problems for file in files)
 
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         return self._train_batches(start, shard) if split == "train" else self._valid_batches(start, shard)

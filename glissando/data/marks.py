@@ -8,10 +8,11 @@ import json
 from bisect import bisect_right
 from pathlib import Path
 
-from glissando.data.cache import cache_dir, written_whole
+from glissando.data.cache import cache_dir
 from glissando.data.documents import Place
 from glissando.data.packing import Mark
-from glissando.errors import DataError
+from glissando.errors import DataError, RunError
+from glissando.storage import write_atomic
 
 EVERY = 128  # blocks between marks
 
@@ -53,8 +54,8 @@ class Marks:
         if self._file is None:
             return
         marks = [[mark.block, *mark.place, mark.token] for mark in self._marks]
-        with contextlib.suppress(OSError), written_whole(self._file) as file:
-            file.write(json.dumps({"n_blocks": self.n_blocks, "marks": marks}).encode())
+        with contextlib.suppress(RunError):
+            write_atomic(self._file, json.dumps({"n_blocks": self.n_blocks, "marks": marks}).encode())
 
     def _load(self, file: Path) -> None:
         # A file that cannot be read or understood is no loss: the marks are found again.

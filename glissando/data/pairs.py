@@ -20,12 +20,13 @@ from glissando.data.base import (
     Corpus,
     Shard,
     Split,
+    check_sizes,
     held_out_rows,
     shard_rows,
     unscored,
 )
 from glissando.data.order import random_below, random_words, shuffled
-from glissando.data.problems import Problems
+from glissando.data.problems import Problems, summary_of
 from glissando.data.textfile import open_file
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.errors import ConfigError, DataError, unknown_name
@@ -62,12 +63,13 @@ class PairsCorpus(Corpus):
     Targets are IGNORED up to the tab, so that loss and n_bytes are of the output and its end alone. Rows are
     padded on the right with id 0 and masked, to the longest of the global batch, or to `seq_len` always
     when `fixed_length` is set.
-    Raises ConfigError if `seq_len` cannot hold the longest row.
+    Raises ConfigError if `seq_len` cannot hold the longest row, or a size is below 1.
     """
 
     def __init__(
         self, tokenizer: Tokenizer | None, *, seq_len: int, batch_size: int, seed: int, fixed_length: bool
     ) -> None:
+        check_sizes(seq_len, batch_size)
         self.tokenizer = tokenizer or ByteTokenizer(NEWLINE)
         self.seq_len, self.batch_size, self._seed = seq_len, batch_size, seed
         self._fixed_length = fixed_length
@@ -284,7 +286,7 @@ def read_pairs(path: Path | str, *, strict: bool = False) -> PairFile:
     `problems`, or raises DataError when `strict`. Blank lines are passed over.
     """
     path = open_file(path, "data.pairs.path")
-    problems, pairs, number = Problems(path, strict), [], 0
+    problems, pairs, number = Problems(path, "data.pairs.strict", strict), [], 0
     with path.open("rb") as file:
         while line := file.readline(_MAX_LINE):
             number += 1
@@ -343,10 +345,13 @@ class PairFileCorpus(PairsCorpus):
         self._file = read_pairs(open_file(path, "data.pairs.path"), strict=strict)
         train = self._file.pairs
         if valid_path is None:
+            self._problems = [self._file.problems]
             held = max(1, len(train) // 10)
             train, self._valid = train[:-held], train[-held:]
         else:
-            self._valid = read_pairs(open_file(valid_path, "data.pairs.valid_path"), strict=strict).pairs
+            valid = read_pairs(open_file(valid_path, "data.pairs.valid_path"), strict=strict)
+            self._problems = [self._file.problems, valid.problems]
+            self._valid = valid.pairs
         questions = {pair.input for pair in self._valid}
         self._train = [pair for pair in train if pair.input not in questions]
         self._overlap = len(train) - len(self._train)
@@ -355,12 +360,12 @@ class PairFileCorpus(PairsCorpus):
             raise DataError(
                 f"{path} leaves no usable pair to {what} on: {self._file.lines} lines, "
                 f"{len(self._file.pairs)} pairs, {self._overlap} training pairs are also held out. "
-                f"{self._file.problems.summary()}"
+                f"{self.problems or ''}".strip()
             )
 
     @property
-    def problems(self) -> Problems:
-        return self._file.problems
+    def problems(self) -> str | None:
+        return summary_of(self._problems)
 
     @property
     def train_set(self) -> Sequence[Pair]:
@@ -385,5 +390,5 @@ class PairFileCorpus(PairsCorpus):
             "train_pairs": len(self._train),
             "valid_pairs": len(self._valid),
             "overlap_left_out": self._overlap,
-            "problems": self._file.problems.summary(),
+            "problems": self.problems,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +15,14 @@ KEPT = 20
 
 @dataclass
 class Problems:
-    """What was wrong with the lines of `path`.
+    """What was wrong with the lines of `path`; `option` is the full name of what sets `strict`.
 
     With `strict` the first one raises DataError; otherwise they are counted, the first 20 are kept, and the
     first is logged. A line is counted once, however often the file is read.
     """
 
     path: Path
+    option: str
     strict: bool = False
     count: int = 0
     first: list[tuple[int, str]] = field(default_factory=list)  # (line number from 1, what is wrong)
@@ -29,7 +31,7 @@ class Problems:
     def add(self, line: int, what: str) -> None:
         """Record that `line` cannot be used because of `what`."""
         if self.strict:
-            raise DataError(f"{self.path}, line {line}: {what}. Fix the line, or set strict=false to skip it.")
+            raise DataError(f"{self.path}, line {line}: {what}. Fix the line, or set {self.option} false to skip it.")
         if line <= self._furthest:
             return
         self._furthest = line
@@ -40,8 +42,17 @@ class Problems:
             self.first.append((line, what))
 
     def summary(self) -> str:
-        """One line for a person; empty if there were no problems."""
+        """How many, where and why the first three, in one line for a person; empty if there were none."""
         if not self.count:
             return ""
         shown = "; ".join(f"line {line}: {what}" for line, what in self.first[:3])
-        return f"{self.count} bad lines in {self.path} ({shown}{'; ...' if self.count > 3 else ''})"
+        lines = "1 bad line" if self.count == 1 else f"{self.count} bad lines"
+        return (
+            f"{lines} skipped in {self.path} ({shown}{'; ...' if self.count > 3 else ''}); "
+            f"set {self.option} true to stop at the first"
+        )
+
+
+def summary_of(files: Iterable[Problems]) -> str | None:
+    """The summaries of several files, each once; None if there were no problems."""
+    return ". ".join(dict.fromkeys(file.summary() for file in files if file.count)) or None

@@ -16,6 +16,7 @@ from glissando.data.base import (
     Corpus,
     Shard,
     Split,
+    check_sizes,
     held_out_rows,
     shard_rows,
     unscored,
@@ -51,8 +52,8 @@ class TextCorpus(Corpus):
     n_bytes is exact where an id's bytes are known (bytes, byte-level BPE). Otherwise token i of N counts
     floor((i + 1) R) - floor(i R) bytes, R being the text's exact bytes per token: exact over the whole text.
 
-    Raises DataError (path, position and fix) for a file that is missing, empty, not text, or shorter than a
-    window, and ConfigError for options that make no sense.
+    Raises DataError (path, position and fix) for a file that is missing, empty or not text, and for one shorter
+    than a window when it shall train; ConfigError for options that make no sense.
     """
 
     def __init__(
@@ -91,14 +92,6 @@ class TextCorpus(Corpus):
             self._valid_bytes = self._valid_bytes[: character_start(self._valid_bytes, max_valid_bytes)]
         self._train = _Tokens(self._train_bytes, self.tokenizer, ascii_only, filter_bytes=False)
         self._valid = _Tokens(self._valid_bytes, self.tokenizer, ascii_only, filter_bytes=True)
-        self._check_lengths()
-
-    def _check_lengths(self) -> None:
-        if len(self._train.ids) < self.seq_len:
-            raise DataError(
-                f"{self.path} has {len(self._train.ids)} tokens to train on, less than one window of "
-                f"{self.seq_len}; lower data.seq_len or give a longer file"
-            )
         if not len(self._valid.ids):
             raise DataError(
                 f"{self.valid_path} leaves no text to validate on; raise valid_fraction or "
@@ -106,7 +99,14 @@ class TextCorpus(Corpus):
             )
 
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        return self._train_batches(start, shard) if split == "train" else self._valid_batches(start, shard)
+        if split == "valid":
+            return self._valid_batches(start, shard)
+        if len(self._train.ids) < self.seq_len:
+            raise DataError(
+                f"{self.path} has {len(self._train.ids)} tokens to train on, less than one window of "
+                f"{self.seq_len}; lower data.seq_len or give a longer file"
+            )
+        return self._train_batches(start, shard)
 
     def _train_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         rows = np.array(shard_rows(self.batch_size, shard), np.int64)
@@ -238,6 +238,7 @@ def _check_options(
     batch_size: int,
 ) -> None:
     """Raises ConfigError for the first option out of its range."""
+    check_sizes(seq_len, batch_size)
     if not 0 < valid_fraction < 1:
         raise ConfigError(f"valid_fraction {valid_fraction} is not between 0 and 1; 0.1 keeps a tenth")
     if eval_stride is not None and not 0 < eval_stride <= seq_len:
@@ -245,8 +246,6 @@ def _check_options(
     positive = {
         "stride": stride,
         "max_valid_bytes": max_valid_bytes,
-        "seq_len": seq_len,
-        "batch_size": batch_size,
     }
     for name, value in positive.items():
         if value is not None and value < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glissando.errors import ConfigError, DataError
+from glissando.storage import write_atomic
 
 if TYPE_CHECKING:
     import tokenizers
@@ -25,6 +26,8 @@ END_OF_TEXT = "<|endoftext|>"
 EOS_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>", "[SEP]", "[EOS]")
 _BYTES_TYPE = "glissando-bytes"
 _NAMED_EOS_TYPE = "glissando-eos"
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+_OVERLAP = 16  # how many of the last ids a stream keeps at least, to decode the next one with
 
 
 class Tokenizer(ABC):
@@ -53,6 +56,11 @@ class Tokenizer(ABC):
         """(V,) bytes of text each id stands for, or None where that is not a property of the id alone."""
         return None if self.token_bytes is None else np.array([len(b) for b in self.token_bytes], np.int64)
 
+    @cached_property
+    def unsettled(self) -> frozenset[int]:
+        """Ids whose text may still change with the ids that follow them, though it looks whole."""
+        return frozenset()
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the tokenizer, to key what is computed with it."""
@@ -65,10 +73,7 @@ class Tokenizer(ABC):
     def save(self, path: Path) -> None:
         """Write one file, whole or not at all; a directory gets `tokenizer.json`."""
         path = Path(path)
-        path = path / FILE_NAME if path.is_dir() else path
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-        partial.write_text(self.to_json(), encoding="utf-8")
-        os.replace(partial, path)
+        write_atomic(path / FILE_NAME if path.is_dir() else path, self.to_json().encode("utf-8"))
 
 
 class ByteTokenizer(Tokenizer):
@@ -148,6 +153,12 @@ class HFTokenizer(Tokenizer):
         for token, index in vocabulary.items():
             pieces[index] = _byte_level_bytes(token)
         return pieces
+
+    @cached_property
+    def unsettled(self) -> frozenset[int]:
+        # A run of byte tokens is text only if the run as a whole is UTF-8.
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        return frozenset(i for token, i in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
 
 
 def _utf8(text: str) -> bytes:
@@ -273,16 +284,22 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         self._pieces = tokenizer.token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._ids: list[int] = []
-        self._sent = 0
+        self._ids: list[int] = []  # the last ones
+        self._sent = 0  # characters of their text
 
     def push(self, token: int) -> str:
         """The characters that `token` completes; may be empty."""
         if self._pieces is not None:
             return self._utf8.decode(self._pieces[token])
         self._ids.append(token)
+        if token in self._tokenizer.unsettled:
+            return ""
         # A trailing replacement character may be half of one that the next token completes.
-        return self._send(self._tokenizer.decode(self._ids).rstrip("\ufffd"))
+        whole = self._tokenizer.decode(self._ids)
+        new = self._send(whole.rstrip("\ufffd"))
+        if len(self._ids) >= 2 * _OVERLAP:
+            self._forget(whole)
+        return new
 
     def flush(self) -> str:
         """What is still held back, once no more ids come."""
@@ -293,3 +310,20 @@ class StreamDecoder:
     def _send(self, text: str) -> str:
         new, self._sent = text[self._sent :], max(self._sent, len(text))
         return new
+
+    def _forget(self, whole: str) -> None:
+        """Keeps the last ids alone, if what they end in is read the same without those before.
+
+        How a text begins depends on the tokenizer (a space left out, a mark left in), so the ends are compared:
+        what follows the first half of the kept ids, with and without the ids before.
+        """
+        kept = self._ids[-_OVERLAP:]
+        with_all = self._tokenizer.decode(self._ids[: -_OVERLAP // 2])
+        text, alone = self._tokenizer.decode(kept), self._tokenizer.decode(kept[: -_OVERLAP // 2])
+        if (
+            self._sent >= len(with_all)
+            and whole.startswith(with_all)
+            and text.startswith(alone)
+            and whole[len(with_all) :] == text[len(alone) :]
+        ):
+            self._ids, self._sent = kept, self._sent - len(with_all) + len(alone)

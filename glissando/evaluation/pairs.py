@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from glissando.data.pairs import Pair
+from glissando.evaluation.scoring import wilson
 from glissando.generation import generate
 from glissando.model import LanguageModel
 
@@ -25,11 +25,3 @@ def exact_match_rate(model: LanguageModel, pairs: Sequence[Pair]) -> dict[str, o
         "characters_right": same / characters,
         "pairs": len(pairs),
     }
-
-
-def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson score interval of a proportion: honest at 0 and at 1, unlike p +- z sqrt(p (1 - p) / n)."""
-    p = successes / n
-    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

@@ -9,15 +9,15 @@ from glissando.errors import RunError
 from glissando.runs import METRICS
 
 
-def plot_run(run: str | Path, out: str | Path) -> list[Path]:
+def plot_run(run: str | Path, out: str | Path, floor: float | None = None) -> list[Path]:
     """Draw every picture a run has into the directory `out`; returns their paths."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    return [plot_loss(Path(run), out / "loss.png")]
+    return [plot_loss(Path(run), out / "loss.png", floor)]
 
 
 def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
-    """Bits per byte, trained and held out, against bytes read (log); the entropy floor as a line.
+    """Bits per byte, trained and held out, against tokens read (log); the entropy floor as a line.
 
     Raises RunError if nothing was logged.
     """

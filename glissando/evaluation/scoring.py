@@ -2,7 +2,8 @@
 
     bits per byte = sum of -log2 p(target) / bytes of text the targets stand for
 
-Intervals are 95 % and bootstrapped over rows, which are the independent pieces of text, not over tokens.
+Intervals are 95 % and bootstrapped over rows, which are the independent pieces of text, not over tokens. A row's
+bytes are its targets' share of its batch's bytes, which is exact for a byte tokenizer.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Score:
     nats: list[float] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     correct: list[int] = field(default_factory=list)
+    row_bytes: list[float] = field(default_factory=list)
     n_bytes: int = 0
     floor_bits: float | None = None
 
@@ -43,7 +45,9 @@ class Score:
         losses = token_losses(logits, batch.targets)
         hits = (logits.argmax(-1) == batch.targets).sum(1)
         self.nats += losses.double().sum(1).tolist()
-        self.targets += (batch.targets != IGNORED).sum(1).tolist()
+        targets = (batch.targets != IGNORED).sum(1).tolist()
+        self.targets += targets
+        self.row_bytes += [batch.n_bytes * n / max(sum(targets), 1) for n in targets]
         self.correct += hits.tolist()
         self.n_bytes += batch.n_bytes
         if batch.floor_bits is not None:
@@ -75,19 +79,31 @@ class Score:
     def accuracy(self) -> float:
         return sum(self.correct) / self.n_targets
 
+    def merge(self, other: Score) -> None:
+        """Take in what another process has scored."""
+        self.nats += other.nats
+        self.targets += other.targets
+        self.correct += other.correct
+        self.row_bytes += other.row_bytes
+        self.n_bytes += other.n_bytes
+        if other.floor_bits is not None:
+            self.floor_bits = (self.floor_bits or 0.0) + other.floor_bits
+
     def intervals(self, resamples: int = 2000, seed: int = 0) -> dict[str, tuple[float, float]]:
-        """95 % bootstrap intervals of bits_per_byte and accuracy, rows drawn with replacement."""
-        nats, targets, correct = (np.asarray(v, float) for v in (self.nats, self.targets, self.correct))
-        bytes_per_target = self.n_bytes / self.n_targets
-        rng = np.random.default_rng(seed)
-        counts = rng.multinomial(len(nats), np.full(len(nats), 1 / len(nats)), size=resamples)
-        scored = np.maximum(counts @ targets, 1)
-        bits = (counts @ nats) / scored / math.log(2) / bytes_per_target
-        ends = [0.025, 0.975]
-        return {
-            "bits_per_byte": tuple(np.quantile(bits, ends).tolist()),
-            "accuracy": tuple(np.quantile((counts @ correct) / scored, ends).tolist()),
-        }
+        """95 % intervals of bits_per_byte and accuracy, rows drawn with replacement; none from a single row.
+
+        The accuracy's is at least as wide as Wilson's, which is honest where a bootstrap has no width: at 0 and at 1.
+        """
+        rows = np.asarray(self.targets) > 0
+        if rows.sum() < 2:
+            return {}
+        columns = (self.nats, self.targets, self.correct, self.row_bytes)
+        nats, targets, correct, row_bytes = (np.asarray(column, float)[rows] for column in columns)
+        counts = np.random.default_rng(seed).multinomial(len(nats), np.full(len(nats), 1 / len(nats)), size=resamples)
+        low, high = np.quantile((counts @ nats) / (counts @ row_bytes) / math.log(2), [0.025, 0.975]).tolist()
+        hits = np.quantile((counts @ correct) / (counts @ targets), [0.025, 0.975]).tolist()
+        least = wilson(sum(self.correct), self.n_targets)
+        return {"bits_per_byte": (low, high), "accuracy": (min(hits[0], least[0]), max(hits[1], least[1]))}
 
     def as_dict(self) -> dict[str, object]:
         """What `glissando evaluate` prints."""
@@ -104,6 +120,14 @@ class Score:
         for name, interval in self.intervals().items():
             named[f"{name}_95"] = list(interval)
         return named
+
+
+def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """The Wilson score interval of a proportion: honest at 0 and at 1, unlike p +- z sqrt(p (1 - p) / n)."""
+    p = successes / n
+    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def score(model: LanguageModel, batches: Iterable[Batch], device: torch.device | None = None) -> Score:

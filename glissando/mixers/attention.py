@@ -75,6 +75,12 @@ class Attention(Mixer):
 
     def __init__(self, config: AttentionConfig, hidden_size: int) -> None:
         super().__init__()
+        for name in ("heads", "kv_heads", "head_size"):
+            value = getattr(config, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"attention.{name} must be at least 1, got {value}")
+        if not 0 <= config.dropout < 1:
+            raise ConfigError(f"attention.dropout must be at least 0 and below 1, got {config.dropout}")
         self.config = config
         self.heads = config.heads
         self.kv_heads = config.kv_heads or config.heads

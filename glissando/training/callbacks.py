@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,16 +100,27 @@ class Samples(StepEnd):
         module.model.eval()
         try:
             with module.whole_weights():
-                text = generate(module.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9)[0]
+                tokens = min(tokens, _room(module, prompt))
+                texts = (
+                    generate(module.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9) if tokens else [""]
+                )
         finally:
             module.model.train(was_training)
-        return f"{prompt}|{text}"
+        return f"{prompt}|{texts[0]}"
 
     def state_dict(self) -> dict[str, int]:
         return {"size": self.size}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.size = state["size"]
+
+
+def _room(module: TrainingModule, prompt: str) -> int:
+    """How many tokens have a position behind the end marker and the prompt."""
+    config = module.model.config
+    if config.positions != "learned" or config.max_length is None:
+        return sys.maxsize
+    return max(0, config.max_length - 1 - len(module.corpus.tokenizer.encode(prompt)))
 
 
 class Metrics(StepEnd):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ from glissando.config import to_dict
 from glissando.data.corpora import CORPORA, DataConfig
 from glissando.errors import ConfigError
 from glissando.model import ModelConfig
-from glissando.training.schedules import ScheduleConfig
+from glissando.training.schedules import ScheduleConfig, require
 
 #: options that say what to train on, and not how: a run may be resumed with others
 MACHINE = ("devices", "num_nodes", "accelerator", "strategy")
@@ -29,6 +30,17 @@ class OptimizerConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
+
+    def check(self) -> None:
+        """Raise ConfigError for a number out of its range."""
+        where = "training.optimizer"
+        require(0 < self.learning_rate < math.inf, f"{where}.learning_rate", self.learning_rate, "positive and finite")
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"{where}.{name}", value, "at least 0 and below 1")
+        require(0 < self.eps < math.inf, f"{where}.eps", self.eps, "positive and finite")
+        decay = self.weight_decay
+        require(0 <= decay < math.inf, f"{where}.weight_decay", decay, "at least 0 and finite")
 
 
 @dataclass
@@ -75,7 +87,7 @@ class TrainingConfig:
     tensorboard: bool = False
 
     def check(self) -> None:
-        """Raise ConfigError for a budget or a count that makes no sense."""
+        """Raise ConfigError for a number that makes no sense."""
         given = [n for n in ("steps", "tokens", "seconds") if getattr(self, n) is not None]
         if len(given) != 1:
             named = " and ".join(given) or "none"
@@ -84,6 +96,8 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"training.{name} must be positive, got {value}")
+        self.optimizer.check()
+        self.schedule.check()
 
 
 @dataclass
@@ -98,6 +112,9 @@ class RunConfig:
     def check(self, processes: int) -> None:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
         self.training.check()
+        for name in ("seq_len", "batch_size"):
+            value = getattr(self.data, name)
+            require(value > 0, f"data.{name}", value, "at least 1")
         parts = self.training.accumulate * processes
         if self.data.batch_size % parts:
             raise ConfigError(

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import logging
 import math
+import shlex
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.accelerators import AcceleratorRegistry
 
 from glissando.config import from_dict
 from glissando.data.base import Corpus
 from glissando.data.corpora import build_corpus
 from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError, RunError
-from glissando.model import LanguageModel
-from glissando.runs import TOKENIZER, Run
+from glissando.model import LanguageModel, ModelConfig
+from glissando.runs import TOKENIZER, Run, checkpoint_step, config_text
+from glissando.storage import MANIFEST
 from glissando.training import launch
 from glissando.training.budget import Budget
 from glissando.training.callbacks import Metrics, Samples, Saver, Validation
@@ -50,12 +56,14 @@ def train(config: RunConfig, out: str | Path) -> Run:
     pl.seed_everything(config.training.seed, verbose=False)
     corpus = build_corpus(config.data)
     _fit_vocabulary(config, corpus)
-    model = LanguageModel(config.model, corpus.tokenizer)
+    _require_rows(config, corpus)
+    job = _Job.build(config, Run(Path(out)), corpus)
+    config_text(config.as_dict())
+    # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
     if launch.rank() == 0:
-        run = Run.create(out)
-        run.write_config(config.as_dict())
-        corpus.tokenizer.save(run.path / TOKENIZER)
-    return _run(config, Run(Path(out)), model, corpus, resume_from=None)
+        Run.create(out).write_config(config.as_dict())
+        corpus.tokenizer.save(job.run.path / TOKENIZER)
+    return job.fit(resume_from=None)
 
 
 def resume(path: str | Path, machine: Mapping[str, Any] | None = None) -> Run:
@@ -67,17 +75,19 @@ def resume(path: str | Path, machine: Mapping[str, Any] | None = None) -> Run:
     Raises RunError if there is no checkpoint to resume from, ConfigError for another option; else as `train`.
     """
     run = Run(Path(path))
+    run.require_run()
     config = from_dict(RunConfig, run.read_config(), "config.yaml")
     config.training = replace(config.training, **_machine_only(machine or {}))
     config.check(math.prod(launch.processes(config.training)))
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
         raise RunError(f"{path} has no complete checkpoint to resume from; train again into another directory")
+    if (run.path / MANIFEST).is_file() and not (run.path / TOKENIZER).is_file():
+        Run.open(checkpoint)  # says what is missing and what to do
+    job = _Job.build(config, run, build_corpus(config.data, load_tokenizer(run.path / TOKENIZER)))
     if launch.rank() == 0:
         Run.create(path, resume=True)
-    corpus = build_corpus(config.data, load_tokenizer(run.path / TOKENIZER))
-    model = LanguageModel(config.model, corpus.tokenizer)
-    return _run(config, run, model, corpus, resume_from=checkpoint)
+    return job.fit(resume_from=checkpoint)
 
 
 def _machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,24 +97,68 @@ def _machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def _run(config: RunConfig, run: Run, model: LanguageModel, corpus: Corpus, resume_from: Path | None) -> Run:
-    # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
-    pl.seed_everything(config.training.seed + launch.rank(), verbose=False)
-    if config.training.precision == "64-true":
-        model.double()  # Lightning would do so after it has loaded the checkpoint into float32
-    module = TrainingModule(config, model, corpus)
-    files = PatientCheckpointIO()
-    budget, callbacks = _callbacks(config, run, files)
-    with _interruptible(budget), _quiet():
-        trainer = _trainer(config, callbacks, files)
-        with launch.ended_together(trainer):
-            trainer.fit(module, ckpt_path=resume_from)
-    if budget.interrupted:
-        if launch.rank() == 0:
+@dataclass
+class _Job:
+    """A run ready to start: whatever may be wrong with a configuration has shown while this was built."""
+
+    config: RunConfig
+    run: Run
+    corpus: Corpus
+    module: TrainingModule
+    trainer: pl.Trainer
+    budget: Budget
+
+    @classmethod
+    def build(cls, config: RunConfig, run: Run, corpus: Corpus) -> _Job:
+        model = LanguageModel(config.model, corpus.tokenizer)
+        if config.training.precision == "64-true":
+            model.double()  # Lightning would do so after it has loaded the checkpoint into float32
+        module = TrainingModule(config, model, corpus)
+        files = PatientCheckpointIO()
+        budget, callbacks = _callbacks(config, run, files)
+        with _quiet():
+            trainer = _trainer(config, callbacks, files)
+        return cls(config, run, corpus, module, trainer, budget)
+
+    def fit(self, resume_from: Path | None) -> Run:
+        # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
+        pl.seed_everything(self.config.training.seed + launch.rank(), verbose=False)
+        trainer, run = self.trainer, self.run
+        with _interruptible(self.budget), _quiet(), launch.ended_together(trainer):
+            trainer.fit(self.module, ckpt_path=resume_from)
+        if self.budget.interrupted:
             where = f"stopped and saved at step {trainer.global_step}"
-            print(f"\n{where}; go on with: glissando train --resume {run.path}", file=sys.stderr)
-        raise KeyboardInterrupt(f"training was stopped at step {trainer.global_step} and saved")
-    return run
+            _say(f"\n{where}; go on with: glissando train --resume {shlex.quote(str(run.path))}")
+            raise KeyboardInterrupt(f"training was stopped at step {trainer.global_step} and saved")
+        if resume_from is not None and trainer.global_step == checkpoint_step(resume_from):
+            _say(f"{run.path} is finished, at step {trainer.global_step}: nothing is left to train")
+            if launch.rank() == 0:
+                run.write_model(Run(run.path, resume_from).read_state_dict(), run.read_config())
+        if self.corpus.problems:
+            _say(self.corpus.problems)
+        _say(f"run: {run.path}   (try: {_example(run, self.corpus)})")
+        return run
+
+
+def _say(line: str) -> None:
+    if launch.rank() == 0:
+        print(line, file=sys.stderr)
+
+
+def _example(run: Run, corpus: Corpus) -> str:
+    """A command line, for a shell, that continues the corpus's own first prompt."""
+    prompt = corpus.prompts(1)[0]
+    sign = "=" if prompt.startswith("-") else " "  # argparse would take it for an option
+    return f"glissando generate {shlex.quote(str(run.path))} --prompt{sign}{quoted(prompt)}"
+
+
+def quoted(text: str) -> str:
+    """`text` as one word of a shell's command line, control characters by their escapes."""
+    if all(character.isprintable() for character in text):
+        return shlex.quote(text)
+    named = {"\t": "\\t", "\n": "\\n", "\\": "\\\\", "'": "\\'"}
+    escaped = (named.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in text)
+    return f"$'{''.join(escaped)}'"
 
 
 def _callbacks(config: RunConfig, run: Run, files: PatientCheckpointIO) -> tuple[Budget, list[pl.Callback]]:
@@ -122,7 +176,8 @@ def _callbacks(config: RunConfig, run: Run, files: PatientCheckpointIO) -> tuple
 def _trainer(config: RunConfig, callbacks: list[pl.Callback], files: PatientCheckpointIO) -> pl.Trainer:
     t = config.training
     devices, nodes = launch.processes(t)
-    return pl.Trainer(
+    build = functools.partial(
+        pl.Trainer,
         accelerator=t.accelerator,
         devices=devices,
         num_nodes=nodes,
@@ -141,6 +196,15 @@ def _trainer(config: RunConfig, callbacks: list[pl.Callback], files: PatientChec
         num_sanity_val_steps=0,
         limit_val_batches=0,
     )
+    try:
+        return build()
+    except (MisconfigurationException, ImportError, ValueError) as error:
+        here = sorted(name for name, entry in AcceleratorRegistry.items() if entry["accelerator"].is_available())
+        raise ConfigError(
+            f"training.accelerator {t.accelerator!r} with {devices} device(s), strategy {t.strategy}, precision "
+            f"{t.precision} does not work here: {' '.join(str(error).split())} "
+            f"Available here: {', '.join(['auto', *here])}."
+        ) from error
 
 
 def _strategy(training: TrainingConfig, processes: int) -> Any:
@@ -152,10 +216,25 @@ def _strategy(training: TrainingConfig, processes: int) -> Any:
 
 def _fit_vocabulary(config: RunConfig, corpus: Corpus) -> None:
     """A preset's vocabulary is that of its published tokenizer; the corpus's tokenizer decides."""
-    config.model.vocab_size = corpus.tokenizer.vocab_size
-    limit = config.model.max_length
-    if config.model.positions == "learned" and limit is not None and config.data.seq_len > limit:
-        raise ConfigError(f"data.seq_len {config.data.seq_len} is longer than model.max_length {limit}")
+    given, actual = config.model.vocab_size, corpus.tokenizer.vocab_size
+    if given not in (ModelConfig.vocab_size, actual):
+        _say(f"model.vocab_size {given} is not used: the tokenizer has {actual} tokens (data.tokenizer)")
+    config.model.vocab_size = actual
+
+
+def _require_rows(config: RunConfig, corpus: Corpus) -> None:
+    """Raises DataError if there is too little to train on, ConfigError for rows longer than learned positions."""
+    width = max(batch.ids.shape[1] for batch in itertools.islice(corpus.batches("train"), 4))  # rows may vary
+    limit, given = config.model.max_length, config.data.seq_len
+    if config.model.positions != "learned" or limit is None:
+        return
+    if given > limit:
+        raise ConfigError(f"data.seq_len {given} is longer than model.max_length {limit}: lower it to {limit} or less")
+    if width > limit:
+        raise ConfigError(
+            f"corpus {config.data.corpus} has rows of {width} tokens, whatever data.seq_len is, and model.max_length "
+            f"is {limit}: take another corpus, such as --data.corpus text, or a preset without learned positions"
+        )
 
 
 @contextlib.contextmanager
@@ -182,10 +261,12 @@ def _interruptible(budget: Budget) -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Lightning's banners and its advice about loaders of its own kind say nothing to our users."""
     names = ("pytorch", "pytorch.utilities.rank_zero", "fabric", "fabric.utilities.distributed")
-    loggers = [logging.getLogger(f"lightning.{name}") for name in names]
+    wanted = {f"lightning.{name}": logging.WARNING for name in names}
+    wanted["torch._dynamo"] = logging.ERROR  # that a model is compiled in pieces
+    loggers = [logging.getLogger(name) for name in wanted]
     levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
+    for logger, level in zip(loggers, wanted.values(), strict=True):
+        logger.setLevel(level)
     try:
         with warnings.catch_warnings():
             for message in _ASIDES:

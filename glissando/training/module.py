@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
@@ -19,6 +19,8 @@ from glissando.training.config import RunConfig
 from glissando.training.meter import Meter, StepSums
 from glissando.training.parts import freeze, local, local_norms, part_norms, part_of
 from glissando.training.schedules import Progress, build_schedule
+
+_ROW_LENGTHS = 64  # so many a compiled model is compiled for; at others it runs as it is
 
 
 class MicroBatch(NamedTuple):
@@ -46,7 +48,7 @@ class TrainingModule(pl.LightningModule):
         if config.training.gradient_checkpointing:
             _checkpoint_gradients(model)
         # A compiled function and not a compiled module, which would register the model's weights a second time.
-        self._logits: Any = torch.compile(self._logits_of) if config.training.compile else self._logits_of
+        self._logits: Any = _compiled(self._logits_of) if config.training.compile else self._logits_of
 
     # ------------------------------------------------------------------ set-up
 
@@ -221,14 +223,9 @@ class TrainingModule(pl.LightningModule):
             return mine
         everyone: list[Any] = [None] * self.trainer.world_size
         torch.distributed.all_gather_object(everyone, mine)
-        whole = Score(floor_bits=None if mine.floor_bits is None else 0.0)
+        whole = Score()
         for part in everyone:
-            whole.nats += part.nats
-            whole.targets += part.targets
-            whole.correct += part.correct
-            whole.n_bytes += part.n_bytes
-            if whole.floor_bits is not None:
-                whole.floor_bits += part.floor_bits or 0.0
+            whole.merge(part)
         return whole
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -240,6 +237,19 @@ class TrainingModule(pl.LightningModule):
         self.schedule.load_state_dict(checkpoint["schedule"])
         self.meter = Meter(**checkpoint["meter"])
         self.tokens = checkpoint["tokens"]
+
+
+def _compiled(function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+    """Compiled once for each row length: PyTorch 2.13 fails to compile our models for all lengths at once."""
+    import torch._dynamo
+
+    fast = torch.compile(function, dynamic=False)
+
+    def call(batch: Batch) -> Tensor:
+        with torch._dynamo.config.patch(recompile_limit=_ROW_LENGTHS, accumulated_recompile_limit=16 * _ROW_LENGTHS):
+            return fast(batch)
+
+    return call
 
 
 def _checkpoint_gradients(model: LanguageModel) -> None:

@@ -32,6 +32,25 @@ class ScheduleConfig:
     plateau_cuts: int = 5
     plateau_patience: int = 3
 
+    def check(self) -> None:
+        """Raise UnknownNameError for a kind that is not in SCHEDULES, ConfigError for a number out of its range."""
+        if self.kind not in SCHEDULES:
+            raise unknown_name("schedule", self.kind, SCHEDULES)
+        for name, holds, expected in (
+            ("warmup_steps", self.warmup_steps >= 0, "at least 0"),
+            ("final_ratio", 0 <= self.final_ratio <= 1, "from 0 to 1"),
+            ("plateau_factor", 0 < self.plateau_factor < 1, "above 0 and below 1"),
+            ("plateau_cuts", self.plateau_cuts >= 0, "at least 0"),
+            ("plateau_patience", self.plateau_patience > 0, "at least 1"),
+        ):
+            require(holds, f"training.schedule.{name}", getattr(self, name), expected)
+
+
+def require(holds: bool, name: str, value: object, expected: str) -> None:
+    """Raise ConfigError about an option's value unless it holds."""
+    if not holds:
+        raise ConfigError(f"{name} must be {expected}, got {value}")
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -127,7 +146,6 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def build_schedule(config: ScheduleConfig) -> Schedule:
-    """Raises UnknownNameError for a kind that is not in SCHEDULES."""
-    if config.kind not in SCHEDULES:
-        raise unknown_name("schedule", config.kind, SCHEDULES)
+    """Raises UnknownNameError for a kind that is not in SCHEDULES, ConfigError for a number out of its range."""
+    config.check()
     return SCHEDULES[config.kind](config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from glissando.errors import ConfigError
 from glissando.verbs.options import parse, parser_for
 
 
@@ -13,6 +14,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("rows", nargs="*", help="training, decoding, start-up, loop-cost; all by default")
     parser.add_argument("--rounds", type=int, default=5, help="paired rounds; the median counts")
     options = parse(parser, arguments)
+    if options.rounds < 1:
+        raise ConfigError(f"--rounds must be at least 1, got {options.rounds}")
     import torch
 
     from glissando.lab.speed import ROWS, measure

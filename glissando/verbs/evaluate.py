@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from glissando.config import from_dict, merge, to_dict
-from glissando.data.corpora import DataConfig, build_corpus
-from glissando.verbs.options import flat, parse, parser_for, plain
+from glissando.config import from_dict, to_dict
+from glissando.data.corpora import DataConfig, TextOptions, build_corpus
+from glissando.errors import ConfigError
+from glissando.verbs.options import explain, flat, parse, parser_for, plain
+
+if TYPE_CHECKING:
+    from glissando.data.base import Corpus
+    from glissando.model import LanguageModel
 
 EXAMPLE = "glissando evaluate runs/first --file book.txt"
 
@@ -25,34 +31,41 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plots", help="directory for pictures of the run")
     parser.add_argument("--data", type=DataConfig, default=DataConfig())
-    path = next((a for a in arguments if not a.startswith("-")), None)
-    trained = Run.open(path).read_config().get("data", {}) if path else {}
-    parser.set_defaults(flat({"data": to_dict(from_dict(DataConfig, trained, "data"))}))
+    explain(parser, DataConfig, "data.")
+    # Once to know the run, once more with the run's own data as the defaults.
+    run = Run.open(parse(parser, arguments).run)
+    trained = to_dict(from_dict(DataConfig, run.read_config().get("data", {}), "data"))
+    parser.set_defaults(flat({"data": trained}))
     options = parse(parser, arguments)
-    model = load(options.run)
-    data = plain(options.data)
+    if options.exact_match < 1:
+        raise ConfigError(f"--exact_match must be at least 1, got {options.exact_match}")
+    config = from_dict(DataConfig, plain(options.data), "data")
     if options.file is not None:
-        data = merge(data, {"corpus": "text", "text": {"path": options.file, "valid_path": options.file}})
-    result = measure(model, from_dict(DataConfig, data, "data"), options.exact_match)
+        config.corpus, config.text = "text", TextOptions(path=options.file, valid_path=options.file)
+    model = load(options.run)
+    corpus = build_corpus(config, model.tokenizer)
+    result = {"corpus": config.corpus} | measure(model, corpus, options.exact_match)
     print(json.dumps(result, indent=2) if options.json else table(result))
+    if problems := getattr(corpus, "problems", None):
+        print(problems, file=sys.stderr)
     if options.plots:
         from glissando.evaluation.plots import plot_run
 
-        for picture in plot_run(Run.open(options.run).path, options.plots):
-            print(f"picture: {picture}")
+        floor = build_corpus(from_dict(DataConfig, trained, "data"), model.tokenizer).entropy_floor
+        for picture in plot_run(run.path, options.plots, floor):
+            print(f"picture: {picture}", file=sys.stderr)
 
 
-def measure(model: Any, config: DataConfig, exact_match: int) -> dict[str, object]:
+def measure(model: LanguageModel, corpus: Corpus, exact_match: int) -> dict[str, object]:
     """Everything that is measured of `model` on a corpus's held-out part."""
     from glissando.data.pairs import PairsCorpus
     from glissando.evaluation.pairs import exact_match_rate
     from glissando.evaluation.scoring import score
 
-    corpus = build_corpus(config, model.tokenizer)
-    result = score(model, corpus.batches("valid")).as_dict()
+    result = {"parameters": model.num_parameters()} | score(model, corpus.batches("valid")).as_dict()
     if isinstance(corpus, PairsCorpus):
         result |= exact_match_rate(model, corpus.held_out(exact_match))
-    return {"corpus": config.corpus, "parameters": model.num_parameters()} | result
+    return result
 
 
 def table(result: dict[str, object]) -> str:

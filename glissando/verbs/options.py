@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from glissando.config import section_of
+from glissando.config import readable, section_of
 from glissando.errors import ConfigError, nearest
 
 
@@ -33,8 +33,10 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
     from jsonargparse import ArgumentError
 
     known = list(parser._option_string_actions)
-    for argument in arguments:
-        name = argument.partition("=")[0]
+    given = [argument.partition("=")[0] for argument in arguments]
+    for name in given:
+        if name in known and given.count(name) > 1 and not name.endswith("+"):
+            raise ConfigError(f'{name} is given {given.count(name)} times; give it once (a list: \'["a", "b"]\')')
         if name.startswith("--") and len(name) > 2 and name not in known:
             close = nearest(name, known)
             hint = f" Did you mean {close}?" if close else ""
@@ -42,7 +44,7 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
     try:
         return parser.parse_args(list(arguments))
     except ArgumentError as error:
-        raise ConfigError(" ".join(str(error).split())) from error
+        raise ConfigError(readable(str(error))) from error
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,8 +36,7 @@ def main(arguments: Sequence[str]) -> None:
         raise ConfigError("--out is missing: name the run directory to make, such as --out runs/first")
     from glissando.training.fit import train
 
-    run = train(config, options.out)
-    _say_where(run.path)
+    train(config, options.out)
 
 
 def _resume(arguments: Sequence[str], options: Any) -> None:
@@ -53,14 +51,7 @@ def _resume(arguments: Sequence[str], options: Any) -> None:
     from glissando.training.fit import resume
 
     chosen = {name.rpartition(".")[2]: options[name[2:]] for name in given}
-    _say_where(resume(path, chosen).path)
-
-
-def _say_where(path: object) -> None:
-    from glissando.training import launch
-
-    if launch.rank() == 0:
-        print(f"run: {path}   (try: glissando generate {path} --prompt 'Once')", file=sys.stderr)
+    resume(path, chosen)
 
 
 def _parser(preset: str | None, config_file: str | None) -> Any:

@@ -22,6 +22,7 @@ from glissando.data.corpora import (
     ShiftOptions,
     TextOptions,
     TokenizerConfig,
+    _limited,
     build_corpus,
 )
 from glissando.data.hub import HubCorpus, HubSplit, fetch
@@ -113,6 +114,10 @@ def test_a_vocabulary_is_trained_on_the_corpus(
     assert isinstance(corpus.tokenizer, HFTokenizer)
     assert next(corpus.batches("train")).n_bytes > 0
     assert build_corpus(config).tokenizer.fingerprint == corpus.tokenizer.fingerprint
+
+
+def test_the_text_for_a_vocabulary_is_limited_in_bytes() -> None:
+    assert list(_limited(iter(["日", "本"] * 5), 6)) == ["日", "本"]
 
 
 def test_a_tokenizer_from_a_file(configs: dict[str, DataConfig], tmp_path: Path) -> None:

@@ -14,24 +14,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
+from published import wordpiece
 
 from glissando.data.base import IGNORED, Batch, Corpus
 from glissando.data.jsonl import JsonlCorpus
-from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer, train_bpe
+from glissando.data.tokenizers import ByteTokenizer, Tokenizer, train_bpe
 from glissando.errors import ConfigError, DataError
 
 OPTIONS: dict[str, Any] = {"seq_len": 8, "batch_size": 4}
 TEXTS = [f"{i}: a café, naïve {'x' * (i % 23)}" for i in range(300)]
 BPE = train_bpe(iter(TEXTS), 300)
-
-
-def wordpiece() -> HFTokenizer:
-    names = ["[UNK]", "[SEP]", *(chr(c) for c in range(33, 127)), *(f"##{chr(c)}" for c in range(33, 127))]
-    backend = Backend(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return HFTokenizer(backend)
 
 
 def write(path: Path, records: list[Any]) -> Path:
@@ -196,12 +188,16 @@ def test_a_bad_line_is_counted_or_stops_when_strict(
         corpus = JsonlCorpus(path=path, **options)
         found, expected = train(corpus, 9), train(JsonlCorpus(path=clean, **options), 9)
     assert [b.ids.tolist() for b in found] == [b.ids.tolist() for b in expected]
-    assert "2 bad lines" in corpus.problems
+    assert corpus.problems is not None
+    assert "\n" not in corpus.problems
+    assert corpus.problems.startswith(f"2 bad lines skipped in {path}")
+    assert corpus.problems.endswith("set data.jsonl.strict true to stop at the first")
+    assert JsonlCorpus(path=clean, **options).problems is None
     assert "line 10: " in corpus.problems
     assert "line 21: " in corpus.problems
     assert message in corpus.problems
     assert len(caplog.records) == 1
-    with pytest.raises(DataError, match=r"s\.jsonl, line 10: .*strict=false"):
+    with pytest.raises(DataError, match=r"s\.jsonl, line 10: .*set data.jsonl.strict false"):
         train(JsonlCorpus(path=path, strict=True, **options), 9)
 
 
@@ -227,7 +223,7 @@ def test_a_huge_line_is_not_held_in_memory(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 << 20
-    assert "line 21: longer than 1048576 bytes" in corpus.problems
+    assert "line 21: longer than 1048576 bytes" in (corpus.problems or "")
 
 
 def test_too_little_is_refused_with_a_fix(tmp_path: Path) -> None:
@@ -235,12 +231,15 @@ def test_too_little_is_refused_with_a_fix(tmp_path: Path) -> None:
         JsonlCorpus(path=write(tmp_path / "a.jsonl", [{"text": "x"}]), **OPTIONS)
     with pytest.raises(DataError, match=r"too little to validate on.*route_every"):
         JsonlCorpus(path=write(tmp_path / "b.jsonl", [{"text": "x" * 100}]), **OPTIONS)
-    with pytest.raises(DataError, match=r"too little.*1 bad lines.*line 1"):
+    with pytest.raises(DataError, match=r"too little.*1 bad line skipped.*line 1"):
         JsonlCorpus(path=write(tmp_path / "c.jsonl", ["x"]), **OPTIONS)
     with pytest.raises(DataError, match="no file"):
         JsonlCorpus(path=tmp_path / "none.jsonl", **OPTIONS)
     with pytest.raises(ConfigError, match="route_every 1"):
         JsonlCorpus(path=tmp_path / "a.jsonl", route_every=1, **OPTIONS)
+    for size in OPTIONS:
+        with pytest.raises(ConfigError, match=f"{size} must be at least 1"):
+            JsonlCorpus(path=tmp_path / "a.jsonl", **OPTIONS | {size: 0})
 
 
 def test_prompts_come_from_held_out_text_and_texts_are_one_epoch(stream: Path) -> None:

@@ -209,6 +209,27 @@ def test_a_pair_file_is_a_corpus_with_disjoint_splits(tmp_path: Path, order_laws
     assert sorted(corpus.held_out(6)) == sorted(corpus.valid_pairs)
 
 
+def test_a_pair_file_says_what_it_left_out(tmp_path: Path) -> None:
+    good = [f"{text}\t{text}" for text in "abcdefghijklmnop"]
+    (tmp_path / "p.b64").write_bytes(encoded(*good, "bad"))
+    (tmp_path / "v.b64").write_bytes(encoded("x\ty", "worse"))
+    corpus = PairFileCorpus(path=tmp_path / "p.b64", valid_path=tmp_path / "v.b64")
+    assert corpus.problems is not None
+    for part in ("p.b64 (line 17: no tab", "v.b64 (line 2: no tab", "set data.pairs.strict true to stop at the first"):
+        assert part in corpus.problems
+    (tmp_path / "p.b64").write_bytes(encoded(*good))
+    assert PairFileCorpus(path=tmp_path / "p.b64").problems is None
+
+
+@pytest.mark.parametrize("size", ["seq_len", "batch_size"])
+def test_sizes_must_be_positive(size: str, tmp_path: Path) -> None:
+    (tmp_path / "p.b64").write_bytes(encoded("a\tb", "c\td"))
+    with pytest.raises(ConfigError, match=f"{size} must be at least 1"):
+        PairFileCorpus(path=tmp_path / "p.b64", **{size: 0})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{size} must be at least 1"):
+        ShiftCorpus(**{size: 0})  # type: ignore[arg-type]
+
+
 def test_a_file_without_pairs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.b64").write_bytes(encoded("bad", "worse"))
     with pytest.raises(DataError, match=r"no usable pair to train on: 2 lines, 0 pairs.*line 1: no tab"):

@@ -12,8 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
+from published import wordpiece
 
 from glissando.data.base import IGNORED, Batch, Corpus
 from glissando.data.order import random_below, shuffled
@@ -35,13 +34,6 @@ def write(path: Path, content: str | bytes) -> Path:
 @pytest.fixture
 def prose(tmp_path: Path) -> Path:
     return write(tmp_path / "prose.txt", "".join(f"{i}: {PROSE}" for i in range(40)))
-
-
-def wordpiece() -> HFTokenizer:
-    names = ["[UNK]", "[SEP]", *(chr(c) for c in range(33, 127)), *(f"##{chr(c)}" for c in range(33, 127))]
-    backend = Backend(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return HFTokenizer(backend)
 
 
 def train(corpus: Corpus, n: int) -> list[Batch]:
@@ -244,8 +236,16 @@ def test_unusable_files_are_named_with_position_and_fix(content: bytes | None, m
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
-        TextCorpus(path=path, **OPTIONS)
+        TextCorpus(path=path, **OPTIONS).batches("train")
     assert str(path) in str(caught.value)
+
+
+def test_a_file_too_short_to_train_on_can_be_validated(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.txt", "short")
+    corpus = TextCorpus(path=path, valid_path=path, **OPTIONS)
+    assert bytes(scored_tokens(corpus)) == b"short"
+    with pytest.raises(DataError, match="has 5 tokens to train on, less than one window of 16"):
+        corpus.batches("train")
 
 
 def test_a_directory_or_no_path_is_refused(tmp_path: Path) -> None:
@@ -283,7 +283,14 @@ def test_bytes_that_are_no_text_can_be_allowed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [{"valid_fraction": 0.0}, {"stride": 0}, {"eval_stride": 17}, {"max_valid_bytes": 0}, {"seq_len": 0}],
+    [
+        {"valid_fraction": 0.0},
+        {"stride": 0},
+        {"eval_stride": 17},
+        {"max_valid_bytes": 0},
+        {"seq_len": 0},
+        {"batch_size": 0},
+    ],
 )
 def test_senseless_options_are_refused(option: dict[str, float], prose: Path) -> None:
     with pytest.raises(ConfigError, match=next(iter(option))):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published import bert, byte_fallback, gpt2, wordpiece
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
+from glissando.data.corpora import DataConfig, TokenizerConfig, build_tokenizer
 from glissando.data.tokenizers import (
     ByteTokenizer,
     HFTokenizer,
@@ -20,7 +24,7 @@ from glissando.data.tokenizers import (
     load_tokenizer,
     train_bpe,
 )
-from glissando.errors import ConfigError, DataError
+from glissando.errors import ConfigError, DataError, RunError
 
 TEXT = "Once upon a time there was a café; naïve 日本語 👩‍👩‍👧 \x01\t\r\n ends.\n" * 20
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -28,15 +32,9 @@ BPE = train_bpe(iter([TEXT]), 400)
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcé日.,'", *(f"##{c}" for c in "abcé日"), "don", "##t", "n"]
 
 
-def wordpiece(**options: str) -> HFTokenizer:
-    backend = Backend(models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    return HFTokenizer(backend, **options)
-
-
-WORDPIECE = wordpiece()
+WORDPIECE = wordpiece(PIECES)
+FALLBACK = byte_fallback()
+PREFIXED = HFTokenizer(Backend.from_str(BPE.to_json().replace('"add_prefix_space":false', '"add_prefix_space":true')))
 
 
 @given(ANY_TEXT)
@@ -68,12 +66,39 @@ def test_bpe_training_is_deterministic_and_compresses() -> None:
 
 @given(st.data())
 @settings(max_examples=200)
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BPE, WORDPIECE], ids=["bytes", "bpe", "wordpiece"])
+@pytest.mark.parametrize(
+    "tokenizer",
+    [ByteTokenizer(), BPE, WORDPIECE, FALLBACK, PREFIXED],
+    ids=["bytes", "bpe", "wordpiece", "byte-fallback", "prefixed"],
+)
 def test_streamed_pieces_join_to_the_decoded_whole(tokenizer: Tokenizer, data: st.DataObject) -> None:
     """For any ids at all, valid text or not."""
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=150))
     stream = StreamDecoder(tokenizer)
     assert "".join(stream.push(i) for i in ids) + stream.flush() == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", [WORDPIECE, FALLBACK, PREFIXED], ids=["wordpiece", "byte-fallback", "prefixed"])
+def test_the_work_for_a_streamed_id_does_not_grow(tokenizer: HFTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tokenizer.token_bytes is None
+    text = "abc, don't cab. aé 日 bca... " * 60
+    ids = tokenizer.encode(text)
+    whole, decode, decoded = tokenizer.decode(ids), tokenizer.decode, 0
+
+    def counted(some: list[int]) -> str:
+        nonlocal decoded
+        decoded += len(some)
+        return decode(some)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    stream, pieces, most = StreamDecoder(tokenizer), [], 0
+    for i in ids:
+        decoded = 0
+        pieces.append(stream.push(i))
+        most = max(most, decoded)
+    assert "".join(pieces) + stream.flush() == whole
+    assert len(ids) > 1000
+    assert most <= 120
 
 
 @given(ANY_TEXT)
@@ -86,7 +111,7 @@ def test_a_stream_never_splits_a_character(tokenizer: Tokenizer, text: str) -> N
     assert "".join(pieces) == text
 
 
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(10), BPE, WORDPIECE, wordpiece(eos="[PAD]")])
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(10), BPE, WORDPIECE, wordpiece(PIECES, eos="[PAD]")])
 def test_saved_and_loaded_it_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer.json")
     for path in (tmp_path, tmp_path / "tokenizer.json"):
@@ -96,6 +121,48 @@ def test_saved_and_loaded_it_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -
         assert loaded.encode("abc, don't") == tokenizer.encode("abc, don't")
         assert loaded.fingerprint == tokenizer.fingerprint
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    BPE.save(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        with pytest.raises(RunError, match=r"tokenizer\.json"):
+            WORDPIECE.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == BPE.fingerprint
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def from_configuration(path: Path) -> Tokenizer:
+    return build_tokenizer(DataConfig(corpus="text", tokenizer=TokenizerConfig(kind="file", path=str(path))))
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, from_configuration])
+def test_a_vocabulary_of_the_size_of_gpt2_loads(load: Callable[[Path], Tokenizer], tmp_path: Path) -> None:
+    gpt2().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(tmp_path)
+    assert (tokenizer.vocab_size, tokenizer.eos_id) == (50257, 50256)
+    ids = tokenizer.encode(TEXT)
+    assert max(ids) >= 256
+    assert tokenizer.decode(ids) == TEXT
+    assert tokenizer.byte_lengths is not None
+    assert tokenizer.byte_lengths.shape == (50257,)
+    assert tokenizer.byte_lengths[ids].sum() == len(TEXT.encode())
+    assert np.bincount(tokenizer.byte_lengths).tolist() == [0, 256, 50_000, *[0] * 10, 1]
+    assert tokenizer.encode("a<|endoftext|>b")[1] == 50256
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, from_configuration])
+def test_a_vocabulary_of_the_size_of_bert_loads(load: Callable[[Path], Tokenizer], tmp_path: Path) -> None:
+    bert().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(tmp_path)
+    assert (tokenizer.vocab_size, tokenizer.eos_id) == (30522, 102)
+    assert tokenizer.byte_lengths is None
+    # Nothing is put around a text, and case is lost.
+    assert tokenizer.decode(tokenizer.encode("Tests, and more.")) == "tests, and more."
 
 
 def test_the_file_of_a_hugging_face_tokenizer_stays_its_own(tmp_path: Path) -> None:

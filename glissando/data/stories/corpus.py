@@ -14,6 +14,7 @@ from glissando.data.base import (
     Corpus,
     Shard,
     Split,
+    check_sizes,
     held_out_rows,
     shard_rows,
     unscored,
@@ -60,9 +61,9 @@ class StoriesCorpus(Corpus):
         valid_stories: int = 256,
         labelled: bool = False,
     ) -> None:
-        for name, value in (("seq_len", seq_len), ("batch_size", batch_size), ("valid_stories", valid_stories)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_sizes(seq_len, batch_size)
+        if valid_stories < 1:
+            raise ConfigError(f"valid_stories must be at least 1, got {valid_stories}")
         self.tokenizer = tokenizer
         self.seq_len = seq_len
         self.batch_size = batch_size
