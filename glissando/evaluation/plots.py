@@ -42,6 +42,7 @@ def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
         axes.axhline(floor, color="#b3261e", linewidth=1.2, linestyle="--", label=f"entropy floor {floor:.3f}")
     axes.set(xlabel="tokens read", ylabel="bits per byte", xscale="log", title=run.name)
     axes.set_ylim(bottom=0)
+    _plain_decades(axes)
     axes.legend(frameon=False)
     figure.savefig(target)
     return target
@@ -58,3 +59,12 @@ def _figure() -> tuple[Any, Any]:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     return figure, axes
+
+
+def _plain_decades(axes: Any) -> None:
+    """Ticks at 1, 2 and 5 of each decade, written 200 k and not 2 x 10^5."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(EngFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
+import torch
 from lightning.pytorch import Trainer
 
 from glissando.errors import TrainingError
@@ -43,18 +44,33 @@ def ended_together(trainer: Trainer) -> Iterator[None]:
     """
     try:
         yield
-    except TrainingError:
-        _end_started(trainer)
-        if rank() > 0:
-            sys.exit(1)
-        raise
     except SystemExit as error:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
         raise
-    except BaseException:
+    except BaseException as error:
         _end_started(trainer)
-        raise
+        told = _training_error(error)
+        if told is None:
+            raise
+        if rank() > 0:
+            sys.exit(1)
+        raise told from None
+    _disconnect()
+
+
+def _training_error(error: BaseException | None) -> TrainingError | None:
+    """The TrainingError behind `error`: a process that clears up after one may find the others gone, and trip again."""
+    while error is not None and not isinstance(error, TrainingError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _disconnect() -> None:
+    """Leave the process group in order: left to the exit of the process, its threads are sometimes still running."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def _end_started(trainer: Trainer) -> None:
