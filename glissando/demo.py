@@ -43,7 +43,6 @@ def main() -> int:
     if result.floor is not None:
         print(f"entropy floor:    {result.floor:.3f} bits per byte for the same stories: no model can do better")
     print(f"\nrun:     {run.path}\npicture: {picture}")
-    print(f"\ntry:     .venv/bin/glissando generate {run.path} --prompt 'Once upon a time'")
     return 0
 
 

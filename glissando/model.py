@@ -197,21 +197,21 @@ class LanguageModel(nn.Module):
         order = None if mask is None else _packing_order(mask)
         if order is not None:
             ids, ctx = ids.gather(1, order), _pack(ctx, order)
-        x = self._embed(ids, None if state is None else state.position, ctx.counts(ids))
+        x = self._embed(ids, None if state is None else state.position, ctx)
         x, inner = self.depth(x, None if state is None else state.depth, ctx)
         x = self.norm(x)
         if order is not None:
             x = x.gather(1, order.argsort(1).unsqueeze(-1).expand_as(x))
         if state is None:
             return x, None
-        return x, ModelState(state.position + ctx.counts(ids), inner)
+        seen = ids.shape[1] if ctx.mask is None else ctx.counts(ids)
+        return x, ModelState(state.position + seen, inner)
 
-    def _embed(self, ids: Tensor, position: Tensor | None, counts: Tensor) -> Tensor:
-        """counts (B,): real tokens of each row; padding behind them needs no position of its own."""
+    def _embed(self, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
         x = self.embedding(ids)
         if self.position_embedding is None:
             return x
-        limit = self.position_embedding.num_embeddings
+        limit, counts = self.position_embedding.num_embeddings, ctx.counts(ids)  # padding needs no position
         start = torch.zeros_like(counts) if position is None else position
         furthest = int((start + counts).max())
         if furthest > limit:

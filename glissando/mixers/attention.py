@@ -127,7 +127,9 @@ class Attention(Mixer):
         if state is None:
             y = self._attend(q, k, v, self._visible_from_zero(x), decay, decay)
         else:
-            y, state = self._attend_with_past(q, k, v, decay, state, ctx.counts(x), ctx.donate)
+            # Without a mask a plain number will do: a token's cost in decoding is mostly in calls like these.
+            counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
+            y, state = self._attend_with_past(q, k, v, decay, state, counts, ctx.donate)
         return self.out(y.transpose(1, 2).flatten(2)), state
 
     def _project(self, x: Tensor, position: Tensor | None) -> tuple[Tensor, ...]:
@@ -196,7 +198,7 @@ class Attention(Mixer):
         v: Tensor,
         decay: Tensor | None,
         state: AttentionState,
-        counts: Tensor,
+        counts: Tensor | int,
         donate: bool,
     ) -> tuple[Tensor, AttentionState]:
         lengths = state.length.tolist()
@@ -248,8 +250,10 @@ class Attention(Mixer):
         return state._replace(k=keep(state.k), v=keep(state.v), decay=decay, length=length)
 
 
-def _at_last(decay: Tensor, counts: Tensor, before: Tensor) -> Tensor:
+def _at_last(decay: Tensor, counts: Tensor | int, before: Tensor) -> Tensor:
     """decay (B, H, T) at each row's last real token; `before` (B, H) in a row that has none."""
+    if isinstance(counts, int):
+        return decay[..., counts - 1]
     index = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, decay.shape[1], 1)
     return torch.where((counts > 0).unsqueeze(1), decay.gather(2, index).squeeze(2), before)
 
