@@ -395,3 +395,22 @@ def test_the_example_is_the_corpus_s_own_prompt(tmp_path, capfd, corpus):
 def test_quoted_text_survives_a_shell(text):
     said = subprocess.run(["bash", "-c", f"printf %s {quoted(text)}"], capture_output=True, check=True).stdout
     assert said.decode() == text
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_the_gradient_is_that_of_the_mean_over_scored_targets(tmp_path, accumulate):
+    """Against autograd on the whole batch: rows of pairs score different numbers of targets."""
+    training = {"training": {"steps": 1, "log_every": 1, "accumulate": accumulate, "clip": None, "save_every": 1}}
+    done = run(tmp_path, "run", PLAIN, SHIFT, training)
+    config = configuration(tmp_path, PLAIN, SHIFT, training)
+    torch.manual_seed(config.training.seed)
+    corpus = build_corpus(config.data)
+    model = LanguageModel(config.model, corpus.tokenizer)
+    batch = next(corpus.batches("train"))
+    logits = model(batch.ids, mask=batch.mask)[0]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())  # a mean, -100 ignored
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    (row,) = metrics(done)
+    assert float(row["train_loss"]) == pytest.approx(loss.item(), rel=1e-5)
+    assert float(row["grad_norm"]) == pytest.approx(norm.item(), rel=1e-4)
