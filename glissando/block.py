@@ -1,10 +1,12 @@
 """The residual block: a mixer along time, then a multi-layer perceptron at each position.
 
-    pre:   x <- x + mixer(norm(x));                   x <- x + mlp(norm'(x))
-    post:  a = norm(x);  x <- norm(a + mixer(a));     x <- norm'(x + mlp(x))
+    pre:          x <- x + s mixer(norm(x));                     x <- x + mlp(norm'(x))
+    post:         x <- norm(x + s mixer(x));                     x <- norm'(x + mlp(x))
+    post-shared:  a = norm(x);  x <- norm(a + s mixer(a));       x <- norm'(x + mlp(x))
 
-`post` is the Minimal Transformer's block, whose first norm serves twice. With `conv_width` W > 1 a causal
-depthwise convolution stands before the mixer, whatever the mixer is.
+s is 1, or a learned number (`mixer_scale`). `post-shared` is the Minimal Transformer's block, whose first norm serves
+twice; `post` without an MLP is the Continuous Transformer's. With `conv_width` W > 1 a causal depthwise convolution
+stands before the mixer, whatever the mixer is.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from glissando.errors import ConfigError
 from glissando.mixers import EMPTY, Context, Mixer
+from glissando.ops.complex_norm import complex_norm
 from glissando.ops.rms_norm import rms_norm
 from glissando.ops.short_conv import next_past, short_conv
 from glissando.ops.swiglu import swiglu
@@ -26,17 +29,17 @@ from glissando.state import State
 
 @dataclass
 class NormConfig:
-    """kind `rms` (gain only) or `layer` (gain and bias); eps is added to the variance."""
+    """kind `rms` (gain only), `layer` (gain and bias) or `complex` (no parameters); eps is added to the variance."""
 
-    kind: Literal["rms", "layer"] = "rms"
+    kind: Literal["rms", "layer", "complex"] = "rms"
     eps: float = 1e-6
 
 
 @dataclass
 class MLPConfig:
-    """kind of activation; hidden width (None: 4 D, or 8 D / 3 rounded up to 8 for swiglu); biases."""
+    """kind of activation (`none`: no MLP); hidden width (None: 4 D, or 8 D / 3 rounded up to 8 for swiglu); biases."""
 
-    kind: Literal["swiglu", "gelu", "relu", "relu2"] = "swiglu"
+    kind: Literal["swiglu", "gelu", "relu", "relu2", "none"] = "swiglu"
     hidden: int | None = None
     bias: bool = False
 
@@ -45,13 +48,15 @@ class MLPConfig:
 class BlockConfig:
     """Options of every residual block.
 
-    order          `pre` or `post` norm, see the module
+    order          where the norms stand, see the module
+    mixer_scale    a learned number that multiplies the mixer's output, started here; none if None
     conv_width     taps of the causal convolution before the mixer; 0 for none
     mixer_dropout  on the mixer's output
     mlp_dropout    on the MLP's output
     """
 
-    order: Literal["pre", "post"] = "pre"
+    order: Literal["pre", "post", "post-shared"] = "pre"
+    mixer_scale: float | None = None
     conv_width: int = 0
     mixer_dropout: float = 0.0
     mlp_dropout: float = 0.0
@@ -73,7 +78,22 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
+class ComplexNorm(nn.Module):
+    """glissando.ops.complex_norm: the mean of the complex numbers taken off, their mean square made one."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        if size % 2:
+            raise ConfigError(f"norm.kind complex reads pairs of halves and needs an even width, got {size}")
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return complex_norm(x, self.eps)
+
+
 def build_norm(config: NormConfig, size: int) -> nn.Module:
+    if config.kind == "complex":
+        return ComplexNorm(size, config.eps)
     return RMSNorm(size, config.eps) if config.kind == "rms" else nn.LayerNorm(size, eps=config.eps)
 
 
@@ -139,14 +159,23 @@ class Block(nn.Module):
         for name in ("mixer_dropout", "mlp_dropout"):
             if not 0 <= getattr(config, name) < 1:
                 raise ConfigError(f"block.{name} must be at least 0 and below 1, got {getattr(config, name)}")
-        self.post = config.order == "post"
+        self.order = config.order
+        self.hidden_size = hidden_size
         self.mixer_norm = build_norm(norm, hidden_size)
         self.conv = ShortConv(hidden_size, config.conv_width) if config.conv_width else None
         self.mixer = mixer
-        self.mlp_norm = build_norm(norm, hidden_size)
-        self.mlp = MLP(config.mlp, hidden_size)
+        scale = config.mixer_scale
+        self.mixer_scale = None if scale is None else nn.Parameter(torch.tensor(float(scale)))
+        has_mlp = config.mlp.kind != "none"
+        self.mlp_norm = build_norm(norm, hidden_size) if has_mlp else None
+        self.mlp = MLP(config.mlp, hidden_size) if has_mlp else None
         self.mixer_dropout = nn.Dropout(config.mixer_dropout)
         self.mlp_dropout = nn.Dropout(config.mlp_dropout)
+
+    @property
+    def n_residuals(self) -> int:
+        """Branches added to the representation: the mixer and, where there is one, the MLP."""
+        return 1 if self.mlp is None else 2
 
     @property
     def honours(self) -> frozenset:
@@ -162,17 +191,24 @@ class Block(nn.Module):
         self, x: Tensor, state: BlockState | None = None, ctx: Context | None = None
     ) -> tuple[Tensor, BlockState | None]:
         ctx = ctx or EMPTY
-        normed = self.mixer_norm(x)
-        mixed, state = self._mix(normed, state, ctx)
-        if self.post:
-            x = self.mixer_norm(normed + self.mixer_dropout(mixed))
-            return self.mlp_norm(x + self.mlp_dropout(self.mlp(x))), state
-        x = x + self.mixer_dropout(mixed)
-        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x))), state
+        if self.order == "pre":
+            mixed, state = self._mix(self.mixer_norm(x), state, ctx)
+            x = x + mixed
+        else:
+            x = self.mixer_norm(x) if self.order == "post-shared" else x
+            mixed, state = self._mix(x, state, ctx)
+            x = self.mixer_norm(x + mixed)
+        if self.mlp is None or self.mlp_norm is None:
+            return x, state
+        if self.order == "pre":
+            return x + self.mlp_dropout(self.mlp(self.mlp_norm(x))), state
+        return self.mlp_norm(x + self.mlp_dropout(self.mlp(x))), state
 
     def _mix(self, x: Tensor, state: BlockState | None, ctx: Context) -> tuple[Tensor, BlockState | None]:
         past, inner = (None, None) if state is None else state
         if self.conv is not None:
             x, past = self.conv(x, past, ctx)
         y, inner = self.mixer(x, inner, ctx)
-        return y, None if state is None else BlockState(past, inner)
+        if self.mixer_scale is not None:
+            y = y * self.mixer_scale
+        return self.mixer_dropout(y), None if state is None else BlockState(past, inner)

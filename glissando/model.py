@@ -29,6 +29,8 @@ class ModelConfig:
 
     vocab_size    V; when training, the tokenizer's size takes its place
     hidden_size   D
+    representation  `real`: D numbers a token; `complex`: D complex ones, kept as 2 D reals in pairs, which a linear
+                  map lifts from the embedding and two linear maps bring to the logits
     mixer         name of the mixer, or several that alternate over the layers
     positions     `learned` adds a table of max_length positions to the embedding
     max_length    longest input where positions are learned; unused otherwise
@@ -42,6 +44,7 @@ class ModelConfig:
 
     vocab_size: int = 256
     hidden_size: int = 128
+    representation: Literal["real", "complex"] = "real"
     mixer: str | list[str] = "attention"
     mixers: MixerConfigs = field(default_factory=MixerConfigs)
     block: BlockConfig = field(default_factory=BlockConfig)
@@ -61,6 +64,20 @@ class ModelState(NamedTuple):
     depth: State
 
 
+class ComplexHead(nn.Module):
+    """logits = W_re Re z + b_re + W_im Im z + b_im for z given as pairs."""
+
+    def __init__(self, size: int, vocab_size: int, bias: bool) -> None:
+        super().__init__()
+        self.real = nn.Linear(size, vocab_size, bias=bias)
+        self.imag = nn.Linear(size, vocab_size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.stack([self.real.weight, self.imag.weight], -1).flatten(1)
+        bias = None if self.real.bias is None else self.real.bias + self.imag.bias
+        return F.linear(x, weight, bias)
+
+
 class LanguageModel(nn.Module):
     """Logits for the next token at every position, from any point of the design space.
 
@@ -76,12 +93,14 @@ class LanguageModel(nn.Module):
             value = getattr(config, name)
             if value is not None and value < 1:
                 raise ConfigError(f"model.{name} must be at least 1, got {value}")
-        size = config.hidden_size
+        size, is_complex = config.hidden_size, config.representation == "complex"
+        self.width = 2 * size if is_complex else size
         self.embedding = nn.Embedding(config.vocab_size, size)
         self.position_embedding = self._position_table()
+        self.lift = nn.Linear(size, self.width) if is_complex else None
         self.depth = build_depth(config.depth, self._make_block)
-        self.norm = build_norm(config.norm, size) if config.final_norm else nn.Identity()
-        self.head = None if config.tied_head else nn.Linear(size, config.vocab_size, bias=config.head_bias)
+        self.norm = build_norm(config.norm, self.width) if config.final_norm else nn.Identity()
+        self.head = self._head()
         tied_bias = config.tied_head and config.head_bias
         self.head_bias = nn.Parameter(torch.zeros(config.vocab_size)) if tied_bias else None
         self.reset_parameters()
@@ -112,8 +131,16 @@ class LanguageModel(nn.Module):
         names = [c.mixer] if isinstance(c.mixer, str) else c.mixer
         if not names:
             raise ConfigError("model.mixer is an empty list; name at least one mixer")
-        mixer = build_mixer(names[layer % len(names)], c.mixers, c.hidden_size)
-        return Block(c.block, c.norm, mixer, c.hidden_size)
+        mixer = build_mixer(names[layer % len(names)], c.mixers, self.width)
+        return Block(c.block, c.norm, mixer, self.width)
+
+    def _head(self) -> nn.Module | None:
+        c = self.config
+        if c.representation == "complex":
+            if c.tied_head:
+                raise ConfigError("model.representation is `complex`, whose head cannot be tied; set tied_head: false")
+            return ComplexHead(c.hidden_size, c.vocab_size, c.head_bias)
+        return None if c.tied_head else nn.Linear(c.hidden_size, c.vocab_size, bias=c.head_bias)
 
     def _position_table(self) -> nn.Embedding | None:
         c = self.config
@@ -133,7 +160,6 @@ class LanguageModel(nn.Module):
                 own()
 
     def _init_scaled(self) -> None:
-        layers = sum(isinstance(m, Block) for m in self.modules())
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
@@ -142,7 +168,7 @@ class LanguageModel(nn.Module):
         for name, parameter in self.named_parameters():
             # The two projections that end in the residual: "mixer.out" and "mlp.down".
             if name.endswith(("mixer.out.weight", "mlp.down.weight")):
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(self.depth.n_residuals))
 
     # ------------------------------------------------------------------ running
 
@@ -198,6 +224,8 @@ class LanguageModel(nn.Module):
         if order is not None:
             ids, ctx = ids.gather(1, order), _pack(ctx, order)
         x = self._embed(ids, None if state is None else state.position, ctx)
+        if self.lift is not None:
+            x = self.lift(x)
         x, inner = self.depth(x, None if state is None else state.depth, ctx)
         x = self.norm(x)
         if order is not None:

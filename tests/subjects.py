@@ -25,6 +25,11 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "rope-on-value": {"rope_on_value": True, "rope_width": 16, "bias": True},
         "no-rope": {"rope": False, "head_size": 3},
     },
+    "spectral": {
+        "published": {"projections": False, "filter": True, "phase_gate": True},
+        "constant": {"decay": "constant", "output_gate": False, "channels": 5},
+        "everything": {"filter": True, "phase_gate": True, "channels": 6},
+    },
 }
 
 #: published sizes are about scale; the laws are about structure
@@ -35,6 +40,8 @@ def _overrides(preset: str) -> dict[str, Any]:
     model = load_preset(preset)["model"]
     if model.get("hidden_size", 128) < 16:
         return {}
+    if model.get("depth", {}).get("kind") == "tied":
+        return dict(SMALL, **{"depth.layers": model["depth"]["layers"]})
     return dict(SMALL, **({"max_length": 64} if model.get("positions") == "learned" else {}))
 
 
@@ -46,7 +53,8 @@ def model_cases() -> dict[str, dict[str, Any]]:
         for variant, options in variants.items():
             cases[f"mixer:{name}-{variant}"] = merge(SMALL, {"mixer": name, "mixers": {name: options}})
     for kind in DEPTHS:
-        cases[f"depth:{kind}"] = merge(SMALL, {"depth.kind": kind, "block.conv_width": 3})
+        steps = {"depth.n_steps": 5} if kind == "tied" else {}
+        cases[f"depth:{kind}"] = merge(SMALL, {"depth.kind": kind, "block.conv_width": 3, **steps})
     return cases
 
 

@@ -9,17 +9,23 @@ from dataclasses import dataclass
 
 from glissando.depth.base import BlockFactory, Depth
 from glissando.depth.discrete import DiscreteDepth
+from glissando.depth.tied import TiedDepth
 from glissando.errors import unknown_name
 
-DEPTHS: dict[str, type[Depth]] = {"discrete": DiscreteDepth}
+DEPTHS: dict[str, type[Depth]] = {"discrete": DiscreteDepth, "tied": TiedDepth}
 
 
 @dataclass
 class DepthConfig:
-    """kind of depth (see DEPTHS) and the number of layers."""
+    """kind of depth (see DEPTHS).
+
+    layers   blocks with weights of their own
+    n_steps  tied: how many times a block is applied, all blocks together
+    """
 
     kind: str = "discrete"
     layers: int = 4
+    n_steps: int | None = None
 
 
 def build_depth(config: DepthConfig, make_block: BlockFactory) -> Depth:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glissando.errors import RunError
 from glissando.runs import METRICS
 
+if TYPE_CHECKING:
+    from glissando.model import LanguageModel
 
-def plot_run(run: str | Path, out: str | Path, floor: float | None = None) -> list[Path]:
-    """Draw every picture a run has into the directory `out`; returns their paths."""
+
+def plot_run(run: str | Path, model: LanguageModel, out: str | Path, floor: float | None = None) -> list[Path]:
+    """Draw every picture that a run and its model have into the directory `out`; returns their paths."""
+    from glissando.evaluation.kernels import plot_kernels, spectral_mixers
+
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    return [plot_loss(Path(run), out / "loss.png", floor)]
+    pictures = [plot_loss(Path(run), out / "loss.png", floor)]
+    if spectral_mixers(model):
+        pictures.append(plot_kernels(model, out / "kernels.png"))
+    return pictures
 
 
 def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
@@ -26,7 +34,7 @@ def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
     rows = read_metrics(run / METRICS)
     if not rows:
         raise RunError(f"{run / METRICS} has no rows to draw; train for longer than training.log_every steps")
-    figure, axes = _figure()
+    figure, (axes,) = figure_and_axes()
     for column, label, style in (
         ("train_bits_per_byte", "training", {"color": "#9aa5b1", "linewidth": 1.2}),
         (
@@ -48,17 +56,18 @@ def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
     return target
 
 
-def _figure() -> tuple[Any, Any]:
-    """A figure without pyplot, whose global state a library must not touch."""
+def figure_and_axes(columns: int = 1) -> tuple[Any, list[Any]]:
+    """A figure without pyplot, whose global state a library must not touch, and its axes from left to right."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+    figure = Figure(figsize=(7 if columns == 1 else 5 * columns, 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    return figure, axes
+    every = [figure.add_subplot(1, columns, column + 1) for column in range(columns)]
+    for axes in every:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    return figure, every
 
 
 def _plain_decades(axes: Any) -> None:

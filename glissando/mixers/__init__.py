@@ -11,6 +11,7 @@ from typing import Any
 from glissando.errors import unknown_name
 from glissando.mixers.attention import Attention, AttentionConfig
 from glissando.mixers.base import EMPTY, Context, ContextError, Mixer, Signal, refuse_unhonoured
+from glissando.mixers.spectral import Spectral, SpectralConfig
 
 
 def mixer(cls: type[Mixer], config: type) -> Any:
@@ -23,6 +24,7 @@ class MixerConfigs:
     """Options of every mixer, each under its name; a model reads those of the mixers it uses."""
 
     attention: AttentionConfig = mixer(Attention, AttentionConfig)  # noqa: RUF009
+    spectral: SpectralConfig = mixer(Spectral, SpectralConfig)  # noqa: RUF009
 
 
 MIXERS: dict[str, type[Mixer]] = {f.name: f.metadata["class"] for f in fields(MixerConfigs)}

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
         from glissando.evaluation.plots import plot_run
 
         floor = build_corpus(from_dict(DataConfig, trained, "data"), model.tokenizer).entropy_floor
-        for picture in plot_run(run.path, options.plots, floor):
+        for picture in plot_run(run.path, model, options.plots, floor):
             print(f"picture: {picture}", file=sys.stderr)
 
 

@@ -1,0 +1,42 @@
+"""Tied depth: a few blocks applied again and again, x <- block(x + b_s) for s = 1..S.
+
+The bias b_s tells an application which step it is; everything else is shared. With `layers` L > 1 the blocks take
+turns (1, 2, ..., L, 1, 2, ...). Universal Transformers: Dehghani et al. 2019, arXiv 1807.03819; the bias per step is
+the Continuous Transformer's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glissando.depth.base import BlockFactory, SequentialDepth
+from glissando.errors import ConfigError
+
+
+class TiedDepth(SequentialDepth):
+    """`layers` blocks in turn, `n_steps` applications in all; one state for each application."""
+
+    def __init__(self, config: Any, make_block: BlockFactory) -> None:
+        if config.layers < 1:
+            raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
+        if config.n_steps is None or config.n_steps < config.layers:
+            raise ConfigError(
+                f"a tied depth needs depth.n_steps, the number of applications, and at least one for each of its "
+                f"{config.layers} layers; got {config.n_steps}"
+            )
+        super().__init__([make_block(i) for i in range(config.layers)])
+        width: Any = self.blocks[0].hidden_size
+        self.step_bias = nn.Parameter(torch.empty(config.n_steps, width))
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.step_bias, std=0.02)
+
+    @property
+    def order(self) -> list[int]:
+        return [step % len(self.blocks) for step in range(len(self.step_bias))]
+
+    def enter(self, x: Tensor, step: int) -> Tensor:
+        return x + self.step_bias[step]

@@ -1,0 +1,206 @@
+"""The spectral mixer: complex channels that decay and turn, K(t) = exp((-gamma + i w) t), as a recurrence.
+
+With projections, for N complex channels (v, r and g are linear in x):
+
+    lambda_t = exp(-gamma_t + i w),   gamma_t = gamma * 8 sigmoid(r_t + b)     (gamma_t = gamma if decay is `constant`)
+    h_t = lambda_t h_{t-1} + sqrt(1 - |lambda_t|^2) u_t
+    y_t = W_out ([Re h_t, Im h_t] * silu(g_t))                                 (without silu(g) if output_gate is off)
+
+Without them, the Continuous Transformer's operator: the pairs of x are the channels, h_t = lambda h_{t-1} + u_t, y = h.
+Between the input (v, or x) and the recurrence stand two optional parts:
+
+    filter      s = IFFT(Z F / (|Z G| + 0.1)), Z = FFT(v) over channels;  s = v without it
+    phase_gate  u_t = s_t tanh(|s_t| alpha + phi_t beta), phi_t = t omega mod 2 pi in [-pi, pi);  u = s without it
+
+w = omega + 0.1 sin(m), omega_n = exp(-sqrt(2 n + 1) / sqrt(2 N - 1) ln 10^4) at the start.
+
+State: h, 8 N bytes a layer and row in float32 (never less), and the position, 8 bytes; whatever the context.
+
+The recurrence is the published causal-in-intent convolution, made causal. Input-dependent decay and its normalisation:
+De et al. 2024 (RG-LRU), arXiv 2402.19427, eq. 3; complex diagonal recurrences: Orvieto et al. 2023, arXiv 2303.06349.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glissando.errors import ConfigError
+from glissando.mixers.base import Context, Mixer
+from glissando.ops.phase_gate import phase_gate
+from glissando.ops.rational_filter import rational_filter
+from glissando.ops.scan import scan
+from glissando.state import zeros_position
+
+
+@dataclass
+class SpectralConfig:
+    """Options of the `spectral` mixer.
+
+    projections   learned maps into the channels and out of them; without, the pairs of x are the channels
+    channels      N with projections; hidden_size if None
+    decay         with projections: `input` lets each token choose how much is kept, `constant` does not
+    output_gate   with projections: multiply what leaves the channels by silu of a linear map of x
+    filter        the rational filter over channels
+    phase_gate    the gate by modulus and phase
+    horizon       with projections: decay times 1 / gamma start spread from 1 to this many tokens
+    """
+
+    projections: bool = True
+    channels: int | None = None
+    decay: Literal["input", "constant"] = "input"
+    output_gate: bool = True
+    filter: bool = False
+    phase_gate: bool = False
+    horizon: float = 1000.0
+
+
+class SpectralState(NamedTuple):
+    h: Tensor  # (B, N, 2), at least float32
+    position: Tensor  # (B,) int64, tokens seen
+
+
+class Spectral(Mixer):
+    """See the module's docstring for the equation."""
+
+    def __init__(self, config: SpectralConfig, hidden_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.channels = self._check(hidden_size)
+        n = self.channels
+        self.log_gamma = nn.Parameter(torch.empty(n))
+        self.omega = nn.Parameter(torch.empty(n))
+        self.modulation = nn.Parameter(torch.empty(n))
+        if config.filter:
+            self.numerator = nn.Parameter(torch.empty(n, 2))
+            self.denominator = nn.Parameter(torch.empty(n, 2))
+        if config.phase_gate:
+            self.gate_alpha = nn.Parameter(torch.empty(n))
+            self.gate_beta = nn.Parameter(torch.empty(n))
+        if config.projections:
+            # What is filtered or gated by phase is complex; otherwise one number a channel goes in.
+            self._sizes = [
+                2 * n if config.filter or config.phase_gate else n,
+                n if config.decay == "input" else 0,
+                2 * n if config.output_gate else 0,
+            ]
+            self.project = nn.Linear(hidden_size, sum(self._sizes), bias=False)
+            self.out = nn.Linear(2 * n, hidden_size, bias=False)
+            self.decay_bias = nn.Parameter(torch.empty(n)) if config.decay == "input" else None
+
+    def _check(self, hidden_size: int) -> int:
+        c = self.config
+        if not c.projections and (hidden_size % 2 or c.channels is not None):
+            raise ConfigError(
+                "spectral.projections is off, so that pairs of the width are the channels: the width must be even "
+                f"(got {hidden_size}) and spectral.channels left out (got {c.channels})"
+            )
+        if c.channels is not None and c.channels < 1:
+            raise ConfigError(f"spectral.channels must be at least 1, got {c.channels}")
+        if not c.horizon >= 1:
+            raise ConfigError(f"spectral.horizon must be at least 1 token, got {c.horizon}")
+        return (c.channels or hidden_size) if c.projections else hidden_size // 2
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Published: log gamma ~ N(-2, 0.5), filters and modulation ~ N(0, 0.02), alpha 0.5, beta 0."""
+        c, n = self.config, self.channels
+        roots = torch.sqrt(2 * torch.arange(n, dtype=torch.float64) + 1)
+        self.omega.copy_(torch.exp(-roots / roots.max() * math.log(1e4)))
+        nn.init.normal_(self.modulation, std=0.02)
+        if c.filter:
+            nn.init.normal_(self.numerator, std=0.02)
+            nn.init.normal_(self.denominator, std=0.02)
+        if c.phase_gate:
+            nn.init.constant_(self.gate_alpha, 0.5)
+            nn.init.zeros_(self.gate_beta)
+        if not c.projections:
+            nn.init.normal_(self.log_gamma, -2.0, 0.5)
+            return
+        # Every decay time meets every frequency: shuffled, or slow channels would all be slow in both.
+        horizons = torch.logspace(0, math.log10(c.horizon), n)
+        self.log_gamma.copy_(-horizons[torch.randperm(n)].log())
+        if self.decay_bias is not None:
+            # 8 sigmoid(b) = 1: a channel at rest decays at gamma.
+            self.decay_bias.fill_(-math.log(7))
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> SpectralState:
+        place = self._placement(device, dtype)
+        place["dtype"] = torch.promote_types(place["dtype"], torch.float32)
+        return SpectralState(
+            torch.zeros(batch_size, self.channels, 2, **place), zeros_position(batch_size, place["device"])
+        )
+
+    def rates_at_rest(self) -> tuple[Tensor, Tensor]:
+        """gamma and w (N,): how fast a channel decays and turns, per token, with r = 0 where the decay is by input."""
+        gamma = self._exact(self.log_gamma).exp()
+        if self.config.projections and self.decay_bias is not None:
+            gamma = gamma * 8 * torch.sigmoid(self._exact(self.decay_bias))
+        return gamma, self._exact(self.omega) + 0.1 * torch.sin(self._exact(self.modulation))
+
+    def mix(self, x: Tensor, state: SpectralState | None, ctx: Context) -> tuple[Tensor, SpectralState | None]:
+        entry, rate, gate = self._project(x)
+        with torch.autocast(x.device.type, enabled=False):
+            u = self._shape(self._exact(entry), x, state)
+            a, u = self._dynamics(u, rate)
+            h, last = scan(a, u, None if state is None else torch.view_as_complex(state.h.to(u.real.dtype)))
+            y = torch.view_as_real(h).flatten(-2)
+        if gate is not None:
+            y = y.to(gate.dtype) * F.silu(gate)
+        y = self.out(y.to(x.dtype)) if self.config.projections else y.to(x.dtype)
+        return y, None if state is None else self._after(h, last, state, ctx)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """What enters the channels, the decay's pre-activation and the output gate's."""
+        if not self.config.projections:
+            return x, None, None
+        entry, rate, gate = self.project(x).split(self._sizes, -1)
+        return entry, rate if rate.shape[-1] else None, gate if gate.shape[-1] else None
+
+    def _shape(self, entry: Tensor, x: Tensor, state: SpectralState | None) -> Tensor:
+        """The filter and the phase gate, where they are: complex (B, T, N), or real as it came."""
+        if entry.shape[-1] == self.channels:
+            return entry
+        u = torch.view_as_complex(entry.contiguous().unflatten(-1, (-1, 2)))
+        if self.config.filter:
+            f, g = (torch.view_as_complex(self._exact(p).contiguous()) for p in (self.numerator, self.denominator))
+            u = rational_filter(u, f, g)
+        if self.config.phase_gate:
+            position = zeros_position(x.shape[0], x.device) if state is None else state.position
+            alpha, beta, omega = (self._exact(p) for p in (self.gate_alpha, self.gate_beta, self.omega))
+            u = phase_gate(u, alpha, beta, omega, position)
+        return u
+
+    def _dynamics(self, u: Tensor, rate: Tensor | None) -> tuple[Tensor, Tensor]:
+        """lambda, (N,) or (B, T, N), and what is added to the state."""
+        gamma = self._exact(self.log_gamma).exp()
+        turn = self._exact(self.omega) + 0.1 * torch.sin(self._exact(self.modulation))
+        if not self.config.projections:
+            return torch.exp(torch.complex(-gamma, turn)), u
+        if rate is not None and self.decay_bias is not None:
+            gamma = 8 * gamma * torch.sigmoid(self._exact(rate) + self._exact(self.decay_bias))
+        direction = torch.polar(torch.ones_like(turn), turn)
+        return torch.exp(-gamma) * direction, u * torch.sqrt(-torch.expm1(-2 * gamma))
+
+    def _after(self, h: Tensor, last: Tensor, state: SpectralState, ctx: Context) -> SpectralState:
+        last = torch.view_as_real(last)
+        if ctx.mask is None:
+            return SpectralState(last, state.position + h.shape[1])
+        # Rows are packed: a row's last real token stands at its count, and a row without one keeps its state.
+        counts = ctx.counts(h)
+        index = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, 1, h.shape[2])
+        reached = torch.view_as_real(h.gather(1, index).squeeze(1))
+        last = torch.where((counts > 0).view(-1, 1, 1), reached, state.h.to(reached.dtype))
+        return SpectralState(last, state.position + counts)
+
+    @staticmethod
+    def _exact(values: Tensor) -> Tensor:
+        """At least float32: what decays over thousands of tokens cannot be kept in 8 bits."""
+        return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,0 +1,54 @@
+"""Standardisation of complex vectors: y = (z - mu) / sqrt(mean |z - mu|^2 + eps), mu and mean over the features.
+
+The Continuous Transformer as published divides by the root of the pseudo-variance mean((z - mu)^2), which can be almost
+zero; this is the right form.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def complex_norm(x: Tensor, eps: float = 1e-6, backend: Literal["auto", "reference", "numba"] = "auto") -> Tensor:
+    """x (B, T, 2 N), complex numbers as interleaved pairs -> the same shape; statistics at least in float32.
+
+    `numba` (a CPU only; `auto` there) passes over memory once each way.
+    """
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    if backend == "numba" or (backend == "auto" and x.device.type == "cpu"):
+        return _ComplexNorm.apply(exact, eps).to(x.dtype)
+    pairs = exact.unflatten(-1, (-1, 2))
+    centred = pairs - pairs.mean(-2, keepdim=True)
+    # The mean of |z|^2 over N numbers is twice the mean over their 2 N parts.
+    power = 2 * centred.square().mean((-2, -1), keepdim=True)
+    return (centred * torch.rsqrt(power + eps)).flatten(-2).to(x.dtype)
+
+
+class _ComplexNorm(torch.autograd.Function):
+    """With r = 1 / sqrt(mean |c|^2 + eps), y = c r:  dc = r (g - y mean Re(conj(y) g)),  dz = dc - mean dc."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        from glissando.ops.scan_numba import as_rows, over_rows
+        from glissando.ops.spectral_numba import norm_forward
+
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        scale = x.new_empty(x.shape[:-1])
+        over_rows(norm_forward, x, as_rows(x, 2), eps, as_rows(y, 2), scale.numpy())
+        ctx.save_for_backward(y, scale)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        from glissando.ops.scan_numba import as_rows, over_rows
+        from glissando.ops.spectral_numba import norm_backward
+
+        y, scale = ctx.saved_tensors
+        grad_x = torch.empty_like(y)
+        over_rows(norm_backward, y, as_rows(y, 2), scale.numpy(), as_rows(grad, 2), as_rows(grad_x, 2))
+        return grad_x, None

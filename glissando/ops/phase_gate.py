@@ -1,0 +1,65 @@
+"""The phase gate: u = s tanh(|s| alpha + phi beta), phi_t = (t omega + pi) mod 2 pi - pi, t the absolute position.
+
+The phase is reduced in float64, so that it stays exact at any position. From the Continuous Transformer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def phase_gate(
+    s: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
+    omega: Tensor,
+    position: Tensor,
+    backend: Literal["auto", "reference", "numba"] = "auto",
+) -> Tensor:
+    """s (B, T, N) complex; alpha, beta, omega (N,) real; position (B,) int64 of the first token -> (B, T, N)."""
+    if backend == "numba" or (backend == "auto" and s.device.type == "cpu"):
+        return _PhaseGate.apply(s, alpha, beta, omega, position)
+    phi = phases(omega, position, s.shape[1]).to(alpha.dtype)
+    return s * torch.tanh(s.abs() * alpha + phi * beta)
+
+
+def phases(omega: Tensor, position: Tensor, length: int) -> Tensor:
+    """t omega in [-pi, pi), (B, length, N) float64, for t = position, position + 1, ..."""
+    t = position.unsqueeze(1) + torch.arange(length, device=position.device)
+    return torch.remainder(t.unsqueeze(-1).double() * omega.double() + math.pi, 2 * math.pi) - math.pi
+
+
+class _PhaseGate(torch.autograd.Function):
+    """See glissando.ops.spectral_numba for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, alpha: Tensor, beta: Tensor, omega: Tensor, position: Tensor) -> Tensor:
+        from glissando.ops.scan_numba import as_rows, over_rows
+        from glissando.ops.spectral_numba import gate_argument
+
+        tanh = torch.empty(s.shape, dtype=alpha.dtype)
+        vectors = tuple(as_rows(v, 0) for v in (alpha, beta, omega))
+        over_rows(gate_argument, s, as_rows(s, 2), *vectors, position.numpy(), tanh.numpy())
+        tanh.tanh_()
+        ctx.save_for_backward(s, tanh, alpha, beta, omega, position)
+        return s * tanh
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from glissando.ops.scan_numba import as_rows, over_rows
+        from glissando.ops.spectral_numba import gate_backward
+
+        s, tanh, alpha, beta, omega, position = ctx.saved_tensors
+        grad_s = torch.empty_like(s, memory_format=torch.contiguous_format)
+        sums = torch.zeros(len(s), 3, len(alpha), dtype=torch.float64)
+        vectors = tuple(as_rows(v, 0) for v in (alpha, beta, omega))
+        given = (as_rows(s, 2), tanh.numpy(), *vectors, position.numpy(), as_rows(grad, 2))
+        over_rows(gate_backward, s, *given, as_rows(grad_s, 2), sums.numpy())
+        of_alpha, of_beta, of_omega = sums.sum(0).to(alpha.dtype)
+        return grad_s, of_alpha, of_beta, of_omega * beta, None

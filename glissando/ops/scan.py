@@ -1,0 +1,180 @@
+"""The linear recurrence h_t = a_t h_{t-1} + x_t along time, real or complex, with gradients for a, x and h0.
+
+Backward, with g_t the gradient that arrives at h_t (and that of h_last added to g_T):
+
+    s_t = g_t + conj(a_{t+1}) s_{t+1}        a scan that runs backward
+    dx_t = s_t,    da_t = s_t conj(h_{t-1}),    dh0 = conj(a_1) s_1
+
+so that only a, h and h0 are kept, and memory is linear in T.
+
+Martin and Cundy 2018, arXiv 1709.04057; Blelloch 1990, "Prefix sums and their applications".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from glissando.errors import ConfigError, unknown_name
+
+Backend = Literal["auto", "reference", "numba", "doubling", "triton"]
+
+
+def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
+    """h_t = a_t h_{t-1} + x_t for t = 1..T, h_0 = h0 (zeros if None) -> every h_t and the last one.
+
+    x   (B, T, *F), any T >= 1
+    a   (*F): constant in time; or (B, T, *F), whose B and T may be 1
+    h0  (B, *F)
+    ->  h (B, T, *F) in the common type of a and x, h_last (B, *F)
+
+    Half precision is computed in float32; h_last stays in float32, as it is what a stream carries on.
+
+    backend  `auto`       `numba` on a CPU, `triton` on CUDA, `doubling` elsewhere
+             `numba`      one pass over memory, rows spread over threads where that pays
+             `triton`     chunks of time in parallel
+             `doubling`   plain tensor code in log2 T passes, for any device
+             `reference`  a loop under autograd
+
+    Raises ValueError for shapes that do not fit, ConfigError for a backend that cannot run here.
+    """
+    a = _check(a, x, h0)
+    given = torch.promote_types(a.dtype, x.dtype)
+    exact = torch.promote_types(given if h0 is None else torch.promote_types(given, h0.dtype), torch.float32)
+    a, x = a.to(exact), x.to(exact)
+    h0 = x.new_zeros(x.shape[0], *x.shape[2:]) if h0 is None else h0.to(exact)
+    chosen = _automatic(x.device) if backend == "auto" else backend
+    if chosen == "reference":
+        h, last = reference(a, x, h0)
+    elif torch.is_grad_enabled() and (a.requires_grad or x.requires_grad or h0.requires_grad):
+        h, last = _Scan.apply(a, x, h0, chosen)
+    else:
+        h = _kernels(chosen, x.device).forward(a, x, h0)
+        last = h[:, -1]
+    # A state in a wider type than its inputs (complex, or float64) widens the sequence too.
+    return (h.to(given) if given in (torch.float16, torch.bfloat16) and not h.is_complex() else h), last
+
+
+def reference(a: Tensor, x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
+    """The definition, one step after the other; a (B or 1, T or 1, *F)."""
+    # unbind, not x[:, t]: the backward of an index writes a tensor as long as x, for every t.
+    factors = a.unbind(1) if a.shape[1] > 1 else a.unbind(1) * x.shape[1]
+    h, steps = h0, []
+    for factor, entry in zip(factors, x.unbind(1), strict=True):
+        h = factor * h + entry
+        steps.append(h)
+    return torch.stack(steps, 1), h
+
+
+def _check(a: Tensor, x: Tensor, h0: Tensor | None) -> Tensor:
+    """a as (B or 1, T or 1, *F)."""
+    if x.ndim < 3 or x.shape[1] < 1:
+        raise ValueError(f"scan: x must be (batch, time >= 1, features...), got {tuple(x.shape)}")
+    features = x.shape[2:]
+    if a.shape == features:
+        a = a[None, None]
+    fits = a.ndim == x.ndim and a.shape[2:] == features
+    if not fits or a.shape[0] not in (1, x.shape[0]) or a.shape[1] not in (1, x.shape[1]):
+        raise ValueError(
+            f"scan: a must be {tuple(features)} (constant) or {tuple(x.shape)} (varying; batch and time may be 1) "
+            f"for x {tuple(x.shape)}, got {tuple(a.shape)}"
+        )
+    if h0 is not None and h0.shape != (x.shape[0], *features):
+        raise ValueError(f"scan: h0 must be {(x.shape[0], *features)} for x {tuple(x.shape)}, got {tuple(h0.shape)}")
+    return a
+
+
+class _Kernels(Protocol):
+    """What a backend offers; a (B or 1, T or 1, *F), everything in one floating type."""
+
+    @staticmethod
+    def forward(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
+        """h (B, T, *F)."""
+
+    @staticmethod
+    def backward(a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of a, x and h0."""
+
+
+class _Scan(torch.autograd.Function):
+    """See the module's docstring for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, x: Tensor, h0: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+        ctx.kernels = _kernels(backend, x.device)
+        h = ctx.kernels.forward(a, x, h0)
+        ctx.save_for_backward(a, h, h0)
+        return h, h[:, -1].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        a, h, h0 = ctx.saved_tensors
+        return *ctx.kernels.backward(a, h, h0, grad, grad_last), None
+
+
+def _automatic(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "numba"
+    return "triton" if device.type == "cuda" else "doubling"
+
+
+def _kernels(backend: str, device: torch.device) -> type[_Kernels]:
+    """Raises UnknownNameError for a name that is no backend, ConfigError for one that cannot run here."""
+    if backend == "doubling":
+        return Doubling
+    if backend == "numba":
+        if device.type != "cpu":
+            raise ConfigError(f"scan: backend 'numba' runs on a CPU, and the tensors are on {device}; use 'auto'")
+        from glissando.ops.scan_numba import NumbaScan
+
+        return NumbaScan
+    if backend == "triton":
+        from glissando.ops.scan_triton import TritonScan
+
+        return TritonScan
+    raise unknown_name("scan backend", backend, ["auto", "doubling", "numba", "reference", "triton"])
+
+
+class Doubling:
+    """Hillis and Steele's scan: after k passes h_t holds the last 2^k terms. Plain tensor code for any device."""
+
+    @staticmethod
+    def forward(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
+        length = x.shape[1]
+        h = torch.cat([x[:, :1] + a[:, :1] * h0.unsqueeze(1), x[:, 1:]], 1)
+        reach = 1
+        while reach < length:
+            factor = a if a.shape[1] == 1 else a[:, reach:]
+            h = torch.cat([h[:, :reach], torch.addcmul(h[:, reach:], factor, h[:, :-reach])], 1)
+            a = a * a if a.shape[1] == 1 else torch.cat([a[:, :reach], a[:, reach:] * a[:, :-reach]], 1)
+            reach *= 2
+        return h
+
+    @classmethod
+    def backward(
+        cls, a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, grad_last: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return backward_by_scan(cls.forward, a, h, h0, grad, grad_last)
+
+
+def backward_by_scan(
+    run: Callable[[Tensor, Tensor, Tensor], Tensor], a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, grad_last: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a, x and h0 by a forward scan over reversed time."""
+    factor = a.conj()
+    reversed_factor = factor
+    if a.shape[1] > 1:
+        # The last step's gradient arrives as it is: its factor is 1, and the scan starts from grad_last.
+        reversed_factor = torch.cat([torch.ones_like(factor[:, :1]), factor[:, 1:].flip(1)], 1)
+        carried = run(reversed_factor, grad.flip(1), grad_last).flip(1)
+    else:
+        start = torch.cat([(grad[:, -1:] + grad_last.unsqueeze(1)), grad[:, :-1].flip(1)], 1)
+        carried = run(reversed_factor, start, torch.zeros_like(grad_last)).flip(1)
+    past = torch.cat([h0.unsqueeze(1), h[:, :-1]], 1)
+    grad_a = (carried * past.conj()).sum_to_size(a.shape)
+    return grad_a, carried, factor[:, 0] * carried[:, 0]

@@ -1,0 +1,195 @@
+"""The scan on a CPU: one pass over memory, compiled by Numba.
+
+What bounds it is memory traffic: a row of features is read, combined with the state, which stays in the first-level
+cache, and written, at about the speed of a copy. Hence whole rows and never strided blocks of features (twice as slow
+on the machine of docs/experiments.md), and threads over the batch only where the work is large: handing work to a
+thread costs more than 2^22 elements take, as PyTorch's own idle threads keep spinning for a while.
+
+Complex numbers are read as interleaved pairs of reals; Numba's complex type is not vectorised.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from numba import njit
+from torch import Tensor
+
+#: numbers that one thread should have before a second one helps
+_WORK_A_THREAD = 1 << 22
+
+#: fused multiply-add and reordering, but infinities and NaNs stay what they are
+_COMPILE: dict[str, Any] = {
+    "nogil": True,
+    "cache": True,
+    "fastmath": {"contract", "nsz", "reassoc", "arcp"},
+    "error_model": "numpy",
+}
+
+#: steps summed in the working precision before they are added to a float64 total
+_RUN = 256
+
+
+@njit(**_COMPILE)
+def _forward_real(a, x, h0, h, first, last):
+    steps, size = x.shape[1], x.shape[2]
+    by_row, by_step = a.shape[0] > 1, a.shape[1] > 1
+    state = h0[0].copy()
+    for b in range(first, last):
+        state[:] = h0[b]
+        for t in range(steps):
+            factor = a[b if by_row else 0, t if by_step else 0]
+            entry, out = x[b, t], h[b, t]
+            for d in range(size):
+                value = factor[d] * state[d] + entry[d]
+                state[d] = value
+                out[d] = value
+
+
+@njit(**_COMPILE)
+def _forward_pairs(a, x, h0, h, first, last):
+    steps, size = x.shape[1], x.shape[2] // 2
+    by_row, by_step = a.shape[0] > 1, a.shape[1] > 1
+    real, imag = h0[0, ::2].copy(), h0[0, 1::2].copy()
+    for b in range(first, last):
+        real[:] = h0[b, ::2]
+        imag[:] = h0[b, 1::2]
+        for t in range(steps):
+            factor = a[b if by_row else 0, t if by_step else 0]
+            entry, out = x[b, t], h[b, t]
+            for d in range(size):
+                p, q = factor[2 * d], factor[2 * d + 1]
+                u = p * real[d] - q * imag[d] + entry[2 * d]
+                v = p * imag[d] + q * real[d] + entry[2 * d + 1]
+                real[d] = u
+                imag[d] = v
+                out[2 * d] = u
+                out[2 * d + 1] = v
+
+
+@njit(**_COMPILE)
+def _backward_real(a, h, h0, grad, grad_a, grad_x, carry, first, last):
+    """carry (B, F) holds grad_last and leaves as the gradient of h0; grad_a is (B, T or 1, F)."""
+    steps, size = h.shape[1], h.shape[2]
+    by_row, by_step = a.shape[0] > 1, a.shape[1] > 1
+    total = carry[0].copy()
+    for b in range(first, last):
+        flow = carry[b]
+        total[:] = 0
+        for t in range(steps - 1, -1, -1):
+            factor = a[b if by_row else 0, t if by_step else 0]
+            past = h[b, t - 1] if t > 0 else h0[b]
+            arrived, out = grad[b, t], grad_x[b, t]
+            if by_step:
+                slope = grad_a[b, t]
+                for d in range(size):
+                    s = arrived[d] + flow[d]
+                    out[d] = s
+                    slope[d] = s * past[d]
+                    flow[d] = factor[d] * s
+            else:
+                for d in range(size):
+                    s = arrived[d] + flow[d]
+                    out[d] = s
+                    total[d] += s * past[d]
+                    flow[d] = factor[d] * s
+                if t % _RUN == 0:
+                    grad_a[b, 0] += total
+                    total[:] = 0
+
+
+@njit(**_COMPILE)
+def _backward_pairs(a, h, h0, grad, grad_a, grad_x, carry, first, last):
+    """As _backward_real, on pairs: da = s conj(past), carry = conj(a) s."""
+    steps, size = h.shape[1], h.shape[2] // 2
+    by_row, by_step = a.shape[0] > 1, a.shape[1] > 1
+    real, imag = carry[0, ::2].copy(), carry[0, 1::2].copy()
+    total = carry[0].copy()
+    for b in range(first, last):
+        real[:] = carry[b, ::2]
+        imag[:] = carry[b, 1::2]
+        total[:] = 0
+        for t in range(steps - 1, -1, -1):
+            factor = a[b if by_row else 0, t if by_step else 0]
+            past = h[b, t - 1] if t > 0 else h0[b]
+            arrived, out = grad[b, t], grad_x[b, t]
+            if by_step:
+                slope = grad_a[b, t]
+                for d in range(size):
+                    p, q = factor[2 * d], factor[2 * d + 1]
+                    u, v = arrived[2 * d] + real[d], arrived[2 * d + 1] + imag[d]
+                    out[2 * d] = u
+                    out[2 * d + 1] = v
+                    slope[2 * d] = u * past[2 * d] + v * past[2 * d + 1]
+                    slope[2 * d + 1] = v * past[2 * d] - u * past[2 * d + 1]
+                    real[d] = p * u + q * v
+                    imag[d] = p * v - q * u
+            else:
+                for d in range(size):
+                    p, q = factor[2 * d], factor[2 * d + 1]
+                    u, v = arrived[2 * d] + real[d], arrived[2 * d + 1] + imag[d]
+                    out[2 * d] = u
+                    out[2 * d + 1] = v
+                    total[2 * d] += u * past[2 * d] + v * past[2 * d + 1]
+                    total[2 * d + 1] += v * past[2 * d] - u * past[2 * d + 1]
+                    real[d] = p * u + q * v
+                    imag[d] = p * v - q * u
+                if t % _RUN == 0:
+                    grad_a[b, 0] += total
+                    total[:] = 0
+        carry[b, ::2] = real
+        carry[b, 1::2] = imag
+
+
+class NumbaScan:
+    """The backend `numba` of glissando.ops.scan; a (B or 1, T or 1, *F), all of one floating type."""
+
+    @staticmethod
+    def forward(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
+        h = torch.empty_like(x, memory_format=torch.contiguous_format)
+        kernel = _forward_pairs if x.is_complex() else _forward_real
+        over_rows(kernel, x, as_rows(a, 2), as_rows(x, 2), as_rows(h0, 1), as_rows(h, 2))
+        return h
+
+    @staticmethod
+    def backward(a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        kernel = _backward_pairs if h.is_complex() else _backward_real
+        exact = h.dtype if a.shape[1] > 1 else torch.promote_types(h.dtype, torch.float64)
+        grad_a = torch.zeros(h.shape[0], *a.shape[1:], dtype=exact)
+        grad_x = torch.empty_like(h, memory_format=torch.contiguous_format)
+        carry = grad_last.clone(memory_format=torch.contiguous_format)
+        past = (as_rows(a, 2), as_rows(h, 2), as_rows(h0, 1))
+        over_rows(kernel, h, *past, as_rows(grad, 2), as_rows(grad_a, 2), as_rows(grad_x, 2), as_rows(carry, 1))
+        return grad_a.sum_to_size(a.shape).to(a.dtype), grad_x, carry
+
+
+def as_rows(tensor: Tensor, leading: int) -> Any:
+    """A contiguous array with the leading dimensions kept and the features flat, complex numbers as pairs."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.reshape(*tensor.shape[:leading], -1).numpy()
+
+
+def over_rows(kernel: Any, like: Tensor, *arrays: Any) -> None:
+    """kernel(*arrays, first, last) over the rows of the batch, on several threads where the work is large."""
+    batch = like.shape[0]
+    threads = min(torch.get_num_threads(), batch, like.numel() // _WORK_A_THREAD)
+    if threads < 2:
+        kernel(*arrays, 0, batch)
+        return
+    edges = [batch * i // threads for i in range(threads + 1)]
+    parts = list(pairwise(edges))
+    jobs = [_pool().submit(kernel, *arrays, first, last) for first, last in parts[1:]]
+    kernel(*arrays, *parts[0])
+    for job in jobs:
+        job.result()
+
+
+@cache
+def _pool() -> Any:
+    return ThreadPoolExecutor(max(torch.get_num_threads() - 1, 1), thread_name_prefix="glissando-scan")

@@ -1,0 +1,173 @@
+"""The spectral mixer and its operations against their equations written plainly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tolerances import assert_close
+from torch import Tensor
+
+from glissando.errors import ConfigError
+from glissando.mixers.spectral import Spectral, SpectralConfig
+from glissando.model import LanguageModel
+from glissando.ops.complex_norm import complex_norm
+from glissando.ops.phase_gate import phase_gate, phases
+from glissando.ops.rational_filter import rational_filter
+from glissando.presets import load_preset
+from glissando.state import state_bytes
+
+BACKENDS = ("reference", "numba")
+
+
+def complex_randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.complex128).requires_grad_()
+
+
+def with_gradients(y: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    weight = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
+    loss = (y * weight).sum()
+    return [y.detach(), *torch.autograd.grad(loss.real if loss.is_complex() else loss, inputs)]
+
+
+def assert_backends_agree(results: list[list[Tensor]]) -> None:
+    for got, expected in zip(*results, strict=True):
+        assert_close(torch.view_as_real(got) if got.is_complex() else got,
+                     torch.view_as_real(expected) if expected.is_complex() else expected, "backends")  # fmt: skip
+
+
+def test_rational_filter_backends_agree():
+    torch.manual_seed(0)
+    z, f, g = complex_randn(2, 300, 7), complex_randn(7), complex_randn(7)
+    assert_backends_agree([with_gradients(rational_filter(z, f, g, 0.1, b), (z, f, g)) for b in BACKENDS])
+
+
+def test_rational_filter_of_nothing_is_nothing():
+    """|z| has no slope at 0: the gradient there is that of z F / c, and no NaN."""
+    z = torch.zeros(1, 2, 4, dtype=torch.complex128, requires_grad=True)
+    f, g = complex_randn(4), complex_randn(4)
+    for backend in BACKENDS:
+        y = rational_filter(z, f, g, 0.1, backend)
+        assert y.abs().max() == 0
+        assert all(grad.isfinite().all() for grad in torch.autograd.grad(y.real.sum(), (z, f, g)))
+
+
+def test_phase_gate_backends_agree():
+    torch.manual_seed(0)
+    s, position = complex_randn(2, 600, 5), torch.tensor([0, 1000])
+    alpha, beta, omega = (torch.randn(5, dtype=torch.float64).requires_grad_() for _ in range(3))
+    inputs = (s, alpha, beta, omega)
+    assert_backends_agree([with_gradients(phase_gate(*inputs, position, b), inputs) for b in BACKENDS])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_phases_are_exact_at_ten_million(backend: str):
+    """The phase at t = 10^7 against integer arithmetic with 40 digits; and after walking there in long strides."""
+    from decimal import Decimal, getcontext
+
+    getcontext().prec = 40
+    pi = Decimal("3.141592653589793238462643383279502884197")
+    omega = torch.tensor([1.0, 0.7312, 1e-4, 0.05], dtype=torch.float32)
+    start, steps = 10_000_000 - 500, 501
+    expected = []
+    for w in omega.tolist():
+        angle = Decimal(w) * 10_000_000 % (2 * pi)
+        expected.append(float(angle if angle < pi else angle - 2 * pi))
+    # s = 1, alpha = 0 and beta = 10^-3 make the gate tanh(phi / 1000), from which phi can be read.
+    s = torch.ones(1, steps, 4, dtype=torch.complex128)
+    zero, small = torch.zeros(4, dtype=torch.float64), torch.full((4,), 1e-3, dtype=torch.float64)
+    gated = phase_gate(s, zero, small, omega.double(), torch.tensor([start]), backend)
+    got = torch.atanh(gated[0, -1].real) * 1e3
+    assert (got - torch.tensor(expected, dtype=torch.float64)).abs().max() < 1e-6
+    assert (phases(omega, torch.tensor([start]), steps)[0, -1] - torch.tensor(expected)).abs().max() < 1e-6
+
+
+def test_complex_norm_backends_agree_and_standardise():
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 12, dtype=torch.float64).requires_grad_()
+    assert_backends_agree([with_gradients(complex_norm(x, 1e-6, b), (x,)) for b in BACKENDS])
+    z = torch.view_as_complex(complex_norm(x, 0.0).detach().unflatten(-1, (-1, 2)))
+    assert_close(z.abs().square().mean(-1), torch.ones(2, 9, dtype=torch.float64))
+    assert z.mean(-1).abs().max() < 1e-12
+
+
+def test_complex_norm_survives_circular_noise():
+    """Where the pseudo-variance vanishes (z = 1, i, -1, -i) the published form divides by nothing."""
+    z = torch.tensor([1, 1j, -1, -1j], dtype=torch.complex128)
+    assert (z - z.mean()).square().mean().abs() < 1e-15
+    y = complex_norm(torch.view_as_real(z).flatten()[None, None])
+    assert y.abs().max() < 1.5
+
+
+def published_operator(z: Tensor, mixer: Spectral) -> Tensor:
+    """One operator: filter, gate and the causal convolution with K(t), written as sums. z (T, N)."""
+    f, g = torch.view_as_complex(mixer.numerator), torch.view_as_complex(mixer.denominator)
+    spectrum = torch.fft.fft(z)
+    s = torch.fft.ifft(spectrum * f / ((spectrum * g).abs() + 0.1))
+    t = torch.arange(len(z), dtype=torch.float64)[:, None]
+    phi = (t * mixer.omega + math.pi) % (2 * math.pi) - math.pi
+    u = s * torch.tanh(s.abs() * mixer.gate_alpha + phi * mixer.gate_beta)
+    w = mixer.omega + 0.1 * torch.sin(mixer.modulation)
+    rows = []
+    for i in range(len(z)):
+        age = (i - t[: i + 1]).to(torch.complex128)
+        rows.append((torch.exp((-mixer.log_gamma.exp() + 1j * w) * age) * u[: i + 1]).sum(0))
+    return torch.stack(rows)
+
+
+def test_the_published_operator_is_its_equation():
+    torch.manual_seed(0)
+    options = load_preset("continuous-transformer")["model"]["mixers"]["spectral"]
+    mixer = Spectral(SpectralConfig(**options), 12)
+    mixer.reset_parameters()
+    mixer.double()
+    with torch.no_grad():
+        mixer.gate_beta.normal_()
+    x = torch.randn(1, 20, 12, dtype=torch.float64)
+    got = mixer(x)[0][0]
+    expected = published_operator(torch.view_as_complex(x[0].unflatten(-1, (6, 2))), mixer)
+    assert_close(got, torch.view_as_real(expected).flatten(1), "operator")
+
+
+def test_published_size():
+    """2,905,601 with F and G counted once, as published; its step biases are pairs of real numbers there too."""
+    model = LanguageModel.from_preset("continuous-transformer")
+    halves = sum(p[..., 0].numel() for n, p in model.named_parameters() if n.endswith(("numerator", "denominator")))
+    assert model.num_parameters() - halves == 2_905_601
+
+
+def test_frequencies_are_those_published():
+    mixer = Spectral(SpectralConfig(), 16)
+    mixer.reset_parameters()
+    n = torch.arange(mixer.channels)
+    root = (2 * n + 1).sqrt()
+    assert_close(mixer.omega.detach(), torch.exp(-root / root.max() * math.log(1e4)))
+
+
+@pytest.mark.parametrize("preset", ["continuous-transformer", "continuous-transformer-nano"])
+def test_state_is_as_small_as_stated_and_does_not_grow(preset: str):
+    model = LanguageModel.from_preset(preset)
+    if preset == "continuous-transformer":
+        model = LanguageModel.from_preset(preset, hidden_size=32)
+    steps = len(model.depth.order)
+    conv = model.config.block.conv_width
+    width = model.width
+    channels = next(m.channels for m in model.modules() if isinstance(m, Spectral))
+    expected = 8 + steps * (8 * channels + 8 + 4 * width * max(conv - 1, 0))
+    state = model.init_state(1)
+    assert state_bytes(state) == expected
+    with torch.no_grad():
+        _, state = model(torch.randint(0, 256, (1, 70)), state)
+    assert state_bytes(state) == expected
+
+
+def test_mistakes_are_told():
+    with pytest.raises(ConfigError, match="even"):
+        Spectral(SpectralConfig(projections=False), 7)
+    with pytest.raises(ConfigError, match="tied"):
+        LanguageModel.from_config({"representation": "complex"})
+    with pytest.raises(ConfigError, match="n_steps"):
+        LanguageModel.from_config({"depth": {"kind": "tied", "layers": 2}})
+    with pytest.raises(ConfigError, match="n_steps"):
+        LanguageModel.from_config({"depth": {"kind": "discrete", "n_steps": 2}})
