@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from glissando.ops.compiled import use_numba
+
 
 def complex_norm(x: Tensor, eps: float = 1e-6, backend: Literal["auto", "reference", "numba"] = "auto") -> Tensor:
     """x (B, T, 2 N), complex numbers as interleaved pairs -> the same shape; statistics at least in float32.
@@ -19,7 +21,7 @@ def complex_norm(x: Tensor, eps: float = 1e-6, backend: Literal["auto", "referen
     `numba` (a CPU only; `auto` there) passes over memory once each way.
     """
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    if backend == "numba" or (backend == "auto" and x.device.type == "cpu"):
+    if use_numba("complex_norm", backend, exact):
         return _ComplexNorm.apply(exact, eps).to(x.dtype)
     pairs = exact.unflatten(-1, (-1, 2))
     centred = pairs - pairs.mean(-2, keepdim=True)

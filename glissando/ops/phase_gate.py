@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from glissando.ops.compiled import use_numba
+
 
 def phase_gate(
     s: Tensor,
@@ -22,7 +24,7 @@ def phase_gate(
     backend: Literal["auto", "reference", "numba"] = "auto",
 ) -> Tensor:
     """s (B, T, N) complex; alpha, beta, omega (N,) real; position (B,) int64 of the first token -> (B, T, N)."""
-    if backend == "numba" or (backend == "auto" and s.device.type == "cpu"):
+    if use_numba("phase_gate", backend, s):
         return _PhaseGate.apply(s, alpha, beta, omega, position)
     phi = phases(omega, position, s.shape[1]).to(alpha.dtype)
     return s * torch.tanh(s.abs() * alpha + phi * beta)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from glissando.ops.compiled import use_numba
+
 
 def rational_filter(
     z: Tensor, f: Tensor, g: Tensor, floor: float = 0.1, backend: Literal["auto", "reference", "numba"] = "auto"
@@ -20,7 +22,7 @@ def rational_filter(
     `numba` (a CPU only; `auto` there) keeps Z alone for the backward and touches it once each way.
     """
     spectrum = torch.fft.fft(z)
-    if backend == "numba" or (backend == "auto" and z.device.type == "cpu"):
+    if use_numba("rational_filter", backend, z):
         return torch.fft.ifft(_Ratio.apply(spectrum, f, g.abs(), floor))
     return torch.fft.ifft(spectrum * f / ((spectrum * g).abs() + floor))
 

@@ -30,14 +30,15 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     x   (B, T, *F), any T >= 1
     a   (*F): constant in time; or (B, T, *F), whose B and T may be 1
     h0  (B, *F)
-    ->  h (B, T, *F) in the common type of a and x, h_last (B, *F)
+    ->  h (B, T, *F) in the common type of a, x and h0, and h_last (B, *F)
 
-    Half precision is computed in float32; h_last stays in float32, as it is what a stream carries on.
+    Half precision is computed in float32; h_last stays in float32, as it is what a stream carries on. Gradients need h,
+    so it must not be changed in place.
 
-    backend  `auto`       `numba` on a CPU, `triton` on CUDA, `doubling` elsewhere
+    backend  `auto`       `numba` on a CPU, `triton` on CUDA, `doubling` elsewhere; for T = 1 the definition itself
              `numba`      one pass over memory, rows spread over threads where that pays
-             `triton`     chunks of time in parallel
-             `doubling`   plain tensor code in log2 T passes, for any device
+             `triton`     chunks of time in parallel; forms products of a over chunks
+             `doubling`   plain tensor code in log2 T passes, for any device; needs |a| <= 1, as it forms powers of a
              `reference`  a loop under autograd
 
     Raises ValueError for shapes that do not fit, ConfigError for a backend that cannot run here.
@@ -47,16 +48,16 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     exact = torch.promote_types(given if h0 is None else torch.promote_types(given, h0.dtype), torch.float32)
     a, x = a.to(exact), x.to(exact)
     h0 = x.new_zeros(x.shape[0], *x.shape[2:]) if h0 is None else h0.to(exact)
-    chosen = _automatic(x.device) if backend == "auto" else backend
+    chosen = _automatic(x) if backend == "auto" else backend
     if chosen == "reference":
         h, last = reference(a, x, h0)
     elif torch.is_grad_enabled() and (a.requires_grad or x.requires_grad or h0.requires_grad):
         h, last = _Scan.apply(a, x, h0, chosen)
     else:
         h = _kernels(chosen, x.device).forward(a, x, h0)
-        last = h[:, -1]
-    # A state in a wider type than its inputs (complex, or float64) widens the sequence too.
-    return (h.to(given) if given in (torch.float16, torch.bfloat16) and not h.is_complex() else h), last
+        last = h[:, -1].clone()  # a view would keep all of h alive in a stream's state
+    is_half = given in (torch.float16, torch.bfloat16) and not h.is_complex()
+    return h.to(given) if is_half else h, last
 
 
 def reference(a: Tensor, x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,10 +118,12 @@ class _Scan(torch.autograd.Function):
         return *ctx.kernels.backward(a, h, h0, grad, grad_last), None
 
 
-def _automatic(device: torch.device) -> str:
-    if device.type == "cpu":
+def _automatic(x: Tensor) -> str:
+    if x.shape[1] == 1:
+        return "reference"  # a step of decoding: one product and one sum
+    if x.device.type == "cpu":
         return "numba"
-    return "triton" if device.type == "cuda" else "doubling"
+    return "triton" if x.device.type == "cuda" else "doubling"
 
 
 def _kernels(backend: str, device: torch.device) -> type[_Kernels]:

@@ -10,6 +10,8 @@ Complex numbers are read as interleaved pairs of reals; Numba's complex type is 
 
 from __future__ import annotations
 
+import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -172,12 +174,15 @@ def as_rows(tensor: Tensor, leading: int) -> Any:
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    return tensor.reshape(*tensor.shape[:leading], -1).numpy()
+    shape = tensor.shape[:leading]
+    return tensor.reshape(*shape, math.prod(tensor.shape[leading:])).numpy()
 
 
 def over_rows(kernel: Any, like: Tensor, *arrays: Any) -> None:
     """kernel(*arrays, first, last) over the rows of the batch, on several threads where the work is large."""
     batch = like.shape[0]
+    if like.numel() == 0:
+        return
     threads = min(torch.get_num_threads(), batch, like.numel() // _WORK_A_THREAD)
     if threads < 2:
         kernel(*arrays, 0, batch)
@@ -193,3 +198,8 @@ def over_rows(kernel: Any, like: Tensor, *arrays: Any) -> None:
 @cache
 def _pool() -> Any:
     return ThreadPoolExecutor(max(torch.get_num_threads() - 1, 1), thread_name_prefix="glissando-scan")
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked child has the pool but not its threads, and would wait for them for ever.
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -11,15 +11,18 @@ from glissando.verbs.options import parse, parser_for
 def main(arguments: Sequence[str]) -> None:
     """Measure and print one line a figure."""
     parser = parser_for("bench", "Measure speed against named peers.", "glissando bench training decoding --rounds 7")
-    parser.add_argument("rows", nargs="*", help="training, decoding, start-up, loop-cost; all by default")
+    parser.add_argument("rows", nargs="*", help="names, or how they begin (scan, spectral); all by default")
     parser.add_argument("--rounds", type=int, default=5, help="paired rounds; the median counts")
     options = parse(parser, arguments)
     if options.rounds < 1:
         raise ConfigError(f"--rounds must be at least 1, got {options.rounds}")
     import torch
 
-    from glissando.lab.speed import ROWS, measure
+    from glissando.allocator import keep_freed_memory
+    from glissando.lab.bench import ROWS, select
 
+    rows = select(options.rows)
+    keep_freed_memory()  # as `train` does; it serves both sides
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.rounds} rounds")
-    for name in options.rows or list(ROWS):
-        print(measure([name], options.rounds)[0].line(), flush=True)
+    for name in rows:
+        print(ROWS[name](options.rounds).line(), flush=True)

@@ -34,8 +34,10 @@ def main(arguments: Sequence[str]) -> None:
         return
     if options.out is None:
         raise ConfigError("--out is missing: name the run directory to make, such as --out runs/first")
+    from glissando.allocator import keep_freed_memory
     from glissando.training.fit import train
 
+    keep_freed_memory()
     train(config, options.out)
 
 
@@ -48,8 +50,10 @@ def _resume(arguments: Sequence[str], options: Any) -> None:
             f"--resume goes on exactly as {path}/config.yaml says and takes no other options than "
             f"{', '.join(machine)}; got {' '.join(others)}"
         )
+    from glissando.allocator import keep_freed_memory
     from glissando.training.fit import resume
 
+    keep_freed_memory()
     chosen = {name.rpartition(".")[2]: options[name[2:]] for name in given}
     resume(path, chosen)
 

@@ -1,0 +1,38 @@
+"""The benchmarks by name. Adding one is a function that returns a Row, and its line in `ROWS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from glissando.errors import unknown_name
+from glissando.lab import scans, spectral, speed
+from glissando.lab.speed import Row
+
+ROWS: dict[str, Callable[[int], Row]] = {
+    "training": speed.training,
+    "decoding": speed.decoding,
+    "start-up": speed.start_up,
+    "loop-cost": speed.loop_cost,
+    "spectral-training": spectral.training,
+    "spectral-decoding": spectral.decoding,
+    "spectral-long": spectral.long_text,
+    "spectral-nano-long": spectral.long_text_nano,
+    "spectral-context": spectral.context,
+    "spectral-memory": spectral.memory,
+    **{f"scan-{case}": partial(scans.scan_row, case) for case in scans.CASES},
+}
+
+
+def select(names: list[str]) -> list[str]:
+    """The rows so named and those whose names begin so: `scan` is every scan-...; all of them for no name.
+
+    Raises UnknownNameError for a name that is no row and begins none.
+    """
+    chosen = []
+    for name in names:
+        found = [row for row in ROWS if row == name or row.startswith(f"{name}-")]
+        if not found:
+            raise unknown_name("benchmark", name, ROWS)
+        chosen += found
+    return chosen or list(ROWS)
