@@ -65,17 +65,22 @@ class ModelState(NamedTuple):
 
 
 class ComplexHead(nn.Module):
-    """logits = W_re Re z + b_re + W_im Im z + b_im for z given as pairs."""
+    """logits = W_re Re z + b_re + W_im Im z + b_im for z given as pairs; weight (V, D, 2), bias (V, 2)."""
 
     def __init__(self, size: int, vocab_size: int, bias: bool) -> None:
         super().__init__()
-        self.real = nn.Linear(size, vocab_size, bias=bias)
-        self.imag = nn.Linear(size, vocab_size, bias=bias)
+        self.weight = nn.Parameter(torch.empty(vocab_size, size, 2))
+        self.bias = nn.Parameter(torch.empty(vocab_size, 2)) if bias else None
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """As PyTorch starts two linear maps from D numbers each."""
+        bound = self.weight.shape[1] ** -0.5
+        for parameter in self.parameters():
+            parameter.uniform_(-bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = torch.stack([self.real.weight, self.imag.weight], -1).flatten(1)
-        bias = None if self.real.bias is None else self.real.bias + self.imag.bias
-        return F.linear(x, weight, bias)
+        return F.linear(x, self.weight.flatten(1), None if self.bias is None else self.bias.sum(-1))
 
 
 class LanguageModel(nn.Module):
@@ -218,7 +223,8 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, ModelState | None]:
         """What the head reads: `forward` without the head. (B, T, D)."""
         self._check(ids, state, mask, dt, control, donate)
-        ctx = Context(mask=mask, dt=dt, control=control, donate=donate)
+        memo: dict | None = None if torch.is_grad_enabled() else {}
+        ctx = Context(mask=mask, dt=dt, control=control, donate=donate, memo=memo)
         refuse_unhonoured(ctx, self.depth.honours, "this model")
         order = None if mask is None else _packing_order(mask)
         if order is not None:

@@ -15,7 +15,7 @@ from tolerances import TOLERANCE, assert_close
 from torch import Tensor
 
 from glissando.errors import ConfigError, UnknownNameError
-from glissando.ops import scan_numba
+from glissando.ops import compiled
 from glissando.ops.scan import scan
 
 EXACT = 1e-11
@@ -206,7 +206,7 @@ def test_bfloat16_keeps_its_state_in_float32(backend: str):
 def test_threads(kind: str, dtype: torch.dtype, monkeypatch):
     inputs = problem(kind, dtype, batch=7)
     expected = outcome("numba", *inputs)
-    monkeypatch.setattr(scan_numba, "_WORK_A_THREAD", 1)
+    monkeypatch.setattr(compiled, "_WORK_A_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     got = outcome("numba", *inputs)
     assert all(torch.equal(got[name], expected[name]) for name in expected)

@@ -39,14 +39,15 @@ def assert_backends_agree(results: list[list[Tensor]]) -> None:
 
 def test_rational_filter_backends_agree():
     torch.manual_seed(0)
-    z, f, g = complex_randn(2, 300, 7), complex_randn(7), complex_randn(7)
+    z, f = complex_randn(2, 300, 7), complex_randn(7)
+    g = torch.rand(7, dtype=torch.float64).requires_grad_()
     assert_backends_agree([with_gradients(rational_filter(z, f, g, 0.1, b), (z, f, g)) for b in BACKENDS])
 
 
 def test_rational_filter_of_nothing_is_nothing():
     """|z| has no slope at 0: the gradient there is that of z F / c, and no NaN."""
     z = torch.zeros(1, 2, 4, dtype=torch.complex128, requires_grad=True)
-    f, g = complex_randn(4), complex_randn(4)
+    f, g = complex_randn(4), torch.rand(4, dtype=torch.float64).requires_grad_()
     for backend in BACKENDS:
         y = rational_filter(z, f, g, 0.1, backend)
         assert y.abs().max() == 0

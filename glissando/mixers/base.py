@@ -30,12 +30,15 @@ class Context:
     dt       (B, T) time since the previous token; 1 by default.
     control  (B, C) or (B, T, C).
     donate   the caller gives up the state it passes in, which may be changed in place (decoding only).
+    memo     what was computed from weights alone and holds for this one call: a tied block need not do it again.
+             None where gradients are wanted.
     """
 
     mask: Tensor | None = None
     dt: Tensor | None = None
     control: Tensor | None = None
     donate: bool = False
+    memo: dict[Any, Any] | None = None
 
     def counts(self, x: Tensor) -> Tensor:
         """(B,) int64: real tokens in each row of x (B, T, ...)."""

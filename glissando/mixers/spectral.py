@@ -23,6 +23,7 @@ De et al. 2024 (RG-LRU), arXiv 2402.19427, eq. 3; complex diagonal recurrences: 
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -63,6 +64,17 @@ class SpectralConfig:
 class SpectralState(NamedTuple):
     h: Tensor  # (B, N, 2), at least float32
     position: Tensor  # (B,) int64, tokens seen
+
+
+class _Given(NamedTuple):
+    """What follows from the weights alone, each (N,); at least float32."""
+
+    gamma: Tensor
+    turn: Tensor  # w
+    factor: Tensor  # exp(i w) with projections, lambda without
+    f: Tensor | None
+    g: Tensor | None  # |G|
+    gate: tuple[Tensor, Tensor, Tensor] | None  # alpha, beta, omega
 
 
 class Spectral(Mixer):
@@ -140,22 +152,43 @@ class Spectral(Mixer):
 
     def rates_at_rest(self) -> tuple[Tensor, Tensor]:
         """gamma and w (N,): how fast a channel decays and turns, per token, with r = 0 where the decay is by input."""
-        gamma = self._exact(self.log_gamma).exp()
+        given = self._derive()
+        gamma = given.gamma
         if self.config.projections and self.decay_bias is not None:
-            gamma = gamma * 8 * torch.sigmoid(self._exact(self.decay_bias))
-        return gamma, self._exact(self.omega) + 0.1 * torch.sin(self._exact(self.modulation))
+            gamma = gamma * 8 * torch.sigmoid(_exact(self.decay_bias))
+        return gamma, given.turn
 
     def mix(self, x: Tensor, state: SpectralState | None, ctx: Context) -> tuple[Tensor, SpectralState | None]:
         entry, rate, gate = self._project(x)
-        with torch.autocast(x.device.type, enabled=False):
-            u = self._shape(self._exact(entry), x, state)
-            a, u = self._dynamics(u, rate)
-            h, last = scan(a, u, None if state is None else torch.view_as_complex(state.h.to(u.real.dtype)))
+        with _without_autocast(x.device.type):
+            given = self._given(ctx)
+            u = self._shape(_exact(entry), given, state)
+            a, u = self._dynamics(u, rate, given)
+            h, last = scan(a, u, None if state is None else torch.view_as_complex(state.h))
             y = torch.view_as_real(h).flatten(-2)
         if gate is not None:
             y = y.to(gate.dtype) * F.silu(gate)
         y = self.out(y.to(x.dtype)) if self.config.projections else y.to(x.dtype)
         return y, None if state is None else self._after(h, last, state, ctx)
+
+    def _given(self, ctx: Context) -> _Given:
+        if ctx.memo is None:
+            return self._derive()
+        if self not in ctx.memo:
+            ctx.memo[self] = self._derive()
+        return ctx.memo[self]
+
+    def _derive(self) -> _Given:
+        c = self.config
+        gamma, turn = _exact(self.log_gamma).exp(), _exact(self.omega) + 0.1 * torch.sin(_exact(self.modulation))
+        factor = torch.polar(torch.ones_like(turn) if c.projections else torch.exp(-gamma), turn)
+        f = g = gate = None
+        if c.filter:
+            f, g = (torch.view_as_complex(_exact(p).contiguous()) for p in (self.numerator, self.denominator))
+            g = g.abs()
+        if c.phase_gate:
+            gate = (_exact(self.gate_alpha), _exact(self.gate_beta), _exact(self.omega))
+        return _Given(gamma, turn, factor, f, g, gate)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """What enters the channels, the decay's pre-activation and the output gate's."""
@@ -164,30 +197,26 @@ class Spectral(Mixer):
         entry, rate, gate = self.project(x).split(self._sizes, -1)
         return entry, rate if rate.shape[-1] else None, gate if gate.shape[-1] else None
 
-    def _shape(self, entry: Tensor, x: Tensor, state: SpectralState | None) -> Tensor:
+    def _shape(self, entry: Tensor, given: _Given, state: SpectralState | None) -> Tensor:
         """The filter and the phase gate, where they are: complex (B, T, N), or real as it came."""
         if entry.shape[-1] == self.channels:
             return entry
-        u = torch.view_as_complex(entry.contiguous().unflatten(-1, (-1, 2)))
-        if self.config.filter:
-            f, g = (torch.view_as_complex(self._exact(p).contiguous()) for p in (self.numerator, self.denominator))
-            u = rational_filter(u, f, g)
-        if self.config.phase_gate:
-            position = zeros_position(x.shape[0], x.device) if state is None else state.position
-            alpha, beta, omega = (self._exact(p) for p in (self.gate_alpha, self.gate_beta, self.omega))
-            u = phase_gate(u, alpha, beta, omega, position)
+        u = torch.view_as_complex(entry.contiguous().view(*entry.shape[:2], -1, 2))
+        if given.f is not None and given.g is not None:
+            u = rational_filter(u, given.f, given.g)
+        if given.gate is not None:
+            position = zeros_position(len(u), u.device) if state is None else state.position
+            u = phase_gate(u, *given.gate, position)
         return u
 
-    def _dynamics(self, u: Tensor, rate: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _dynamics(self, u: Tensor, rate: Tensor | None, given: _Given) -> tuple[Tensor, Tensor]:
         """lambda, (N,) or (B, T, N), and what is added to the state."""
-        gamma = self._exact(self.log_gamma).exp()
-        turn = self._exact(self.omega) + 0.1 * torch.sin(self._exact(self.modulation))
         if not self.config.projections:
-            return torch.exp(torch.complex(-gamma, turn)), u
+            return given.factor, u
+        gamma = given.gamma
         if rate is not None and self.decay_bias is not None:
-            gamma = 8 * gamma * torch.sigmoid(self._exact(rate) + self._exact(self.decay_bias))
-        direction = torch.polar(torch.ones_like(turn), turn)
-        return torch.exp(-gamma) * direction, u * torch.sqrt(-torch.expm1(-2 * gamma))
+            gamma = 8 * gamma * torch.sigmoid(_exact(rate) + _exact(self.decay_bias))
+        return torch.exp(-gamma) * given.factor, u * torch.sqrt(-torch.expm1(-2 * gamma))
 
     def _after(self, h: Tensor, last: Tensor, state: SpectralState, ctx: Context) -> SpectralState:
         last = torch.view_as_real(last)
@@ -200,7 +229,12 @@ class Spectral(Mixer):
         last = torch.where((counts > 0).view(-1, 1, 1), reached, state.h.to(reached.dtype))
         return SpectralState(last, state.position + counts)
 
-    @staticmethod
-    def _exact(values: Tensor) -> Tensor:
-        """At least float32: what decays over thousands of tokens cannot be kept in 8 bits."""
-        return values.to(torch.promote_types(values.dtype, torch.float32))
+
+def _exact(values: Tensor) -> Tensor:
+    """At least float32: what decays over thousands of tokens cannot be kept in 8 bits."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def _without_autocast(device: str) -> AbstractContextManager:
+    """Entering autocast's own context costs as much as two operations, and decoding has no use for it."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

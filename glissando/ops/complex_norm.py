@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import use_numba
+from glissando.ops.compiled import as_rows, over_rows, use_numba
 
 
 def complex_norm(x: Tensor, eps: float = 1e-6, backend: Literal["auto", "reference", "numba"] = "auto") -> Tensor:
@@ -22,7 +22,8 @@ def complex_norm(x: Tensor, eps: float = 1e-6, backend: Literal["auto", "referen
     """
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     if use_numba("complex_norm", backend, exact):
-        return _ComplexNorm.apply(exact, eps).to(x.dtype)
+        y = _ComplexNorm.apply(exact, eps) if torch.is_grad_enabled() else _normed(exact, eps)[0]
+        return y.to(x.dtype)
     pairs = exact.unflatten(-1, (-1, 2))
     centred = pairs - pairs.mean(-2, keepdim=True)
     # The mean of |z|^2 over N numbers is twice the mean over their 2 N parts.
@@ -30,24 +31,28 @@ def complex_norm(x: Tensor, eps: float = 1e-6, backend: Literal["auto", "referen
     return (centred * torch.rsqrt(power + eps)).flatten(-2).to(x.dtype)
 
 
+def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """y and the scale 1 / sqrt(mean |z - mu|^2 + eps) of every vector."""
+    from glissando.ops.spectral_numba import norm_forward
+
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    scale = x.new_empty(x.shape[:-1])
+    over_rows(norm_forward, x, as_rows(x, 2), eps, as_rows(y, 2), scale.numpy())
+    return y, scale
+
+
 class _ComplexNorm(torch.autograd.Function):
     """With r = 1 / sqrt(mean |c|^2 + eps), y = c r:  dc = r (g - y mean Re(conj(y) g)),  dz = dc - mean dc."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        from glissando.ops.scan_numba import as_rows, over_rows
-        from glissando.ops.spectral_numba import norm_forward
-
-        y = torch.empty_like(x, memory_format=torch.contiguous_format)
-        scale = x.new_empty(x.shape[:-1])
-        over_rows(norm_forward, x, as_rows(x, 2), eps, as_rows(y, 2), scale.numpy())
+        y, scale = _normed(x, eps)
         ctx.save_for_backward(y, scale)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        from glissando.ops.scan_numba import as_rows, over_rows
         from glissando.ops.spectral_numba import norm_backward
 
         y, scale = ctx.saved_tensors

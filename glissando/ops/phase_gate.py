@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import use_numba
+from glissando.ops.compiled import as_rows, over_rows, use_numba
 
 
 def phase_gate(
@@ -25,7 +25,9 @@ def phase_gate(
 ) -> Tensor:
     """s (B, T, N) complex; alpha, beta, omega (N,) real; position (B,) int64 of the first token -> (B, T, N)."""
     if use_numba("phase_gate", backend, s):
-        return _PhaseGate.apply(s, alpha, beta, omega, position)
+        if torch.is_grad_enabled():
+            return _PhaseGate.apply(s, alpha, beta, omega, position)
+        return s * _gates(s, alpha, beta, omega, position)
     phi = phases(omega, position, s.shape[1]).to(alpha.dtype)
     return s * torch.tanh(s.abs() * alpha + phi * beta)
 
@@ -36,25 +38,28 @@ def phases(omega: Tensor, position: Tensor, length: int) -> Tensor:
     return torch.remainder(t.unsqueeze(-1).double() * omega.double() + math.pi, 2 * math.pi) - math.pi
 
 
+def _gates(s: Tensor, alpha: Tensor, beta: Tensor, omega: Tensor, position: Tensor) -> Tensor:
+    """tanh(|s| alpha + phi beta)."""
+    from glissando.ops.spectral_numba import gate_argument
+
+    gates = torch.empty(s.shape, dtype=alpha.dtype)
+    vectors = (as_rows(alpha, 0), as_rows(beta, 0), as_rows(omega, 0))
+    over_rows(gate_argument, s, as_rows(s, 2), *vectors, position.numpy(), gates.numpy())
+    return gates.tanh_()
+
+
 class _PhaseGate(torch.autograd.Function):
     """See glissando.ops.spectral_numba for the backward."""
 
     @staticmethod
     def forward(ctx: Any, s: Tensor, alpha: Tensor, beta: Tensor, omega: Tensor, position: Tensor) -> Tensor:
-        from glissando.ops.scan_numba import as_rows, over_rows
-        from glissando.ops.spectral_numba import gate_argument
-
-        tanh = torch.empty(s.shape, dtype=alpha.dtype)
-        vectors = tuple(as_rows(v, 0) for v in (alpha, beta, omega))
-        over_rows(gate_argument, s, as_rows(s, 2), *vectors, position.numpy(), tanh.numpy())
-        tanh.tanh_()
+        tanh = _gates(s, alpha, beta, omega, position)
         ctx.save_for_backward(s, tanh, alpha, beta, omega, position)
         return s * tanh
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from glissando.ops.scan_numba import as_rows, over_rows
         from glissando.ops.spectral_numba import gate_backward
 
         s, tanh, alpha, beta, omega, position = ctx.saved_tensors

@@ -1,4 +1,4 @@
-"""The spectral filter over features: s = IFFT(Z F / (|Z G| + c)) with Z = FFT(z), each token on its own.
+"""The spectral filter over features: s = IFFT(Z f / (|Z| g + c)) with Z = FFT(z), each token on its own.
 
 The gain of a bin falls as its content grows, so that loud bins are compressed. The Continuous Transformer's, c = 0.1.
 """
@@ -11,20 +11,29 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import use_numba
+from glissando.ops.compiled import as_rows, over_rows, use_numba
 
 
 def rational_filter(
     z: Tensor, f: Tensor, g: Tensor, floor: float = 0.1, backend: Literal["auto", "reference", "numba"] = "auto"
 ) -> Tensor:
-    """z (B, T, N) complex, f and g (N,) complex -> (B, T, N).
+    """z (B, T, N) complex, f (N,) complex, g (N,) real: the modulus of G in |Z G| -> (B, T, N).
 
     `numba` (a CPU only; `auto` there) keeps Z alone for the backward and touches it once each way.
     """
     spectrum = torch.fft.fft(z)
     if use_numba("rational_filter", backend, z):
-        return torch.fft.ifft(_Ratio.apply(spectrum, f, g.abs(), floor))
-    return torch.fft.ifft(spectrum * f / ((spectrum * g).abs() + floor))
+        ratio = _Ratio.apply if torch.is_grad_enabled() else _ratio
+        return torch.fft.ifft(ratio(spectrum, f, g, floor))
+    return torch.fft.ifft(spectrum * f / (spectrum.abs() * g + floor))
+
+
+def _ratio(z: Tensor, f: Tensor, g: Tensor, floor: float) -> Tensor:
+    from glissando.ops.spectral_numba import filter_forward
+
+    out = torch.empty_like(z, memory_format=torch.contiguous_format)
+    over_rows(filter_forward, z, as_rows(z, 2), as_rows(f, 0), as_rows(g, 0), floor, as_rows(out, 2))
+    return out
 
 
 class _Ratio(torch.autograd.Function):
@@ -32,19 +41,13 @@ class _Ratio(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, f: Tensor, g: Tensor, floor: float) -> Tensor:
-        from glissando.ops.scan_numba import as_rows, over_rows
-        from glissando.ops.spectral_numba import filter_forward
-
-        out = torch.empty_like(z, memory_format=torch.contiguous_format)
-        over_rows(filter_forward, z, as_rows(z, 2), as_rows(f, 0), as_rows(g, 0), floor, as_rows(out, 2))
         ctx.save_for_backward(z, f, g)
         ctx.floor = floor
-        return out
+        return _ratio(z, f, g, floor)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        from glissando.ops.scan_numba import as_rows, over_rows
         from glissando.ops.spectral_numba import filter_backward
 
         z, f, g = ctx.saved_tensors

@@ -62,6 +62,9 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
 
 def reference(a: Tensor, x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
     """The definition, one step after the other; a (B or 1, T or 1, *F)."""
+    if x.shape[1] == 1:
+        h = torch.addcmul(x, a, h0.unsqueeze(1))
+        return h, h[:, 0]
     # unbind, not x[:, t]: the backward of an index writes a tensor as long as x, for every t.
     factors = a.unbind(1) if a.shape[1] > 1 else a.unbind(1) * x.shape[1]
     h, steps = h0, []

@@ -2,41 +2,21 @@
 
 What bounds it is memory traffic: a row of features is read, combined with the state, which stays in the first-level
 cache, and written, at about the speed of a copy. Hence whole rows and never strided blocks of features (twice as slow
-on the machine of docs/experiments.md), and threads over the batch only where the work is large: handing work to a
-thread costs more than 2^22 elements take, as PyTorch's own idle threads keep spinning for a while.
+on the machine of docs/experiments.md), and threads over the batch only where the work is large.
 
 Complex numbers are read as interleaved pairs of reals; Numba's complex type is not vectorised.
 """
 
 from __future__ import annotations
 
-import math
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import pairwise
-from typing import Any
-
 import torch
 from numba import njit
 from torch import Tensor
 
-#: numbers that one thread should have before a second one helps
-_WORK_A_THREAD = 1 << 22
-
-#: fused multiply-add and reordering, but infinities and NaNs stay what they are
-_COMPILE: dict[str, Any] = {
-    "nogil": True,
-    "cache": True,
-    "fastmath": {"contract", "nsz", "reassoc", "arcp"},
-    "error_model": "numpy",
-}
-
-#: steps summed in the working precision before they are added to a float64 total
-_RUN = 256
+from glissando.ops.compiled import COMPILE, RUN, as_rows, over_rows
 
 
-@njit(**_COMPILE)
+@njit(**COMPILE)
 def _forward_real(a, x, h0, h, first, last):
     steps, size = x.shape[1], x.shape[2]
     by_row, by_step = a.shape[0] > 1, a.shape[1] > 1
@@ -52,7 +32,7 @@ def _forward_real(a, x, h0, h, first, last):
                 out[d] = value
 
 
-@njit(**_COMPILE)
+@njit(**COMPILE)
 def _forward_pairs(a, x, h0, h, first, last):
     steps, size = x.shape[1], x.shape[2] // 2
     by_row, by_step = a.shape[0] > 1, a.shape[1] > 1
@@ -73,7 +53,7 @@ def _forward_pairs(a, x, h0, h, first, last):
                 out[2 * d + 1] = v
 
 
-@njit(**_COMPILE)
+@njit(**COMPILE)
 def _backward_real(a, h, h0, grad, grad_a, grad_x, carry, first, last):
     """carry (B, F) holds grad_last and leaves as the gradient of h0; grad_a is (B, T or 1, F)."""
     steps, size = h.shape[1], h.shape[2]
@@ -99,12 +79,12 @@ def _backward_real(a, h, h0, grad, grad_a, grad_x, carry, first, last):
                     out[d] = s
                     total[d] += s * past[d]
                     flow[d] = factor[d] * s
-                if t % _RUN == 0:
+                if t % RUN == 0:
                     grad_a[b, 0] += total
                     total[:] = 0
 
 
-@njit(**_COMPILE)
+@njit(**COMPILE)
 def _backward_pairs(a, h, h0, grad, grad_a, grad_x, carry, first, last):
     """As _backward_real, on pairs: da = s conj(past), carry = conj(a) s."""
     steps, size = h.shape[1], h.shape[2] // 2
@@ -140,7 +120,7 @@ def _backward_pairs(a, h, h0, grad, grad_a, grad_x, carry, first, last):
                     total[2 * d + 1] += v * past[2 * d] - u * past[2 * d + 1]
                     real[d] = p * u + q * v
                     imag[d] = p * v - q * u
-                if t % _RUN == 0:
+                if t % RUN == 0:
                     grad_a[b, 0] += total
                     total[:] = 0
         carry[b, ::2] = real
@@ -167,39 +147,3 @@ class NumbaScan:
         past = (as_rows(a, 2), as_rows(h, 2), as_rows(h0, 1))
         over_rows(kernel, h, *past, as_rows(grad, 2), as_rows(grad_a, 2), as_rows(grad_x, 2), as_rows(carry, 1))
         return grad_a.sum_to_size(a.shape).to(a.dtype), grad_x, carry
-
-
-def as_rows(tensor: Tensor, leading: int) -> Any:
-    """A contiguous array with the leading dimensions kept and the features flat, complex numbers as pairs."""
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    shape = tensor.shape[:leading]
-    return tensor.reshape(*shape, math.prod(tensor.shape[leading:])).numpy()
-
-
-def over_rows(kernel: Any, like: Tensor, *arrays: Any) -> None:
-    """kernel(*arrays, first, last) over the rows of the batch, on several threads where the work is large."""
-    batch = like.shape[0]
-    if like.numel() == 0:
-        return
-    threads = min(torch.get_num_threads(), batch, like.numel() // _WORK_A_THREAD)
-    if threads < 2:
-        kernel(*arrays, 0, batch)
-        return
-    edges = [batch * i // threads for i in range(threads + 1)]
-    parts = list(pairwise(edges))
-    jobs = [_pool().submit(kernel, *arrays, first, last) for first, last in parts[1:]]
-    kernel(*arrays, *parts[0])
-    for job in jobs:
-        job.result()
-
-
-@cache
-def _pool() -> Any:
-    return ThreadPoolExecutor(max(torch.get_num_threads() - 1, 1), thread_name_prefix="glissando-scan")
-
-
-if hasattr(os, "register_at_fork"):
-    # A forked child has the pool but not its threads, and would wait for them for ever.
-    os.register_at_fork(after_in_child=_pool.cache_clear)

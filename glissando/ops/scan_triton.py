@@ -34,7 +34,7 @@ except ImportError as missing:
     ) from missing
 
 #: Steps in a chunk. A chunk writes one state and one product, so that 64 steps make pass 1 nearly free to write and
-#: leave B T F / 64 threads: 131,072 for one row of 8192 steps and 1024 features. Not measured on a GPU. Longer chunks have
+#: leave B T F / 64 threads: 131,072 for one row of 8192 steps and 1024 features (not measured). Longer chunks have
 #: too few threads to hide the latency of memory, shorter ones move more memory and may need one more level of pass 2.
 _CHUNK = 64
 
