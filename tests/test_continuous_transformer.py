@@ -1,0 +1,124 @@
+"""The Continuous Transformer through the ordinary verbs: its own settings on a text, resumed, evaluated, drawn."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from tolerances import assert_close
+from training_runs import assert_same_tensors, call, last_checkpoint, metrics, text_file, weights
+
+from glissando.cli import main
+from glissando.config import from_dict, merge
+from glissando.evaluation.kernels import plot_kernels
+from glissando.lab.bench import ROWS, select
+from glissando.lab.spectral import kept_bytes
+from glissando.mixers.spectral import Spectral, SpectralConfig
+from glissando.model import LanguageModel
+from glissando.presets import load_preset
+from glissando.runs import Run
+from glissando.training.config import RunConfig
+
+
+def options(folder, out, steps: int) -> list[str]:
+    """The preset with only its size changed; non-ASCII letters among the words."""
+    text = text_file(folder)
+    text.write_text("é".join(text.read_text().split(" ")[i] + " " for i in range(1500)))
+    small = ["--model.hidden_size=12", "--data.seq_len=64", "--data.text.stride=16", f"--training.steps={steps}"]
+    often = ["--training.log_every=1", "--training.save_every=2", "--training.sample_every=4"]
+    files = ["--data.corpus=text", f"--data.text.path={text}", "--data.text.max_valid_bytes=300", f"--out={out}"]
+    return ["train", "--preset=continuous-transformer", *small, *often, *files, "--training.validate_every=4"]
+
+
+def test_the_preset_trains_samples_resumes_and_is_drawn(tmp_path, capsys):
+    whole = tmp_path / "whole"
+    assert main(options(tmp_path, whole, 6)) == 0
+    config = Run.open(whole).read_config()
+    assert config["training"]["schedule"]["kind"] == "homeostatic"
+    assert config["training"]["gradient_checkpointing"] is True
+    assert (config["data"]["text"]["stride"], config["data"]["text"]["ascii_only"]) == (16, True)
+    assert "--- step 4" in (whole / "samples.txt").read_text()
+    # The homeostatic rate: base * sigmoid(1 / (|grad| + 1e-6) - 0.5).
+    for row in metrics(whole):
+        factor = torch.sigmoid(torch.tensor(1 / (float(row["grad_norm"]) + 1e-6) - 0.5))
+        assert float(row["learning_rate"]) == pytest.approx(3e-4 * factor.item(), rel=1e-3)
+    # Going on from an earlier checkpoint ends at the same weights, optimizer and data position.
+    cut = tmp_path / "cut"
+    shutil.copytree(whole, cut)
+    for newer in sorted((cut / "checkpoints").iterdir(), key=lambda p: p.name)[1:]:
+        shutil.rmtree(newer) if newer.is_dir() else newer.unlink()
+    expected = weights(whole), last_checkpoint(whole)["optimizer_states"]
+    assert main(["train", "--resume", str(cut)]) == 0
+    assert_same_tensors((weights(cut), last_checkpoint(cut)["optimizer_states"]), expected)
+    capsys.readouterr()
+    pictures = tmp_path / "pictures"
+    assert main(["evaluate", str(whole), "--json", "--plots", str(pictures)]) == 0
+    assert json.loads(capsys.readouterr().out)["bits_per_byte"] > 0
+    assert (pictures / "kernels.png").read_bytes()[:4] == b"\x89PNG"
+    assert (pictures / "loss.png").is_file()
+
+
+def test_the_published_settings_are_the_presets():
+    preset = load_preset("continuous-transformer")
+    del preset["about"]
+    given = from_dict(RunConfig, merge(preset, {"training": {"steps": 1}}))
+    assert (given.data.seq_len, given.data.batch_size) == (8192, 1)
+    assert (given.data.text.stride, given.data.text.ascii_only) == (512, True)
+    assert given.training.optimizer.learning_rate == 3e-4
+    assert given.training.optimizer.weight_decay == 0.01
+
+
+def test_memory_is_linear_in_time():
+    model = LanguageModel.from_preset("continuous-transformer", hidden_size=32)
+    model.depth.gradient_checkpointing = False
+    ids = torch.randint(0, 256, (1, 2048))
+    assert kept_bytes(model, ids) <= 2.05 * kept_bytes(model, ids[:, :1024])
+
+
+def test_rates_at_rest_are_those_of_the_dynamics():
+    """With r = 0 the decay is e^-gamma, in the picture and in the recurrence alike."""
+    torch.manual_seed(0)
+    mixer = Spectral(SpectralConfig(horizon=50), 8)
+    mixer.reset_parameters()
+    with torch.no_grad():
+        gamma, turn = mixer.rates_at_rest()
+        a, _ = mixer._dynamics(torch.zeros(1, 1, 8), torch.zeros(1, 1, 8), mixer._derive())
+    assert_close(torch.view_as_real(a[0, 0]), torch.view_as_real(torch.exp(torch.complex(-gamma, turn))))
+    times = (1 / gamma).sort().values
+    assert_close(times[[0, -1]], torch.tensor([1.0, 50.0]))
+
+
+def test_kernels_of_another_model_cannot_be_drawn(tmp_path):
+    with pytest.raises(ValueError, match="no spectral mixer"):
+        plot_kernels(LanguageModel.from_preset("transformer-nano"), tmp_path / "x.png")
+
+
+def test_benchmarks_are_chosen_by_name_or_beginning():
+    assert select([]) == list(ROWS)
+    assert select(["training", "spectral"])[:2] == ["training", "spectral-training"]
+    with pytest.raises(ValueError, match="spectral-decoding"):
+        select(["spectral-decodin"])
+
+
+def test_large_blocks_are_kept_by_the_process():
+    """In a process of its own: the tests' allocator stays as it is."""
+    program = """
+import resource, torch
+from glissando.allocator import keep_freed_memory
+if not keep_freed_memory():
+    raise SystemExit(77)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(24_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+# Small blocks cut into freed large ones at first; it settles once there is a spare one.
+first, *rest = [faults() for _ in range(40)]
+assert max(rest[-10:]) < first / 20, (first, rest)
+"""
+    ended = call([sys.executable, "-c", program])
+    if ended.returncode == 77:
+        pytest.skip("this C library's allocator has no such setting")
+    assert ended.returncode == 0, ended.stderr
