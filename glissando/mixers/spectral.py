@@ -58,7 +58,7 @@ class SpectralConfig:
     output_gate: bool = True
     filter: bool = False
     phase_gate: bool = False
-    horizon: float = 1000.0
+    horizon: float = 32.0
 
 
 class SpectralState(NamedTuple):
