@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import torch
+from torch import Tensor
 
 from glissando.evaluation.plots import figure_and_axes
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
+
+#: periods are drawn up to here, in tokens; a channel that hardly turns has no period worth a scale
+LONGEST = 100_000
 
 
 def spectral_mixers(model: LanguageModel) -> dict[str, Spectral]:
@@ -18,7 +24,8 @@ def spectral_mixers(model: LanguageModel) -> dict[str, Spectral]:
 
 
 def plot_kernels(model: LanguageModel, target: Path) -> Path:
-    """Decay time against period of every channel, and the kernels K(t) = exp((-gamma + i w) t) of nine of them.
+    """Decay time against period of every channel, and the kernels K(t) = exp((-gamma + i w) t) of nine
+    channels of the middle layer.
 
     The decay time 1 / gamma is when a kernel has fallen to 1/e, the period 2 pi / |w| how long a turn takes, both in
     tokens. Where the decay depends on the input, this is the channel at rest: with its pre-activation at its bias.
@@ -28,29 +35,38 @@ def plot_kernels(model: LanguageModel, target: Path) -> Path:
     mixers = spectral_mixers(model)
     if not mixers:
         raise ValueError("this model has no spectral mixer; its kernels cannot be drawn")
+    rates = [tuple(v.detach().double().cpu() for v in mixer.rates_at_rest()) for mixer in mixers.values()]
     figure, (left, right) = figure_and_axes(columns=2)
-    for number, mixer in enumerate(mixers.values(), 1):
-        decay, turn = (v.detach().double() for v in mixer.rates_at_rest())
-        left.scatter(_tokens(2 * math.pi / turn.abs()), _tokens(1 / decay), s=9, alpha=0.6, label=f"layer {number}")
-    left.set(xscale="log", yscale="log", xlabel="period (tokens)", ylabel="decay time (tokens)", title="channels")
-    low, high = left.get_ylim()
-    left.plot([low, high], [low, high], color="#9aa5b1", linewidth=1, linestyle=":", zorder=0)
-    left.set_ylim(low, high)
-    if len(mixers) > 1:
-        left.legend(frameon=False, fontsize=8)
-    decay, turn = (v.detach().double() for v in next(iter(mixers.values())).rates_at_rest())
-    order = decay.argsort()
-    chosen = order[torch.linspace(0, len(order) - 1, 9).round().long()]
-    horizon = float((3 / decay[chosen[4]]).clamp(8, 4096))
-    t = torch.linspace(0, horizon, 600, dtype=torch.float64)
-    for height, channel in enumerate(chosen.tolist()):
-        kernel = torch.exp(-decay[channel] * t) * torch.cos(turn[channel] * t)
-        right.plot(t.numpy(), 0.45 * kernel.numpy() + height, linewidth=1.2, color="#0b6e99")
-    right.set(xlabel="tokens ago", yticks=[], title="Re K(t) of nine channels, slowest below")
+    _draw_channels(left, rates)
+    _draw_kernels(right, *rates[len(rates) // 2], layer=len(rates) // 2 + 1)
     figure.savefig(target)
     return target
 
 
-def _tokens(values: torch.Tensor) -> list[float]:
-    """Clipped to what a picture can show."""
-    return values.clamp(1e-2, 1e7).tolist()
+def _draw_channels(axes: Any, rates: list[Any]) -> None:
+    """A point a channel, the layers from dark to light."""
+    shades = matplotlib.colormaps["viridis"]
+    for number, (decay, turn) in enumerate(rates):
+        shade = shades(number / max(len(rates) - 1, 1) * 0.9)
+        period = (2 * math.pi / turn.abs()).clamp_max(LONGEST)
+        label = f"layer {number + 1}" if number in (0, len(rates) - 1) else None
+        axes.scatter(period.tolist(), (1 / decay).tolist(), s=9, alpha=0.6, color=shade, label=label)
+    axes.set(xscale="log", yscale="log", xlabel=f"period (tokens; {LONGEST:,} and more at the edge)")
+    axes.set(ylabel="decay time (tokens)", title="Every channel")
+    if len(rates) > 1:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_kernels(axes: Any, decay: Tensor, turn: Tensor, layer: int) -> None:
+    """Nine kernels of one layer from the fastest to the slowest, over a logarithmic age."""
+    order = decay.argsort(descending=True)
+    chosen = order[torch.linspace(0, len(order) - 1, 9).round().long()].unique_consecutive()
+    age = torch.logspace(-0.3, math.log10(max(4 / float(decay.min()), 16)), 800, dtype=torch.float64)
+    for height, channel in enumerate(chosen.tolist()):
+        kernel = torch.exp(-decay[channel] * age) * torch.cos(turn[channel] * age)
+        axes.axhline(height, color="#d5dbe1", linewidth=0.8, zorder=0)
+        axes.plot(age.numpy(), 0.8 * kernel.numpy() + height, linewidth=1.3, color="#0b6e99")
+    names = [f"{float(1 / decay[c]):.3g} / {float(2 * math.pi / turn[c].abs()):.3g}" for c in chosen]
+    axes.set(xscale="log", xlabel="age (tokens)", title=f"Re K(age) of nine channels, layer {layer}")
+    axes.set(yticks=range(len(names)), ylabel="decay time / period (tokens)")
+    axes.set_yticklabels(names)
