@@ -35,15 +35,21 @@ def plot_kernels(model: LanguageModel, target: Path) -> Path:
     mixers = spectral_mixers(model)
     if not mixers:
         raise ValueError("this model has no spectral mixer; its kernels cannot be drawn")
-    rates = [tuple(v.detach().double().cpu() for v in mixer.rates_at_rest()) for mixer in mixers.values()]
+    rates = [_rates(mixer) for mixer in mixers.values()]
     figure, (left, right) = figure_and_axes(columns=2)
     _draw_channels(left, rates)
-    _draw_kernels(right, *rates[len(rates) // 2], layer=len(rates) // 2 + 1)
+    middle = len(rates) // 2
+    _draw_kernels(right, rates[middle], middle + 1)
     figure.savefig(target)
     return target
 
 
-def _draw_channels(axes: Any, rates: list[Any]) -> None:
+def _rates(mixer: Spectral) -> tuple[Tensor, Tensor]:
+    decay, turn = mixer.rates_at_rest()
+    return decay.detach().double().cpu(), turn.detach().double().cpu()
+
+
+def _draw_channels(axes: Any, rates: list[tuple[Tensor, Tensor]]) -> None:
     """A point a channel, the layers from dark to light."""
     shades = matplotlib.colormaps["viridis"]
     for number, (decay, turn) in enumerate(rates):
@@ -57,8 +63,9 @@ def _draw_channels(axes: Any, rates: list[Any]) -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
-def _draw_kernels(axes: Any, decay: Tensor, turn: Tensor, layer: int) -> None:
+def _draw_kernels(axes: Any, rates: tuple[Tensor, Tensor], layer: int) -> None:
     """Nine kernels of one layer from the fastest to the slowest, over a logarithmic age."""
+    decay, turn = rates
     order = decay.argsort(descending=True)
     chosen = order[torch.linspace(0, len(order) - 1, 9).round().long()].unique_consecutive()
     age = torch.logspace(-0.3, math.log10(max(4 / float(decay.min()), 16)), 800, dtype=torch.float64)
