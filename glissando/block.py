@@ -84,7 +84,7 @@ class ComplexNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         if size % 2:
-            raise ConfigError(f"norm.kind complex reads pairs of halves and needs an even width, got {size}")
+            raise ConfigError(f"norm.kind `complex` reads pairs of numbers and needs an even width, got {size}")
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -172,6 +172,11 @@ class Block(nn.Module):
         scale = config.mixer_scale
         self.mixer_scale = None if scale is None else nn.Parameter(torch.tensor(float(scale)))
         has_mlp = config.mlp.kind != "none"
+        if not has_mlp and (config.mlp.hidden is not None or config.mlp.bias or config.mlp_dropout):
+            raise ConfigError(
+                "block.mlp.kind is `none`, so that block.mlp.hidden, block.mlp.bias and block.mlp_dropout do nothing; "
+                f"leave them out (got {config.mlp.hidden}, {config.mlp.bias}, {config.mlp_dropout})"
+            )
         self.mlp_norm = build_norm(norm, hidden_size) if has_mlp else None
         self.mlp = MLP(config.mlp, hidden_size) if has_mlp else None
         self.mixer_dropout, self.mlp_dropout = _dropout(config.mixer_dropout), _dropout(config.mlp_dropout)

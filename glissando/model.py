@@ -38,7 +38,7 @@ class ModelConfig:
     tied_head     the head is the embedding transposed
     head_bias     a bias on the logits
     logit_scale   multiplies the logits; growth pins it
-    init          `scaled`: N(0, 0.02), branches that end in a residual divided by sqrt(2 layers);
+    init          `scaled`: N(0, 0.02), branches that end in a residual divided by the root of their number;
                   `torch`: PyTorch's defaults
     """
 

@@ -233,6 +233,18 @@ def test_every_parameter_gets_gradient(case: str):
 
 
 @cases
+def test_computing_again_in_the_backward_pass_changes_nothing(case: str):
+    model = build(case)
+    if not hasattr(model.depth, "gradient_checkpointing"):
+        pytest.skip("has no gradient checkpointing")
+    ids, outcomes = random_ids(model, 2, 9, seed=4), []
+    for on in (True, False):
+        model.depth.gradient_checkpointing = on
+        outcomes.append(gradients(model, weigh(model(ids)[0])))
+    assert_tensors_close(*outcomes, "gradient of")
+
+
+@cases
 def test_runs_in_bfloat16(case: str):
     model = build(case, torch.float32)
     ids = random_ids(model, 2, 12, seed=8)

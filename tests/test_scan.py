@@ -128,6 +128,13 @@ def test_unstable(backend: str):
     agree(backend, *problem("varying", torch.float64, time=20, size=3.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("kind", ["constant", "one step", "varying"])
+def test_sums_over_long_texts(kind: str, dtype: torch.dtype):
+    """Longer than a run of the sums that the kernel keeps in the working precision."""
+    agree("numba", *problem(kind, dtype, time=700))
+
+
 @every_backend
 def test_no_state_is_zeros(backend: str):
     a, x, h0 = problem("varying", torch.float64)

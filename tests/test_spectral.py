@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
 from tolerances import assert_close
 from torch import Tensor
+from training_runs import call
 
 from glissando.errors import ConfigError
 from glissando.mixers.spectral import Spectral, SpectralConfig
@@ -17,6 +19,7 @@ from glissando.ops.phase_gate import phase_gate, phases
 from glissando.ops.rational_filter import rational_filter
 from glissando.presets import load_preset
 from glissando.state import state_bytes
+from glissando.training.parts import split_by_decay
 
 BACKENDS = ("reference", "numba")
 
@@ -115,6 +118,103 @@ def published_operator(z: Tensor, mixer: Spectral) -> Tensor:
         age = (i - t[: i + 1]).to(torch.complex128)
         rows.append((torch.exp((-mixer.log_gamma.exp() + 1j * w) * age) * u[: i + 1]).sum(0))
     return torch.stack(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_operations_take_any_layout(dtype: torch.dtype):
+    """Strided and conjugate inputs, expanded gradients, negative and large omega, rows at different positions."""
+    torch.manual_seed(0)
+    wide = torch.complex64 if dtype == torch.float32 else torch.complex128
+    z = torch.randn(5, 40, 3, dtype=wide).transpose(1, 2)[::2].conj().requires_grad_()  # (3, 3, 40)
+    f, g = torch.randn(40, dtype=wide).requires_grad_(), torch.rand(80, dtype=dtype)[::2].requires_grad_()
+    vectors = tuple(v.requires_grad_() for v in 9 * torch.randn(3, 40, dtype=dtype))
+    position = torch.tensor([7, 0, 5, 0, 10**4, 0])[::2]
+    for run, inputs in (
+        (lambda b: rational_filter(z, f, g, 0.1, b), (z, f, g)),
+        (lambda b: phase_gate(z, *vectors, position, b), (z, *vectors)),
+        (lambda b: complex_norm(torch.view_as_real(z.resolve_conj()).flatten(2), 1e-6, b), (z,)),
+    ):
+        outcomes = []
+        for backend in BACKENDS:
+            y = run(backend)
+            outcomes.append([y.detach(), *torch.autograd.grad(y.abs().sum(), inputs)])
+        assert_backends_agree(outcomes)
+
+
+def test_nothing_in_nothing_out():
+    empty = torch.zeros(0, 3, 4, dtype=torch.complex64)
+    one = torch.ones(4)
+    assert rational_filter(empty, one + 0j, one).shape == empty.shape
+    assert phase_gate(empty, one, one, one, torch.zeros(0, dtype=torch.int64)).shape == empty.shape
+    for preset in ("continuous-transformer", "continuous-transformer-nano"):
+        model = LanguageModel.from_preset(preset, hidden_size=16)
+        assert model(torch.zeros(0, 5, dtype=torch.int64))[0].shape == (0, 5, 256)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_shapes_that_do_not_fit_are_refused(backend: str):
+    """A kernel does not look: what it is given must be checked before."""
+    z, one = torch.zeros(2, 3, 4, dtype=torch.complex64), torch.ones(4)
+    start = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"f must be \(4,\), got \(3,\)"):
+        rational_filter(z, one[:3] + 0j, one, 0.1, backend)
+    with pytest.raises(ValueError, match=r"position must be \(2,\), got \(1,\)"):
+        phase_gate(z, one, one, one, start[:1], backend)
+    with pytest.raises(ValueError, match=r"alpha must be \(4,\), got \(2,\)"):
+        phase_gate(z, one[:2], one, one, start, backend)
+    with pytest.raises(ValueError, match="even last dimension"):
+        complex_norm(torch.zeros(1, 2, 5), 1e-6, backend)
+    with pytest.raises(ValueError, match="Did you mean 'numba'"):
+        complex_norm(torch.zeros(1, 2, 4), 1e-6, "nunba")
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle():
+    """Numba keeps compiled kernels beside their source or in the home directory; where it cannot, it says so."""
+    program = """
+import warnings, numba.core.caching as caching
+def refuse(*_):
+    raise RuntimeError("cannot cache function 'x': no locator available")
+caching.CacheImpl.__init__ = refuse
+import torch
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    from glissando.ops.scan import scan
+    h, _ = scan(torch.full((1,), 0.5), torch.ones(1, 3, 1))
+assert h.flatten().tolist() == [1.0, 1.5, 1.75], h
+assert [w for w in seen if "NUMBA_CACHE_DIR" in str(w.message)], seen
+"""
+    ended = call([sys.executable, "-c", program])
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
+def test_compiled_by_torch_it_computes_the_same():
+    """torch.compile with its eager backend: what it traces must be what runs (no C++ compiler is needed for that)."""
+    torch.manual_seed(0)
+    for preset in ("continuous-transformer", "continuous-transformer-nano"):
+        model = LanguageModel.from_preset(preset, hidden_size=16).double()
+        ids = torch.randint(0, 256, (2, 20))
+        expected = model(ids)[0]
+        torch._dynamo.reset()
+        assert_close(torch.compile(model, backend="eager")(ids)[0], expected, preset)
+
+
+def test_what_has_no_effect_is_refused():
+    for option in ({"decay": "constant"}, {"output_gate": False}, {"horizon": 5.0}, {"channels": 3}):
+        with pytest.raises(ConfigError, match=next(iter(option))):
+            Spectral(SpectralConfig(projections=False, **option), 8)
+    with pytest.raises(ConfigError, match=r"mlp\.hidden"):
+        LanguageModel.from_config({"block": {"mlp": {"kind": "none", "hidden": 7}}})
+
+
+def test_weight_decay_acts_on_matrices_alone():
+    model = LanguageModel.from_preset("continuous-transformer", hidden_size=8)
+    decayed = {id(p) for p in split_by_decay(model)[0]}
+    assert {n for n, p in model.named_parameters() if id(p) in decayed} == {
+        "embedding.weight",
+        "lift.weight",
+        "head.weight",
+    }
 
 
 def test_the_published_operator_is_its_equation():

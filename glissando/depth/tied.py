@@ -24,8 +24,8 @@ class TiedDepth(SequentialDepth):
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
         if config.n_steps is None or config.n_steps < config.layers:
             raise ConfigError(
-                f"a tied depth needs depth.n_steps, the number of applications, and at least one for each of its "
-                f"{config.layers} layers; got {config.n_steps}"
+                f"a tied depth needs depth.n_steps, how many times its {config.layers} layers are applied in all, at "
+                f"least once each; got {config.n_steps}. Set for example depth.n_steps: {6 * config.layers}"
             )
         super().__init__([make_block(i) for i in range(config.layers)])
         width: Any = self.blocks[0].hidden_size

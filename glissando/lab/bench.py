@@ -33,6 +33,6 @@ def select(names: list[str]) -> list[str]:
     for name in names:
         found = [row for row in ROWS if row == name or row.startswith(f"{name}-")]
         if not found:
-            raise unknown_name("benchmark", name, ROWS)
+            raise unknown_name("benchmark", name, {*ROWS, *(row.partition("-")[0] for row in ROWS if "-" in row)})
         chosen += found
     return chosen or list(ROWS)

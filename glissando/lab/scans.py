@@ -199,11 +199,6 @@ def scan_row(name: str, rounds: int) -> Row:
     return Row(f"scan {name}", ours, theirs, "tokens/s", ratio, f"{GOAL}x", ratio >= GOAL, rival)
 
 
-def scan_rows(rounds: int) -> list[Row]:
-    """Every case."""
-    return [scan_row(name, rounds) for name in CASES]
-
-
 def _against(peer: Peer, case: Case, rounds: int) -> tuple[float, float, float]:
     """Medians of tokens/s, ours and the peer's, and of their ratio. Raises NotHere if the peer fails or is wrong."""
     a, x, h0, grad = case.tensors()

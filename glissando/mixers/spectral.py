@@ -45,20 +45,24 @@ class SpectralConfig:
 
     projections   learned maps into the channels and out of them; without, the pairs of x are the channels
     channels      N with projections; hidden_size if None
-    decay         with projections: `input` lets each token choose how much is kept, `constant` does not
-    output_gate   with projections: multiply what leaves the channels by silu of a linear map of x
+    decay         with projections: `input` (if None) lets each token choose how much is kept, `constant` does not
+    output_gate   with projections: multiply what leaves the channels by silu of a linear map of x; true if None
     filter        the rational filter over channels
     phase_gate    the gate by modulus and phase
-    horizon       with projections: decay times 1 / gamma start spread from 1 to this many tokens
+    horizon       with projections: decay times 1 / gamma start spread from 1 to this many tokens; 32 if None
     """
 
     projections: bool = True
     channels: int | None = None
-    decay: Literal["input", "constant"] = "input"
-    output_gate: bool = True
+    decay: Literal["input", "constant"] | None = None
+    output_gate: bool | None = None
     filter: bool = False
     phase_gate: bool = False
-    horizon: float = 32.0
+    horizon: float | None = None
+
+
+#: the best of 8, 32 and 1000 tokens in docs/continuous-transformer.md
+_HORIZON = 32.0
 
 
 class SpectralState(NamedTuple):
@@ -80,6 +84,9 @@ class _Given(NamedTuple):
 class Spectral(Mixer):
     """See the module's docstring for the equation."""
 
+    #: complex vectors, not matrices
+    undecayed = ("numerator", "denominator")
+
     def __init__(self, config: SpectralConfig, hidden_size: int) -> None:
         super().__init__()
         self.config = config
@@ -98,23 +105,29 @@ class Spectral(Mixer):
             # What is filtered or gated by phase is complex; otherwise one number a channel goes in.
             self._sizes = [
                 2 * n if config.filter or config.phase_gate else n,
-                n if config.decay == "input" else 0,
-                2 * n if config.output_gate else 0,
+                0 if config.decay == "constant" else n,
+                0 if config.output_gate is False else 2 * n,
             ]
             self.project = nn.Linear(hidden_size, sum(self._sizes), bias=False)
             self.out = nn.Linear(2 * n, hidden_size, bias=False)
-            self.decay_bias = nn.Parameter(torch.empty(n)) if config.decay == "input" else None
+            self.decay_bias = None if config.decay == "constant" else nn.Parameter(torch.empty(n))
 
     def _check(self, hidden_size: int) -> int:
         c = self.config
-        if not c.projections and (hidden_size % 2 or c.channels is not None):
-            raise ConfigError(
-                "spectral.projections is off, so that pairs of the width are the channels: the width must be even "
-                f"(got {hidden_size}) and spectral.channels left out (got {c.channels})"
-            )
+        if not c.projections:
+            for name in ("channels", "decay", "output_gate", "horizon"):
+                if getattr(c, name) is not None:
+                    raise ConfigError(
+                        f"spectral.{name} needs spectral.projections, which is off; leave it out or turn projections on"
+                    )
+            if hidden_size % 2:
+                raise ConfigError(
+                    "spectral.projections is off, so that pairs of the width are the channels: the width must be even, "
+                    f"got {hidden_size}"
+                )
         if c.channels is not None and c.channels < 1:
             raise ConfigError(f"spectral.channels must be at least 1, got {c.channels}")
-        if not c.horizon >= 1:
+        if c.horizon is not None and not c.horizon >= 1:
             raise ConfigError(f"spectral.horizon must be at least 1 token, got {c.horizon}")
         return (c.channels or hidden_size) if c.projections else hidden_size // 2
 
@@ -135,7 +148,7 @@ class Spectral(Mixer):
             nn.init.normal_(self.log_gamma, -2.0, 0.5)
             return
         # Every decay time meets every frequency: shuffled, or slow channels would all be slow in both.
-        horizons = torch.logspace(0, math.log10(c.horizon), n)
+        horizons = torch.logspace(0, math.log10(c.horizon or _HORIZON), n)
         self.log_gamma.copy_(-horizons[torch.randperm(n)].log())
         if self.decay_bias is not None:
             # 8 sigmoid(b) = 1: a channel at rest decays at gamma.
@@ -201,7 +214,7 @@ class Spectral(Mixer):
         """The filter and the phase gate, where they are: complex (B, T, N), or real as it came."""
         if entry.shape[-1] == self.channels:
             return entry
-        u = torch.view_as_complex(entry.contiguous().view(*entry.shape[:2], -1, 2))
+        u = torch.view_as_complex(entry.contiguous().view(*entry.shape[:2], self.channels, 2))
         if given.f is not None and given.g is not None:
             u = rational_filter(u, given.f, given.g)
         if given.gate is not None:
@@ -237,4 +250,5 @@ def _exact(values: Tensor) -> Tensor:
 
 def _without_autocast(device: str) -> AbstractContextManager:
     """Entering autocast's own context costs as much as two operations, and decoding has no use for it."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    able = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if able else nullcontext()

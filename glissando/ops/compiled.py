@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -11,20 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 
 from glissando.errors import ConfigError, unknown_name
 
-#: how the kernels are compiled: fused multiply-add and reordering, but infinities and NaNs stay what they are
-COMPILE: dict[str, Any] = {
-    "nogil": True,
-    "cache": True,
-    "fastmath": {"contract", "nsz", "reassoc", "arcp"},
-    "error_model": "numpy",
-}
-
-#: steps that a kernel sums in the working precision before it adds them to a float64 total
-RUN = 256
+#: fused multiply-add and reordering, but infinities and NaNs stay what they are
+_FAST = {"contract", "nsz", "reassoc", "arcp"}
 
 #: Numbers that one thread should have before a second one helps. Handing work to a thread costs more than this many
 #: numbers take, as PyTorch's own idle threads keep spinning for a while.
@@ -33,18 +28,45 @@ _WORK_A_THREAD = 1 << 22
 _PARTS = {torch.complex64: np.float32, torch.complex128: np.float64}
 
 
+def kernel(function: Callable[..., Any]) -> Any:
+    """The function compiled at its first call, and kept on disk for the next process where that is possible.
+
+    The cache knows the function's own file alone: constants that a kernel uses must be in that file.
+    """
+    try:
+        return njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")(function)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        _warn_once(f"{error}; kernels are compiled anew in every process. Set NUMBA_CACHE_DIR to a writable folder.")
+        return njit(nogil=True, fastmath=_FAST, error_model="numpy")(function)
+
+
+@cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning)
+
+
 def use_numba(operation: str, backend: str, x: Tensor) -> bool:
-    """`numba` and `reference` as asked; `auto` is the kernel on a CPU and plain tensor code elsewhere.
+    """`numba` and `reference` as asked; `auto` is the kernel on a CPU, and plain tensor code elsewhere and where
+    torch.compile looks on, which cannot see into a kernel.
 
     Raises UnknownNameError for another name, ConfigError for `numba` where the tensors are not on a CPU.
     """
     if backend == "auto":
-        return x.device.type == "cpu"
+        return x.device.type == "cpu" and not torch.compiler.is_compiling()
     if backend not in ("numba", "reference"):
         raise unknown_name(f"{operation} backend", backend, ["auto", "numba", "reference"])
     if backend == "numba" and x.device.type != "cpu":
         raise ConfigError(f"{operation}: backend 'numba' runs on a CPU, the tensors are on {x.device}; use 'auto'")
     return backend == "numba"
+
+
+def require_shapes(operation: str, **shapes: tuple[Tensor, tuple[int, ...]]) -> None:
+    """Raise ValueError unless each tensor has the shape given beside it: a kernel does not look."""
+    for name, (tensor, expected) in shapes.items():
+        if tuple(tensor.shape) != tuple(expected):
+            raise ValueError(f"{operation}: {name} must be {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
 def as_rows(tensor: Tensor, leading: int) -> Any:
@@ -63,19 +85,19 @@ def as_rows(tensor: Tensor, leading: int) -> Any:
     return array.reshape(*array.shape[:leading], math.prod(array.shape[leading:]))
 
 
-def over_rows(kernel: Any, like: Tensor, *arrays: Any) -> None:
-    """kernel(*arrays, first, last) over the rows of the batch, on several threads where the work is large."""
+def over_rows(run: Any, like: Tensor, *arrays: Any) -> None:
+    """run(*arrays, first, last) over the rows of the batch, on several threads where the work is large."""
     batch = like.shape[0]
     if like.numel() == 0:
         return
     threads = min(torch.get_num_threads(), batch, like.numel() // _WORK_A_THREAD)
     if threads < 2:
-        kernel(*arrays, 0, batch)
+        run(*arrays, 0, batch)
         return
     edges = [batch * i // threads for i in range(threads + 1)]
     parts = list(pairwise(edges))
-    jobs = [_pool().submit(kernel, *arrays, first, last) for first, last in parts[1:]]
-    kernel(*arrays, *parts[0])
+    jobs = [_pool().submit(run, *arrays, first, last) for first, last in parts[1:]]
+    run(*arrays, *parts[0])
     for job in jobs:
         job.result()
 

@@ -16,14 +16,19 @@ from glissando.ops.compiled import as_rows, over_rows, use_numba
 
 
 def complex_norm(x: Tensor, eps: float = 1e-6, backend: Literal["auto", "reference", "numba"] = "auto") -> Tensor:
-    """x (B, T, 2 N), complex numbers as interleaved pairs -> the same shape; statistics at least in float32.
+    """x (..., 2 N), complex numbers as interleaved pairs -> the same shape; statistics at least in float32.
 
     `numba` (a CPU only; `auto` there) passes over memory once each way.
+
+    Raises ValueError for an odd width.
     """
+    if x.shape[-1] % 2:
+        raise ValueError(f"complex_norm: x holds pairs and needs an even last dimension, got {tuple(x.shape)}")
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     if use_numba("complex_norm", backend, exact):
-        y = _ComplexNorm.apply(exact, eps) if torch.is_grad_enabled() else _normed(exact, eps)[0]
-        return y.to(x.dtype)
+        rows = exact if exact.ndim == 3 else exact.reshape(1, -1, exact.shape[-1])
+        y = _ComplexNorm.apply(rows, eps) if torch.is_grad_enabled() else _normed(rows, eps)[0]
+        return y.view(x.shape).to(x.dtype)
     pairs = exact.unflatten(-1, (-1, 2))
     centred = pairs - pairs.mean(-2, keepdim=True)
     # The mean of |z|^2 over N numbers is twice the mean over their 2 N parts.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, over_rows, use_numba
+from glissando.ops.compiled import as_rows, over_rows, require_shapes, use_numba
 
 
 def phase_gate(
@@ -23,7 +23,12 @@ def phase_gate(
     position: Tensor,
     backend: Literal["auto", "reference", "numba"] = "auto",
 ) -> Tensor:
-    """s (B, T, N) complex; alpha, beta, omega (N,) real; position (B,) int64 of the first token -> (B, T, N)."""
+    """s (B, T, N) complex; alpha, beta, omega (N,) real; position (B,) int64 of the first token -> (B, T, N).
+
+    Raises ValueError for shapes that do not fit.
+    """
+    vectors = {"alpha": alpha, "beta": beta, "omega": omega}
+    require_shapes("phase_gate", position=(position, s.shape[:1]), **{n: (v, s.shape[2:]) for n, v in vectors.items()})
     if use_numba("phase_gate", backend, s):
         if torch.is_grad_enabled():
             return _PhaseGate.apply(s, alpha, beta, omega, position)

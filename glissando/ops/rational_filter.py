@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, over_rows, use_numba
+from glissando.ops.compiled import as_rows, over_rows, require_shapes, use_numba
 
 
 def rational_filter(
@@ -20,7 +20,12 @@ def rational_filter(
     """z (B, T, N) complex, f (N,) complex, g (N,) real: the modulus of G in |Z G| -> (B, T, N).
 
     `numba` (a CPU only; `auto` there) keeps Z alone for the backward and touches it once each way.
+
+    Raises ValueError for shapes that do not fit.
     """
+    require_shapes("rational_filter", f=(f, z.shape[2:]), g=(g, z.shape[2:]), z=(z, (*z.shape[:2], *f.shape)))
+    if z.numel() == 0:
+        return z * f
     spectrum = torch.fft.fft(z)
     if use_numba("rational_filter", backend, z):
         ratio = _Ratio.apply if torch.is_grad_enabled() else _ratio

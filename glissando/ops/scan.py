@@ -13,6 +13,7 @@ Martin and Cundy 2018, arXiv 1709.04057; Blelloch 1990, "Prefix sums and their a
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
 import torch
@@ -35,7 +36,8 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     Half precision is computed in float32; h_last stays in float32, as it is what a stream carries on. Gradients need h,
     so it must not be changed in place.
 
-    backend  `auto`       `numba` on a CPU, `triton` on CUDA, `doubling` elsewhere; for T = 1 the definition itself
+    backend  `auto`       `numba` on a CPU, `triton` on CUDA where it is installed, `doubling` elsewhere; for T = 1 the
+                          definition itself
              `numba`      one pass over memory, rows spread over threads where that pays
              `triton`     chunks of time in parallel; forms products of a over chunks
              `doubling`   plain tensor code in log2 T passes, for any device; needs |a| <= 1, as it forms powers of a
@@ -87,6 +89,11 @@ def _check(a: Tensor, x: Tensor, h0: Tensor | None) -> Tensor:
             f"scan: a must be {tuple(features)} (constant) or {tuple(x.shape)} (varying; batch and time may be 1) "
             f"for x {tuple(x.shape)}, got {tuple(a.shape)}"
         )
+    for name, tensor in (("a", a), ("x", x)) if h0 is None else (("a", a), ("x", x), ("h0", h0)):
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(f"scan: {name} must be floating point or complex, got {tensor.dtype}; use {name}.float()")
+        if tensor.device != x.device:
+            raise ValueError(f"scan: {name} is on {tensor.device} and x on {x.device}; move them to one device")
     if h0 is not None and h0.shape != (x.shape[0], *features):
         raise ValueError(f"scan: h0 must be {(x.shape[0], *features)} for x {tuple(x.shape)}, got {tuple(h0.shape)}")
     return a
@@ -126,7 +133,7 @@ def _automatic(x: Tensor) -> str:
         return "reference"  # a step of decoding: one product and one sum
     if x.device.type == "cpu":
         return "numba"
-    return "triton" if x.device.type == "cuda" else "doubling"
+    return "triton" if x.device.type == "cuda" and find_spec("triton") else "doubling"
 
 
 def _kernels(backend: str, device: torch.device) -> type[_Kernels]:

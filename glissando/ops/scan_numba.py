@@ -10,13 +10,15 @@ Complex numbers are read as interleaved pairs of reals; Numba's complex type is 
 from __future__ import annotations
 
 import torch
-from numba import njit
 from torch import Tensor
 
-from glissando.ops.compiled import COMPILE, RUN, as_rows, over_rows
+from glissando.ops.compiled import as_rows, kernel, over_rows
+
+#: steps summed in the working precision before they are added to a float64 total
+_RUN = 256
 
 
-@njit(**COMPILE)
+@kernel
 def _forward_real(a, x, h0, h, first, last):
     steps, size = x.shape[1], x.shape[2]
     by_row, by_step = a.shape[0] > 1, a.shape[1] > 1
@@ -32,7 +34,7 @@ def _forward_real(a, x, h0, h, first, last):
                 out[d] = value
 
 
-@njit(**COMPILE)
+@kernel
 def _forward_pairs(a, x, h0, h, first, last):
     steps, size = x.shape[1], x.shape[2] // 2
     by_row, by_step = a.shape[0] > 1, a.shape[1] > 1
@@ -53,7 +55,7 @@ def _forward_pairs(a, x, h0, h, first, last):
                 out[2 * d + 1] = v
 
 
-@njit(**COMPILE)
+@kernel
 def _backward_real(a, h, h0, grad, grad_a, grad_x, carry, first, last):
     """carry (B, F) holds grad_last and leaves as the gradient of h0; grad_a is (B, T or 1, F)."""
     steps, size = h.shape[1], h.shape[2]
@@ -79,12 +81,12 @@ def _backward_real(a, h, h0, grad, grad_a, grad_x, carry, first, last):
                     out[d] = s
                     total[d] += s * past[d]
                     flow[d] = factor[d] * s
-                if t % RUN == 0:
+                if t % _RUN == 0:
                     grad_a[b, 0] += total
                     total[:] = 0
 
 
-@njit(**COMPILE)
+@kernel
 def _backward_pairs(a, h, h0, grad, grad_a, grad_x, carry, first, last):
     """As _backward_real, on pairs: da = s conj(past), carry = conj(a) s."""
     steps, size = h.shape[1], h.shape[2] // 2
@@ -120,7 +122,7 @@ def _backward_pairs(a, h, h0, grad, grad_a, grad_x, carry, first, last):
                     total[2 * d + 1] += v * past[2 * d] - u * past[2 * d + 1]
                     real[d] = p * u + q * v
                     imag[d] = p * v - q * u
-                if t % RUN == 0:
+                if t % _RUN == 0:
                     grad_a[b, 0] += total
                     total[:] = 0
         carry[b, ::2] = real
@@ -133,17 +135,17 @@ class NumbaScan:
     @staticmethod
     def forward(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
         h = torch.empty_like(x, memory_format=torch.contiguous_format)
-        kernel = _forward_pairs if x.is_complex() else _forward_real
-        over_rows(kernel, x, as_rows(a, 2), as_rows(x, 2), as_rows(h0, 1), as_rows(h, 2))
+        step = _forward_pairs if x.is_complex() else _forward_real
+        over_rows(step, x, as_rows(a, 2), as_rows(x, 2), as_rows(h0, 1), as_rows(h, 2))
         return h
 
     @staticmethod
     def backward(a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        kernel = _backward_pairs if h.is_complex() else _backward_real
+        step = _backward_pairs if h.is_complex() else _backward_real
         exact = h.dtype if a.shape[1] > 1 else torch.promote_types(h.dtype, torch.float64)
         grad_a = torch.zeros(h.shape[0], *a.shape[1:], dtype=exact)
         grad_x = torch.empty_like(h, memory_format=torch.contiguous_format)
         carry = grad_last.clone(memory_format=torch.contiguous_format)
         past = (as_rows(a, 2), as_rows(h, 2), as_rows(h0, 1))
-        over_rows(kernel, h, *past, as_rows(grad, 2), as_rows(grad_a, 2), as_rows(grad_x, 2), as_rows(carry, 1))
+        over_rows(step, h, *past, as_rows(grad, 2), as_rows(grad_a, 2), as_rows(grad_x, 2), as_rows(carry, 1))
         return grad_a.sum_to_size(a.shape).to(a.dtype), grad_x, carry

@@ -1,6 +1,6 @@
 """The element-wise halves of the spectral operator on a CPU, each one pass over memory, compiled by Numba.
 
-Arrays are (B, T, 2 N): complex numbers as interleaved pairs. Sums over tokens run in the working precision for `RUN`
+Arrays are (B, T, 2 N): complex numbers as interleaved pairs. Sums over tokens run in the working precision for `_RUN`
 tokens and are then added to float64 totals. What is transcendental (tanh, the transforms) stays with PyTorch, whose
 vector library has it and Numba's wheel has not.
 """
@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
-from glissando.ops.compiled import COMPILE, RUN
+from glissando.ops.compiled import kernel
+
+#: steps summed in the working precision before they are added to a float64 total
+_RUN = 256
 
 _TURN = 2 * math.pi
 
 
-@njit(**COMPILE)
+@kernel
 def filter_forward(z, f, g, floor, out, first, last):
     """out = z f / (|z| g + floor), g real."""
     steps, size = z.shape[1], z.shape[2] // 2
@@ -33,7 +35,7 @@ def filter_forward(z, f, g, floor, out, first, last):
                 result[2 * d + 1] = (x * q + y * p) * w
 
 
-@njit(**COMPILE)
+@kernel
 def filter_backward(z, f, g, floor, grad, grad_z, grad_f, grad_g, first, last):
     """With q = |z| g + floor and r = Re(conj(grad) z f) / q^2:
 
@@ -58,20 +60,20 @@ def filter_backward(z, f, g, floor, grad, grad_z, grad_f, grad_g, first, last):
                 sum_f[2 * d] += (x * u + y * v) * w
                 sum_f[2 * d + 1] += (x * v - y * u) * w
                 sum_g[d] -= modulus * r
-            if t % RUN == RUN - 1 or t == steps - 1:
+            if t % _RUN == _RUN - 1 or t == steps - 1:
                 grad_f[b] += sum_f
                 grad_g[b] += sum_g
                 sum_f[:] = 0
                 sum_g[:] = 0
 
 
-@njit(**COMPILE)
+@kernel
 def _wrapped(angle):
     """The angle in [-pi, pi)."""
     return angle - _TURN * np.floor((angle + math.pi) / _TURN)
 
 
-@njit(**COMPILE)
+@kernel
 def gate_argument(s, alpha, beta, omega, position, out, first, last):
     """out (B, T, N) = |s| alpha + phi beta, phi_t = t omega in [-pi, pi), t = position, position + 1, ...
 
@@ -94,7 +96,7 @@ def gate_argument(s, alpha, beta, omega, position, out, first, last):
                 phase[d] = moved + _TURN if moved < -math.pi else moved
 
 
-@njit(**COMPILE)
+@kernel
 def gate_backward(s, tanh, alpha, beta, omega, position, grad, grad_s, sums, first, last):
     """u = s tanh(e), e = |s| alpha + phi beta. With r = Re(conj(s) grad) (1 - tanh^2), the gradient of e:
 
@@ -129,7 +131,7 @@ def gate_backward(s, tanh, alpha, beta, omega, position, grad, grad_s, sums, fir
                 moved = phase[d] + turn[d]
                 moved = moved - _TURN if moved >= math.pi else moved
                 phase[d] = moved + _TURN if moved < -math.pi else moved
-            if t - start == RUN - 1 or t == steps - 1:
+            if t - start == _RUN - 1 or t == steps - 1:
                 for d in range(size):
                     sums[b, 0, d] += near[d]
                     sums[b, 1, d] += flat[d]
@@ -141,7 +143,7 @@ def gate_backward(s, tanh, alpha, beta, omega, position, grad, grad_s, sums, fir
                 start = t + 1
 
 
-@njit(**COMPILE)
+@kernel
 def norm_forward(x, eps, out, scale, first, last):
     """out = (z - mean z) r, scale (B, T) = r = 1 / sqrt(mean |z - mean z|^2 + eps)."""
     steps, size = x.shape[1], x.shape[2] // 2
@@ -166,7 +168,7 @@ def norm_forward(x, eps, out, scale, first, last):
                 result[2 * d + 1] = (entry[2 * d + 1] - v) * r
 
 
-@njit(**COMPILE)
+@kernel
 def norm_backward(y, scale, grad, grad_x, first, last):
     """grad_x = c - mean c with c = r (grad - y mean Re(conj(y) grad)); the mean of y is 0."""
     steps, size = y.shape[1], y.shape[2] // 2

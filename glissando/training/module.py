@@ -17,7 +17,7 @@ from glissando.evaluation.scoring import Score, heard_control, score_part, to_de
 from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
 from glissando.training.meter import Meter, StepSums
-from glissando.training.parts import freeze, local, local_norms, part_norms, part_of
+from glissando.training.parts import freeze, local, local_norms, part_norms, part_of, split_by_decay
 from glissando.training.schedules import Progress, build_schedule
 
 _ROW_LENGTHS = 64  # so many a compiled model is compiled for; at others it runs as it is
@@ -71,14 +71,10 @@ class TrainingModule(pl.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW; weight decay on matrices alone."""
         c = self.config.training.optimizer
-        trained = [p for p in self.parameters() if p.requires_grad]
+        matrices, vectors = split_by_decay(self.model)
         groups = [
-            {
-                "params": [p for p in trained if p.ndim >= 2],
-                "weight_decay": c.weight_decay,
-                "name": "matrices",
-            },
-            {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0, "name": "vectors"},
+            {"params": matrices, "weight_decay": c.weight_decay, "name": "matrices"},
+            {"params": vectors, "weight_decay": 0.0, "name": "vectors"},
         ]
         return torch.optim.AdamW(
             [g for g in groups if g["params"]],

@@ -30,6 +30,21 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
         raise ConfigError("training.freeze leaves nothing to train")
 
 
+def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trained parameters that weight decay acts on, and the others: vectors, and biases of any shape.
+
+    A module names those of its parameters that have two dimensions and are vectors all the same in `undecayed`.
+    """
+    exempt = {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "undecayed", ()) if hasattr(m, name)}
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_matrix = parameter.ndim >= 2 and id(parameter) not in exempt and not name.endswith("bias")
+            (matrices if is_matrix else vectors).append(parameter)
+    return matrices, vectors
+
+
 def part_of(name: str) -> str:
     """The part of the model that a parameter belongs to: depth.blocks.3.mixer.qkv.weight -> depth.blocks.3.mixer."""
     pieces = name.split(".")

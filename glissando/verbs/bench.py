@@ -11,7 +11,7 @@ from glissando.verbs.options import parse, parser_for
 def main(arguments: Sequence[str]) -> None:
     """Measure and print one line a figure."""
     parser = parser_for("bench", "Measure speed against named peers.", "glissando bench training decoding --rounds 7")
-    parser.add_argument("rows", nargs="*", help="names, or how they begin (scan, spectral); all by default")
+    parser.add_argument("rows", nargs="*", default=[], help="names, or how they begin (scan, spectral); all by default")
     parser.add_argument("--rounds", type=int, default=5, help="paired rounds; the median counts")
     options = parse(parser, arguments)
     if options.rounds < 1:
