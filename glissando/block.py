@@ -213,6 +213,15 @@ class Block(nn.Module):
             return x + self.mlp_dropout(self.mlp(self.mlp_norm(x))), state
         return self.mlp_norm(x + self.mlp_dropout(self.mlp(x))), state
 
+    def branches(
+        self, x: Tensor, state: BlockState | None = None, ctx: Context | None = None
+    ) -> tuple[Tensor, BlockState | None]:
+        """mixer(norm(x)) + mlp(norm'(x)), both of the same x: the field of a flow."""
+        y, state = self._mix(self.mixer_norm(x), state, ctx or EMPTY)
+        if self.mlp is None or self.mlp_norm is None:
+            return y, state
+        return y + self.mlp_dropout(self.mlp(self.mlp_norm(x))), state
+
     def _mix(self, x: Tensor, state: BlockState | None, ctx: Context) -> tuple[Tensor, BlockState | None]:
         past, inner = (None, None) if state is None else state
         if self.conv is not None:

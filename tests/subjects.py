@@ -32,6 +32,21 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
+DEPTH_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "tied": {"": {"depth.n_steps": 5}},
+    "flow": {
+        "": {"depth.n_steps": 3, "depth.control": ["a", "b"]},
+        "-heun-checkpoint": {"depth.n_steps": 2, "depth.flow": {"method": "heun", "backward": "checkpoint"}},
+        "-midpoint-reversible": {
+            "depth.n_steps": 2,
+            "depth.control": ["a"],
+            "depth.flow": {"method": "midpoint", "backward": "reversible"},
+            "mixer": "spectral",
+        },
+        "-rk4": {"depth.n_steps": 1, "depth.layers": 0, "depth.flow.method": "rk4"},
+    },
+}
+
 #: published sizes are about scale; the laws are about structure
 SMALL = {"vocab_size": 37, "hidden_size": 16, "depth.layers": 2}
 
@@ -53,8 +68,8 @@ def model_cases() -> dict[str, dict[str, Any]]:
         for variant, options in variants.items():
             cases[f"mixer:{name}-{variant}"] = merge(SMALL, {"mixer": name, "mixers": {name: options}})
     for kind in DEPTHS:
-        steps = {"depth.n_steps": 5} if kind == "tied" else {}
-        cases[f"depth:{kind}"] = merge(SMALL, {"depth.kind": kind, "block.conv_width": 3, **steps})
+        for variant, options in DEPTH_VARIANTS.get(kind, {"": {}}).items():
+            cases[f"depth:{kind}{variant}"] = merge(SMALL, {"depth.kind": kind, "block.conv_width": 3}, options)
     return cases
 
 

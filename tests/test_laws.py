@@ -20,13 +20,22 @@ law = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck
 cases = pytest.mark.parametrize("case", CASES)
 
 
-def in_pieces(model: LanguageModel, ids: Tensor, cuts: list[int], mask: Tensor | None = None, donate: bool = False):
+def in_pieces(
+    model: LanguageModel,
+    ids: Tensor,
+    cuts: list[int],
+    mask: Tensor | None = None,
+    donate: bool = False,
+    control: Tensor | None = None,
+):
     """The logits of the pieces between `cuts`, joined, and the final state."""
     state, pieces = model.init_state(ids.shape[0]), []
     edges = [0, *sorted(set(cuts)), ids.shape[1]]
     for a, b in itertools.pairwise(edges):
         if a < b:
-            logits, state = model(ids[:, a:b], state, mask=None if mask is None else mask[:, a:b], donate=donate)
+            here = None if mask is None else mask[:, a:b]
+            dial = control if control is None or control.ndim == 2 else control[:, a:b]
+            logits, state = model(ids[:, a:b], state, mask=here, control=dial, donate=donate)
             pieces.append(logits)
     return torch.cat(pieces, 1), state
 
@@ -130,6 +139,35 @@ def test_split_law_with_masks(case: str, data: st.DataObject):
 
 
 @cases
+@pytest.mark.parametrize("per_token", [False, True], ids=["row", "token"])
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "ragged"])
+def test_split_law_with_control(case: str, per_token: bool, masked: bool):
+    """Values, and the gradients of every parameter and of the control, for a dial that stands or turns."""
+    model = build(case)
+    if "control" not in model.depth.honours:
+        pytest.skip("takes no control")
+    ids, size = random_ids(model, 4, 13, seed=5), model.depth.control.in_features
+    mask = ragged(4, 13, seed=2) if masked else None
+    generator = torch.Generator().manual_seed(3)
+    shape = (4, 13, size) if per_token else (4, size)
+    control = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+    outcomes = []
+    for cuts in ([], [4, 5, 9]):
+        logits = (
+            in_pieces(model, ids, cuts, mask, control=control)[0] if cuts else model(ids, mask=mask, control=control)[0]
+        )
+        control.grad = None
+        grads = gradients(model, weigh(logits, mask))
+        assert control.grad.abs().max() > 0
+        outcomes.append(
+            {"values": logits.detach()[mask] if masked else logits.detach(), "control": control.grad, **grads}
+        )
+    assert_tensors_close(outcomes[1], outcomes[0])
+    with torch.no_grad():
+        assert not torch.equal(model(ids, control=control)[0], model(ids, control=-control)[0])
+
+
+@cases
 def test_donated_states_compute_the_same(case: str):
     model = build(case)
     ids = random_ids(model, 2, 40, seed=6)
@@ -227,7 +265,8 @@ def test_every_parameter_gets_gradient(case: str):
     model = build(case)
     model.train()
     torch.manual_seed(0)
-    grads = gradients(model, weigh(model(random_ids(model, 4, 30, seed=4))[0]))
+    control = torch.ones(4, model.depth.control.in_features).double() if "control" in model.depth.honours else None
+    grads = gradients(model, weigh(model(random_ids(model, 4, 30, seed=4), control=control)[0]))
     dead = [n for n, g in grads.items() if not torch.isfinite(g).all() or g.abs().max() == 0]
     assert not dead, f"no gradient: {dead}"
 

@@ -5,27 +5,32 @@ Adding a depth is two edits: its file, and one line in `DEPTHS`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glissando.depth.base import BlockFactory, Depth
 from glissando.depth.discrete import DiscreteDepth
+from glissando.depth.flow import FlowConfig, FlowDepth
 from glissando.depth.tied import TiedDepth
 from glissando.errors import unknown_name
 
-DEPTHS: dict[str, type[Depth]] = {"discrete": DiscreteDepth, "tied": TiedDepth}
+DEPTHS: dict[str, type[Depth]] = {"discrete": DiscreteDepth, "tied": TiedDepth, "flow": FlowDepth}
 
 
 @dataclass
 class DepthConfig:
     """kind of depth (see DEPTHS).
 
-    layers   blocks with weights of their own
-    n_steps  tied: how many times a block is applied, all blocks together
+    layers   blocks with weights of their own; `flow`: those around the flow
+    n_steps  tied: how many times a block is applied, all blocks together; flow: steps of the solver
+    control  flow: names of the control's dimensions; none if empty
+    flow     further options of the flow
     """
 
     kind: str = "discrete"
     layers: int = 4
     n_steps: int | None = None
+    control: list[str] = field(default_factory=list)
+    flow: FlowConfig = field(default_factory=FlowConfig)
 
 
 def build_depth(config: DepthConfig, make_block: BlockFactory) -> Depth:
@@ -38,4 +43,4 @@ def build_depth(config: DepthConfig, make_block: BlockFactory) -> Depth:
     return DEPTHS[config.kind](config, make_block)
 
 
-__all__ = ["DEPTHS", "BlockFactory", "Depth", "DepthConfig", "build_depth"]
+__all__ = ["DEPTHS", "BlockFactory", "Depth", "DepthConfig", "FlowConfig", "build_depth"]

@@ -1,0 +1,194 @@
+"""Flow depth: some blocks, then a differential equation over depth, then the other blocks.
+
+    dH/dtau = alpha F(H, tau, u),   tau in [0, 1]
+    h = H + e(tau) + W u + b;       F = mixer(norm(h)) + mlp(norm'(h))
+
+e is a small network of tau; u the control, (B, C) or (B, T, C), whose term is absent where no control is given, and is
+not where u = 0. alpha is learned. The grid is fixed: no step size depends on other tokens or other rows.
+
+State: one mixer state for every evaluation of F, beside those of the blocks.
+
+Neural ODEs: Chen et al. 2018, arXiv 1806.07366.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from glissando.depth.base import BlockFactory, Depth
+from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, unroll
+from glissando.errors import ConfigError, unknown_name
+from glissando.mixers import EMPTY, Context, Signal
+
+
+@dataclass
+class FlowConfig:
+    """Options of the `flow` depth, beside depth.layers (the blocks around the flow) and depth.n_steps.
+
+    method     euler, midpoint, heun or rk4
+    backward   how gradients are computed: direct, checkpoint or reversible, see glissando.depth.solvers
+    alpha      the scale of the flow at the start
+    """
+
+    method: str = "euler"
+    backward: Backward = "direct"
+    alpha: float = 0.1
+
+
+class FlowState(NamedTuple):
+    before: tuple
+    flow: tuple  # one for each evaluation, in their order
+    after: tuple
+
+
+class FlowDepth(Depth):
+    """`layers` blocks, half of them (rounded down) before a flow of `n_steps` steps and the others after it."""
+
+    def __init__(self, config: Any, make_block: BlockFactory) -> None:
+        super().__init__()
+        flow = config.flow
+        if flow.method not in TABLEAUS:
+            raise unknown_name("depth.flow.method", flow.method, TABLEAUS)
+        if config.layers < 0:
+            raise ConfigError(f"depth.layers, the blocks around the flow, must be at least 0, got {config.layers}")
+        if config.n_steps is None or config.n_steps < 1:
+            raise ConfigError(f"a flow needs depth.n_steps, the number of its steps, at least 1; got {config.n_steps}")
+        self.config, self.n_steps = flow, config.n_steps
+        half = config.layers // 2
+        self.before = nn.ModuleList(make_block(i) for i in range(half))
+        self.field = make_block(half)
+        self.after = nn.ModuleList(make_block(i + 1) for i in range(half, config.layers))
+        size = self.field.hidden_size
+        self.time = nn.Sequential(nn.Linear(1, size), nn.SiLU(), nn.Linear(size, size))
+        n_controls = len(config.control)
+        self.control = nn.Linear(n_controls, size) if n_controls else None
+        self.alpha = nn.Parameter(torch.tensor(float(flow.alpha)))
+        #: keep every intermediate result, as a reference for the backward modes
+        self.unrolled = False
+
+    @property
+    def honours(self) -> frozenset[Signal]:
+        signals = self.field.honours
+        for block in (*self.before, *self.after):
+            signals = signals & block.honours  # type: ignore[operator]
+        return signals | {"control"} if self.control is not None else signals
+
+    @property
+    def n_residuals(self) -> int:
+        blocks = [self.field, *self.before, *self.after]
+        return sum(block.n_residuals for block in blocks)  # type: ignore[misc]
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> FlowState:
+        count = evaluations(self.config.method, self.n_steps, self.config.backward)
+
+        def states(blocks: Any) -> tuple:
+            return tuple(block.init_state(batch_size, device, dtype) for block in blocks)
+
+        return FlowState(states(self.before), states([self.field] * count), states(self.after))
+
+    def forward(
+        self, x: Tensor, state: FlowState | None = None, ctx: Context | None = None
+    ) -> tuple[Tensor, FlowState | None]:
+        ctx = ctx or EMPTY
+        inner = ctx.without("control")
+        if state is None:
+            for block in self.before:
+                x, _ = block(x, None, inner)
+            x = self._flow(x, ctx)
+            for block in self.after:
+                x, _ = block(x, None, inner)
+            return x, None
+        x, before = _through(self.before, x, state.before, inner)
+        x, flow = self._stream(x, state.flow, ctx)
+        x, after = _through(self.after, x, state.after, inner)
+        return x, FlowState(before, flow, after)
+
+    def _flow(self, x: Tensor, ctx: Context) -> Tensor:
+        field = _Field(self, ctx, None)
+        if self.unrolled:
+            reversible, args = self.config.backward == "reversible", self._arguments(ctx, x)
+            return unroll(field, x, args=args, n_steps=self.n_steps, method=self.config.method, reversible=reversible)
+        return integrate(
+            field,
+            x,
+            args=self._arguments(ctx, x),
+            params=[*self.field.parameters(), *self.time.parameters(), *self._control_parameters(), self.alpha],
+            n_steps=self.n_steps,
+            method=self.config.method,
+            backward=self.config.backward,
+        )
+
+    def _stream(self, x: Tensor, states: tuple, ctx: Context) -> tuple[Tensor, tuple]:
+        field = _Field(self, ctx, iter(states))
+        reversible = self.config.backward == "reversible"
+        args = self._arguments(ctx, x)
+        x = unroll(field, x, args=args, n_steps=self.n_steps, method=self.config.method, reversible=reversible)
+        return x, tuple(field.after)
+
+    def _control_parameters(self) -> list[Tensor]:
+        return [] if self.control is None else list(self.control.parameters())
+
+    def _arguments(self, ctx: Context, x: Tensor) -> tuple[Tensor, ...]:
+        """The control as (B, 1 or T, C): an argument of the field, so that it gets gradients in every mode."""
+        if ctx.control is None or self.control is None:
+            return ()
+        if ctx.control.shape[-1] != self.control.in_features:
+            raise ConfigError(
+                f"this model has {self.control.in_features} control dimensions, and was given {ctx.control.shape[-1]}"
+            )
+        control = ctx.control if ctx.control.ndim == 3 else ctx.control.unsqueeze(1)
+        return (control.to(x.dtype),)
+
+
+class _Field:
+    """alpha F(H, tau, u) for one call of the model; with `states`, one is taken and one left by each evaluation."""
+
+    def __init__(self, depth: FlowDepth, ctx: Context, states: Iterator[Any] | None) -> None:
+        self.depth, self.ctx, self.states = depth, ctx.without("control"), states
+        self.after: list[Any] = []
+        self.seed = _seed(depth)
+
+    def __call__(self, tau: float, h: Tensor, control: Tensor | None = None) -> Tensor:
+        depth = self.depth
+        at = h + depth.time(h.new_full((1,), tau))
+        if control is not None and depth.control is not None:
+            at = at + depth.control(control)
+        if self.states is not None:
+            slope, state = depth.field.branches(at, next(self.states), self.ctx)
+            self.after.append(state)
+        elif self.seed is None:
+            slope, _ = depth.field.branches(at, None, self.ctx)
+        else:
+            slope = _seeded(self.seed, tau, h.device, lambda: depth.field.branches(at, None, self.ctx)[0])
+        return depth.alpha * slope
+
+
+def _seed(depth: FlowDepth) -> int | None:
+    """Of this call's dropout, drawn from PyTorch's generator; None where nothing is dropped."""
+    drops = depth.training and any(isinstance(m, nn.Dropout) and m.p > 0 for m in depth.field.modules())
+    drops = drops or (depth.training and getattr(getattr(depth.field.mixer, "config", None), "dropout", 0.0) > 0)
+    return int(torch.randint(1 << 62, ())) if drops else None
+
+
+def _seeded(seed: int, tau: float, device: torch.device, run: Callable[[], Tensor]) -> Tensor:
+    """run() with random numbers that depend on the seed and tau alone, so that computing again draws the same."""
+    bits = struct.unpack("<q", struct.pack("<d", tau))[0]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed((seed ^ (bits * 0x9E3779B97F4A7C15)) & ((1 << 63) - 1))
+        return run()
+
+
+def _through(blocks: nn.ModuleList, x: Tensor, states: tuple, ctx: Context) -> tuple[Tensor, tuple]:
+    after = []
+    for block, before in zip(blocks, states, strict=True):
+        x, new = block(x, before, ctx)
+        after.append(new)
+    return x, tuple(after)

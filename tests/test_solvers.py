@@ -1,0 +1,137 @@
+"""Solvers: every scheme converges at its stated order, and every backward mode gives the scheme's exact gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tolerances import assert_close
+from torch import Tensor
+
+from glissando.depth.solvers import TABLEAUS, Tableau, integrate, unroll
+from glissando.errors import ConfigError, UnknownNameError
+from glissando.model import LanguageModel
+
+MODES = ("direct", "checkpoint", "reversible")
+methods = pytest.mark.parametrize("method", TABLEAUS)
+
+
+def closed_form(tau: float, h: Tensor) -> Tensor:
+    """dh/dtau = (cos 3 tau - 0.5) h, whose solution at 1 is h exp(sin(3) / 3 - 0.5)."""
+    return (math.cos(3 * tau) - 0.5) * h
+
+
+@methods
+@pytest.mark.parametrize("mode", ["direct", "reversible"])
+def test_order_of_convergence(method: str, mode: str):
+    h = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    exact = h * math.exp(math.sin(3) / 3 - 0.5)
+    errors = [
+        (integrate(closed_form, h, n_steps=n, method=method, backward=mode) - exact).abs().max().item()
+        for n in (32, 64, 128, 256)
+    ]
+    rate, order = math.log2(errors[0] / errors[-1]) / 3, TABLEAUS[method].order
+    # The coupling of two Euler steps cancels part of their errors: its order is at least the scheme's.
+    assert rate > order - 0.15 and (mode == "reversible" or rate < order + 0.15), errors
+
+
+class Wave(torch.nn.Module):
+    """A field with weights, a control and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = torch.nn.Linear(4, 6).double(), torch.nn.Linear(6, 4).double()
+
+    def forward(self, tau: float, h: Tensor, u: Tensor, mask: Tensor) -> Tensor:
+        return self.outer(torch.tanh(self.inner(h + tau * u))) * mask
+
+
+def gradients(method: str, mode: str, n_steps: int, plain: bool = False) -> list[Tensor]:
+    torch.manual_seed(0)
+    field, h = Wave(), torch.randn(3, 4, dtype=torch.float64).requires_grad_()
+    u, mask = torch.randn(3, 4, dtype=torch.float64).requires_grad_(), torch.ones(3, 1, dtype=torch.float64)
+    if plain:
+        y = unroll(field, h, args=(u, mask), n_steps=n_steps, method=method, reversible=mode == "reversible")
+    else:
+        unused = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        params = (*field.parameters(), unused)
+        y = integrate(field, h, args=(u, mask), params=params, n_steps=n_steps, method=method, backward=mode)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [h, u, *field.parameters()])]
+
+
+@methods
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("n_steps", [1, 3, 64])
+def test_gradients_are_those_of_autograd_through_the_scheme(method: str, mode: str, n_steps: int):
+    for got, expected in zip(
+        gradients(method, mode, n_steps), gradients(method, mode, n_steps, plain=True), strict=True
+    ):
+        assert_close(got, expected, tolerance=1e-12)
+
+
+def saved_bytes(mode: str, n_steps: int) -> int:
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    field, h = Wave(), torch.randn(500, 4, dtype=torch.float64).requires_grad_()
+    u, mask = torch.zeros(1, 4, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = integrate(field, h, args=(u, mask), params=list(field.parameters()), n_steps=n_steps, backward=mode)
+    del y
+    return sum(sizes.values())
+
+
+def test_memory_of_the_reversible_mode_does_not_grow_with_steps():
+    assert saved_bytes("reversible", 256) <= 1.02 * saved_bytes("reversible", 1)
+
+
+def test_memory_of_the_checkpoint_mode_is_a_state_a_step():
+    state = 500 * 4 * 8
+    grown = saved_bytes("checkpoint", 65) - saved_bytes("checkpoint", 1)
+    assert 64 * state <= grown <= 64 * state * 1.02
+    assert saved_bytes("direct", 65) > 2 * saved_bytes("checkpoint", 65)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dropout_is_the_same_when_computed_again(mode: str):
+    """Gradients of a flow with dropout, in every mode, against autograd through the same draws."""
+    options = {"hidden_size": 8, "vocab_size": 11, "mixers.attention.heads": 2, "mixers.attention.dropout": 0.3}
+    options |= {"depth": {"kind": "flow", "layers": 0, "n_steps": 3, "flow": {"method": "heun", "backward": mode}}}
+    options |= {"block.mlp_dropout": 0.3}
+    torch.manual_seed(0)
+    model = LanguageModel.from_preset("transformer-nano", **options).double().train()
+    ids = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(1))
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(5)
+        logits = model(ids)[0]
+        return [logits.detach(), *torch.autograd.grad(logits.square().sum(), list(model.parameters()))]
+
+    got = run()
+    plain = model.depth.unrolled = True  # the loop under autograd
+    assert plain
+    for one, other in zip(got, run(), strict=True):
+        assert_close(one, other, tolerance=1e-12)
+    model.eval()
+    assert not torch.equal(model(ids)[0], got[0])
+
+
+def test_tableaus_are_checked_where_they_are_built():
+    with pytest.raises(ValueError, match="add up to 1"):
+        Tableau(1, ((),), (0.9,))
+    with pytest.raises(ValueError, match="row i"):
+        Tableau(2, ((), (0.5, 0.1)), (0.0, 1.0))
+
+
+def test_mistakes_are_told():
+    h = torch.zeros(1)
+    with pytest.raises(UnknownNameError, match="'heun'"):
+        integrate(closed_form, h, n_steps=1, method="huen")
+    with pytest.raises(UnknownNameError, match="reversible"):
+        integrate(closed_form, h, n_steps=1, backward="reversable")
+    with pytest.raises(ConfigError, match="at least 1"):
+        integrate(closed_form, h, n_steps=0)
