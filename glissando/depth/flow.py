@@ -76,13 +76,13 @@ class FlowDepth(Depth):
     def honours(self) -> frozenset[Signal]:
         signals = self.field.honours
         for block in (*self.before, *self.after):
-            signals = signals & block.honours  # type: ignore[operator]
+            signals = signals & block.honours
         return signals | {"control"} if self.control is not None else signals
 
     @property
     def n_residuals(self) -> int:
         blocks = [self.field, *self.before, *self.after]
-        return sum(block.n_residuals for block in blocks)  # type: ignore[misc]
+        return sum(block.n_residuals for block in blocks)
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None

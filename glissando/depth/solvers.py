@@ -109,7 +109,7 @@ def integrate(
     if not wanted or backward == "direct":
         return unroll(field, h, args=args, n_steps=n_steps, method=method, reversible=backward == "reversible")
     if backward == "reversible":
-        return _Reversible.apply(field, tableau, n_steps, len(args), h, *args, *params)  # type: ignore[no-any-return]
+        return _Reversible.apply(field, tableau, n_steps, len(args), h, *args, *params)
     for step in range(n_steps):
         h = checkpoint(_advance, field, tableau, step * size, size, h, *args, use_reentrant=False)
     return h
