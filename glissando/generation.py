@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from glissando.data.tokenizers import StreamDecoder, Tokenizer
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, unknown_name
 from glissando.model import LanguageModel
 from glissando.state import State, select_rows
+
+#: values by name, or all of them in the model's order
+Control = Mapping[str, float] | Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,24 @@ def _read_prompts(
     return model.logits(last), state
 
 
+def control_values(model: LanguageModel, control: Control) -> list[float]:
+    """One value for each of the model's control dimensions, in their order.
+
+    Raises ConfigError for a model without a control or a wrong number of values, UnknownNameError for a wrong name.
+    """
+    names = model.config.depth.control
+    if not names:
+        raise ConfigError("this model takes no control; train one whose depth.control names its dimensions")
+    if not isinstance(control, Mapping):
+        if len(control) != len(names):
+            raise ConfigError(f"this model's control has {len(names)} values ({', '.join(names)}), got {len(control)}")
+        return [float(value) for value in control]
+    for name in control:
+        if name not in names:
+            raise unknown_name("control", name, names)
+    return [float(control.get(name, 0.0)) for name in names]
+
+
 def stream(
     model: LanguageModel,
     prompt: str,
@@ -152,9 +173,11 @@ def stream(
     top_p: float | None = None,
     seed: int = 0,
     stop: str | Sequence[str] = (),
-    control: Sequence[float] | None = None,
+    control: Control | None = None,
 ) -> Iterator[str]:
     """The continuation of `prompt` in pieces as they come; ends at the end of text, `stop` or `max_tokens`.
+
+    control  values by name, {"mood": 0.7}, those left out being 0; or all of them in the model's order.
 
     Raises ConfigError if the model has no tokenizer or an option makes no sense.
     """
@@ -174,7 +197,7 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
     stop: str | Sequence[str] = (),
-    control: Sequence[float] | None = None,
+    control: Control | None = None,
 ) -> list[str]:
     """The continuations of several prompts, computed together; each equals the one it would get alone."""
     several = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -191,7 +214,7 @@ def _stream_all(
     max_tokens: int,
     sampling: Sampling,
     stop: str | Sequence[str],
-    control: Sequence[float] | None,
+    control: Control | None,
 ) -> Iterator[list[str]]:
     tokenizer = tokenizer_of(model)
     stops = [stop] if isinstance(stop, str) else list(stop)
@@ -201,7 +224,7 @@ def _stream_all(
     ids = [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
     dial = None
     if control is not None:
-        dial = model.embedding.weight.new_tensor([list(control)]).expand(len(prompts), -1)
+        dial = model.embedding.weight.new_tensor([control_values(model, control)]).expand(len(prompts), -1)
     pieces = [""] * len(rows)
 
     def ends(row: int, token: int) -> bool:

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from subjects import build
 
-import glissando
 from glissando.data.tokenizers import ByteTokenizer
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, UnknownNameError
 from glissando.generation import Sampling, continue_ids, generate, stream
 from glissando.model import LanguageModel
 
@@ -151,7 +150,7 @@ def test_mistakes_are_named(model, options, message):
 def test_a_model_without_tokenizer_says_what_to_do():
     model = LanguageModel.from_preset("transformer-nano", vocab_size=300)
     with pytest.raises(ConfigError, match="load_tokenizer"):
-        glissando.generate(model, "a")
+        generate(model, "a")
 
 
 def test_an_empty_prompt_of_ids_is_refused(model):
@@ -199,3 +198,19 @@ def test_rows_that_end_leave_the_batch():
     steps = continue_ids(parrot, [[10], [10]], 4, Sampling(temperature=0), ends=lambda row, token: row == 1)
     assert list(steps) == [[97, 97], [98, None], [99, None], [100, None]]
     assert widths == [2, 1, 1, 1]  # the last token is said, and not read any more
+
+
+def test_a_dial_is_named_and_turns():
+    torch.manual_seed(0)
+    model = LanguageModel.from_preset("hybrid-ode-nano", hidden_size=16, **{"mixers.attention.heads": 2}).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    texts = [generate(model, "a", max_tokens=30, control=c)[0] for c in ({"mood": 3.0}, {"mood": -3.0}, [3.0, 0.0])]
+    assert texts[0] == texts[2] != texts[1]
+    with pytest.raises(UnknownNameError, match="Did you mean 'mood'"):
+        generate(model, "a", control={"mod": 1.0})
+    with pytest.raises(ConfigError, match="2 values \\(mood, speech\\), got 1"):
+        generate(model, "a", control=[1.0])
+    with pytest.raises(ConfigError, match="takes no control"):
+        generate(LanguageModel.from_preset("transformer-nano"), "a", control=[1.0])

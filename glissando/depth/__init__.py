@@ -5,13 +5,13 @@ Adding a depth is two edits: its file, and one line in `DEPTHS`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from glissando.depth.base import BlockFactory, Depth
 from glissando.depth.discrete import DiscreteDepth
 from glissando.depth.flow import FlowConfig, FlowDepth
 from glissando.depth.tied import TiedDepth
-from glissando.errors import unknown_name
+from glissando.errors import ConfigError, unknown_name
 
 DEPTHS: dict[str, type[Depth]] = {"discrete": DiscreteDepth, "tied": TiedDepth, "flow": FlowDepth}
 
@@ -36,11 +36,19 @@ class DepthConfig:
 def build_depth(config: DepthConfig, make_block: BlockFactory) -> Depth:
     """The depth `config.kind`, its blocks made by `make_block`.
 
-    Raises UnknownNameError for a kind that is not registered.
+    Raises UnknownNameError for a kind that is not registered, ConfigError for an option that the kind would ignore.
     """
     if config.kind not in DEPTHS:
         raise unknown_name("depth", config.kind, DEPTHS)
-    return DEPTHS[config.kind](config, make_block)
+    kind, default = DEPTHS[config.kind], DepthConfig()
+    for name in (f.name for f in fields(config) if f.name not in ("kind", *kind.options)):
+        if getattr(config, name) != getattr(default, name):
+            users = ", ".join(other for other, depth in DEPTHS.items() if name in depth.options)
+            raise ConfigError(
+                f"depth.{name} is {getattr(config, name)}, but a {config.kind} depth has no use for it; leave it out, "
+                f"or choose a depth.kind that has: {users}"
+            )
+    return kind(config, make_block)
 
 
 __all__ = ["DEPTHS", "BlockFactory", "Depth", "DepthConfig", "FlowConfig", "build_depth"]

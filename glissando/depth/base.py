@@ -24,6 +24,9 @@ BlockFactory = Callable[[int], Block]
 class Depth(nn.Module, ABC):
     """Blocks put one after the other, or one block applied many times, or a flow."""
 
+    #: the fields of DepthConfig that it reads; others must be left at their defaults
+    options: frozenset[str] = frozenset({"layers"})
+
     @property
     @abstractmethod
     def honours(self) -> frozenset[Signal]:

@@ -14,11 +14,6 @@ class DiscreteDepth(SequentialDepth):
     def __init__(self, config: Any, make_block: BlockFactory) -> None:
         if config.layers < 1:
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
-        if config.n_steps is not None:
-            raise ConfigError(
-                f"depth.n_steps is {config.n_steps}, but a discrete depth applies each of its layers once; "
-                "leave n_steps out, or choose depth.kind: tied"
-            )
         super().__init__([make_block(i) for i in range(config.layers)])
 
     @property

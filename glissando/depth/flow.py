@@ -50,6 +50,8 @@ class FlowState(NamedTuple):
 class FlowDepth(Depth):
     """`layers` blocks, half of them (rounded down) before a flow of `n_steps` steps and the others after it."""
 
+    options = frozenset({"layers", "n_steps", "control", "flow"})
+
     def __init__(self, config: Any, make_block: BlockFactory) -> None:
         super().__init__()
         flow = config.flow

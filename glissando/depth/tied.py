@@ -19,6 +19,8 @@ from glissando.errors import ConfigError
 class TiedDepth(SequentialDepth):
     """`layers` blocks in turn, `n_steps` applications in all; one state for each application."""
 
+    options = frozenset({"layers", "n_steps"})
+
     def __init__(self, config: Any, make_block: BlockFactory) -> None:
         if config.layers < 1:
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from glissando.config import from_dict, to_dict
 from glissando.data.corpora import DataConfig, TextOptions, build_corpus
 from glissando.errors import ConfigError
-from glissando.verbs.options import explain, flat, parse, parser_for, plain
+from glissando.verbs.options import add_inference_options, explain, flat, inference_overrides, parse, parser_for, plain
 
 if TYPE_CHECKING:
     from glissando.data.base import Corpus
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--exact_match", type=int, default=256, help="pairs to answer, where the corpus is of pairs")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plots", help="directory for pictures of the run")
+    add_inference_options(parser)
     parser.add_argument("--data", type=DataConfig, default=DataConfig())
     explain(parser, DataConfig, "data.")
     # Once to know the run, once more with the run's own data as the defaults.
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     config = from_dict(DataConfig, plain(options.data), "data")
     if options.file is not None:
         config.corpus, config.text = "text", TextOptions(path=options.file, valid_path=options.file)
-    model = load(options.run)
+    model = load(options.run, inference_overrides(options))
     corpus = build_corpus(config, model.tokenizer)
     result = {"corpus": config.corpus} | measure(model, corpus, options.exact_match)
     print(json.dumps(result, indent=2) if options.json else table(result))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from glissando.errors import ConfigError
-from glissando.verbs.options import parse, parser_for
+from glissando.verbs.options import add_inference_options, inference_overrides, named_values, parse, parser_for
 
 EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_tokens 300 --temperature 0.7 --seed 1'
 
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--top_p", type=float | None, default=None, help="only the likeliest that reach p")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stop", type=list[str], default=[], help="stop before this text, or any of a list")
+    parser.add_argument("--control", help="the dials, NAME=VALUE with commas between: mood=0.7,speech=-1")
+    add_inference_options(parser)
     options = parse(parser, [*_quoted(arguments)])
     if options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
@@ -59,10 +62,12 @@ def _write(options: object) -> None:
     from glissando.loading import load
 
     o = vars(options)
-    model = load(o["run"])
+    model = load(o["run"], inference_overrides(options))
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
     shown = visible if sys.stdout.isatty() else str
-    keywords = {k: o[k] for k in ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")}
+    keywords: dict[str, Any] = {k: o[k] for k in ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")}
+    if o["control"] is not None:
+        keywords["control"] = named_values(o["control"])
     if len(o["prompt"]) == 1:
         print(o["prompt"][0], end="", flush=True)
         for piece in stream(model, o["prompt"][0], **keywords):

@@ -47,6 +47,35 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
         raise ConfigError(readable(str(error))) from error
 
 
+def add_inference_options(parser: Any) -> None:
+    """What may be changed of a trained model: how its depth is computed."""
+    parser.add_argument("--depth.n_steps", type=int | None, default=None, help="steps of a flow, if other than trained")
+    parser.add_argument("--depth.flow.method", type=str | None, default=None, help="its solver, if other than trained")
+
+
+def inference_overrides(options: Any) -> dict[str, Any]:
+    """Those of `add_inference_options` that were given."""
+    names = ("depth.n_steps", "depth.flow.method")
+    return {name: options[name] for name in names if options[name] is not None}
+
+
+def named_values(text: str) -> dict[str, float]:
+    """ "mood=0.7,speech=-1" as a mapping.
+
+    Raises ConfigError for what is not of this form.
+    """
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        name, sign, value = part.partition("=")
+        try:
+            values[name.strip()] = float(value)
+        except ValueError:
+            sign = ""
+        if not sign or not name.strip():
+            raise ConfigError(f"--control is NAME=VALUE with commas between, such as mood=0.7,speech=-1; got {text!r}")
+    return values
+
+
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, with dotted keys: what a parser takes as defaults."""
     items: dict[str, Any] = {}
