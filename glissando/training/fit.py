@@ -57,6 +57,7 @@ def train(config: RunConfig, out: str | Path) -> Run:
     corpus = build_corpus(config.data)
     _fit_vocabulary(config, corpus)
     _require_rows(config, corpus)
+    _require_dials(config, corpus)
     job = _Job.build(config, Run(Path(out)), corpus)
     config_text(config.as_dict())
     # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
@@ -212,6 +213,16 @@ def _strategy(training: TrainingConfig, processes: int) -> Any:
         # Lightning's own choice is tensor parallelism within a node, which would shard no weight at all here.
         return ShardedStrategy(data_parallel_size=processes, tensor_parallel_size=1)
     return "ddp" if training.strategy == "ddp" or processes > 1 else "auto"
+
+
+def _require_dials(config: RunConfig, corpus: Corpus) -> None:
+    """Labels train the dials of the same names; without labels a flow is trained without its control."""
+    names, labels = config.model.depth.control, list(corpus.control_names)
+    if names and labels and names != labels:
+        raise ConfigError(
+            f"model.depth.control is {names}, and the corpus's labels are {labels}: give both the same names in the "
+            "same order"
+        )
 
 
 def _fit_vocabulary(config: RunConfig, corpus: Corpus) -> None:

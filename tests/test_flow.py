@@ -1,0 +1,73 @@
+"""Flow depth: what a user can do with it, and the mistakes that are told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tolerances import assert_close
+from training_runs import configuration, weights
+
+import glissando
+from glissando.errors import ConfigError, UnknownNameError
+from glissando.model import LanguageModel
+from glissando.training.fit import train
+
+FLOW = {"kind": "flow", "layers": 2, "n_steps": 2, "control": ["mood", "speech"]}
+STORIES = {"data": {"corpus": "stories", "seq_len": 64, "batch_size": 2, "text": {}}}
+LABELLED = {"data.stories": {"labelled": True}}
+
+
+def test_published_size():
+    with torch.device("meta"):
+        assert LanguageModel.from_preset("hybrid-ode").num_parameters() == 29_781_249
+
+
+def test_labels_train_the_dial_and_steps_change_at_inference(tmp_path):
+    run, without = tmp_path / "run", tmp_path / "without"
+    small = {"model.depth": FLOW, "training": {"steps": 3}, "data.stories": {"valid_stories": 4}}
+    train(configuration(tmp_path, STORIES, small, LABELLED), run)
+    train(configuration(tmp_path, STORIES, small), without)
+    name = "depth.control.weight"
+    assert not torch.equal(weights(run)[name], weights(without)[name])
+    model = glissando.load(run)
+    ids = torch.tensor([[1, 2, 3]])
+    finer = glissando.load(run, {"depth.n_steps": 64, "depth.flow.method": "rk4"})
+    finest = glissando.load(run, {"depth.n_steps": 128, "depth.flow.method": "rk4"})
+    with torch.no_grad():
+        one, two, three = (m(ids, control=torch.ones(1, 2))[0] for m in (model, finer, finest))
+    assert not torch.equal(one, two)
+    assert_close(two, three)
+
+
+def test_u_of_zero_is_not_no_control():
+    model = LanguageModel.from_config({"hidden_size": 16, "depth": FLOW})
+    with torch.no_grad():
+        model.depth.control.bias.fill_(1.0)
+        ids = torch.tensor([[1, 2, 3]])
+        assert not torch.equal(model(ids)[0], model(ids, control=torch.zeros(1, 2))[0])
+
+
+@pytest.mark.parametrize(
+    ("depth", "message"),
+    [
+        ({"n_steps": None}, "at least 1; got None"),
+        ({"layers": -1}, "at least 0, got -1"),
+        ({"flow": {"method": "rk3"}}, "Did you mean 'rk4'"),
+        ({"kind": "discrete", "n_steps": None}, "choose a depth.kind that has: flow"),
+    ],
+)
+def test_mistakes_in_options(depth: dict, message: str):
+    with pytest.raises((ConfigError, UnknownNameError), match=message):
+        LanguageModel.from_config({"hidden_size": 16, "depth": FLOW | depth})
+
+
+def test_a_control_of_another_size_is_told():
+    model = LanguageModel.from_config({"hidden_size": 16, "depth": FLOW})
+    with pytest.raises(ConfigError, match="2 control dimensions, and was given 3"):
+        model(torch.tensor([[1]]), control=torch.zeros(1, 3))
+
+
+def test_labels_of_other_names_are_told(tmp_path):
+    depth = FLOW | {"control": ["speech", "mood"]}
+    with pytest.raises(ConfigError, match="same order"):
+        train(configuration(tmp_path, STORIES, LABELLED, {"model.depth": depth}), tmp_path / "run")
