@@ -74,6 +74,16 @@ class Corpus(ABC):
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
         """`n` held-out beginnings for samples; deterministic in `seed`."""
 
+    def judge(self, text: str) -> dict[str, float | None]:
+        """What a text says of each label, in [-1, 1]; None where it gives no evidence.
+
+        Raises ConfigError for a corpus without an oracle.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} cannot judge a text: it has no oracle for its labels. The built-in stories have one: "
+            "--data.corpus stories"
+        )
+
     def texts(self, split: Split = "train") -> Iterator[str]:
         """The text itself in pieces, to train a tokenizer on; endless where the batches are."""
         for batch in self.batches(split):

@@ -19,6 +19,7 @@ from glissando.data.base import (
     shard_rows,
     unscored,
 )
+from glissando.data.stories.oracle import judge
 from glissando.data.stories.stories import (
     END,
     LABELS,
@@ -95,6 +96,11 @@ class StoriesCorpus(Corpus):
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
         """First sentences of `n` stories of the test split: they name the hero and decide no label."""
         return [first_sentence(generate(seed, "test", index).text) for index in range(n)]
+
+    def judge(self, text: str) -> dict[str, float | None]:
+        """By the grammar where it reads the text, by words and quoted lines where it does not."""
+        judged = judge(text)
+        return {name: judged.label(name) for name in LABELS}
 
     def describe(self) -> dict[str, object]:
         """The exact figures of the source."""
