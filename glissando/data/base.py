@@ -80,8 +80,8 @@ class Corpus(ABC):
         Raises ConfigError for a corpus without an oracle.
         """
         raise ConfigError(
-            f"{type(self).__name__} cannot judge a text: it has no oracle for its labels. The built-in stories have one: "
-            "--data.corpus stories"
+            f"{type(self).__name__} cannot judge a text: it has no oracle for its labels. The built-in stories have "
+            "one: --data.corpus stories"
         )
 
     def texts(self, split: Split = "train") -> Iterator[str]:

@@ -56,7 +56,7 @@ class Sweep:
         return spearman(np.asarray(self.values), self.means())
 
     def crossing(self, resamples: int = 2000, seed: int = 0) -> tuple[float, float, float]:
-        """Where the mean label crosses 0 on its way up, with a 95 % interval bootstrapped over prompts; NaN if never."""
+        """Where the mean label rises through 0, with a 95 % interval bootstrapped over prompts; NaN if nowhere."""
         rng, n = np.random.default_rng(seed), self.labels.shape[1]
         labels, u = np.nan_to_num(self.labels), np.asarray(self.values)
         draws = [crossing_point(u, labels[:, rng.integers(0, n, n)].mean(1)) for _ in range(resamples)]
