@@ -81,7 +81,7 @@ def table(figures: dict[str, Any]) -> str:
         f"  Spearman           {f['spearman']:.3f}",
         f"  crossing           {f['crossing']:.3f}   (95 %: {f['crossing_95'][0]:.3f} to {f['crossing_95'][1]:.3f})",
         f"  anti-steerable     {f['anti_steerable']:.1%}",
-        f"  no control         {f['bits_per_byte_uncontrolled']:.4f} bits per byte ({f['bits_per_byte_at_0']:.4f} at 0)",
+        f"  no control  {f['bits_per_byte_uncontrolled']:.4f} bits a byte ({f['bits_per_byte_at_0']:.4f} at 0)",
         "       u   mean label   evidence   bits per byte",
     ]
     for u, mean, evidence, bits in zip(f["u"], f["mean_label"], f["evidence"], f["bits_per_byte"], strict=True):
