@@ -52,6 +52,8 @@ def ended_together(trainer: Trainer) -> Iterator[None]:
         _end_started(trainer)
         told = _training_error(error)
         if told is None:
+            if rank() > 0 and _lost_another(error):
+                sys.exit(f"process {rank()}: the connection to another process is lost; what ended it is told there")
             raise
         if rank() > 0:
             sys.exit(1)
@@ -64,6 +66,16 @@ def _training_error(error: BaseException | None) -> TrainingError | None:
     while error is not None and not isinstance(error, TrainingError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def _lost_another(error: BaseException | None) -> bool:
+    """Whether `error` is that of a collective whose other side has gone: it may reach us before the signal to end."""
+    while error is not None:
+        text = str(error).lower()
+        if isinstance(error, RuntimeError) and ("closed by peer" in text or "reset by peer" in text):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _disconnect() -> None:
