@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 import typing
@@ -29,7 +30,8 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
     try:
         parser: Any = _parser(cls)  # type: ignore[arg-type]
-        parsed = parser.parse_object({"value": dict(values)}, defaults=True)
+        # A copy: the parser writes into the lists and mappings that it is given.
+        parsed = parser.parse_object({"value": copy.deepcopy(dict(values))}, defaults=True)
         return parser.instantiate(parsed)["value"]
     except (ArgumentError, TypeError) as error:
         raise ConfigError(f"{where or cls.__name__}: {readable(str(error)).replace('value.', '')}") from error
@@ -68,7 +70,14 @@ def check_keys(cls: type, values: Any, where: str = "") -> None:
             hint = f" Did you mean {close!r}?" if close else ""
             raise ConfigError(f"unknown option {path!r}.{hint} Known here: {', '.join(known)}.")
         nested = section_of(known[key])
-        if nested is not None and value is not None:
+        if nested is None or value is None:
+            continue
+        if typing.get_origin(known[key]) is list:
+            if not isinstance(value, list):
+                raise ConfigError(f"{path}: expected a list, got {value!r}")
+            for number, item in enumerate(value, 1):
+                check_keys(nested, item, f"{path}[{number}]")
+        else:
             check_keys(nested, value, path)
 
 

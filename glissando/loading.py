@@ -13,6 +13,16 @@ from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import TOKENIZER, Run
 
 
+#: inside a run: a copy of the run that it was started from, where the model at u = 0 is tied to that
+BASE = "base"
+
+
+def load_base(path: str | Path, overrides: Mapping[str, Any] | None = None) -> LanguageModel | None:
+    """The uncontrolled model that the run at `path` was steered from, None if it was not trained so; else as `load`."""
+    base = Run.open(path).path / BASE
+    return load(base, overrides) if base.is_dir() else None
+
+
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> LanguageModel:
     """The model of a run directory or of one of its checkpoints, in evaluation mode, with its tokenizer.
 

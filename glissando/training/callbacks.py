@@ -139,7 +139,8 @@ class Metrics(StepEnd):
 
     def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, TrainingModule)
-        self.columns = [*COLUMNS, *(f"grad_norm/{part}" for part in module.parts())]
+        tied = ["neutral_kl"] if module.base is not None else []
+        self.columns = [*COLUMNS, *tied, *(f"grad_norm/{part}" for part in module.parts())]
         self.mark = (module.tokens, self.budget.working())
         if not trainer.is_global_zero:
             return
@@ -161,7 +162,7 @@ class Metrics(StepEnd):
             self._send(row, step)
 
     def _row(self, module: TrainingModule, step: int) -> dict[str, Any]:
-        loss, bits = module.meter.read()
+        loss, bits, neutral = module.meter.read()
         (last_tokens, last_time), now = self.mark, self.budget.working()
         self.mark = (module.tokens, now)
         return {
@@ -170,6 +171,7 @@ class Metrics(StepEnd):
             "seconds": self.budget.spent,
             "train_loss": loss,
             "train_bits_per_byte": bits,
+            **({} if module.base is None else {"neutral_kl": neutral}),
             "learning_rate": module.learning_rate,
             "grad_norm": module.grad_norm,
             "tokens_per_second": (module.tokens - last_tokens) / max(now - last_time, 1e-9),

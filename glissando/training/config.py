@@ -54,6 +54,7 @@ class TrainingConfig:
     compile                  torch.compile the model (needs a C++ compiler)
     gradient_checkpointing   recompute each block in the backward pass: less memory, a third more time
     freeze                   parameters not to train, by shell pattern: ["embedding.*"]
+    neutral_kl               weight in the loss of KL(base || model at u = 0); the base is what was started from
     early_stopping           stop after so many validations without a new best; never if None
     validate_every, save_every, sample_every   in steps; None: 10 times a run for steps and tokens
     log_every                steps between rows of metrics.csv
@@ -73,6 +74,7 @@ class TrainingConfig:
     compile: bool = False
     gradient_checkpointing: bool = False
     freeze: list[str] = field(default_factory=list)
+    neutral_kl: float = 0.0
     early_stopping: int | None = None
     validate_every: int | None = None
     save_every: int | None = None
@@ -96,18 +98,35 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"training.{name} must be positive, got {value}")
+        require(0 <= self.neutral_kl < math.inf, "training.neutral_kl", self.neutral_kl, "at least 0 and finite")
         self.optimizer.check()
         self.schedule.check()
 
 
 @dataclass
+class Stage:
+    """One of several trainings in a row: a name, and the options that differ from the shared ones."""
+
+    name: str
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class RunConfig:
-    """All of a run: what config.yaml holds, resolved."""
+    """All of a run: what config.yaml holds, resolved.
+
+    start_from  the run whose weights and tokenizer training starts with (--from on the command line)
+    stages      trainings in a row, each from the end of the one before; see glissando.training.stages
+    """
 
     preset: str | None = None
+    start_from: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    stages: list[Stage] = field(default_factory=list)
 
     def check(self, processes: int) -> None:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
@@ -125,6 +144,9 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values, without the options of mixers and corpora that are not used."""
         values = to_dict(self)
+        for name in ("start_from", "stages"):
+            if not values[name]:
+                del values[name]
         mixers = [self.model.mixer] if isinstance(self.model.mixer, str) else self.model.mixer
         values["model"]["mixers"] = {name: values["model"]["mixers"][name] for name in mixers}
         for name in set(CORPORA) - {self.data.corpus}:

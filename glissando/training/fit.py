@@ -36,6 +36,7 @@ from glissando.training.checkpoint import PatientCheckpointIO, RandomState, Shar
 from glissando.training.config import MACHINE, RunConfig, TrainingConfig
 from glissando.training.module import TrainingModule
 from glissando.training.progress import Progress
+from glissando.training.start import keep_base, load_start, require_base, stage_base, start_tokenizer
 
 _ASIDES = (
     ".*does not have many workers.*",
@@ -54,16 +55,20 @@ def train(config: RunConfig, out: str | Path) -> Run:
     """
     config.check(math.prod(launch.processes(config.training)))
     pl.seed_everything(config.training.seed, verbose=False)
-    corpus = build_corpus(config.data)
+    corpus = build_corpus(config.data, start_tokenizer(config))
     _fit_vocabulary(config, corpus)
     _require_rows(config, corpus)
     _require_dials(config, corpus)
-    job = _Job.build(config, Run(Path(out)), corpus)
+    require_base(config, corpus.control_names)
+    job = _Job.build(config, Run(Path(out)), corpus, resuming=False)
+    load_start(config, job.module.model)
     config_text(config.as_dict())
     # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
     if launch.rank() == 0:
         Run.create(out).write_config(config.as_dict())
         corpus.tokenizer.save(job.run.path / TOKENIZER)
+        if config.training.neutral_kl:
+            keep_base(config, job.run)
     return job.fit(resume_from=None)
 
 
@@ -85,7 +90,7 @@ def resume(path: str | Path, machine: Mapping[str, Any] | None = None) -> Run:
         raise RunError(f"{path} has no complete checkpoint to resume from; train again into another directory")
     if (run.path / MANIFEST).is_file() and not (run.path / TOKENIZER).is_file():
         Run.open(checkpoint)  # says what is missing and what to do
-    job = _Job.build(config, run, build_corpus(config.data, load_tokenizer(run.path / TOKENIZER)))
+    job = _Job.build(config, run, build_corpus(config.data, load_tokenizer(run.path / TOKENIZER)), resuming=True)
     if launch.rank() == 0:
         Run.create(path, resume=True)
     return job.fit(resume_from=checkpoint)
@@ -110,11 +115,12 @@ class _Job:
     budget: Budget
 
     @classmethod
-    def build(cls, config: RunConfig, run: Run, corpus: Corpus) -> _Job:
+    def build(cls, config: RunConfig, run: Run, corpus: Corpus, resuming: bool) -> _Job:
         model = LanguageModel(config.model, corpus.tokenizer)
         if config.training.precision == "64-true":
             model.double()  # Lightning would do so after it has loaded the checkpoint into float32
-        module = TrainingModule(config, model, corpus)
+        base = stage_base(config, run.path if resuming else None, model)
+        module = TrainingModule(config, model, corpus, base)
         files = PatientCheckpointIO()
         budget, callbacks = _callbacks(config, run, files)
         with _quiet():

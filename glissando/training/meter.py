@@ -13,12 +13,13 @@ class StepSums:
     """This process's sums of the step in progress. The nats stay on the device, so that nothing waits for them."""
 
     nats: Tensor | None = None
+    neutral: Tensor | None = None  # KL at u = 0, where it is part of the loss
     targets: int = 0
     n_bytes: int = 0
 
-    def add(self, nats: Tensor, targets: int, n_bytes: int) -> None:
-        nats = nats.detach()
-        self.nats = nats if self.nats is None else self.nats + nats
+    def add(self, nats: Tensor, neutral: Tensor | None, targets: int, n_bytes: int) -> None:
+        self.nats = _plus(self.nats, nats)
+        self.neutral = self.neutral if neutral is None else _plus(self.neutral, neutral)
         self.targets += targets
         self.n_bytes += n_bytes
 
@@ -30,18 +31,25 @@ class Meter:
     nats: float = 0.0
     targets: int = 0
     n_bytes: int = 0
+    neutral: float = 0.0
 
-    def add(self, nats: float, targets: int, n_bytes: int) -> None:
+    def add(self, nats: float, neutral: float, targets: int, n_bytes: int) -> None:
         self.nats += nats
+        self.neutral += neutral
         self.targets += targets
         self.n_bytes += n_bytes
 
-    def read(self) -> tuple[float, float]:
-        """Nats per target and bits per byte, then start anew."""
+    def read(self) -> tuple[float, float, float]:
+        """Nats per target, bits per byte and KL at u = 0 in nats per target, then start anew."""
         loss = self.nats / max(self.targets, 1)
         bits = self.nats / math.log(2) / max(self.n_bytes, 1)
-        self.nats, self.targets, self.n_bytes = 0.0, 0, 0
-        return loss, bits
+        neutral = self.neutral / max(self.targets, 1)
+        self.nats, self.neutral, self.targets, self.n_bytes = 0.0, 0.0, 0, 0
+        return loss, bits, neutral
 
     def state_dict(self) -> dict[str, float]:
         return asdict(self)
+
+
+def _plus(total: Tensor | None, part: Tensor) -> Tensor:
+    return part.detach() if total is None else total + part.detach()

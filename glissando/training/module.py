@@ -33,22 +33,33 @@ class MicroBatch(NamedTuple):
 class TrainingModule(pl.LightningModule):
     """Trains `model` on `corpus` as `config` says; glissando.training.fit puts the rest around it."""
 
-    def __init__(self, config: RunConfig, model: LanguageModel, corpus: Corpus) -> None:
+    def __init__(
+        self, config: RunConfig, model: LanguageModel, corpus: Corpus, base: LanguageModel | None = None
+    ) -> None:
         super().__init__()
         self.config, self.corpus = config, corpus
         self.model = model
+        # Not a part of this module: it is neither trained nor saved with it.
+        self._base = (base,)
         self.schedule = build_schedule(config.training.schedule)
         self.meter, self.step_sums = Meter(), StepSums()
         self.tokens = 0  # targets scored in training so far, over all processes
         self.share = 0.0  # of the budget spent; the budget callback keeps it
         self.grad_norm, self.learning_rate = 0.0, 0.0
         freeze(model, config.training.freeze)
+        if not corpus.control_names:
+            _rest_dials(model)
         self._norms: dict[str, float] = {}
         self._trained: list[tuple[str, Tensor]] = []
         if config.training.gradient_checkpointing:
             _checkpoint_gradients(model)
         # A compiled function and not a compiled module, which would register the model's weights a second time.
         self._logits: Any = _compiled(self._logits_of) if config.training.compile else self._logits_of
+
+    @property
+    def base(self) -> LanguageModel | None:
+        """What the model at u = 0 is tied to, where it is."""
+        return self._base[0]
 
     # ------------------------------------------------------------------ set-up
 
@@ -117,9 +128,22 @@ class TrainingModule(pl.LightningModule):
         Lightning divides by the number of parts and averages gradients over processes; both are undone here,
         because a mean of means weighs the targets of a short batch more.
         """
-        nats = token_losses(self._logits(item.batch), item.batch.targets).sum()
-        self.step_sums.add(nats, item.targets, item.batch.n_bytes)
-        return nats * (self.config.training.accumulate * self.trainer.world_size / self._nominal)
+        loss = nats = token_losses(self._logits(item.batch), item.batch.targets).sum()
+        neutral = self._neutral_kl(item.batch)
+        if neutral is not None:
+            loss = nats + self.config.training.neutral_kl * neutral
+        self.step_sums.add(nats, neutral, item.targets, item.batch.n_bytes)
+        return loss * (self.config.training.accumulate * self.trainer.world_size / self._nominal)
+
+    def _neutral_kl(self, batch: Batch) -> Tensor | None:
+        """KL(base || model at u = 0), summed over the scored targets."""
+        if self.base is None:
+            return None
+        assert batch.control is not None
+        with torch.no_grad():
+            wanted = self.base.to(batch.ids.device)(batch.ids, mask=batch.mask)[0]
+        got = self._logits(batch._replace(control=torch.zeros_like(batch.control)))
+        return divergence(wanted, got, batch.targets)
 
     def _logits_of(self, batch: Batch) -> Tensor:
         return self.model(batch.ids, mask=batch.mask, control=heard_control(self.model, batch))[0]
@@ -129,12 +153,12 @@ class TrainingModule(pl.LightningModule):
         if not self._trained:  # here and not earlier: sharding replaces the parameters
             self._trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         grads = {name: p.grad for name, p in self._trained if p.grad is not None}
-        nats, targets, n_bytes, norms = self._finish_step(list(grads.values()))
+        nats, neutral, targets, n_bytes, norms = self._finish_step(list(grads.values()))
         scale = self._nominal / max(targets, 1)  # of a mean over the step's targets to what was derived
         self._norms = {name: norm * scale for name, norm in zip(grads, norms, strict=True)}
         self.grad_norm = math.hypot(*self._norms.values())
         self._require_finite(nats)
-        self.meter.add(nats, targets, n_bytes)
+        self.meter.add(nats, neutral, targets, n_bytes)
         self.tokens += targets
         clip = self.config.training.clip
         if clip is not None and self.grad_norm > clip:
@@ -146,22 +170,23 @@ class TrainingModule(pl.LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = self.learning_rate
 
-    def _finish_step(self, grads: list[Tensor]) -> tuple[float, int, int, list[float]]:
-        """Nats, targets and bytes of the whole step and each gradient's norm; the only wait for the device."""
+    def _finish_step(self, grads: list[Tensor]) -> tuple[float, float, int, int, list[float]]:
+        """Nats, KL at u = 0, targets and bytes of the step, each gradient's norm; the only wait for the device."""
         mine, self.step_sums = self.step_sums, StepSums()
         assert mine.nats is not None
         norms = local_norms(grads)
+        sums = torch.stack([mine.nats, torch.zeros_like(mine.nats) if mine.neutral is None else mine.neutral])
         if self.trainer.world_size == 1:
-            *values, nats = torch.cat([norms, mine.nats.to(norms.dtype).view(1)]).tolist()
-            return nats, mine.targets, mine.n_bytes, values
+            *values, nats, neutral = torch.cat([norms, sums.to(norms.dtype)]).tolist()
+            return nats, neutral, mine.targets, mine.n_bytes, values
         counts = mine.nats.new_tensor([mine.targets, mine.n_bytes], dtype=torch.float64)
         sharded = local(grads[0]) is not grads[0]
         shares = [norms.double().square()] if sharded else []  # of norms that no process has as a whole
-        whole = torch.cat([mine.nats.double().view(1), counts, *shares])
+        whole = torch.cat([sums.double(), counts, *shares])
         torch.distributed.all_reduce(whole)
-        nats, targets, n_bytes, *squares = whole.tolist()
+        nats, neutral, targets, n_bytes, *squares = whole.tolist()
         values = [math.sqrt(s) for s in squares] if sharded else norms.tolist()
-        return nats, int(targets), int(n_bytes), values
+        return nats, neutral, int(targets), int(n_bytes), values
 
     def _require_finite(self, nats: float) -> None:
         """Every process sees the same sums, so that all of them raise."""
@@ -233,6 +258,20 @@ class TrainingModule(pl.LightningModule):
         self.schedule.load_state_dict(checkpoint["schedule"])
         self.meter = Meter(**checkpoint["meter"])
         self.tokens = checkpoint["tokens"]
+
+
+def divergence(wanted: Tensor, got: Tensor, targets: Tensor) -> Tensor:
+    """sum_t KL(softmax(wanted_t) || softmax(got_t)), nats, over the scored ones of targets (B, T); logits (B, T, V)."""
+    exact = torch.promote_types(got.dtype, torch.float32)
+    p, q = wanted.to(exact).log_softmax(-1), got.to(exact).log_softmax(-1)
+    return ((p.exp() * (p - q)).sum(-1) * (targets != IGNORED)).sum()
+
+
+def _rest_dials(model: LanguageModel) -> None:
+    """Without labels no dial is turned: its weights get no gradient, which several processes would wait for."""
+    dials = getattr(model.depth, "control", None)
+    if dials is not None:
+        dials.requires_grad_(False)
 
 
 def _compiled(function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from glissando.config import check_keys, from_dict, merge, to_dict
@@ -19,14 +20,17 @@ EXAMPLE = (
 
 def main(arguments: Sequence[str]) -> None:
     """Train, or with --resume go on."""
-    parser = _parser(_named(arguments, "--preset"), _named(arguments, "--config"))
+    file = _read_yaml(_named(arguments, "--config"))
+    parser = _parser(_named(arguments, "--preset"), _named(arguments, "--from"), file)
     # jsonargparse gives --print_config a meaning of its own, so it is taken out before parsing.
     print_only = "--print_config" in arguments
     options = parse(parser, [a for a in arguments if a != "--print_config"])
     if options.resume:
         _resume(arguments, options)
         return
-    config = from_dict(RunConfig, {k: plain(options[k]) for k in ("preset", "model", "data", "training")})
+    chosen = {k: plain(options[k]) for k in ("preset", "model", "data", "training")}
+    chosen["start_from"] = getattr(options, "from") or file.get("start_from")
+    config = from_dict(RunConfig, {**chosen, "stages": file.get("stages") or []})
     if print_only:
         import yaml
 
@@ -36,9 +40,13 @@ def main(arguments: Sequence[str]) -> None:
         raise ConfigError("--out is missing: name the run directory to make, such as --out runs/first")
     from glissando.allocator import keep_freed_memory
     from glissando.training.fit import train
+    from glissando.training.stages import train_stages
 
     keep_freed_memory()
-    train(config, options.out)
+    if config.stages:
+        train_stages(config, options.out)
+    else:
+        train(config, options.out)
 
 
 def _resume(arguments: Sequence[str], options: Any) -> None:
@@ -52,32 +60,54 @@ def _resume(arguments: Sequence[str], options: Any) -> None:
         )
     from glissando.allocator import keep_freed_memory
     from glissando.training.fit import resume
+    from glissando.training.stages import STAGES, resume_stages
 
     keep_freed_memory()
     chosen = {name.rpartition(".")[2]: options[name[2:]] for name in given}
-    resume(path, chosen)
+    if (Path(path) / STAGES).is_file():
+        resume_stages(path, chosen)
+    else:
+        resume(path, chosen)
 
 
-def _parser(preset: str | None, config_file: str | None) -> Any:
-    """All options of RunConfig; their defaults are the preset's, then the file's."""
-    usage = "glissando train --preset NAME --out DIR [options]\n       glissando train --resume DIR"
+def _parser(preset: str | None, start: str | None, values: Mapping[str, Any]) -> Any:
+    """All options of RunConfig, by default those of the run started from, then the preset's, then the file's."""
+    usage = (
+        "glissando train --preset NAME --out DIR [options]\n       glissando train --from RUN --out DIR [options]\n"
+        "       glissando train --resume DIR"
+    )
     parser = parser_for("train", "Train a model into a run directory.", EXAMPLE, usage)
     parser.add_argument("--config", help="YAML file of options; the command line comes after it")
     parser.add_argument("--out", help="run directory to make")
+    parser.add_argument("--from", help="run whose weights, tokenizer and options to start with")
     parser.add_argument("--resume", help="run directory to go on with, and nothing else but the machine's options")
     parser.add_argument(
         "--print_config", dest="print_only", action="store_true", help="print the resolved options and stop"
     )
-    parser.add_class_arguments(RunConfig, None)
+    parser.add_class_arguments(RunConfig, None, skip={"start_from", "stages"})  # stages have no place on a command line
     explain(parser, RunConfig)
-    values = _read_yaml(config_file)
     check_keys(RunConfig, values)
-    preset = preset or values.get("preset")
-    start = load_preset(preset) if preset else {}
-    start = {key: value for key, value in start.items() if key != "about"} | {"preset": preset}
-    resolved = to_dict(from_dict(RunConfig, merge(start, values, {"preset": preset})))
+    preset, start = preset or values.get("preset"), start or values.get("start_from")
+    before = _of_run(start) if start else {}
+    chosen = load_preset(preset) if preset else {}
+    chosen = {key: value for key, value in chosen.items() if key != "about"}
+    values = {key: value for key, value in values.items() if key not in ("start_from", "stages")}
+    preset = preset or before.get("preset")
+    resolved = to_dict(from_dict(RunConfig, merge(before, chosen, values, {"preset": preset})))
+    del resolved["start_from"], resolved["stages"]
     parser.set_defaults(flat(resolved))
     return parser
+
+
+def _of_run(path: str) -> dict[str, Any]:
+    """The options of a run, but for what it was started from, its budget and what was special to its training."""
+    from glissando.runs import Run
+
+    config = Run.open(path).read_config()
+    config.pop("start_from", None)
+    for name in ("steps", "tokens", "seconds", "freeze", "neutral_kl"):
+        config.get("training", {}).pop(name, None)
+    return config
 
 
 def _read_yaml(path: str | None) -> Mapping[str, Any]:

@@ -81,9 +81,9 @@ def test_held_out_rows_are_whole_stories_with_their_exact_floor(corpus):
         assert batch.n_bytes == int(batch.mask.sum())
         rows = [Bytes().decode(row[row != IGNORED].tolist()) for row in batch.targets]
         assert batch.floor_bits == pytest.approx(sum(story_bits(text) for text in rows), abs=1e-9)
-        for text, ids, control in zip(rows, batch.ids, batch.control, strict=True):
+        assert batch.control is None
+        for text, ids in zip(rows, batch.ids, strict=True):
             assert Bytes().decode(ids[: len(text)].tolist()) == "\n" + text[:-1]
-            assert control.tolist() == list(parse(text).labels.values())
         texts += rows
     assert sorted(texts) == sorted(generate(0, "valid", index).text for index in range(18))
     assert [len(text) for text in texts] == sorted(len(text) for text in texts)
@@ -113,6 +113,14 @@ def test_held_out_stories_do_not_depend_on_the_seed(corpus):
     ours, theirs = next(corpus.batches("valid")), next(other.batches("valid"))
     assert torch.equal(ours.targets, theirs.targets)
     assert not torch.equal(next(corpus.batches("train")).ids[:, :400], next(other.batches("train")).ids[:, :400])
+
+
+def test_labelled_held_out_rows_carry_what_the_grammar_says_of_them():
+    corpus = StoriesCorpus(Bytes(), seq_len=64, batch_size=3, valid_stories=5, labelled=True)
+    for batch in corpus.batches("valid"):
+        for targets, control in zip(batch.targets, batch.control, strict=True):
+            text = Bytes().decode(targets[targets != IGNORED].tolist())
+            assert control.tolist() == list(parse(text).labels.values())
 
 
 def test_labelled_training_rows_are_one_story_with_its_labels():

@@ -43,14 +43,12 @@ class StoriesCorpus(Corpus):
 
     Training row n is a pure function of (seed, n): the end marker, then as many whole stories as fit into `seq_len`
     tokens, at least one. A story is never cut, because then its beginnings would be read more often than its ends, and
-    it is its ends that need memory. With `labelled` a row is one story, and batches carry control (B, 2): mood and
-    speech in {-1, 0, 1}. Rows are padded on the right and carry exact `floor_bits`.
+    it is its ends that need memory. With `labelled` a training row is one story, and batches carry control (B, 2): mood
+    and speech in {-1, 0, 1}. Rows are padded on the right and carry exact `floor_bits`.
 
     Held-out rows are one story each: the floor is the cost of a story read from its first byte. They are sorted by
     length.
     """
-
-    control_names = LABELS
 
     def __init__(
         self,
@@ -71,6 +69,7 @@ class StoriesCorpus(Corpus):
         self.seed = seed
         self.valid_stories = valid_stories
         self.labelled = labelled
+        self.control_names = LABELS if labelled else ()
         self.entropy_floor = entropy_floor()
 
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
@@ -111,7 +110,7 @@ class StoriesCorpus(Corpus):
         for step in count(start):
             first = step * self.batch_size
             rows = [self._row(first + row) for row in range(self.batch_size)]
-            yield self._batch(rows, mine, labelled=self.labelled)
+            yield self._batch(rows, mine)
 
     def _row(self, number: int) -> list[Story]:
         """As many whole stories as fit into seq_len tokens, and at least one; just one if it is labelled."""
@@ -140,10 +139,10 @@ class StoriesCorpus(Corpus):
         for rows, scored in held_out_rows(len(stories), size, start, shard):
             first = int(rows[0]) // size * size
             group = [[story] for story in stories[first : first + size]]
-            batch = self._batch(group, [int(row) - first for row in rows], labelled=True)
+            batch = self._batch(group, [int(row) - first for row in rows])
             yield batch if scored else unscored(batch)
 
-    def _batch(self, rows: Sequence[Sequence[Story]], mine: Sequence[int], labelled: bool) -> Batch:
+    def _batch(self, rows: Sequence[Sequence[Story]], mine: Sequence[int]) -> Batch:
         """Rows `mine` of a global batch, padded on the right to a multiple of 64 that fits its longest row."""
         eos = self.tokenizer.eos_id
         tokens = [[token for story in row for token in self._tokens(story.text)] for row in rows]
@@ -157,7 +156,7 @@ class StoriesCorpus(Corpus):
             torch.tensor(targets, dtype=torch.int64),
             n_bytes=sum(len(story.text) for story in stories),
             mask=torch.arange(width)[None, :] < torch.tensor([len(ids) for ids in tokens])[:, None],
-            control=torch.tensor(labels, dtype=torch.float32) if labelled else None,
+            control=torch.tensor(labels, dtype=torch.float32) if self.labelled else None,
             floor_bits=sum(story.bits for story in stories),
         )
 

@@ -1,0 +1,94 @@
+"""Starting from another run: its weights, its tokenizer and, where u = 0 is tied to it, a copy of it as the base."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from glissando.config import to_dict
+from glissando.data.tokenizers import Tokenizer, load_tokenizer
+from glissando.errors import ConfigError
+from glissando.loading import BASE, load
+from glissando.model import LanguageModel
+from glissando.runs import TOKENIZER, Run
+from glissando.training import launch
+from glissando.training.config import RunConfig
+
+
+def start_tokenizer(config: RunConfig) -> Tokenizer | None:
+    """The tokenizer of the run that is started from: its weights know no other; None where none is started from.
+
+    Raises RunError if that run is missing, incomplete or damaged.
+    """
+    if config.start_from is None:
+        return None
+    path = Run.open(config.start_from).path / TOKENIZER
+    return load_tokenizer(path) if path.is_file() else None
+
+
+def load_start(config: RunConfig, model: LanguageModel) -> None:
+    """Put the weights of `config.start_from` into `model`. Parts that it does not have start anew, and are named.
+
+    Raises ConfigError for weights that `model` has no place for, or of another shape.
+    """
+    if config.start_from is None:
+        return
+    theirs, ours = load(config.start_from).state_dict(), model.state_dict()
+    lost = sorted(set(theirs) - set(ours))
+    if lost:
+        raise ConfigError(
+            f"the model has no place for {_some(lost)} of {config.start_from}: give both the same model options"
+        )
+    for name, value in theirs.items():
+        if value.shape != ours[name].shape:
+            raise ConfigError(
+                f"{name} is {list(value.shape)} in {config.start_from} and {list(ours[name].shape)} here: "
+                "give both the same model options"
+            )
+    model.load_state_dict({**ours, **theirs})
+    new = sorted(set(ours) - set(theirs))
+    if new and launch.rank() == 0:
+        print(f"not in {config.start_from}, so started anew: {_some(new)}", file=sys.stderr)
+
+
+def require_base(config: RunConfig, corpus_controls: tuple[str, ...]) -> None:
+    """Raise ConfigError where u = 0 shall be tied to a base and there is none, or there is no u."""
+    if not config.training.neutral_kl:
+        return
+    what = "training.neutral_kl ties the model at u = 0 to the one that training started from"
+    if config.start_from is None:
+        raise ConfigError(f"{what}: name that with --from RUN, or train in stages; or leave neutral_kl out")
+    if not corpus_controls or not config.model.depth.control:
+        raise ConfigError(
+            f"{what}, and needs a model with dials (model.depth.control, got {config.model.depth.control}) and a "
+            f"labelled corpus (labels: {', '.join(corpus_controls) or 'none'})"
+        )
+
+
+def keep_base(config: RunConfig, run: Run) -> None:
+    """Copy what is started from into the run: it is needed to resume, and to measure steering against."""
+    assert config.start_from is not None
+    source = Run.open(config.start_from)
+    base = Run.create(run.path / BASE)
+    tokens = source.path / TOKENIZER
+    if tokens.is_file():
+        load_tokenizer(tokens).save(base.path / TOKENIZER)
+    base.write_model(source.read_state_dict(), {"model": to_dict(load(config.start_from).config)})
+
+
+def frozen_like(base: LanguageModel, model: LanguageModel) -> LanguageModel:
+    """`base` in evaluation mode, without gradients, in the arithmetic of `model`."""
+    return base.eval().requires_grad_(False).to(model.embedding.weight.dtype)
+
+
+def stage_base(config: RunConfig, run: Path | None, model: LanguageModel) -> LanguageModel | None:
+    """What u = 0 is tied to: the run's own copy when it is resumed, else what it starts from; None without a tie."""
+    if not config.training.neutral_kl:
+        return None
+    source = config.start_from if run is None else run / BASE
+    assert source is not None
+    return frozen_like(load(source), model)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

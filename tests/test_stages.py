@@ -1,0 +1,217 @@
+"""Training that starts from another run, u = 0 tied to a base, and stages from one configuration."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from training_runs import assert_same_tensors, call, command, configuration, metrics, options, weights
+
+import glissando
+from glissando.data.base import IGNORED
+from glissando.errors import ConfigError, GlissandoError, RunError
+from glissando.loading import load_base
+from glissando.training.fit import resume, train
+from glissando.training.module import TrainingModule, divergence
+from glissando.training.stages import STAGES, resolve, resume_stages, train_stages
+
+FLOW = {"kind": "flow", "layers": 2, "n_steps": 2}
+DIALS = {"model.depth.control": ["mood", "speech"]}
+LABELLED = {"data.stories.labelled": True}
+SMALL = {
+    "data": {"corpus": "stories", "seq_len": 64, "batch_size": 2, "text": {}, "stories": {"valid_stories": 2}},
+    "model.depth": FLOW,
+    "training.steps": 4,
+}
+STEER = {"neutral_kl": 0.5, "steps": 6}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    return train(configuration(folder, SMALL), folder / "run").path
+
+
+def steered(start: Path, folder: Path, *updates: dict, out: str = "run") -> Path:
+    config = configuration(folder, SMALL, DIALS, LABELLED, {"training": STEER, "start_from": str(start)}, *updates)
+    return train(config, folder / out).path
+
+
+def test_training_starts_with_the_weights_of_the_other_run(start, tmp_path):
+    nothing = {"training": {"optimizer": {"learning_rate": 1e-30, "weight_decay": 0.0}}}
+    got = weights(steered(start, tmp_path, nothing))
+    for name, value in weights(start).items():
+        torch.testing.assert_close(got[name], value, rtol=0, atol=1e-12)
+    assert set(got) - set(weights(start)) == {"depth.control.weight", "depth.control.bias"}
+
+
+def test_new_parts_are_named(start, tmp_path, capsys):
+    steered(start, tmp_path)
+    assert "started anew: depth.control.bias, depth.control.weight" in capsys.readouterr().err
+
+
+def test_divergence_by_hand():
+    wanted = torch.tensor([[[0.0, math.log(3.0)], [5.0, 5.0]]], dtype=torch.float64)
+    got = torch.zeros(1, 2, 2, dtype=torch.float64)
+    by_hand = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    assert divergence(wanted, got, torch.tensor([[1, IGNORED]])).item() == pytest.approx(by_hand, abs=1e-12)
+    assert divergence(wanted, wanted + 3.0, torch.tensor([[1, 0]])).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_the_tie_is_in_the_loss_and_in_the_log(start, tmp_path, monkeypatch):
+    losses: list[tuple[Tensor, float]] = []
+    original = TrainingModule.training_step
+
+    def watch(self, item, index):
+        loss = original(self, item, index)
+        losses.append((loss.detach(), float(self.step_sums.nats + 0.5 * self.step_sums.neutral)))
+        return loss
+
+    monkeypatch.setattr(TrainingModule, "training_step", watch)
+    run = steered(start, tmp_path)
+    for loss, expected in losses:
+        assert float(loss) == pytest.approx(expected / (2 * 64), rel=1e-6)
+    first, *_, last = (float(row["neutral_kl"]) for row in metrics(run))
+    assert 0 <= first < last  # the base is where training starts, and then it moves
+
+
+def test_a_strong_tie_keeps_u_of_zero_near_the_base(start, tmp_path):
+    fast = {"training": {"steps": 20, "optimizer": {"learning_rate": 0.01}}}
+    loose = steered(start, tmp_path, fast, {"training.neutral_kl": 1e-6}, out="loose")
+    tight = steered(start, tmp_path, fast, {"training.neutral_kl": 100.0}, out="tight")
+    ids = torch.randint(0, 256, (4, 40), generator=torch.Generator().manual_seed(1))
+
+    def distance(run: Path) -> float:
+        model, base = glissando.load(run), load_base(run)
+        assert base is not None
+        with torch.no_grad():
+            return float(divergence(base(ids)[0], model(ids, control=torch.zeros(4, 2))[0], ids))
+
+    assert distance(tight) < 0.3 * distance(loose)
+
+
+def test_the_base_is_kept_and_is_what_was_started_from(start, tmp_path):
+    run = steered(start, tmp_path)
+    assert_same_tensors(weights(run / "base"), weights(start))
+    base = load_base(run)
+    assert base is not None
+    assert base.config.depth.control == []
+    assert load_base(start) is None
+
+
+def test_a_steered_run_resumes_to_the_same_weights(start, tmp_path):
+    whole = steered(start, tmp_path, {"training.save_every": 3}, out="whole")
+    run = steered(start, tmp_path, {"training.save_every": 3}, out="cut")
+    for path in [run / "model.safetensors", *(run / "checkpoints" / "step-00000006").iterdir()]:
+        path.unlink()
+    resume(run)
+    assert_same_tensors(weights(run), weights(whole))
+    assert metrics(run) == metrics(whole)
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        ({"model.hidden_size": 32}, "give both the same model options"),
+        ({"model.depth": {"kind": "discrete", "n_steps": None, "control": []}}, "has no place for depth.after"),
+        ({"start_from": None}, "name that with --from RUN"),
+        ({"data.stories.labelled": False}, r"labels: none"),
+        ({"training.neutral_kl": -1.0}, "neutral_kl"),
+        ({"start_from": "nowhere"}, "no run at nowhere"),
+    ],
+)
+def test_mistakes_leave_nothing_behind(start, tmp_path, updates, message):
+    updates = {"training.neutral_kl": 0.0} | updates if "model.depth" in updates else updates
+    with pytest.raises(GlissandoError, match=message):
+        steered(start, tmp_path, updates)
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------------------------------------- stages
+
+TWO = [
+    {"name": "pretrain", "training": {"tokens": 300}},
+    {"name": "steer", "model": {"depth": {"control": ["mood", "speech"]}}, "data": {"stories": {"labelled": True}},
+     "training": STEER},
+]  # fmt: skip
+
+
+def staged(folder: Path, stages: list[dict] = TWO, **shared: object):
+    return configuration(folder, SMALL, {"stages": stages, **shared})
+
+
+def test_stages_are_runs_that_start_where_the_one_before_ended(tmp_path):
+    first, second = train_stages(staged(tmp_path), tmp_path / "out")
+    assert [first.path.name, second.path.name] == ["1-pretrain", "2-steer"]
+    assert {k: first.read_config()["training"][k] for k in ("tokens", "steps")} == {"tokens": 300, "steps": None}
+    assert second.read_config()["start_from"] == str(first.path)
+    assert_same_tensors(weights(second.path / "base"), weights(first))
+    assert glissando.load(second.path).config.depth.control == ["mood", "speech"]
+
+
+def test_stages_resume_with_what_is_missing(tmp_path):
+    train_stages(staged(tmp_path), tmp_path / "whole")
+    config = staged(tmp_path)
+    (first, first_config), _ = resolve(config, tmp_path / "cut")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / STAGES).write_text(yaml.safe_dump(config.as_dict()))
+    train(first_config, first)
+    before = (first / "model.safetensors").stat().st_mtime_ns
+    resume_stages(tmp_path / "cut")
+    resume_stages(tmp_path / "cut")  # nothing is left to do
+    assert_same_tensors(weights(tmp_path / "cut" / "2-steer"), weights(tmp_path / "whole" / "2-steer"))
+    assert_same_tensors(weights(first), weights(tmp_path / "whole" / "1-pretrain"))
+    assert before > 0
+
+
+def test_a_stage_without_a_checkpoint_is_told(tmp_path):
+    train_stages(staged(tmp_path, TWO[:1]), tmp_path / "out")
+    for path in (tmp_path / "out" / "1-pretrain" / "checkpoints").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    with pytest.raises(RunError, match="move it elsewhere and resume"):
+        resume_stages(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([TWO[0], TWO[0]], "two stages are named 'pretrain'"),
+        ([{"name": "../up"}], "letters, digits"),
+        ([TWO[0], {"name": "b", "training": {"setps": 3}}], r"stages\[2\] \(b\).*setps"),
+        ([TWO[0], {"name": "b", "training": {"steps": -3}}], r"stages\[2\] \(b\): .*positive"),
+    ],
+)
+def test_mistakes_in_stages_show_before_any_training(tmp_path, stages, message):
+    with pytest.raises(ConfigError, match=message):
+        train_stages(staged(tmp_path, stages), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_stages_do_not_overwrite(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("precious")
+    with pytest.raises(RunError, match="nothing is overwritten"):
+        train_stages(staged(tmp_path), tmp_path / "out")
+
+
+def test_the_command_line_trains_stages_and_goes_on_from_a_run(tmp_path):
+    file = tmp_path / "stages.yaml"
+    values = staged(tmp_path).as_dict()
+    file.write_text(yaml.safe_dump(values))
+    done = call(command("--config", str(file), "--out", str(tmp_path / "out")))
+    assert done.returncode == 0, done.stderr
+    again = call(command("--resume", str(tmp_path / "out")))
+    assert again.returncode == 0
+    assert again.stderr.count("is finished") == 2
+    more = options({"training": {"steps": 2}})
+    run = tmp_path / "more"
+    done = call(command("--from", str(tmp_path / "out" / "2-steer"), *more, "--out", str(run)))
+    assert done.returncode == 0, done.stderr
+    config = glissando.load(run).config
+    assert config.depth.control == ["mood", "speech"]
+    assert config.hidden_size == 16
