@@ -214,13 +214,24 @@ class Block(nn.Module):
         return self.mlp_norm(x + self.mlp_dropout(self.mlp(x))), state
 
     def branches(
-        self, x: Tensor, state: BlockState | None = None, ctx: Context | None = None
+        self,
+        x: Tensor,
+        state: BlockState | None = None,
+        ctx: Context | None = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, BlockState | None]:
-        """mixer(norm(x)) + mlp(norm'(x)), both of the same x: the field of a flow."""
+        """mixer(norm(x)) + mlp(norm'(x)), both of the same x: the field of a flow.
+
+        Where `active` (B, T) is False, the MLP is left out: nobody reads what comes out there.
+        """
         y, state = self._mix(self.mixer_norm(x), state, ctx or EMPTY)
         if self.mlp is None or self.mlp_norm is None:
             return y, state
-        return y + self.mlp_dropout(self.mlp(self.mlp_norm(x))), state
+        if active is None:
+            return y + self.mlp_dropout(self.mlp(self.mlp_norm(x))), state
+        where = active.flatten().nonzero().squeeze(-1)
+        fed = self.mlp_dropout(self.mlp(self.mlp_norm(x.flatten(0, 1)[where])))
+        return y.flatten(0, 1).index_add(0, where, fed.to(y.dtype)).view_as(y), state
 
     def _mix(self, x: Tensor, state: BlockState | None, ctx: Context) -> tuple[Tensor, BlockState | None]:
         past, inner = (None, None) if state is None else state

@@ -43,6 +43,12 @@ DEPTH_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "depth.flow": {"method": "midpoint", "backward": "reversible"},
             "mixer": "spectral",
         },
+        "-halting": {"depth.n_steps": 5, "depth.control": ["a"], "depth.flow.tolerance": 1.5e-3},
+        "-heun-halting": {
+            "depth.n_steps": 5,
+            "depth.flow": {"method": "heun", "tolerance": 1e-4},
+            "mixer": "spectral",
+        },
         "-rk4": {"depth.n_steps": 1, "depth.layers": 0, "depth.flow.method": "rk4"},
     },
 }

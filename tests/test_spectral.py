@@ -238,12 +238,24 @@ def test_published_size():
     assert model.num_parameters() - halves == 2_905_601
 
 
-def test_frequencies_are_those_published():
-    mixer = Spectral(SpectralConfig(), 16)
+def test_without_projections_frequencies_are_those_published():
+    mixer = Spectral(SpectralConfig(projections=False), 16)
     mixer.reset_parameters()
     n = torch.arange(mixer.channels)
     root = (2 * n + 1).sqrt()
     assert_close(mixer.omega.detach(), torch.exp(-root / root.max() * math.log(1e4)))
+
+
+def test_with_projections_a_channel_turns_as_fast_as_it_decays():
+    mixer = Spectral(SpectralConfig(channels=4096), 16)
+    mixer.reset_parameters()
+    gamma, turn = mixer.rates_at_rest()
+    log_time, log_period = -gamma.detach().log(), torch.log(2 * math.pi / turn.detach().abs())
+    residue = log_period - math.log(6) - 0.7 * log_time
+    assert float(log_time.exp().min()) == pytest.approx(1, abs=1e-4)
+    assert float(log_time.exp().max()) == pytest.approx(32, rel=1e-3)
+    assert float(residue.mean()) == pytest.approx(0, abs=0.02)
+    assert float(residue.std()) == pytest.approx(0.3, abs=0.03)
 
 
 @pytest.mark.parametrize("preset", ["continuous-transformer", "continuous-transformer-nano"])

@@ -4,7 +4,8 @@
     h = H + e(tau) + W u + b;       F = mixer(norm(h)) + mlp(norm'(h))
 
 e is a small network of tau; u the control, (B, C) or (B, T, C), whose term is absent where no control is given, and is
-not where u = 0. alpha is learned. The grid is fixed: no step size depends on other tokens or other rows.
+not where u = 0. alpha is learned. The grid is fixed: no step size depends on other tokens or other rows. With a
+`tolerance` a token may halt on it, see glissando.depth.halting.
 
 State: one mixer state for every evaluation of F, beside those of the blocks.
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.depth.base import BlockFactory, Depth
+from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, unroll
 from glissando.errors import ConfigError, unknown_name
 from glissando.mixers import EMPTY, Context, Signal
@@ -34,11 +36,13 @@ class FlowConfig:
     method     euler, midpoint, heun or rk4
     backward   how gradients are computed: direct, checkpoint or reversible, see glissando.depth.solvers
     alpha      the scale of the flow at the start
+    tolerance  relative error below which a token's slope is foretold and not evaluated; none: it always is
     """
 
     method: str = "euler"
     backward: Backward = "direct"
     alpha: float = 0.1
+    tolerance: float | None = None
 
 
 class FlowState(NamedTuple):
@@ -61,6 +65,13 @@ class FlowDepth(Depth):
             raise ConfigError(f"depth.layers, the blocks around the flow, must be at least 0, got {config.layers}")
         if config.n_steps is None or config.n_steps < 1:
             raise ConfigError(f"a flow needs depth.n_steps, the number of its steps, at least 1; got {config.n_steps}")
+        if flow.tolerance is not None and not flow.tolerance > 0:
+            raise ConfigError(f"depth.flow.tolerance must be positive, or absent to halt nowhere; got {flow.tolerance}")
+        if flow.tolerance is not None and flow.backward != "direct":
+            raise ConfigError(
+                f"depth.flow.tolerance needs depth.flow.backward `direct`, got {flow.backward!r}: what another mode "
+                "computes again must be what was computed"
+            )
         self.config, self.n_steps = flow, config.n_steps
         half = config.layers // 2
         self.before = nn.ModuleList(make_block(i) for i in range(half))
@@ -73,6 +84,8 @@ class FlowDepth(Depth):
         self.alpha = nn.Parameter(torch.tensor(float(flow.alpha)))
         #: keep every intermediate result, as a reference for the backward modes
         self.unrolled = False
+        #: where it is not None, the evaluations of a flow with a tolerance are added to it
+        self.count: EvaluationCount | None = None
 
     @property
     def honours(self) -> frozenset[Signal]:
@@ -115,9 +128,8 @@ class FlowDepth(Depth):
 
     def _flow(self, x: Tensor, ctx: Context) -> Tensor:
         field = _Field(self, ctx, None)
-        if self.unrolled:
-            reversible, args = self.config.backward == "reversible", self._arguments(ctx, x)
-            return unroll(field, x, args=args, n_steps=self.n_steps, method=self.config.method, reversible=reversible)
+        if self.unrolled or self.config.tolerance is not None:
+            return self._unroll(field, x, ctx)
         return integrate(
             field,
             x,
@@ -130,10 +142,24 @@ class FlowDepth(Depth):
 
     def _stream(self, x: Tensor, states: tuple, ctx: Context) -> tuple[Tensor, tuple]:
         field = _Field(self, ctx, iter(states))
-        reversible = self.config.backward == "reversible"
-        args = self._arguments(ctx, x)
-        x = unroll(field, x, args=args, n_steps=self.n_steps, method=self.config.method, reversible=reversible)
+        x = self._unroll(field, x, ctx)
         return x, tuple(field.after)
+
+    def _unroll(self, field: _Field, x: Tensor, ctx: Context) -> Tensor:
+        c, args = self.config, self._arguments(ctx, x)
+        if c.tolerance is None:
+            reversible = c.backward == "reversible"
+            return unroll(field, x, args=args, n_steps=self.n_steps, method=c.method, reversible=reversible)
+        return unroll_halting(
+            field,
+            x,
+            args=args,
+            n_steps=self.n_steps,
+            method=c.method,
+            tolerance=c.tolerance,
+            mask=ctx.mask,
+            count=self.count,
+        )
 
     def _control_parameters(self) -> list[Tensor]:
         return [] if self.control is None else list(self.control.parameters())
@@ -158,18 +184,23 @@ class _Field:
         self.after: list[Any] = []
         self.seed = _seed(depth)
 
-    def __call__(self, tau: float, h: Tensor, control: Tensor | None = None) -> Tensor:
+    def idle(self, active: Tensor) -> bool:
+        """Without a state to keep nobody listens to tokens that have all halted."""
+        return self.states is None and not bool(active.any())
+
+    def __call__(self, tau: float, h: Tensor, *args: Tensor, active: Tensor | None = None) -> Tensor:
+        (control,) = args or (None,)
         depth = self.depth
         at = h + depth.time(h.new_full((1,), tau))
         if control is not None and depth.control is not None:
             at = at + depth.control(control)
         if self.states is not None:
-            slope, state = depth.field.branches(at, next(self.states), self.ctx)
+            slope, state = depth.field.branches(at, next(self.states), self.ctx, active)
             self.after.append(state)
         elif self.seed is None:
-            slope, _ = depth.field.branches(at, None, self.ctx)
+            slope, _ = depth.field.branches(at, None, self.ctx, active)
         else:
-            slope = _seeded(self.seed, tau, h.device, lambda: depth.field.branches(at, None, self.ctx)[0])
+            slope = _seeded(self.seed, tau, h.device, lambda: depth.field.branches(at, None, self.ctx, active)[0])
         return depth.alpha * slope
 
 

@@ -12,7 +12,8 @@ Between the input (v, or x) and the recurrence stand two optional parts:
     filter      s = IFFT(Z F / (|Z G| + 0.1)), Z = FFT(v) over channels;  s = v without it
     phase_gate  u_t = s_t tanh(|s_t| alpha + phi_t beta), phi_t = t omega mod 2 pi in [-pi, pi);  u = s without it
 
-w = omega + 0.1 sin(m), omega_n = exp(-sqrt(2 n + 1) / sqrt(2 N - 1) ln 10^4) at the start.
+w = omega + 0.1 sin(m). omega starts at 2 pi / (6 t^0.7), a period of 6 t^0.7 tokens for the decay time t = 1 / gamma,
+spread by 30 %; without projections as published, omega_n = exp(-sqrt(2 n + 1) / sqrt(2 N - 1) ln 10^4).
 
 State: h, 8 N bytes a layer and row in float32 (never less), and the position, 8 bytes; whatever the context.
 
@@ -63,6 +64,8 @@ class SpectralConfig:
 
 #: the best of 8, 32 and 1000 tokens in docs/continuous-transformer.md
 _HORIZON = 32.0
+#: channels that decay fast turn fast: the period in tokens is _PERIOD t^_POWER, of 3, 6, 15, 40 and no turn the best
+_PERIOD, _POWER, _SPREAD = 6.0, 0.7, 0.3
 
 
 class SpectralState(NamedTuple):
@@ -135,8 +138,6 @@ class Spectral(Mixer):
     def reset_parameters(self) -> None:
         """Published: log gamma ~ N(-2, 0.5), filters and modulation ~ N(0, 0.02), alpha 0.5, beta 0."""
         c, n = self.config, self.channels
-        roots = torch.sqrt(2 * torch.arange(n, dtype=torch.float64) + 1)
-        self.omega.copy_(torch.exp(-roots / roots.max() * math.log(1e4)))
         nn.init.normal_(self.modulation, std=0.02)
         if c.filter:
             nn.init.normal_(self.numerator, std=0.02)
@@ -146,10 +147,12 @@ class Spectral(Mixer):
             nn.init.zeros_(self.gate_beta)
         if not c.projections:
             nn.init.normal_(self.log_gamma, -2.0, 0.5)
+            roots = torch.sqrt(2 * torch.arange(n, dtype=torch.float64) + 1)
+            self.omega.copy_(torch.exp(-roots / roots.max() * math.log(1e4)))
             return
-        # Every decay time meets every frequency: shuffled, or slow channels would all be slow in both.
         horizons = torch.logspace(0, math.log10(c.horizon or _HORIZON), n)
-        self.log_gamma.copy_(-horizons[torch.randperm(n)].log())
+        self.log_gamma.copy_(-horizons.log())
+        self.omega.copy_(2 * math.pi / (_PERIOD * horizons**_POWER) * torch.exp(_SPREAD * torch.randn(n)))
         if self.decay_bias is not None:
             # 8 sigmoid(b) = 1: a channel at rest decays at gamma.
             self.decay_bias.fill_(-math.log(7))

@@ -51,11 +51,14 @@ def add_inference_options(parser: Any) -> None:
     """What may be changed of a trained model: how its depth is computed."""
     parser.add_argument("--depth.n_steps", type=int | None, default=None, help="steps of a flow, if other than trained")
     parser.add_argument("--depth.flow.method", type=str | None, default=None, help="its solver, if other than trained")
+    parser.add_argument(
+        "--depth.flow.tolerance", type=float | None, default=None, help="relative error at which a token halts"
+    )
 
 
 def inference_overrides(options: Any) -> dict[str, Any]:
     """Those of `add_inference_options` that were given."""
-    names = ("depth.n_steps", "depth.flow.method")
+    names = ("depth.n_steps", "depth.flow.method", "depth.flow.tolerance")
     return {name: options[name] for name in names if options[name] is not None}
 
 

@@ -1,0 +1,91 @@
+"""What halting saves and what it costs: evaluations of a flow's field per token against perplexity, by tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glissando.data.base import Batch
+from glissando.depth.flow import FlowDepth
+from glissando.depth.halting import EvaluationCount
+from glissando.depth.solvers import evaluations
+from glissando.errors import ConfigError
+from glissando.evaluation.scoring import score
+from glissando.model import LanguageModel
+
+TOLERANCES = (0.002, 0.004, 0.008, 0.012, 0.016, 0.024, 0.032, 0.064)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting: its tolerance (None: a grid of n_steps without halting), and what was measured on the same text."""
+
+    tolerance: float | None
+    n_steps: int
+    per_token: float
+    perplexity: float
+
+
+def measure_halting(
+    model: LanguageModel, batches: Sequence[Batch], tolerances: Sequence[float] = TOLERANCES
+) -> list[Point]:
+    """The whole grid, then each tolerance on it, then coarser grids without halting to compare with.
+
+    Raises ConfigError for a model without a flow, or one whose scheme is the coupled one, which cannot halt.
+    """
+    depth = model.depth
+    if not isinstance(depth, FlowDepth) or depth.config.backward == "reversible":
+        raise ConfigError("halting is of models with depth.kind flow, and not of depth.flow.backward reversible")
+    given = depth.n_steps, depth.config.tolerance
+    try:
+        points = [_point(model, batches, given[0], None)]
+        points += [_point(model, batches, given[0], tolerance) for tolerance in tolerances]
+        points += [_point(model, batches, steps, None) for steps in range(1, given[0])]
+    finally:
+        depth.n_steps, depth.config.tolerance = given
+        depth.count = None
+    return points
+
+
+def _point(model: LanguageModel, batches: Sequence[Batch], n_steps: int, tolerance: float | None) -> Point:
+    depth: Any = model.depth
+    depth.n_steps, depth.config.tolerance = n_steps, tolerance
+    depth.count = EvaluationCount()
+    perplexity = score(model, batches).perplexity
+    whole = evaluations(depth.config.method, n_steps, depth.config.backward)
+    per_token = whole if tolerance is None else depth.count.per_token
+    return Point(tolerance, n_steps, float(per_token), perplexity)
+
+
+def halting_table(points: Sequence[Point]) -> str:
+    """A line for each point; perplexity and evaluations beside those of the whole grid, the first of the points."""
+    full = points[0]
+    lines = ["tolerance   steps   evaluations a token   of the whole grid   perplexity"]
+    for p in points:
+        name = "none" if p.tolerance is None else f"{p.tolerance:g}"
+        change = p.perplexity / full.perplexity - 1
+        share = p.per_token / full.per_token
+        lines.append(f"{name:>9}   {p.n_steps:5}   {p.per_token:19.2f}   {share:17.0%}   {change:+10.2%}")
+    return "\n".join(lines)
+
+
+def plot_halting(points: Sequence[Point], target: Path) -> Path:
+    """Perplexity over that of the whole grid against evaluations per token: halting, and coarser grids."""
+    from glissando.evaluation.plots import figure_and_axes
+
+    figure, (axes,) = figure_and_axes()
+    full = points[0]
+    halting = [p for p in points if p.tolerance is not None]
+    coarser = [full, *(p for p in points[1:] if p.tolerance is None)]
+    for kind, label, color in ((halting, "tokens halt", "#0b6e99"), (coarser, "fewer steps for all", "#9aa5b1")):
+        kind = sorted(kind, key=lambda p: p.per_token)
+        xs, ys = [p.per_token for p in kind], [100 * (p.perplexity / full.perplexity - 1) for p in kind]
+        axes.plot(xs, ys, color=color, linewidth=2, marker="o", markersize=4, label=label)
+    axes.axhline(1, color="#b3261e", linewidth=1.2, linestyle="--", label="1 %")
+    axes.set(xlabel="evaluations of the field per token", ylabel="perplexity over that of the whole grid, %")
+    axes.set_title(f"Halting on a grid of {full.n_steps} steps")
+    axes.legend(frameon=False)
+    figure.savefig(target)
+    return target
