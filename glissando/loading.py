@@ -12,7 +12,6 @@ from glissando.errors import RunError
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import TOKENIZER, Run
 
-
 #: inside a run: a copy of the run that it was started from, where the model at u = 0 is tied to that
 BASE = "base"
 

@@ -245,9 +245,13 @@ class LanguageModel(nn.Module):
         x = self.embedding(ids)
         if self.position_embedding is None:
             return x
-        limit, counts = self.position_embedding.num_embeddings, ctx.counts(ids)  # padding needs no position
-        start = torch.zeros_like(counts) if position is None else position
-        furthest = int((start + counts).max())
+        limit = self.position_embedding.num_embeddings
+        if position is None and ctx.mask is None:  # known without a look at any tensor, as torch.compile needs it
+            furthest, start = ids.shape[1], ids.new_zeros(ids.shape[0])
+        else:
+            counts = ctx.counts(ids)  # padding needs no position
+            start = torch.zeros_like(counts) if position is None else position
+            furthest = int((start + counts).max())
         if furthest > limit:
             raise LengthError(
                 f"this model has learned positions for {limit} tokens, and was given {furthest}. Shorten the input, "

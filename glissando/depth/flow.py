@@ -87,6 +87,14 @@ class FlowDepth(Depth):
         #: where it is not None, the evaluations of a flow with a tolerance are added to it
         self.count: EvaluationCount | None = None
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """W ~ U(-1/sqrt(C), 1/sqrt(C)), as published: near 0 neither W nor what reads it learns, as each waits for the
+        other. u = 0 does not see W."""
+        if self.control is not None:
+            bound = self.control.in_features**-0.5
+            nn.init.uniform_(self.control.weight, -bound, bound)
+
     @property
     def honours(self) -> frozenset[Signal]:
         signals = self.field.honours
@@ -205,7 +213,12 @@ class _Field:
 
 
 def _seed(depth: FlowDepth) -> int | None:
-    """Of this call's dropout, drawn from PyTorch's generator; None where nothing is dropped."""
+    """Of this call's dropout, drawn from PyTorch's generator; None where nothing is dropped.
+
+    None too where torch.compile looks on, which cannot follow a seed, and nothing is computed again.
+    """
+    if torch.compiler.is_compiling() and depth.config.backward == "direct":
+        return None
     drops = depth.training and any(isinstance(m, nn.Dropout) and m.p > 0 for m in depth.field.modules())
     drops = drops or (depth.training and getattr(getattr(depth.field.mixer, "config", None), "dropout", 0.0) > 0)
     return int(torch.randint(1 << 62, ())) if drops else None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from glissando.errors import unknown_name
-from glissando.lab import scans, spectral, speed
+from glissando.lab import flow, scans, spectral, speed
 from glissando.lab.speed import Row
 
 ROWS: dict[str, Callable[[int], Row]] = {
@@ -20,6 +20,8 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "spectral-nano-long": spectral.long_text_nano,
     "spectral-context": spectral.context,
     "spectral-memory": spectral.memory,
+    **{f"flow-latency-{case}": partial(flow.latency, case) for case in flow.CASES},
+    "flow-memory": flow.memory,
     **{f"scan-{case}": partial(scans.scan_row, case) for case in scans.CASES},
 }
 

@@ -34,11 +34,19 @@ def rotation(positions: Tensor, head_size: int, base: float, width: int, dtype: 
     return torch.stack([angle.cos(), angle.sin()]).to(dtype)
 
 
-@lru_cache(maxsize=16)
 def rotation_from_zero(
     length: int, head_size: int, base: float, width: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """`rotation` at positions 0 .. length - 1, remembered: every layer of every step asks for the same."""
+    if torch.compiler.is_compiling():  # a compiled graph has its own ways to share it, and cannot read our memory
+        return rotation(torch.arange(length, device=device), head_size, base, width, dtype)
+    return _remembered(length, head_size, base, width, dtype, device)
+
+
+@lru_cache(maxsize=16)
+def _remembered(
+    length: int, head_size: int, base: float, width: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
         return rotation(torch.arange(length, device=device), head_size, base, width, dtype)
 
@@ -46,9 +54,10 @@ def rotation_from_zero(
 def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
     """x (..., K) rotated by cos_sin (2, ..., K/2), which carries no gradient.
 
-    `auto` writes both halves into one tensor and rotates the gradient back by the opposite angle.
+    `auto` writes both halves into one tensor and rotates the gradient back by the opposite angle; where torch.compile
+    looks on, which cannot write into a part of a tensor, it is the reference.
     """
-    if backend == "reference":
+    if backend == "reference" or torch.compiler.is_compiling():
         cos, sin = cos_sin[0], cos_sin[1]
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -10,11 +10,15 @@ from torch import Tensor
 
 
 def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
-    """h (..., 2 F) -> (..., F). `auto` keeps only h for the backward and writes its gradient in one piece."""
-    if backend == "reference":
+    """h (..., 2 F) -> (..., F). `auto` keeps only h for the backward and writes its gradient in one piece; where
+    torch.compile looks on, which cannot write into a part of a tensor, it is the reference.
+    """
+    if backend == "auto" and not torch.is_grad_enabled():
+        return _forward(h)
+    if backend == "reference" or torch.compiler.is_compiling():
         gate, up = h.chunk(2, -1)
         return F.silu(gate) * up
-    return _SwiGLU.apply(h) if torch.is_grad_enabled() else _forward(h)
+    return _SwiGLU.apply(h)
 
 
 def _forward(h: Tensor) -> Tensor:
