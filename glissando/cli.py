@@ -19,6 +19,7 @@ VERBS = {
     "presets": "list the presets, or show one",
     "corpora": "list the corpora, or show samples of one",
     "bench": "measure speed against named peers",
+    "audit": "measure published claims, as published and corrected",
 }
 
 _USAGE = """usage: glissando VERB [options]

@@ -12,9 +12,12 @@ from torch import Tensor
 from training_runs import assert_same_tensors, call, command, configuration, metrics, options, weights
 
 import glissando
+from glissando.config import from_dict, merge
 from glissando.data.base import IGNORED
 from glissando.errors import ConfigError, GlissandoError, RunError
 from glissando.loading import load_base
+from glissando.presets import load_preset
+from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.module import TrainingModule, divergence
 from glissando.training.stages import STAGES, resolve, resume_stages, train_stages
@@ -215,3 +218,12 @@ def test_the_command_line_trains_stages_and_goes_on_from_a_run(tmp_path):
     config = glissando.load(run).config
     assert config.depth.control == ["mood", "speech"]
     assert config.hidden_size == 16
+
+
+def test_the_example_of_stages_is_one_that_trains():
+    values = yaml.safe_load((Path(__file__).parent.parent / "examples" / "steer.yaml").read_text())
+    preset = {key: value for key, value in load_preset(values["preset"]).items() if key != "about"}
+    (_, pretrain), (_, steer) = resolve(from_dict(RunConfig, merge(preset, values)), Path("out"))
+    assert (pretrain.model.depth.control, pretrain.data.stories.labelled) == ([], False)
+    assert (steer.model.depth.control, steer.data.stories.labelled) == (["mood", "speech"], True)
+    assert steer.training.neutral_kl > 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,20 @@ from glissando.evaluation.scoring import score
 from glissando.model import LanguageModel
 
 TOLERANCES = (0.002, 0.004, 0.008, 0.012, 0.016, 0.024, 0.032, 0.064)
+
+
+@contextlib.contextmanager
+def counted(model: LanguageModel) -> Iterator[EvaluationCount]:
+    """Counts the evaluations of a flow with a tolerance; nothing for another model."""
+    count = EvaluationCount()
+    if not isinstance(model.depth, FlowDepth):
+        yield count
+        return
+    model.depth.count = count
+    try:
+        yield count
+    finally:
+        model.depth.count = None
 
 
 @dataclass(frozen=True)
@@ -45,17 +60,16 @@ def measure_halting(
         points += [_point(model, batches, steps, None) for steps in range(1, given[0])]
     finally:
         depth.n_steps, depth.config.tolerance = given
-        depth.count = None
     return points
 
 
 def _point(model: LanguageModel, batches: Sequence[Batch], n_steps: int, tolerance: float | None) -> Point:
     depth: Any = model.depth
     depth.n_steps, depth.config.tolerance = n_steps, tolerance
-    depth.count = EvaluationCount()
-    perplexity = score(model, batches).perplexity
+    with counted(model) as count:
+        perplexity = score(model, batches).perplexity
     whole = evaluations(depth.config.method, n_steps, depth.config.backward)
-    per_token = whole if tolerance is None else depth.count.per_token
+    per_token = whole if tolerance is None else count.per_token
     return Point(tolerance, n_steps, float(per_token), perplexity)
 
 

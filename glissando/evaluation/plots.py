@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from glissando.errors import RunError
 from glissando.runs import METRICS
 
 if TYPE_CHECKING:
-    from glissando.evaluation.steering import Sweep
+    from glissando.evaluation.halting import Point
+    from glissando.evaluation.steps import StepCurve
     from glissando.model import LanguageModel
 
 
-def plot_run(run: str | Path, model: LanguageModel, out: str | Path, floor: float | None = None) -> list[Path]:
-    """Draw every picture that a run and its model have into the directory `out`; returns their paths."""
+def plot_run(
+    run: str | Path,
+    model: LanguageModel,
+    out: str | Path,
+    floor: float | None = None,
+    steps: StepCurve | None = None,
+    halting: Sequence[Point] = (),
+) -> list[Path]:
+    """Draw every picture that a run and its model have into the directory `out`; returns their paths.
+
+    floor   the corpus's entropy in bits per byte, where it is known
+    steps   what the solver's steps of a flow were measured to do
+    halting what its tolerances were measured to do
+    """
+    from glissando.evaluation.gradients import plot_gradients
+    from glissando.evaluation.halting import plot_halting
     from glissando.evaluation.kernels import plot_kernels, spectral_mixers
+    from glissando.evaluation.steps import plot_convergence, plot_steps
 
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    pictures = [plot_loss(Path(run), out / "loss.png", floor)]
+    pictures = [plot_loss(Path(run), out / "loss.png", floor), plot_gradients(Path(run), out / "gradients.png")]
     if spectral_mixers(model):
         pictures.append(plot_kernels(model, out / "kernels.png"))
+    if steps is not None:
+        pictures += [plot_steps(steps, out / "steps.png"), plot_convergence(steps, out / "convergence.png")]
+    if halting:
+        pictures.append(plot_halting(halting, out / "halting.png"))
     return pictures
 
 
@@ -55,28 +74,6 @@ def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
     axes.set_ylim(bottom=0)
     _plain_decades(axes)
     axes.legend(frameon=False)
-    figure.savefig(target)
-    return target
-
-
-def plot_dial(result: Sweep, target: Path) -> Path:
-    """The mean label of the texts against u, one point a prompt behind it, and what held-out text costs at u."""
-    figure, (left, right) = figure_and_axes(columns=2)
-    jitter = np.random.default_rng(0).uniform(-0.05, 0.05, result.labels.shape)
-    u = np.asarray(result.values)
-    left.scatter((u[:, None] + jitter).ravel(), result.labels.ravel(), s=6, alpha=0.25, color="#9aa5b1", label="a text")
-    left.plot(u, result.means(), color="#0b6e99", linewidth=2, marker="o", markersize=4, label="mean")
-    at, low, high = result.crossing()
-    if low <= high:
-        left.axvspan(low, high, color="#b3261e", alpha=0.15, label=f"crosses 0 at {at:.2f} ({low:.2f} to {high:.2f})")
-    left.axhline(0, color="#5f6b76", linewidth=0.8)
-    left.set(xlabel=f"{result.name} dial, u", ylabel=f"{result.name} of the text, judged", ylim=(-1.1, 1.1))
-    left.set_title(f"{result.labels.shape[1]} held-out prompts")
-    left.legend(frameon=False, fontsize=8, loc="upper left")
-    right.plot(u, result.bits_per_byte, color="#0b6e99", linewidth=2, marker="o", markersize=4, label="dial at u")
-    right.axhline(result.uncontrolled, color="#b3261e", linewidth=1.2, linestyle="--", label="no control")
-    right.set(xlabel=f"{result.name} dial, u", ylabel="bits per byte of held-out text", title="What it costs")
-    right.legend(frameon=False, fontsize=8)
     figure.savefig(target)
     return target
 

@@ -46,10 +46,17 @@ def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parame
 
 
 def part_of(name: str) -> str:
-    """The part of the model that a parameter belongs to: depth.blocks.3.mixer.qkv.weight -> depth.blocks.3.mixer."""
+    """The part of the model that a parameter belongs to.
+
+    depth.blocks.3.mixer.qkv.weight -> depth.blocks.3.mixer;   depth.time.0.bias -> depth.time
+    """
     pieces = name.split(".")
     if pieces[0] != "depth":
         return pieces[0]
+    if pieces[-1] in ("weight", "bias"):
+        pieces = pieces[:-1]
+    if pieces[-1].isdigit():  # one of several layers without names
+        return ".".join(pieces[:-1])
     numbered = [i for i, piece in enumerate(pieces) if piece.isdigit()]
     return ".".join(pieces[: (numbered[-1] + 2 if numbered else 2)])
 

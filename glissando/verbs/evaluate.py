@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from glissando.config import from_dict, to_dict
 from glissando.data.corpora import DataConfig, TextOptions, build_corpus
@@ -14,7 +15,10 @@ from glissando.verbs.options import add_inference_options, explain, flat, infere
 
 if TYPE_CHECKING:
     from glissando.data.base import Corpus
+    from glissando.evaluation.halting import Point
+    from glissando.evaluation.steps import StepCurve
     from glissando.model import LanguageModel
+    from glissando.runs import Run
 
 EXAMPLE = "glissando evaluate runs/first --file book.txt"
 
@@ -29,7 +33,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--file", help="score every byte of this text file")
     parser.add_argument("--exact_match", type=int, default=256, help="pairs to answer, where the corpus is of pairs")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plots", help="directory for pictures of the run")
+    parser.add_argument("--plots", help="directory for pictures: loss, gradients, steps of a flow")
+    parser.add_argument("--steps", type=bool, default=False, help="measure every solver and number of steps of a flow")
     add_inference_options(parser)
     parser.add_argument("--data", type=DataConfig, default=DataConfig())
     explain(parser, DataConfig, "data.")
@@ -45,25 +50,79 @@ def main(arguments: Sequence[str]) -> None:
         config.corpus, config.text = "text", TextOptions(path=options.file, valid_path=options.file)
     model = load(options.run, inference_overrides(options))
     corpus = build_corpus(config, model.tokenizer)
+    _require_flow(model, options)
     result = {"corpus": config.corpus} | measure(model, corpus, options.exact_match)
-    print(json.dumps(result, indent=2) if options.json else table(result))
+    if not options.json:
+        print(table(result), flush=True)
+    steps = _steps(run, model, corpus) if options.plots or options.steps else None
+    halting = _halting(run, model, corpus) if steps is not None else []
+    if options.json and options.steps and steps is not None:
+        result |= {"steps": steps.as_dict(), "halting": [asdict(point) for point in halting]}
+    elif steps is not None:
+        print(steps.table(), file=sys.stderr)
+        if halting:
+            from glissando.evaluation.halting import halting_table
+
+            print(halting_table(halting), file=sys.stderr)
+    if options.json:
+        print(json.dumps(result, indent=2))
     if problems := getattr(corpus, "problems", None):
         print(problems, file=sys.stderr)
     if options.plots:
         from glissando.evaluation.plots import plot_run
 
         floor = build_corpus(from_dict(DataConfig, trained, "data"), model.tokenizer).entropy_floor
-        for picture in plot_run(run.path, model, options.plots, floor):
+        for picture in plot_run(run.path, model, options.plots, floor, steps, halting):
             print(f"picture: {picture}", file=sys.stderr)
+
+
+def _require_flow(model: LanguageModel, options: Any) -> None:
+    from glissando.evaluation.steps import has_flow
+
+    if options.steps and not has_flow(model):
+        raise ConfigError(
+            f"--steps measures the solver of a flow, and the depth.kind of {options.run} is "
+            f"{model.config.depth.kind}; leave it out"
+        )
+
+
+def _steps(run: Run, model: LanguageModel, corpus: Corpus) -> StepCurve | None:
+    """Every setting of a flow's solver; None without a flow. The setting to mark is the run's, not that of options."""
+    from glissando.evaluation import steps
+    from glissando.evaluation.steps import Setting, has_flow, measure_steps
+    from glissando.model import ModelConfig
+
+    if not has_flow(model):
+        return None
+    depth = from_dict(ModelConfig, run.read_config()["model"], "model").depth
+    assert depth.n_steps is not None
+    print(f"solving the flow in other ways, on about {steps.SAMPLE_BYTES:,} bytes of the text", file=sys.stderr)
+    trained = Setting(depth.flow.method, depth.n_steps)
+    return measure_steps(model, corpus, trained, sample_bytes=steps.SAMPLE_BYTES)
+
+
+def _halting(run: Run, model: LanguageModel, corpus: Corpus) -> list[Point]:
+    """Tolerances on the run's own grid; [] for the coupled scheme, which cannot halt."""
+    from glissando.evaluation.halting import measure_halting
+    from glissando.evaluation.steps import SAMPLE_BYTES, sample
+    from glissando.loading import load
+
+    if model.config.depth.flow.backward == "reversible":
+        return []
+    return measure_halting(load(run.checkpoint or run.path), sample(corpus, SAMPLE_BYTES))
 
 
 def measure(model: LanguageModel, corpus: Corpus, exact_match: int) -> dict[str, object]:
     """Everything that is measured of `model` on a corpus's held-out part."""
     from glissando.data.pairs import PairsCorpus
+    from glissando.evaluation.halting import counted
     from glissando.evaluation.pairs import exact_match_rate
     from glissando.evaluation.scoring import score
 
-    result = {"parameters": model.num_parameters()} | score(model, corpus.batches("valid")).as_dict()
+    with counted(model) as count:
+        result = {"parameters": model.num_parameters()} | score(model, corpus.batches("valid")).as_dict()
+    if count.tokens:
+        result["evaluations_per_token"] = count.per_token
     if isinstance(corpus, PairsCorpus):
         result |= exact_match_rate(model, corpus.held_out(exact_match))
     return result

@@ -1,0 +1,85 @@
+"""What a published claim is, and what measuring it finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure, and on what.
+
+    quick      toy widths and a few steps: that it runs is all it shows
+    steps      of training; None: the published number
+    seeds      how many models of each kind are trained
+    text       file to train on; None: the built-in stories
+    tokenizer  a tokenizer.json; None: one trained on the text
+    run        a run of ours that a corrected form measures
+    """
+
+    quick: bool = False
+    steps: int | None = None
+    seeds: int = 1
+    text: str | None = None
+    tokenizer: str | None = None
+    run: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one form of a claim was measured to be.
+
+    said     the figures in a line or a few
+    figures  all of them, plain values for JSON
+    checks   what the claim says -> whether the figures show it; the verdict is read off these
+    needs    what is not here without which a figure cannot be compared, or nothing measured
+    draw     draws a picture into a file
+    """
+
+    said: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    checks: Mapping[str, bool] = field(default_factory=dict)
+    needs: str = ""
+    draw: Callable[[Path], Path] | None = None
+
+    @property
+    def verdict(self) -> str:
+        """holds; does not hold; holds in part, with what does and what does not; or what it needs."""
+        kept = [name for name, held in self.checks.items() if held]
+        broken = [name for name, held in self.checks.items() if not held]
+        if not self.checks:
+            return f"not reproduced here: needs {self.needs}"
+        verdict = "holds" if not broken else "does not hold" if not kept else "holds in part"
+        if broken:
+            verdict += f" (not: {'; '.join(broken)}" + (f". It does: {'; '.join(kept)})" if kept else ")")
+        return f"{verdict}. The published figure itself needs {self.needs}" if self.needs else verdict
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which knows no NaN: what is none is null."""
+        needs = {"needs": self.needs} if self.needs else {}
+        return {"verdict": self.verdict, "checks": dict(self.checks), "figures": _known(self.figures), **needs}
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a publication, the figure it gave, and how it is measured: as its authors did, and as it should be."""
+
+    name: str
+    system: str
+    claim: str
+    published: str
+    as_published: Callable[[Plan], Finding]
+    corrected: Callable[[Plan], Finding]
+    notes: str = ""

@@ -1,0 +1,237 @@
+"""The published claims: verdicts that are computed, every claim from end to end, and the verb as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tolerances import assert_close
+from training_runs import configuration, text_file
+
+from glissando.cli import main
+from glissando.lab import hybrid_costs, hybrid_gradients, hybrid_solvers, hybrid_training
+from glissando.lab.audit import CLAIMS, measure, report, select, write
+from glissando.lab.claim import Claim, Finding, Plan
+from glissando.lab.published.hybrid_ode import PublishedHybrid, preset_weights
+from glissando.model import LanguageModel
+from glissando.training.fit import train
+
+QUICK = Plan(quick=True)
+
+
+@pytest.fixture(autouse=True)
+def _few_stories(monkeypatch):
+    monkeypatch.setattr(hybrid_training, "HELD_OUT_WINDOWS", 4)
+
+
+# ---------------------------------------------------------------------- the published model
+
+
+@pytest.mark.parametrize(("ode", "count"), [(True, 29_781_249), (False, 30_503_424)])
+def test_published_parameters(ode: bool, count: int):
+    with torch.device("meta"):
+        assert sum(p.numel() for p in PublishedHybrid(ode=ode).parameters()) == count
+
+
+@pytest.mark.parametrize(("ode", "preset"), [(True, "hybrid-ode"), (False, "gpt")])
+def test_it_computes_what_our_preset_does_with_the_same_weights(ode: bool, preset: str):
+    published = PublishedHybrid(300, 32, ode=ode).double().eval()
+    ours = LanguageModel.from_preset(preset, vocab_size=300, hidden_size=32).double().eval()
+    ours.load_state_dict(preset_weights(published))
+    ids = torch.randint(300, (2, 9))
+    controls = [None, torch.zeros(2, 4).double(), torch.randn(2, 4).double()] if ode else [None]
+    with torch.no_grad():
+        for control in controls:
+            assert_close(published(ids, control), ours(ids, control=control)[0], f"control {control}")
+    if ode:
+        with torch.no_grad():
+            assert not torch.equal(published(ids), published(ids, controls[1])), "u = 0 is not the absence of u"
+
+
+def test_its_control_gets_no_gradient():
+    model, control = PublishedHybrid(50, 16), torch.zeros(1, 4, requires_grad=True)
+    model(torch.tensor([[1, 2]]), control).sum().backward()
+    assert control.grad is None
+    assert model.flow.field.control_embed.weight.grad is not None
+
+
+# ---------------------------------------------------------------------- verdicts
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict"),
+    [
+        (Finding("", checks={"a": True, "b": True}), "holds"),
+        (Finding("", checks={"a": False}), "does not hold (not: a)"),
+        (Finding("", checks={"a": True, "b": False}), "holds in part (not: b. It does: a)"),
+        (Finding("", needs="a run"), "not reproduced here: needs a run"),
+        (Finding("", checks={"a": True}, needs="a text"), "holds. The published figure itself needs a text"),
+    ],
+)
+def test_verdicts_are_read_off_the_checks(finding: Finding, verdict: str):
+    assert finding.verdict == verdict
+
+
+def test_a_report_has_claim_figures_and_verdicts():
+    found = {"published": Finding("1.3x", checks={"a": True}), "corrected": Finding("1.1x", checks={"a": False})}
+    claim = Claim("x-y", "X", "it is fast", "1.27x", lambda _: found["published"], lambda _: found["corrected"])
+    told = report(claim, measure(claim, QUICK))
+    for line in ("x-y (X)", "published   1.27x", "reproduced  1.3x", "corrected   1.1x", "as published: holds"):
+        assert line in told
+    assert "corrected: does not hold" in told
+    assert set(measure(claim, QUICK, ["corrected"])) == {"corrected"}
+
+
+def test_claims_by_name_and_by_beginning():
+    assert [claim.name for claim in select(["hybrid-memory"])] == ["hybrid-memory"]
+    assert [claim.name for claim in select(["hybrid"])] == [name for name in CLAIMS if name.startswith("hybrid-")]
+    assert len(select(["hybrid", "hybrid-memory"])) == len(select(["hybrid"]))
+
+
+# ---------------------------------------------------------------------- each claim
+
+
+def strict_json(path: Path) -> dict:
+    return json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} in JSON"))
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_claim_runs_in_both_forms(name: str, tmp_path):
+    claim = CLAIMS[name]
+    findings = measure(claim, QUICK)
+    written = write(tmp_path, claim, findings)
+    told = strict_json(tmp_path / f"{name}.json")
+    for form, finding in findings.items():
+        assert told[form]["verdict"] == finding.verdict
+        assert finding.checks or finding.needs
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in written if path.suffix == ".png")
+    assert f"{name} (Hybrid" in report(claim, findings, quick=True)
+
+
+def test_clipping_hides_what_explodes():
+    found = hybrid_gradients.as_published(QUICK)
+    before, after = found.figures["blown_up_before_after"]
+    assert before > 1e5
+    assert after == pytest.approx(1, rel=1e-3)
+    assert not found.checks["the test would find one"]
+    assert found.checks["no step explodes by the test"]
+
+
+def test_the_adjoint_is_wrong_and_more_so_with_dropout():
+    """Five to seven per cent at four steps; its error falls with the step, which exact gradients' would not."""
+    model = hybrid_training.build(QUICK, ode=True, seed=0)
+    error = hybrid_gradients.adjoint_error(model, QUICK, 0.0)
+    assert 0.02 < error < 0.2
+    assert hybrid_gradients.adjoint_error(model, QUICK, 0.1) > error
+    model.flow.n_steps = 64
+    assert hybrid_gradients.adjoint_error(model, QUICK, 0.0) < error / 8
+
+
+def test_the_adjoint_keeps_a_state_a_step():
+    figures = hybrid_costs.memory_as_published(QUICK).figures
+    (few, many), (small, large) = figures["steps"], figures["kept_bytes"]
+    state = 16 * 16 * 32 * 4
+    assert large - small == (many - few) * (state + 4), "and the time of each"
+    assert small >= (few + 1) * state
+
+
+def test_eight_evaluations_beside_six():
+    found = hybrid_costs.latency_corrected(QUICK).figures
+    assert found["without it"]["multiplications"] == pytest.approx(4 / 3, abs=0.01)
+    assert found["with the head"]["multiplications"] < found["without it"]["multiplications"]
+
+
+def test_solvers_are_compared_by_how_far_the_flow_goes():
+    model = hybrid_training.build(QUICK, ode=True, seed=0)
+    gaps, moved, size = hybrid_solvers.solver_gaps(model, QUICK)
+    assert moved < size
+    assert gaps["euler"] > 30 * gaps["midpoint"] > 30 * gaps["rk4"]
+    leak = hybrid_solvers.future_leak(model, QUICK)
+    assert leak["rk4"] == 0
+    assert leak["dopri5"] > 0
+
+
+def test_the_published_steering_learns_its_one_prompt():
+    steered = hybrid_training.steer_on_prompt(Plan(quick=True, steps=80), 0)
+    up, down = steered.probabilities([1.0, -1.0]).tolist()
+    assert steered.tokenizer.decode([steered.good]) == " "
+    assert up[0] > down[0]
+    assert down[1] > up[1]
+    frozen = hybrid_training.build(QUICK, ode=True, seed=0).state_dict()
+    for name, weight in steered.model.state_dict().items():
+        if "field" not in name:
+            assert torch.equal(weight, frozen[name]), name
+
+
+def test_both_models_read_the_same_windows():
+    hybrid, baseline = (hybrid_training.train(QUICK, ode, 0) for ode in (True, False))
+    assert len(hybrid.losses) == len(hybrid.before) == len(hybrid.after) == 12
+    assert max(hybrid.after) <= 1 + 1e-4
+    whole = [math.hypot(*step) for step in zip(*hybrid.parts.values(), strict=True)]
+    assert whole == pytest.approx(hybrid.before, rel=1e-4)
+    assert "ODE block" in hybrid.parts
+    assert "ODE block" not in baseline.parts
+    assert hybrid.held_out.shape == baseline.held_out.shape
+
+
+# ---------------------------------------------------------------------- with a run, and the verb
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("steered")
+    stories = {"data": {"corpus": "stories", "seq_len": 64, "batch_size": 2, "text": {}}}
+    labelled = {"data.stories": {"labelled": True, "valid_stories": 2}}
+    depth = {"kind": "flow", "layers": 0, "n_steps": 1, "control": ["mood", "speech"]}
+    return train(
+        configuration(folder, stories, labelled, {"model.depth": depth, "training": {"steps": 2}}), folder / "run"
+    ).path
+
+
+@pytest.mark.parametrize("name", ["hybrid-steering", "hybrid-dial", "hybrid-solver"])
+def test_a_run_is_measured(name: str, run, tmp_path):
+    findings = measure(CLAIMS[name], Plan(quick=True, run=str(run)), ["corrected"])
+    write(tmp_path, CLAIMS[name], findings)
+    found = findings["corrected"]
+    assert strict_json(tmp_path / f"{name}.json")["corrected"]["figures"]
+    assert found.checks
+    assert "mood" in found.said or str(run) in found.said
+
+
+def test_the_verb(tmp_path, capsys):
+    out = tmp_path / "audit"
+    assert main(["audit"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in CLAIMS)
+    text = str(text_file(tmp_path))
+    assert main(["audit", "hybrid-gradients", "--quick", "--steps", "4", "--text", text, "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert text in told
+    assert "verdict" in told
+    assert json.loads((out / "hybrid-gradients.json").read_text())["published"]["figures"]["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hybrid-memry"], "Did you mean 'hybrid-memory'"),
+        (["hybrid", "--form", "publishd"], "Did you mean 'published'"),
+        (["hybrid-gradients", "--quick", "--text", "nowhere.txt"], "cannot read --text nowhere.txt"),
+        (["hybrid", "--steps", "0"], "--steps must be at least 1, got 0"),
+        (["hybrid-dial", "--form", "corrected", "--run", "nowhere"], "no run at nowhere"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], message: str, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["audit", *arguments]) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path, capsys):
+    (tmp_path / "here").write_text("x")
+    assert main(["audit", "hybrid-memory", "--quick", "--out", str(tmp_path)]) == 1
+    assert "nothing is overwritten" in capsys.readouterr().err

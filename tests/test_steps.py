@@ -1,0 +1,123 @@
+"""What a flow's steps cost and buy: the orders of the solvers, the same weights, and the verb that draws them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tolerances import assert_close
+from training_runs import configuration
+
+import glissando
+from glissando.cli import main
+from glissando.data.corpora import build_corpus
+from glissando.depth.solvers import TABLEAUS
+from glissando.evaluation import steps
+from glissando.evaluation.steps import Setting, flow_ends, measure_steps, sample, settings, solved_with
+from glissando.model import LanguageModel
+from glissando.training.fit import train
+
+FLOW = {"kind": "flow", "layers": 2, "n_steps": 3, "control": ["mood", "speech"], "flow": {"alpha": 1.0}}
+TEXT = {"model.depth": FLOW, "training": {"steps": 3, "log_every": 1}}
+STORIES = {"data": {"corpus": "stories", "text": {}}, "data.stories": {"labelled": True, "valid_stories": 6}}
+
+
+def flowing(**depth: object) -> LanguageModel:
+    """With weights of a size at which the solvers differ."""
+    model = LanguageModel.from_config({"hidden_size": 16, "init": "torch", "depth": FLOW | depth})
+    return model.eval()
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Of labelled stories."""
+    return build_corpus(configuration(tmp_path, STORIES).data)
+
+
+def test_distances_fall_by_the_order_of_each_method(tmp_path):
+    curve = measure_steps(flowing(), build_corpus(configuration(tmp_path).data), sample_bytes=50, rounds=1)
+    for method, tableau in TABLEAUS.items():
+        gap = {row.n_steps: row.distance for row in curve.rows if row.method == method}
+        fewer, more = (2, 4) if tableau.order == 4 else (4, 8)
+        assert gap[fewer] / gap[more] == pytest.approx(2**tableau.order, rel=0.35), method
+        assert 1e-9 < gap[more] < 0.2, method
+    assert all(row.forward_ms > 0 and row.token_ms > 0 for row in curve.rows)
+
+
+def test_settings_are_bounded_and_hold_the_trained_one():
+    chosen = settings(Setting("euler", 40))
+    assert Setting("euler", 40) in chosen
+    assert len(chosen) == 5 + 5 + 5 + 4 + 1
+    assert all(n * TABLEAUS[method].stages <= 32 for method, n in chosen if n != 40)
+    assert len(settings(Setting("euler", 4), "reversible")) == 5 + 4 + 4 + 3
+    assert [setting.method for setting in chosen] == sorted((s.method for s in chosen), key=list(TABLEAUS).index)
+
+
+def test_another_setting_has_the_same_weights_and_computes_what_a_model_loaded_so_does(tmp_path):
+    run = train(configuration(tmp_path, TEXT), tmp_path / "run")
+    model, other = glissando.load(run.path), glissando.load(run.path, {"depth.n_steps": 2, "depth.flow.method": "heun"})
+    variant = solved_with(model, Setting("heun", 2))
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert torch.equal(variant(ids)[0], other(ids)[0])
+    assert all(a.data_ptr() == b.data_ptr() for a, b in zip(model.parameters(), variant.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_the_ends_of_the_flow(layers: int, corpus):
+    """H(0) is what the blocks before it leave, and the blocks after it make the logits of H(1)."""
+    model = flowing(layers=layers).double()
+    batch = sample(corpus, 200)[0]
+    start, end = flow_ends(solved_with(model, Setting("euler", 3)), batch)
+    ids, depth = batch.ids[:, :128], model.depth
+    with torch.no_grad():
+        x = model.embedding(ids)
+        for block in depth.before:
+            x, _ = block(x)
+        assert_close(start, x, "H(0)")
+        for block in depth.after:
+            end, _ = block(end)
+        assert_close(model.logits(model.norm(end)), model(ids, control=batch.control.double())[0], "logits")
+
+
+def test_a_sample_is_spread_and_counts_its_bytes(corpus):
+    whole = list(corpus.batches("valid"))
+    every = sample(corpus, 10**6)
+    assert [batch.n_bytes for batch in every] == [batch.n_bytes for batch in whole]
+    few = sample(corpus, whole[1].n_bytes)
+    assert sum(batch.n_bytes for batch in few) <= 2 * whole[1].n_bytes
+    assert len(few[0].ids) < 2 or len(few) == 1
+    for batch in few:
+        assert batch.n_bytes == int((batch.targets >= 0).sum())
+        assert len(batch.ids) == len(batch.mask) == len(batch.control)
+
+
+def test_a_model_without_a_flow_is_told(corpus):
+    with pytest.raises(ValueError, match="'discrete'"):
+        measure_steps(LanguageModel.from_config({"hidden_size": 16}), corpus)
+
+
+def test_evaluate_draws_and_tells_the_steps(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(steps, "STEPS", (1, 2))
+    monkeypatch.setattr(steps, "SAMPLE_BYTES", 400)
+    run, plain = tmp_path / "run", tmp_path / "plain"
+    train(configuration(tmp_path, TEXT), run)
+    train(configuration(tmp_path, {"training": {"steps": 2, "log_every": 1}}), plain)
+    pictures = tmp_path / "pictures"
+    command = ["evaluate", str(run), "--depth.n_steps", "1"]
+    assert main([*command, "--json", "--steps", "true", "--plots", str(pictures)]) == 0
+    told = json.loads(capsys.readouterr().out)["steps"]
+    assert told["trained"] == {"method": "euler", "n_steps": 3}, "the run's own, whatever it is evaluated with"
+    assert len(told["settings"]) == 4 * 2 + 1
+    assert told["bytes"] == 100
+    for name in ("steps", "convergence", "gradients", "loss"):
+        assert (pictures / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["evaluate", str(run), "--steps", "true"]) == 0
+    captured = capsys.readouterr()
+    assert "bits per byte" in captured.out
+    assert "* euler          3" in captured.err
+    assert main(["evaluate", str(run), "--json"]) == 0
+    assert "steps" not in json.loads(capsys.readouterr().out)
+    assert main(["evaluate", str(plain), "--steps", "true"]) == 1
+    assert "is discrete; leave it out" in capsys.readouterr().err
