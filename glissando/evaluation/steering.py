@@ -1,15 +1,21 @@
 """How well a dial turns a text: sweeps of the control over held-out prompts, judged by the corpus's own oracle.
 
 Every prompt is continued at every value u with the same random numbers, so that what differs is the dial's doing.
+
+What that costs is told as bits per byte of held-out text read at u, and as a ratio of perplexities per token,
+
+    cost(u) = exp(nats per token at u - nats per token of the base, or without a control)
+
+where the base is the uncontrolled model from which steering started.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +23,127 @@ from numpy.typing import NDArray
 
 from glissando.data.base import Corpus
 from glissando.errors import ConfigError
+from glissando.evaluation.rows import Row, batches_of, spread, valid_rows
 from glissando.evaluation.scoring import score, wilson
-from glissando.generation import generate
+from glissando.generation import Sampling, continue_ids, control_values, tokenizer_of
 from glissando.model import LanguageModel
 
 #: what is swept by default: from -1.5 to 1.5 in steps of 0.25
 VALUES = tuple(v / 4 for v in range(-6, 7))
+
+
+class Cost(NamedTuple):
+    """What held-out text costs a reader."""
+
+    bits_per_byte: float
+    nats: float  # per token
+
+    @property
+    def perplexity(self) -> float:
+        """Per token."""
+        return math.exp(min(self.nats, 700.0))
+
+    def against(self, other: Cost) -> float:
+        """The ratio of the two perplexities: 1.02 is 2 % dearer than `other`."""
+        return math.exp(min(self.nats - other.nats, 700.0))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What every way of steering is asked to do alike: prompts to continue, random numbers, text to read, a judge."""
+
+    corpus: Corpus
+    prompts: Sequence[str]
+    held_out: Sequence[Row]
+    max_tokens: int = 700
+    temperature: float = 0.8
+    seed: int = 0
+
+    def write(
+        self,
+        model: LanguageModel,
+        control: Mapping[str, float] | None = None,
+        before: Sequence[Sequence[int]] | None = None,
+    ) -> list[str]:
+        """Each prompt and its continuation, to the end of the text or `max_tokens`.
+
+        before  ids that the model reads ahead of each prompt, its end mark by default; they are no part of the text.
+        """
+        tokenizer = tokenizer_of(model)
+        before = before or [[tokenizer.eos_id]] * len(self.prompts)
+        ids = [[*ahead, *tokenizer.encode(prompt)] for ahead, prompt in zip(before, self.prompts, strict=True)]
+        dial = None if control is None else _as_tensor(model, control).expand(len(ids), -1)
+        said: list[list[int]] = [[] for _ in ids]
+        sampling = Sampling(self.temperature, seed=self.seed)
+        for step in continue_ids(
+            model, ids, self.max_tokens, sampling, ends=lambda row, token: token == tokenizer.eos_id, control=dial
+        ):
+            for row, token in enumerate(step):
+                if token is not None and token != tokenizer.eos_id:
+                    said[row].append(token)
+        return [prompt + tokenizer.decode(tokens) for prompt, tokens in zip(self.prompts, said, strict=True)]
+
+    def judge(self, texts: Sequence[str], name: str) -> NDArray[np.float64]:
+        """The label `name` of each text, NaN without evidence. Raises ConfigError if the oracle knows no such label."""
+        return np.array([_label(self.corpus, text, name) for text in texts])
+
+    def read(
+        self, model: LanguageModel, control: Mapping[str, float] | None = None, rows: Sequence[Row] | None = None
+    ) -> Cost:
+        """The cost of the held-out rows, or of `rows`, read with the dials so; without a control if None."""
+        dial = None if control is None else _as_tensor(model, control)
+        batches = (
+            batch._replace(control=None if dial is None else dial.expand(len(batch.ids), -1))
+            for batch in batches_of(self.held_out if rows is None else rows)
+        )
+        result = score(model, batches)
+        return Cost(result.bits_per_byte, result.loss)
+
+
+def trial(
+    corpus: Corpus,
+    *,
+    prompts: int = 32,
+    cost_rows: int = 32,
+    max_tokens: int = 700,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> Trial:
+    """A trial on `prompts` held-out beginnings and `cost_rows` held-out rows (0: all of them).
+
+    Raises ConfigError for fewer than 2 prompts, fewer than 1 token, or a negative number of rows.
+    """
+    if prompts < 2:
+        raise ConfigError(f"a sweep needs at least 2 prompts to say how sure it is, got {prompts}")
+    if max_tokens < 1:
+        raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}")
+    if cost_rows < 0:
+        raise ConfigError(f"cost_rows, the held-out rows to read, must be at least 0 (0: all), got {cost_rows}")
+    rows = spread(valid_rows(corpus), cost_rows)
+    return Trial(corpus, corpus.prompts(prompts, seed=seed), rows, max_tokens, temperature, seed)
+
+
+class Dials:
+    """A model's dials in one trial. What was written and read at a setting is kept: sweeps and pairs share settings."""
+
+    def __init__(self, model: LanguageModel, trial: Trial) -> None:
+        self.model, self.trial, self.names = model, trial, model.config.depth.control
+        self._texts: dict[tuple[float, ...], list[str]] = {}
+        self._costs: dict[tuple[float, ...] | None, Cost] = {}
+
+    def texts(self, control: Mapping[str, float]) -> list[str]:
+        """The trial's texts with the dials so, those not named at 0."""
+        key = tuple(control_values(self.model, control))
+        if key not in self._texts:
+            self._texts[key] = self.trial.write(self.model, control)
+        return self._texts[key]
+
+    def cost(self, control: Mapping[str, float] | None) -> Cost:
+        """Of the trial's held-out rows with the dials so; without a control if None."""
+        key = None if control is None else tuple(control_values(self.model, control))
+        if key not in self._costs:
+            self._costs[key] = self.trial.read(self.model, control)
+        return self._costs[key]
 
 
 @dataclass(frozen=True)
@@ -33,8 +154,9 @@ class Sweep:
     values: tuple[float, ...]
     labels: NDArray[np.float64]  # (values, prompts)
     texts: list[list[str]]  # [value][prompt]
-    bits_per_byte: list[float]  # of held-out text read with the dial at u
-    uncontrolled: float  # the same without a control
+    costs: list[Cost]  # of held-out text read with the dial at u
+    uncontrolled: Cost  # the same without a control
+    base: Cost | None = None  # the same by the model that steering started from, if there is one
 
     def at(self, u: float) -> NDArray[np.float64]:
         return self.labels[self.values.index(u)]
@@ -68,7 +190,7 @@ class Sweep:
         """The figures that `glissando steer` writes."""
         plus, minus = self.success(1.0), self.success(-1.0)
         at, low, high = self.crossing()
-        zero = self.bits_per_byte[self.values.index(0.0)]
+        zero = self.costs[self.values.index(0.0)]
         return {
             "dial": self.name,
             "prompts": self.labels.shape[1],
@@ -80,44 +202,41 @@ class Sweep:
             "crossing": at,
             "crossing_95": [low, high],
             "anti_steerable": self.anti_steerable(),
-            "bits_per_byte_uncontrolled": self.uncontrolled,
-            "bits_per_byte_at_0": zero,
+            "bits_per_byte_uncontrolled": self.uncontrolled.bits_per_byte,
+            "bits_per_byte_at_0": zero.bits_per_byte,
+            "perplexity_at_0_against_base": None if self.base is None else zero.against(self.base),
             "u": list(self.values),
             "mean_label": self.means().tolist(),
             "evidence": (~np.isnan(self.labels)).mean(1).tolist(),
-            "bits_per_byte": self.bits_per_byte,
+            "bits_per_byte": [cost.bits_per_byte for cost in self.costs],
+            "perplexity": [cost.perplexity for cost in self.costs],
+            "perplexity_against_uncontrolled": [cost.against(self.uncontrolled) for cost in self.costs],
+            "perplexity_against_base": None if self.base is None else [cost.against(self.base) for cost in self.costs],
         }
 
 
-def sweep(
-    model: LanguageModel,
-    corpus: Corpus,
-    name: str,
-    *,
-    values: Sequence[float] = VALUES,
-    prompts: int = 32,
-    max_tokens: int = 700,
-    temperature: float = 0.8,
-    seed: int = 0,
-) -> Sweep:
-    """Turn the dial `name` over held-out prompts, the other dials at 0.
+def sweep(dials: Dials, name: str, values: Sequence[float] = VALUES, base: Cost | None = None) -> Sweep:
+    """Turn the dial `name` over the trial's prompts, the other dials at 0.
 
     Raises ConfigError for values without -1, 0 and 1, for a model without this dial and for a corpus without an oracle.
     """
+    values = check_values(values)
+    texts, costs = [dials.texts({name: u}) for u in values], [dials.cost({name: u}) for u in values]
+    labels = np.array([dials.trial.judge(at, name) for at in texts])
+    return Sweep(name, values, labels, texts, costs, dials.cost(None), base)
+
+
+def check_values(values: Sequence[float]) -> tuple[float, ...]:
+    """The values in order, each once. Raises ConfigError where -1, 0 or 1 is missing."""
     values = tuple(sorted(set(values)))
     if not {-1.0, 0.0, 1.0} <= set(values):
         raise ConfigError(f"a sweep needs the values -1, 0 and 1 among others; got {list(values)}")
-    if prompts < 2:
-        raise ConfigError(f"a sweep needs at least 2 prompts to say how sure it is, got {prompts}")
-    beginnings = corpus.prompts(prompts, seed=seed)
-    texts, labels, costs = [], [], []
-    for u in values:
-        said = generate(model, beginnings, max_tokens=max_tokens, temperature=temperature, seed=seed, control={name: u})
-        whole = [a + b for a, b in zip(beginnings, said, strict=True)]
-        texts.append(whole)
-        labels.append([_label(corpus, text, name) for text in whole])
-        costs.append(cost(model, corpus, {name: u}))
-    return Sweep(name, values, np.array(labels), texts, costs, cost(model, corpus, None))
+    return values
+
+
+def _as_tensor(model: LanguageModel, control: Mapping[str, float]) -> torch.Tensor:
+    """(1, C)."""
+    return model.embedding.weight.new_tensor([control_values(model, control)])
 
 
 def _label(corpus: Corpus, text: str, name: str) -> float:
@@ -126,17 +245,6 @@ def _label(corpus: Corpus, text: str, name: str) -> float:
         raise ConfigError(f"the corpus's oracle judges {', '.join(judged)}, and the dial is named {name!r}")
     value = judged[name]
     return math.nan if value is None else value
-
-
-def cost(model: LanguageModel, corpus: Corpus, control: dict[str, float] | None) -> float:
-    """Bits per byte of the held-out text, read with the dials so; without a control if None."""
-    names = model.config.depth.control
-    given = None if control is None else torch.tensor([[control.get(name, 0.0) for name in names]])
-    batches = (
-        batch._replace(control=None if given is None else given.expand(len(batch.ids), -1))
-        for batch in corpus.batches("valid")
-    )
-    return score(model, batches).bits_per_byte
 
 
 def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:

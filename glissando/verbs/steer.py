@@ -1,69 +1,172 @@
-"""glissando steer: turn a model's dials over held-out prompts, judge the texts, write the table and the picture."""
+"""glissando steer: turn a model's dials over held-out prompts, judge the texts, write the tables and the pictures."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glissando.errors import ConfigError, unknown_name
 from glissando.verbs.options import add_inference_options, inference_overrides, parse, parser_for
 
+if TYPE_CHECKING:
+    from glissando.evaluation.steering import Cost, Sweep, Trial
+    from glissando.evaluation.steering_baselines import Comparison
+    from glissando.evaluation.steering_pair import PairGrid
+    from glissando.model import LanguageModel
+
 EXAMPLE = "glissando steer runs/steered --out runs/steered-dial --prompts 64"
+NO_BASE = (
+    "no baselines: they need the uncontrolled base that the run was steered from. Train one, then steer from it: "
+    "glissando train --from BASE --training.neutral_kl 1.0 --data.stories.labelled true --out RUN"
+)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Sweep every dial, or those of --dials, and write DIR/steering.json, DIR/texts.jsonl and a picture of each."""
-    parser = parser_for("steer", "Turn a model's dials and judge what it writes.", EXAMPLE)
-    parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument("--out", help="directory to make for the table, the texts and the pictures")
-    parser.add_argument("--dials", type=list[str], default=[], help="which dials, a list; all by default")
-    parser.add_argument(
-        "--values", type=list[float], default=[], help="values of u; by default -1.5 to 1.5 in quarters"
-    )
-    parser.add_argument("--prompts", type=int, default=32, help="held-out beginnings, the same at every value")
-    parser.add_argument("--max_tokens", type=int, default=700)
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--seed", type=int, default=0)
-    add_inference_options(parser)
-    options = parse(parser, arguments)
+    """Sweep every dial, or those of --dials, and pairs of them; beside the baselines where the run holds its base.
+
+    Writes DIR/steering.json, DIR/texts.jsonl and pictures: one a dial, one a pair, one a comparison.
+    """
+    options = parse(_parser(), arguments)
     if options.out is None:
         raise ConfigError("--out is missing: name the directory to make, such as --out runs/steered-dial")
     out = Path(options.out)
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise ConfigError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
-    results = [_measure(options, name) for name in _dials(options)]
-    _write(out, results)
+    report = Report()
+    for _ in _measure(options, report):
+        # After every part, so that one which fails or is ended loses no other.
+        _write(out, report)
+    for picture in _draw(out, report):
+        print(f"picture: {picture}", file=sys.stderr)
 
 
-def _dials(options: Any) -> list[str]:
-    from glissando.loading import load
+def _parser() -> Any:
+    parser = parser_for("steer", "Turn a model's dials and judge what it writes.", EXAMPLE)
+    parser.add_argument("run", help="run directory, or one of its checkpoints")
+    parser.add_argument("--out", help="directory to make for the tables, the texts and the pictures")
+    parser.add_argument("--dials", type=list[str], default=[], help="which dials, a list; all by default")
+    parser.add_argument(
+        "--values", type=list[float], default=[], help="values of u; by default -1.5 to 1.5 in quarters"
+    )
+    parser.add_argument(
+        "--pair_values", type=list[float], default=[], help="values of two dials turned at once; by default -1, 0, 1"
+    )
+    parser.add_argument("--prompts", type=int, default=32, help="held-out beginnings, the same at every value")
+    parser.add_argument(
+        "--cost_rows", type=int, default=32, help="held-out rows to read at every value, for the cost; 0: all"
+    )
+    parser.add_argument("--max_tokens", type=int, default=700)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--baselines", type=bool, default=True, help="prefixes and activation addition, where the run holds its base"
+    )
+    parser.add_argument(
+        "--strengths", type=list[float], default=[], help="of activation addition; by default 2, 4, ..., 64"
+    )
+    parser.add_argument(
+        "--selection_prompts", type=int, default=12, help="other beginnings, to choose the baselines' options by"
+    )
+    add_inference_options(parser)
+    return parser
 
-    names = load(options.run, inference_overrides(options)).config.depth.control
+
+@dataclass
+class Report:
+    """What has been measured so far."""
+
+    base: Cost | None = None
+    sweeps: list[Sweep] = field(default_factory=list)
+    pairs: list[PairGrid] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    cost_rows: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        dials = [sweep.as_dict() for sweep in self.sweeps]
+        return {
+            "perplexity_at_0_against_base": dials[0]["perplexity_at_0_against_base"] if dials else None,
+            "perplexity_base": None if self.base is None else self.base.perplexity,
+            "perplexity_uncontrolled": self.sweeps[0].uncontrolled.perplexity if dials else None,
+            "cost_rows": self.cost_rows,
+            "dials": dials,
+            "pairs": [pair.as_dict() for pair in self.pairs],
+            "comparisons": [comparison.as_dict() for comparison in self.comparisons],
+        }
+
+
+def _measure(options: Any, report: Report) -> Any:
+    """Fill `report` and print it part by part, yielding after each."""
+    from glissando.evaluation.steering import Dials, sweep
+    from glissando.evaluation.steering_baselines import compare
+    from glissando.evaluation.steering_pair import pair_grids
+    from glissando.loading import load, load_base
+
+    model = load(options.run, inference_overrides(options))
+    names, values, pair_values, strengths = _checked(options, model)
+    trial = _trial(options, model)
+    base = load_base(options.run, inference_overrides(options))
+    selection = _selection(options, trial, names) if options.baselines and base is not None else None
+    dials = Dials(model, trial)
+    report.base = None if base is None else trial.read(base)
+    report.cost_rows = len(trial.held_out)
+    for name in names:
+        report.sweeps.append(sweep(dials, name, values, report.base))
+        print(table(report.sweeps[-1].as_dict()), flush=True)
+        yield
+    report.pairs = pair_grids(dials, names, pair_values)
+    for pair in report.pairs:
+        print(pair_table(pair.as_dict()), flush=True)
+    yield
+    if options.baselines and base is None:
+        print(NO_BASE)
+    for name in names if base is not None and selection is not None else []:
+        assert base is not None
+        assert selection is not None
+        report.comparisons.append(compare(dials, base, name, selection, strengths))
+        print(comparison_table(report.comparisons[-1].as_dict()), flush=True)
+        yield
+
+
+def _checked(options: Any, model: LanguageModel) -> tuple[list[str], Any, Any, Any]:
+    """The dials, and the values of --values, --pair_values and --strengths: mistakes are told before anything runs."""
+    from glissando.evaluation.steering import VALUES, check_values
+    from glissando.evaluation.steering_baselines import STRENGTHS, check_strengths
+    from glissando.evaluation.steering_pair import PAIR_VALUES, check_pair_values
+
+    names = model.config.depth.control
     if not names:
         raise ConfigError(f"the model of {options.run} has no dials; train one whose depth.control names them")
     for name in options.dials:
         if name not in names:
             raise unknown_name("dial", name, names)
-    return options.dials or names
+    values = check_values(options["values"] or VALUES)
+    pair_values = check_pair_values(options.pair_values or PAIR_VALUES)
+    return options.dials or names, values, pair_values, check_strengths(options.strengths or STRENGTHS)
 
 
-def _measure(options: Any, name: str) -> Any:
+def _trial(options: Any, model: LanguageModel) -> Trial:
     from glissando.config import from_dict
     from glissando.data.corpora import DataConfig, build_corpus
-    from glissando.evaluation.steering import VALUES, sweep
-    from glissando.loading import load
+    from glissando.evaluation.steering import trial
     from glissando.runs import Run
 
-    model = load(options.run, inference_overrides(options))
     data = from_dict(DataConfig, Run.open(options.run).read_config().get("data", {}), "data")
-    corpus = build_corpus(data, model.tokenizer)
-    chosen = {k: getattr(options, k) for k in ("prompts", "max_tokens", "temperature", "seed")}
-    result = sweep(model, corpus, name, values=options["values"] or VALUES, **chosen)
-    print(table(result.as_dict()), flush=True)
-    return result
+    chosen = {k: getattr(options, k) for k in ("prompts", "cost_rows", "max_tokens", "temperature", "seed")}
+    return trial(build_corpus(data, model.tokenizer), **chosen)
+
+
+def _selection(options: Any, trial: Trial, names: Sequence[str]) -> Trial:
+    from glissando.evaluation.rows import labelled_texts
+    from glissando.evaluation.steering_baselines import selection_trial
+
+    for name in names:
+        labelled_texts(trial.corpus, name, 1)  # a missing label is told now, not after the sweeps
+    return selection_trial(trial, options.selection_prompts)
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -74,6 +177,8 @@ def table(figures: dict[str, Any]) -> str:
         low, high = f[f"{name}_95"]
         return f"{f[name]:.1%}   (95 %: {low:.1%} to {high:.1%})"
 
+    against_base = f["perplexity_against_base"] or [math.nan] * len(f["u"])
+    at_0 = f["perplexity_at_0_against_base"]
     lines = [
         f"dial {f['dial']}, {f['prompts']} held-out prompts",
         f"  success at +1      {share('success_at_+1')}",
@@ -82,22 +187,88 @@ def table(figures: dict[str, Any]) -> str:
         f"  crossing           {f['crossing']:.3f}   (95 %: {f['crossing_95'][0]:.3f} to {f['crossing_95'][1]:.3f})",
         f"  anti-steerable     {f['anti_steerable']:.1%}",
         f"  no control  {f['bits_per_byte_uncontrolled']:.4f} bits a byte ({f['bits_per_byte_at_0']:.4f} at 0)",
-        "       u   mean label   evidence   bits per byte",
+        *([f"  perplexity at 0    {at_0:.4f} of the base's"] if at_0 is not None else []),
+        "                                                perplexity per token, as a ratio to",
+        "       u   mean label   evidence   bits per byte   no control   the base",
     ]
-    for u, mean, evidence, bits in zip(f["u"], f["mean_label"], f["evidence"], f["bits_per_byte"], strict=True):
-        lines.append(f"  {u:6.2f}   {mean:10.3f}   {evidence:8.1%}   {bits:13.4f}")
+    columns = ("u", "mean_label", "evidence", "bits_per_byte", "perplexity_against_uncontrolled")
+    for u, mean, evidence, bits, ratio, base in zip(*(f[column] for column in columns), against_base, strict=True):
+        last = "-" if math.isnan(base) else f"{base:.4f}"
+        lines.append(f"  {u:6.2f}   {mean:10.3f}   {evidence:8.1%}   {bits:13.4f}   {ratio:10.4f}   {last:>8}")
     return "\n".join(lines)
 
 
-def _write(out: Path, results: list[Any]) -> None:
-    from glissando.evaluation.plots import plot_dial
+def pair_table(figures: dict[str, Any]) -> str:
+    """Mean labels of both dials and joint success, one setting a line."""
+    first, second = figures["dials"]
+    lines = [
+        f"dials {first} and {second} turned at once, {figures['prompts']} held-out prompts",
+        f"  {first + ', u':>12} {second + ', u':>12} {'mean ' + first:>14} {'mean ' + second:>14}   both obey",
+    ]
+    columns = (figures[f"mean_{first}"], figures[f"mean_{second}"], figures["joint_success"])
+    for i, u in enumerate(figures["u"]):
+        for j, v in enumerate(figures["u"]):
+            a, b, joint = (column[i][j] for column in columns)
+            obey = "-" if math.isnan(joint) else f"{joint:.1%}"
+            lines.append(f"  {u:12.2f} {v:12.2f} {a:14.3f} {b:14.3f}   {obey:>9}")
+    return "\n".join(lines)
 
+
+def comparison_table(figures: dict[str, Any]) -> str:
+    """Success and cost of the dial and of what can be done without one, one a line."""
+    f = figures
+    lines = [
+        f"dial {f['dial']} beside steering without one; options chosen on {f['chosen_on_other_prompts']} other prompts",
+        f"  {'':64} {'at -1':>7} {'at +1':>7} {'both':>7}   perplexity / the base's",
+        _outcome("no steering", f["unsteered"]),
+        _outcome("dial", f["outcome"]),
+    ]
+    for baseline in f["baselines"]:
+        cheap, best = baseline["as_cheap_as_the_dial"], baseline["best_at_any_cost"]
+        if best is None:
+            lines.append(f"  {baseline['name']}: not measured, {baseline['note']}")
+            continue
+        if cheap is None:
+            lines.append(f"  {baseline['name']}: none is within the dial's cost or 1 %")
+        else:
+            lines.append(_outcome(f"{cheap['way']} (within the dial's cost or 1 %)", cheap))
+        lines.append(_outcome(f"{best['way']} (at any cost)", best))
+    above = f["dial_above_baselines_as_cheap"]
+    if above is not None:
+        than = "higher" if above else "not higher"
+        lines.append(f"  the dial's success is {than} than that of every baseline within its cost or 1 %")
+    return "\n".join(lines)
+
+
+def _outcome(name: str, f: dict[str, Any]) -> str:
+    shares = " ".join(f"{f[key]:7.1%}" for key in ("success_at_-1", "success_at_+1", "success"))
+    return f"  {name:64} {shares}   {f['perplexity_against_base']:.4f}"
+
+
+def _write(out: Path, report: Report) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    (out / "steering.json").write_text(json.dumps([result.as_dict() for result in results], indent=2) + "\n")
+    (out / "steering.json").write_text(json.dumps(_without_nan(report.as_dict()), indent=2) + "\n")
     with (out / "texts.jsonl").open("w") as file:
-        for result in results:
+        for result in report.sweeps:
             for u, texts in zip(result.values, result.texts, strict=True):
                 for text in texts:
                     file.write(json.dumps({"dial": result.name, "u": u, "text": text}) + "\n")
-    for result in results:
-        print(f"picture: {plot_dial(result, out / f'{result.name}.png')}", file=sys.stderr)
+
+
+def _without_nan(value: Any) -> Any:
+    """NaN, which JSON does not know, as null."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _draw(out: Path, report: Report) -> list[Path]:
+    from glissando.evaluation.dial_plots import plot_comparison, plot_dial, plot_pair
+
+    return [
+        *(plot_dial(result, out / f"{result.name}.png") for result in report.sweeps),
+        *(plot_pair(pair, out / f"{'-'.join(pair.names)}.png") for pair in report.pairs),
+        *(plot_comparison(result, out / f"{result.name}-baselines.png") for result in report.comparisons),
+    ]
