@@ -77,11 +77,11 @@ def continue_ids(
     sampling: Sampling,
     *,
     ends: Callable[[int, int], bool] | None = None,
-    control: Tensor | None = None,
+    control: Tensor | Callable[[], Tensor] | None = None,
 ) -> Iterator[list[int | None]]:
     """One id a row at a time, None in rows that have ended; stops with the last row or full learned positions.
 
-    prompts  token ids of each row, none empty. control  (B, C) or None.
+    prompts  token ids of each row, none empty. control  (B, C), or a function that is asked for it before each token.
     ends     told (row, id), whether the row ends there; such rows leave the batch, so that they cost nothing.
     """
     device = model.embedding.weight.device
@@ -89,7 +89,7 @@ def continue_ids(
     generators = [torch.Generator().manual_seed(sampling.seed + r) for r in alive]
     max_tokens = min(max_tokens, room_after(model, max(map(len, prompts), default=0)))
     with torch.no_grad(), _evaluating(model):
-        logits, state = _read_prompts(model, prompts, control, device)
+        logits, state = _read_prompts(model, prompts, _now(control), device)
         for left in range(max_tokens - 1, -1, -1):
             ids = sampling.draw(logits, [generators[r] for r in alive])
             step: list[int | None] = [None] * len(prompts)
@@ -103,9 +103,14 @@ def continue_ids(
                 rows = torch.tensor(going, device=device)
                 alive = [alive[i] for i in going]
                 ids, state = ids[rows], select_rows(state, rows)
-                control = control if control is None else control[rows]
-            logits, state = model(ids.unsqueeze(1), state, control=control, donate=True)
+            now = _now(control)
+            now = now if now is None or len(now) == len(alive) else now[alive]
+            logits, state = model(ids.unsqueeze(1), state, control=now, donate=True)
             logits = logits[:, -1]
+
+
+def _now(control: Tensor | Callable[[], Tensor] | None) -> Tensor | None:
+    return control() if callable(control) else control
 
 
 def room_after(model: LanguageModel, prompt_tokens: int) -> int:
@@ -173,11 +178,12 @@ def stream(
     top_p: float | None = None,
     seed: int = 0,
     stop: str | Sequence[str] = (),
-    control: Control | None = None,
+    control: Control | Callable[[], Control] | None = None,
 ) -> Iterator[str]:
     """The continuation of `prompt` in pieces as they come; ends at the end of text, `stop` or `max_tokens`.
 
-    control  values by name, {"mood": 0.7}, those left out being 0; or all of them in the model's order.
+    control  values by name, {"mood": 0.7}, those left out being 0; or all of them in the model's order. A function is
+             asked before each token: a dial that turns while text streams.
 
     Raises ConfigError if the model has no tokenizer or an option makes no sense.
     """
@@ -214,7 +220,7 @@ def _stream_all(
     max_tokens: int,
     sampling: Sampling,
     stop: str | Sequence[str],
-    control: Control | None,
+    control: Control | Callable[[], Control] | None,
 ) -> Iterator[list[str]]:
     tokenizer = tokenizer_of(model)
     stops = [stop] if isinstance(stop, str) else list(stop)
@@ -222,9 +228,7 @@ def _stream_all(
         raise ConfigError("a stop text is empty: it would stop at once")
     rows = [_Row(tokenizer, stops) for _ in prompts]
     ids = [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
-    dial = None
-    if control is not None:
-        dial = model.embedding.weight.new_tensor([control_values(model, control)]).expand(len(prompts), -1)
+    dial = None if control is None else _dial(model, control, len(prompts))
     pieces = [""] * len(rows)
 
     def ends(row: int, token: int) -> bool:
@@ -235,6 +239,16 @@ def _stream_all(
         yield list(pieces)
         pieces[:] = [""] * len(rows)
     yield [row.finish() for row in rows]
+
+
+def _dial(model: LanguageModel, control: Control | Callable[[], Control], rows: int) -> Tensor | Callable[[], Tensor]:
+    """The control of every row, (B, C), or a function that asks for it."""
+
+    def now() -> Tensor:
+        values = control() if callable(control) else control
+        return model.embedding.weight.new_tensor([control_values(model, values)]).expand(rows, -1)
+
+    return now if callable(control) else now()
 
 
 class _Row:

@@ -200,12 +200,37 @@ def test_rows_that_end_leave_the_batch():
     assert widths == [2, 1, 1, 1]  # the last token is said, and not read any more
 
 
-def test_a_dial_is_named_and_turns():
+def with_dials() -> LanguageModel:
     torch.manual_seed(0)
     model = LanguageModel.from_preset("hybrid-ode-nano", hidden_size=16, **{"mixers.attention.heads": 2}).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def test_a_dial_turns_while_text_streams():
+    """What is said is what the model says when every token is read with the dial as it stood then."""
+    model, asked = with_dials(), []
+
+    def dial() -> torch.Tensor:
+        asked.append(3.0 if len(asked) < 6 else -3.0)
+        return torch.tensor([[asked[-1], 0.0]])
+
+    said = [step[0] for step in continue_ids(model, [[10, 97, 98]], 12, Sampling(temperature=0), control=dial)]
+    control = torch.tensor([[[asked[max(0, t - 2)], 0.0] for t in range(14)]])
+    with torch.no_grad():
+        logits, _ = model(torch.tensor([[10, 97, 98, *said[:-1]]]), control=control)
+    assert logits[0, 2:].argmax(-1).tolist() == said
+    fixed = [step[0] for step in continue_ids(model, [[10, 97, 98]], 12, Sampling(temperature=0), control=dial())]
+    assert fixed != said
+    turned = iter([{"mood": 3.0}] * 20)
+    pieces = "".join(stream(model, "ab", max_tokens=8, temperature=0, control=lambda: next(turned)))
+    assert pieces == generate(model, "ab", max_tokens=8, temperature=0, control={"mood": 3.0})[0]
+
+
+def test_a_dial_is_named_and_turns():
+    model = with_dials()
     texts = [generate(model, "a", max_tokens=30, control=c)[0] for c in ({"mood": 3.0}, {"mood": -3.0}, [3.0, 0.0])]
     assert texts[0] == texts[2] != texts[1]
     with pytest.raises(UnknownNameError, match="Did you mean 'mood'"):
