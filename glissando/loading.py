@@ -30,7 +30,10 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
     Raises RunError if the directory is no run, incomplete or damaged; nothing of it is ever unpickled.
     """
     run = Run.open(path)
-    config = from_dict(ModelConfig, merge(run.read_config()["model"], overrides or {}), "model")
+    values = merge(run.read_config()["model"], overrides or {})
+    if "depth.flow.tolerance" in (overrides or {}) and values["depth"]["flow"].get("backward") == "checkpoint":
+        values["depth"]["flow"]["backward"] = "direct"  # the same forward, and it can halt
+    config = from_dict(ModelConfig, values, "model")
     tokens = run.path / TOKENIZER
     model = LanguageModel(config, load_tokenizer(tokens) if tokens.is_file() else None)
     weights = run.read_state_dict()  # its RunError is a RuntimeError too, and says more than the one below

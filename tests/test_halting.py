@@ -7,13 +7,16 @@ import torch
 from subjects import build, random_ids
 from tolerances import assert_close
 from torch import Tensor
+from training_runs import configuration
 
+import glissando
 from glissando.data.base import Batch
 from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.solvers import unroll
 from glissando.errors import ConfigError
-from glissando.evaluation.halting import halting_table, measure_halting, plot_halting
+from glissando.evaluation.halting import counted, halting_table, measure_halting, plot_halting
 from glissando.model import LanguageModel
+from glissando.training.fit import train
 
 
 class Plain:
@@ -130,3 +133,12 @@ def test_measuring_counts_every_setting_and_leaves_the_model_as_it_was(tmp_path)
 def test_what_has_no_flow_cannot_halt():
     with pytest.raises(ConfigError, match=r"depth\.kind flow"):
         measure_halting(LanguageModel.from_config({"hidden_size": 16}), [])
+
+
+def test_a_run_trained_with_checkpoints_can_halt_when_it_is_read(tmp_path):
+    depth = {"kind": "flow", "layers": 0, "n_steps": 4, "flow": {"backward": "checkpoint"}}
+    run = train(configuration(tmp_path, {"model.depth": depth, "training.steps": 1}), tmp_path / "run").path
+    model = glissando.load(run, {"depth.flow.tolerance": 1e9})
+    with counted(model) as count, torch.no_grad():
+        model(torch.zeros(1, 5, dtype=torch.int64))
+    assert count.per_token == 2.0

@@ -178,12 +178,16 @@ class Sweep:
         return spearman(np.asarray(self.values), self.means())
 
     def crossing(self, resamples: int = 2000, seed: int = 0) -> tuple[float, float, float]:
-        """Where the mean label rises through 0, with a 95 % interval bootstrapped over prompts; NaN if nowhere."""
+        """Where the mean label rises through 0, with a 95 % interval bootstrapped over prompts; NaN if nowhere.
+
+        The interval is NaN too where more than one draw in twenty rises through 0 nowhere: it would look too sure.
+        """
         rng, n = np.random.default_rng(seed), self.labels.shape[1]
         labels, u = np.nan_to_num(self.labels), np.asarray(self.values)
         draws = [crossing_point(u, labels[:, rng.integers(0, n, n)].mean(1)) for _ in range(resamples)]
         found = [draw for draw in draws if not math.isnan(draw)]
-        low, high = np.quantile(found, [0.025, 0.975]).tolist() if found else (math.nan, math.nan)
+        sure = len(found) >= 0.95 * resamples
+        low, high = np.quantile(found, [0.025, 0.975]).tolist() if sure else (math.nan, math.nan)
         return crossing_point(u, self.means()), low, high
 
     def as_dict(self) -> dict[str, Any]:
