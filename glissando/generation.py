@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -161,10 +162,12 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
     if not isinstance(control, Mapping):
         if len(control) != len(names):
             raise ConfigError(f"this model's control has {len(names)} values ({', '.join(names)}), got {len(control)}")
-        return [float(value) for value in control]
-    for name in control:
+        control = dict(zip(names, control, strict=True))
+    for name, value in control.items():
         if name not in names:
             raise unknown_name("control", name, names)
+        if not math.isfinite(value):
+            raise ConfigError(f"a dial is turned to a finite number, such as 0.7; got {name}={value}")
     return [float(control.get(name, 0.0)) for name in names]
 
 

@@ -237,5 +237,7 @@ def test_a_dial_is_named_and_turns():
         generate(model, "a", control={"mod": 1.0})
     with pytest.raises(ConfigError, match="2 values \\(mood, speech\\), got 1"):
         generate(model, "a", control=[1.0])
+    with pytest.raises(ConfigError, match=r"a finite number, such as .*; got mood=nan"):
+        generate(model, "a", control={"mood": float("nan")})
     with pytest.raises(ConfigError, match="takes no control"):
         generate(LanguageModel.from_preset("transformer-nano"), "a", control=[1.0])

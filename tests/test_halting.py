@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from subjects import build, random_ids
@@ -55,6 +57,23 @@ def test_slopes_on_a_straight_line_are_foretold_exactly(method):
     assert len(field.asked) == 2 * {"euler": 1, "midpoint": 2, "heun": 2, "rk4": 4}[method]
 
 
+@pytest.mark.parametrize("method", ["midpoint", "heun"])
+def test_a_halted_token_is_heard_where_it_is_foretold_to_be(method):
+    """At the stages in between, too: what the field is shown of it lies on its own straight line."""
+    seen = []
+
+    def slopes(tau: float, h: Tensor) -> Tensor:
+        seen.append((tau, h.clone()))
+        return torch.tensor([2.0, 9.0], dtype=h.dtype).view(1, 2, 1) * torch.tensor([1.0, math.sin(20 * tau)]).view(
+            1, 2, 1
+        )
+
+    h = torch.ones(1, 2, 1, dtype=torch.float64)
+    halted(Plain(slopes), h, 0.05, n_steps=5, method=method)
+    for tau, at in seen:
+        assert at[0, 0, 0].item() == pytest.approx(1 + 2 * tau, abs=1e-6)
+
+
 def test_each_token_halts_by_its_own_error_alone():
     bend = torch.tensor([0.0, 40.0], dtype=torch.float64).view(1, 2, 1)
     h = torch.ones(1, 2, 4, dtype=torch.float64)
@@ -105,13 +124,16 @@ def test_leaving_out_the_mlp_where_nobody_reads_it_changes_nothing():
 @pytest.mark.parametrize(
     ("flow", "message"),
     [
-        ({"tolerance": 0.0}, "must be positive, or absent"),
+        ({"tolerance": 0.0}, "must be positive and finite, or absent"),
+        ({"tolerance": 0.1, "n_steps": 2}, "n_steps of at least 3, got 2"),
         ({"tolerance": 0.1, "backward": "reversible"}, "needs depth.flow.backward `direct`"),
     ],
 )
 def test_mistakes(flow, message):
+    n_steps = flow.get("n_steps", 4)
+    depth = {"kind": "flow", "n_steps": n_steps, "flow": {k: v for k, v in flow.items() if k != "n_steps"}}
     with pytest.raises(ConfigError, match=message):
-        LanguageModel.from_config({"hidden_size": 16, "depth": {"kind": "flow", "n_steps": 2, "flow": flow}})
+        LanguageModel.from_config({"hidden_size": 16, "depth": depth})
 
 
 def test_measuring_counts_every_setting_and_leaves_the_model_as_it_was(tmp_path):

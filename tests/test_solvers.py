@@ -135,3 +135,21 @@ def test_mistakes_are_told():
         integrate(closed_form, h, n_steps=1, backward="reversable")
     with pytest.raises(ConfigError, match="at least 1"):
         integrate(closed_form, h, n_steps=0)
+
+
+def test_reversible_under_autocast_evaluates_backward_what_it_did_forward():
+    """Training calls backward outside autocast; the gradients are those of a call inside it."""
+    torch.manual_seed(0)
+    depth = {"kind": "flow", "layers": 0, "n_steps": 4, "control": ["a"], "flow": {"backward": "reversible"}}
+    model = LanguageModel.from_config({"hidden_size": 16, "depth": depth})
+    ids, control = torch.randint(0, 256, (2, 9)), torch.ones(2, 1)
+
+    def gradients(inside: bool) -> list[Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(ids, control=control)[0].float().square().mean()
+            if inside:
+                return list(torch.autograd.grad(loss, list(model.parameters())))
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(one, other)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from torch import Tensor
-from training_runs import assert_same_tensors, call, command, configuration, metrics, options, weights
+from training_runs import PLAIN, assert_same_tensors, call, command, configuration, metrics, options, weights
 
 import glissando
 from glissando.config import from_dict, merge
@@ -80,6 +80,39 @@ def test_the_tie_is_in_the_loss_and_in_the_log(start, tmp_path, monkeypatch):
         assert float(loss) == pytest.approx(expected / (2 * 64), rel=1e-6)
     first, *_, last = (float(row["neutral_kl"]) for row in metrics(run))
     assert 0 <= first < last  # the base is where training starts, and then it moves
+
+
+def test_the_tie_weighs_every_target_alike_however_a_step_is_parted(start, tmp_path):
+    """One step on two rows at once, and on one after the other: the same weights."""
+    once = {"training": {"steps": 1, "neutral_kl": 3.0, "optimizer": {"learning_rate": 0.01}}, "data.seq_len": 64}
+    whole = weights(steered(start, tmp_path, PLAIN, once, out="whole"))
+    parts = weights(steered(start, tmp_path, PLAIN, once, {"training.accumulate": 2}, out="parts"))
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=0, atol=2e-5)
+
+
+def test_the_base_reads_what_the_model_reads_and_drops_nothing(start, tmp_path, monkeypatch):
+    """With its mask, in evaluation mode, without gradients."""
+    seen = []
+
+    def watch(self, batch):
+        base, forward = self.base, type(self.base).forward
+        monkeypatch.setattr(type(base), "forward", lambda m, *a, **k: (seen.append((m, k)), forward(m, *a, **k))[1])
+        try:
+            return original(self, batch)
+        finally:
+            monkeypatch.setattr(type(base), "forward", forward)
+
+    original = TrainingModule._neutral_kl
+    monkeypatch.setattr(TrainingModule, "_neutral_kl", watch)
+    steered(start, tmp_path, {"training.steps": 1})
+    (base, given), (model, also) = seen
+    assert not base.training
+    assert not any(p.requires_grad for p in base.parameters())
+    assert model.training
+    assert torch.equal(given["mask"], also["mask"])
+    assert "control" not in given
+    assert not also["control"].any()
 
 
 def test_a_strong_tie_keeps_u_of_zero_near_the_base(start, tmp_path):
@@ -163,12 +196,58 @@ def test_stages_resume_with_what_is_missing(tmp_path):
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / STAGES).write_text(yaml.safe_dump(config.as_dict()))
     train(first_config, first)
-    before = (first / "model.safetensors").stat().st_mtime_ns
     resume_stages(tmp_path / "cut")
     resume_stages(tmp_path / "cut")  # nothing is left to do
     assert_same_tensors(weights(tmp_path / "cut" / "2-steer"), weights(tmp_path / "whole" / "2-steer"))
     assert_same_tensors(weights(first), weights(tmp_path / "whole" / "1-pretrain"))
-    assert before > 0
+
+
+def test_a_stage_that_was_cut_short_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    saving = {"training": {**STEER, "save_every": 2}}
+    stages = [TWO[0], {**TWO[1], **saving}]
+    train_stages(staged(tmp_path, stages), tmp_path / "whole")
+    original = TrainingModule.training_step
+
+    def crash(self, item, index):
+        if self.base is not None and self.trainer.global_step == 3:
+            raise RuntimeError("power cut")
+        return original(self, item, index)
+
+    monkeypatch.setattr(TrainingModule, "training_step", crash)
+    with pytest.raises(RuntimeError, match="power cut"):
+        train_stages(staged(tmp_path, stages), tmp_path / "cut")
+    monkeypatch.setattr(TrainingModule, "training_step", original)
+    resume_stages(tmp_path / "cut")
+    assert_same_tensors(weights(tmp_path / "cut" / "2-steer"), weights(tmp_path / "whole" / "2-steer"))
+
+
+def test_each_of_three_stages_starts_from_the_one_before_with_its_tokenizer(tmp_path):
+    bpe = {"tokenizer": {"kind": "bpe", "vocab_size": 300}}
+    three = [
+        {"name": "a", "training": {"steps": 1}},
+        {"name": "b", "data": {"seed": 5}},
+        {"name": "c", "data": {"seed": 6}},
+    ]
+    config = configuration(tmp_path, SMALL, {"data": bpe, "stages": three})
+    runs = train_stages(config, tmp_path / "out")
+    assert [run.read_config().get("start_from") for run in runs] == [None, str(runs[0].path), str(runs[1].path)]
+    assert len({(run.path / "tokenizer.json").read_bytes() for run in runs}) == 1
+
+
+@pytest.mark.parametrize("where", [{"training.devices": 2}, {"stages": [{"name": "a", "training": {"devices": 2}}]}])
+def test_stages_of_several_processes_are_refused(tmp_path, where):
+    with pytest.raises(ConfigError, match="stages train in one process"):
+        train_stages(configuration(tmp_path, SMALL, {"stages": TWO}, where), tmp_path / "out")
+
+
+def test_dials_without_labels_rest_and_that_is_said(tmp_path, capsys):
+    train(configuration(tmp_path, SMALL, DIALS), tmp_path / "run")
+    assert "no labels: the dials mood, speech are not trained" in capsys.readouterr().err
+
+
+def test_a_flow_is_not_sharded(tmp_path):
+    with pytest.raises(ConfigError, match="cannot shard a flow"):
+        train(configuration(tmp_path, SMALL, {"training.strategy": "fsdp"}), tmp_path / "run")
 
 
 def test_a_stage_without_a_checkpoint_is_told(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,10 +73,13 @@ def test_spearman_shares_the_ranks_of_equals():
     assert math.isnan(spearman(np.array([1.0, 2]), np.array([3.0, 3])))
 
 
-def test_the_crossing_is_the_one_nearest_to_zero():
+def test_the_crossing_is_that_of_the_rising_curve_nearest_to_the_means():
     assert crossing_point(np.array([-1.0, 0, 1]), np.array([-1.0, 1, 3])) == pytest.approx(-0.5)
-    assert crossing_point(np.array([-1.0, -0.5, 0, 1]), np.array([-1.0, 1, -1, 1])) == pytest.approx(0.5)
+    # 1 and -2 become -0.5 and -0.5: a dip is not a second crossing to choose from
+    assert crossing_point(np.array([-1.0, -0.5, 0, 1]), np.array([-1.0, 1, -2, 1])) == pytest.approx(1 / 3)
+    assert crossing_point(np.array([-1.0, -0.5, 0.5, 1]), np.array([-1.0, 0, 0, 1])) == 0
     assert math.isnan(crossing_point(np.array([-1.0, 1]), np.array([1.0, 2])))
+    assert math.isnan(crossing_point(np.array([-1.0, 1]), np.array([1.0, -1])))
 
 
 def test_the_cost_is_a_ratio_of_perplexities():
@@ -117,6 +121,17 @@ def test_what_was_written_at_a_setting_is_not_written_again():
     assert pairs[0].labels.shape == (2, 3, 3, 3)
     assert swept.texts[0] is dials.texts({"mood": -1.0, "speech": 0.0})
     assert np.array_equal(pairs[0].labels[0, :, 1], swept.labels, equal_nan=True)
+
+
+def test_in_a_pair_each_dial_is_turned_to_its_own_value():
+    def judge(texts: list[str], name: str) -> np.ndarray:
+        return np.array([json.loads(text)[name] for text in texts])
+
+    dials = SimpleNamespace(texts=lambda control: [json.dumps(control)] * 3, trial=SimpleNamespace(judge=judge))
+    (grid,) = pair_grids(dials, ["mood", "speech"])
+    for i, u in enumerate((-1.0, 0.0, 1.0)):
+        assert (grid.labels[0, i] == u).all()
+        assert (grid.labels[1, :, i] == u).all()
 
 
 def test_both_dials_of_a_pair_must_obey():

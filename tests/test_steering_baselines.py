@@ -198,6 +198,13 @@ def test_prefixes_have_the_sign_they_are_chosen_for():
             assert corpus.judge(corpus.tokenizer.decode(ids))["speech"] == sign
 
 
+def test_turned_up_it_puts_texts_with_the_label_before_and_turned_down_those_without():
+    prefix = Prefix(table_of(), "story", {1: [[97]], -1: [[98]]})
+    task = trial(Letters(), prompts=2, max_tokens=4)
+    assert prefix.chosen(task, 0.5, 2) == [[EOS, 97, EOS]] * 2
+    assert prefix.chosen(task, -2.0, 1) == [[EOS, 98, EOS]]
+
+
 def test_passages_are_whole_sentences():
     text = 'It rained. "Who is it?" asked the owl. ' + "So they sang. " * 20 + "The end."
     opening, ending = passage(text, "opening"), passage(text, "ending")
@@ -283,7 +290,7 @@ def test_a_vector_that_must_work_works():
     assert result.dial.cost == pytest.approx(1.0)  # the model without a depth does not hear its dial
     assert additions.as_cheap is None or additions.as_cheap.cost <= GRANTED
     assert len(prefixes.tried) == len(KINDS)
-    assert {outcome.prompts for outcome in additions.tried} == {4}
+    assert {outcome.prompts for outcome in (*additions.tried, *prefixes.tried)} == {4}
     assert {additions.best.prompts, prefixes.best.prompts, result.dial.prompts} == {6}
     json.dumps(result.as_dict())
 

@@ -14,6 +14,7 @@ Neural ODEs: Chen et al. 2018, arXiv 1806.07366.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -65,8 +66,11 @@ class FlowDepth(Depth):
             raise ConfigError(f"depth.layers, the blocks around the flow, must be at least 0, got {config.layers}")
         if config.n_steps is None or config.n_steps < 1:
             raise ConfigError(f"a flow needs depth.n_steps, the number of its steps, at least 1; got {config.n_steps}")
-        if flow.tolerance is not None and not flow.tolerance > 0:
-            raise ConfigError(f"depth.flow.tolerance must be positive, or absent to halt nowhere; got {flow.tolerance}")
+        _require_options(config, flow)
+        if flow.tolerance is not None and not 0 < flow.tolerance < math.inf:
+            raise ConfigError(
+                f"depth.flow.tolerance must be positive and finite, or absent to halt nowhere; got {flow.tolerance}"
+            )
         if flow.tolerance is not None and flow.backward != "direct":
             raise ConfigError(
                 f"depth.flow.tolerance needs depth.flow.backward `direct`, got {flow.backward!r}: what another mode "
@@ -76,6 +80,8 @@ class FlowDepth(Depth):
         half = config.layers // 2
         self.before = nn.ModuleList(make_block(i) for i in range(half))
         self.field = make_block(half)
+        if self.field.order != "pre":
+            raise ConfigError(f"the blocks of a flow are block.order `pre`, got {self.field.order!r}")
         self.after = nn.ModuleList(make_block(i + 1) for i in range(half, config.layers))
         size = self.field.hidden_size
         self.time = nn.Sequential(nn.Linear(1, size), nn.SiLU(), nn.Linear(size, size))
@@ -182,6 +188,18 @@ class FlowDepth(Depth):
             )
         control = ctx.control if ctx.control.ndim == 3 else ctx.control.unsqueeze(1)
         return (control.to(x.dtype),)
+
+
+def _require_options(config: Any, flow: FlowConfig) -> None:
+    if not math.isfinite(flow.alpha):
+        raise ConfigError(f"depth.flow.alpha must be a finite number, got {flow.alpha}")
+    if len(set(config.control)) < len(config.control):
+        raise ConfigError(f"depth.control names a dimension twice: {config.control}; give each a name of its own")
+    if flow.tolerance is not None and config.n_steps < 3:
+        raise ConfigError(
+            f"depth.flow.tolerance needs depth.n_steps of at least 3, got {config.n_steps}: the first two steps are "
+            "always evaluated"
+        )
 
 
 class _Field:

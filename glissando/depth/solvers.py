@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -177,6 +178,7 @@ class _Reversible(torch.autograd.Function):
     def forward(ctx: Any, field: Field, tableau: Tableau, n_steps: int, n_args: int, *tensors: Tensor) -> Tensor:
         h, args = tensors[0], tensors[1 : 1 + n_args]
         ctx.field, ctx.tableau, ctx.n_steps, ctx.n_args = field, tableau, n_steps, n_args
+        ctx.arithmetic = _arithmetic(h.device.type)
         y, z = _couple(field, tableau, n_steps, h, args)
         ctx.save_for_backward(y, z, *tensors[1:])
         return y
@@ -186,7 +188,7 @@ class _Reversible(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         y, z, *given = ctx.saved_tensors
         args, params = given[: ctx.n_args], given[ctx.n_args :]
-        gradients = _Gradients(ctx.field, ctx.tableau, args, params)
+        gradients = _Gradients(ctx.field, ctx.tableau, args, params, ctx.arithmetic)
         size, grad_z = 1 / ctx.n_steps, torch.zeros_like(grad_y)
         for step in range(ctx.n_steps - 1, -1, -1):
             tau = step * size
@@ -202,11 +204,26 @@ class _Reversible(torch.autograd.Function):
         return None, None, None, None, grad_y + grad_z, *gradients.totals
 
 
+def _arithmetic(device: str) -> Callable[[], AbstractContextManager]:
+    """Autocast as it is here and now: the backward pass, which runs outside it, must evaluate what the forward did."""
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return lambda: torch.autocast(device, dtype=dtype, enabled=enabled)
+
+
 class _Gradients:
     """Sums, over half steps, of the gradients of the arguments and weights."""
 
-    def __init__(self, field: Field, tableau: Tableau, args: Sequence[Tensor], params: Sequence[Tensor]) -> None:
-        self.field, self.tableau = field, tableau
+    def __init__(
+        self,
+        field: Field,
+        tableau: Tableau,
+        args: Sequence[Tensor],
+        params: Sequence[Tensor],
+        arithmetic: Callable[[], AbstractContextManager],
+    ) -> None:
+        self.field, self.tableau, self.arithmetic = field, tableau, arithmetic
         self.args = [a.detach().requires_grad_(a.requires_grad) for a in args]
         self.wanted = [t for t in (*self.args, *params) if t.requires_grad]
         self.sums: list[Tensor | None] = [None] * len(self.wanted)
@@ -214,7 +231,7 @@ class _Gradients:
 
     def of(self, tau: float, size: float, h: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Psi at h, and grad pulled back through it to h."""
-        with torch.enable_grad():
+        with torch.enable_grad(), self.arithmetic():
             h = h.detach().requires_grad_()
             moved = increment(self.field, self.tableau, tau, size, h, *self.args)
         pulled, *others = torch.autograd.grad(moved, [h, *self.wanted], grad, allow_unused=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -231,8 +230,10 @@ def sweep(dials: Dials, name: str, values: Sequence[float] = VALUES, base: Cost 
 
 
 def check_values(values: Sequence[float]) -> tuple[float, ...]:
-    """The values in order, each once. Raises ConfigError where -1, 0 or 1 is missing."""
+    """The values in order, each once. Raises ConfigError where -1, 0 or 1 is missing, or one is not finite."""
     values = tuple(sorted(set(values)))
+    if not all(map(math.isfinite, values)):
+        raise ConfigError(f"a dial is turned to finite values; got {list(values)}")
     if not {-1.0, 0.0, 1.0} <= set(values):
         raise ConfigError(f"a sweep needs the values -1, 0 and 1 among others; got {list(values)}")
     return values
@@ -266,9 +267,27 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def crossing_point(u: NDArray[np.float64], means: NDArray[np.float64]) -> float:
-    """Where straight lines between the means rise through 0 nearest to u = 0; NaN if they do not."""
-    points = []
-    for (a, low), (b, high) in pairwise(zip(u, means, strict=True)):
-        if low <= 0 <= high and high > low:
-            points.append(float(a - low * (b - a) / (high - low)))
-    return min(points, key=abs) if points else math.nan
+    """Where the rising curve nearest to the means passes 0; NaN if it does not.
+
+    That curve is their isotonic regression (least squares among curves that never fall) with straight lines between, so
+    that there is one crossing and none to choose; the middle, where it lies on 0 for a while.
+    """
+    rising = _isotonic(means)
+    if not rising[0] < 0 < rising[-1]:
+        return math.nan
+    last_below, first_above = int(np.flatnonzero(rising < 0)[-1]), int(np.flatnonzero(rising > 0)[0])
+    if first_above - last_below > 1:
+        return float(u[last_below + 1] + u[first_above - 1]) / 2
+    low, high = rising[last_below], rising[first_above]
+    return float(u[last_below] - low * (u[first_above] - u[last_below]) / (high - low))
+
+
+def _isotonic(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Pool adjacent violators: the non-decreasing sequence nearest to `values`."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((float(value), 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (b, m), (a, n) = pools.pop(), pools.pop()
+            pools.append(((a * n + b * m) / (n + m), n + m))
+    return np.repeat([mean for mean, _ in pools], [count for _, count in pools])

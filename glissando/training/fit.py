@@ -60,6 +60,7 @@ def train(config: RunConfig, out: str | Path) -> Run:
     _fit_vocabulary(config, corpus)
     _require_rows(config, corpus)
     _require_dials(config, corpus)
+    _require_shardable(config)
     require_base(config, corpus.control_names)
     job = _Job.build(config, Run(Path(out)), corpus, resuming=False)
     load_start(config, job.module.model)
@@ -84,7 +85,7 @@ def resume(path: str | Path, machine: Mapping[str, Any] | None = None) -> Run:
     run = Run(Path(path))
     run.require_run()
     config = from_dict(RunConfig, run.read_config(), "config.yaml")
-    config.training = replace(config.training, **_machine_only(machine or {}))
+    config.training = replace(config.training, **machine_only(machine or {}))
     config.check(math.prod(launch.processes(config.training)))
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
@@ -97,7 +98,8 @@ def resume(path: str | Path, machine: Mapping[str, Any] | None = None) -> Run:
     return job.fit(resume_from=checkpoint)
 
 
-def _machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`options`. Raises ConfigError for one that says how to train, which resuming must not change."""
     for name in options:
         if name not in MACHINE:
             raise ConfigError(f"resume takes only {', '.join(MACHINE)} of the training options, got {name!r}")
@@ -234,10 +236,20 @@ def _strategy(training: TrainingConfig, processes: int) -> Any:
 def _require_dials(config: RunConfig, corpus: Corpus) -> None:
     """Labels train the dials of the same names; without labels a flow is trained without its control."""
     names, labels = config.model.depth.control, list(corpus.control_names)
+    if names and not labels:
+        _say(f"the corpus has no labels: the dials {', '.join(names)} are not trained")
     if names and labels and names != labels:
         raise ConfigError(
             f"model.depth.control is {names}, and the corpus's labels are {labels}: give both the same names in the "
             "same order"
+        )
+
+
+def _require_shardable(config: RunConfig) -> None:
+    if config.training.strategy == "fsdp" and config.model.depth.kind == "flow":
+        raise ConfigError(
+            "training.strategy `fsdp` cannot shard a flow, whose field is evaluated by parts and again in the backward "
+            "pass; use `ddp`"
         )
 
 

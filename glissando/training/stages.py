@@ -10,6 +10,7 @@ starts from the weights of the stage before.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -64,6 +65,11 @@ def resolve(config: RunConfig, out: Path) -> list[tuple[Path, RunConfig]]:
 
     Raises ConfigError for names that are no names or not unique, unknown options, and budgets that make no sense.
     """
+    if math.prod(launch.processes(config.training)) > 1 or any(_shared(stage) for stage in config.stages):
+        raise ConfigError(
+            "stages train in one process, as each process would start the next stage by itself; train them one by one, "
+            "each with --from the run of the one before"
+        )
     shared = config.as_dict()
     del shared["stages"]
     plans: list[tuple[Path, RunConfig]] = []
@@ -78,11 +84,15 @@ def resolve(config: RunConfig, out: Path) -> list[tuple[Path, RunConfig]]:
             own["training"] = {**shared_budget, **own["training"]}
         whole = from_dict(RunConfig, merge(shared, own, start), where)
         try:
-            whole.check(1)
+            whole.check(math.prod(launch.processes(whole.training)))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         plans.append((out / f"{number}-{stage.name}", whole))
     return plans
+
+
+def _shared(stage: Stage) -> bool:
+    return any(stage.training.get(name, 1) != 1 for name in ("devices", "num_nodes"))
 
 
 def _require_name(stage: Stage, stages: list[Stage]) -> None:
@@ -93,8 +103,9 @@ def _require_name(stage: Stage, stages: list[Stage]) -> None:
 
 
 def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any]) -> list[Run]:
-    from glissando.training.fit import resume, train
+    from glissando.training.fit import machine_only, resume, train
 
+    machine_only(machine)
     runs = []
     for path, stage in resolve(config, out):
         if launch.rank() == 0:

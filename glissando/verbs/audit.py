@@ -53,6 +53,14 @@ def _check(options: Any) -> Path | None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, got {value}")
+    for name in ("text", "tokenizer"):
+        path = getattr(options, name)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"cannot read --{name} {path}: there is no such file")
+    if options.run is not None:
+        from glissando.runs import Run
+
+        Run.open(options.run)  # before hours of training, not after
     if options.out is None:
         return None
     out = Path(options.out)

@@ -70,6 +70,8 @@ def named_values(text: str) -> dict[str, float]:
     values: dict[str, float] = {}
     for part in text.split(","):
         name, sign, value = part.partition("=")
+        if name.strip() in values:
+            raise ConfigError(f"--control gives {name.strip()} more than once: {text!r}; give each dial one value")
         try:
             values[name.strip()] = float(value)
         except ValueError:

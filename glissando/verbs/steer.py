@@ -114,6 +114,7 @@ def _measure(options: Any, report: Report) -> Any:
     dials = Dials(model, trial)
     report.base = None if base is None else trial.read(base)
     report.cost_rows = len(trial.held_out)
+    yield  # a place that cannot be written to shows before minutes are spent
     for name in names:
         report.sweeps.append(sweep(dials, name, values, report.base))
         print(table(report.sweeps[-1].as_dict()), flush=True)
@@ -144,6 +145,8 @@ def _checked(options: Any, model: LanguageModel) -> tuple[list[str], Any, Any, A
     for name in options.dials:
         if name not in names:
             raise unknown_name("dial", name, names)
+    if len(set(options.dials)) < len(options.dials):
+        raise ConfigError(f"--dials names a dial twice: {options.dials}")
     values = check_values(options["values"] or VALUES)
     pair_values = check_pair_values(options.pair_values or PAIR_VALUES)
     return options.dials or names, values, pair_values, check_strengths(options.strengths or STRENGTHS)
@@ -246,7 +249,10 @@ def _outcome(name: str, f: dict[str, Any]) -> str:
 
 
 def _write(out: Path, report: Report) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"could not make --out {out}: {error.strerror}; choose a writable place") from error
     (out / "steering.json").write_text(json.dumps(_without_nan(report.as_dict()), indent=2) + "\n")
     with (out / "texts.jsonl").open("w") as file:
         for result in report.sweeps:
