@@ -14,6 +14,7 @@ Neural ODEs: Chen et al. 2018, arXiv 1806.07366.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 from collections.abc import Callable, Iterator
@@ -244,9 +245,10 @@ def _seed(depth: FlowDepth) -> int | None:
 
 def _seeded(seed: int, tau: float, device: torch.device, run: Callable[[], Tensor]) -> Tensor:
     """run() with random numbers that depend on the seed and tau alone, so that computing again draws the same."""
-    bits = struct.unpack("<q", struct.pack("<d", tau))[0]
+    # A hash, because the CPU's generator reads the low 32 bits of a seed alone, which are 0 in most tau.
+    mixed = hashlib.blake2b(struct.pack("<qd", seed, tau), digest_size=7).digest()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed((seed ^ (bits * 0x9E3779B97F4A7C15)) & ((1 << 63) - 1))
+        torch.manual_seed(int.from_bytes(mixed, "little"))
         return run()
 
 

@@ -292,7 +292,7 @@ def _checkpoint_gradients(model: LanguageModel) -> None:
     if not able:
         raise ConfigError(
             f"model.depth.kind {model.config.depth.kind!r} cannot recompute its blocks; leave "
-            "training.gradient_checkpointing off"
+            "training.gradient_checkpointing off (a flow has model.depth.flow.backward `checkpoint` for it)"
         )
     for module in able:
         setattr(module, "gradient_checkpointing", True)  # noqa: B010 (nn.Module declares no such attribute)
