@@ -116,7 +116,7 @@ def test_the_base_reads_what_the_model_reads_and_drops_nothing(start, tmp_path, 
 
 
 def test_a_strong_tie_keeps_u_of_zero_near_the_base(start, tmp_path):
-    fast = {"training": {"steps": 20, "optimizer": {"learning_rate": 0.01}}}
+    fast = {"training": {"steps": 10, "optimizer": {"learning_rate": 0.02}}}
     loose = steered(start, tmp_path, fast, {"training.neutral_kl": 1e-6}, out="loose")
     tight = steered(start, tmp_path, fast, {"training.neutral_kl": 100.0}, out="tight")
     ids = torch.randint(0, 256, (4, 40), generator=torch.Generator().manual_seed(1))
@@ -287,9 +287,6 @@ def test_the_command_line_trains_stages_and_goes_on_from_a_run(tmp_path):
     file.write_text(yaml.safe_dump(values))
     done = call(command("--config", str(file), "--out", str(tmp_path / "out")))
     assert done.returncode == 0, done.stderr
-    again = call(command("--resume", str(tmp_path / "out")))
-    assert again.returncode == 0
-    assert again.stderr.count("is finished") == 2
     more = options({"training": {"steps": 2}})
     run = tmp_path / "more"
     done = call(command("--from", str(tmp_path / "out" / "2-steer"), *more, "--out", str(run)))
