@@ -18,6 +18,7 @@ VERBS = {
     "steer": "turn a model's dials over held-out prompts, judge the texts, draw the dial",
     "presets": "list the presets, or show one",
     "corpora": "list the corpora, or show samples of one",
+    "laplacian": "build a graph over features for a Tauformer, or show one",
     "bench": "measure speed against named peers",
     "audit": "measure published claims, as published and corrected",
 }

@@ -34,6 +34,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
     if "depth.flow.tolerance" in (overrides or {}) and values["depth"]["flow"].get("backward") == "checkpoint":
         values["depth"]["flow"]["backward"] = "direct"  # the same forward, and it can halt
     config = from_dict(ModelConfig, values, "model")
+    config.mixers.weights_follow()
     tokens = run.path / TOKENIZER
     model = LanguageModel(config, load_tokenizer(tokens) if tokens.is_file() else None)
     weights = run.read_state_dict()  # its RunError is a RuntimeError too, and says more than the one below

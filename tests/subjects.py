@@ -22,6 +22,8 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window-1": {"window": 1},
         "forget": {"forget_gate": True},
         "forget-window-grouped": {"forget_gate": True, "window": 3, "kv_heads": 1},
+        "helpers": {"forget_gate": True, "importance": True, "output_gate": True, "window": 6},
+        "importance": {"importance": True, "kv_heads": 2},
         "rope-on-value": {"rope_on_value": True, "rope_width": 16, "bias": True},
         "no-rope": {"rope": False, "head_size": 3},
     },
@@ -29,6 +31,10 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "published": {"projections": False, "filter": True, "phase_gate": True},
         "constant": {"decay": "constant", "output_gate": False, "channels": 5},
         "everything": {"filter": True, "phase_gate": True, "channels": 6},
+    },
+    "tau": {
+        "gated": {"importance": True, "forget_gate": True, "output_gate": True, "laplacian_weights": "diagonal"},
+        "shared": {"value_heads": 2, "head_size": 6, "key_size": 5, "rope": False, "laplacian_weights": "learned"},
     },
 }
 

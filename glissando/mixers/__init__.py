@@ -12,6 +12,7 @@ from glissando.errors import unknown_name
 from glissando.mixers.attention import Attention, AttentionConfig
 from glissando.mixers.base import EMPTY, Context, ContextError, Mixer, Signal, refuse_unhonoured
 from glissando.mixers.spectral import Spectral, SpectralConfig
+from glissando.mixers.tau import Tau, TauConfig
 
 
 def mixer(cls: type[Mixer], config: type) -> Any:
@@ -25,6 +26,13 @@ class MixerConfigs:
 
     attention: AttentionConfig = mixer(Attention, AttentionConfig)  # noqa: RUF009
     spectral: SpectralConfig = mixer(Spectral, SpectralConfig)  # noqa: RUF009
+    tau: TauConfig = mixer(Tau, TauConfig)  # noqa: RUF009
+
+    def weights_follow(self) -> None:
+        """Weights are loaded next: files that only a new model reads are not looked for."""
+        for options in (getattr(self, f.name) for f in fields(self)):
+            if hasattr(options, "weights_follow"):
+                options.weights_follow()
 
 
 MIXERS: dict[str, type[Mixer]] = {f.name: f.metadata["class"] for f in fields(MixerConfigs)}

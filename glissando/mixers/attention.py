@@ -1,10 +1,11 @@
-"""Softmax attention: RoPE, grouped heads, full or sliding window, optional forget gate.
+"""Softmax attention: RoPE, grouped heads, full or sliding window; optional forget gate, importance and output gate.
 
-    y_i = Wo sum_j softmax_j( q_i . k_j / sqrt(K) + C_i - C_j ) v_j,   j <= i (and i - j < window)
+    y_i = Wo [ silu(Wg x_i) * sum_j softmax_j( q_i . k_j / sqrt(K) + g_j + C_i - C_j ) v_j ]
+                                                                       over j <= i (and i - j < window)
     C_t = sum_{s <= t} log sigmoid(w_f . x_s + b_f)                    (forget gate; zero without it)
 
-State: the keys and values of the tokens seen (of the last `window` ones), and with a forget gate one number per
-key and head. Bytes per layer and row at context L, with G key/value heads: 2 G K L element_size, plus 8 H L.
+State: the keys and values of the tokens seen (of the last `window` ones), and with a forget gate or importance one
+number per key and head. Bytes per layer and row at context L, with G key/value heads: 2 G K L element_size, plus 8 H L.
 
 Vaswani et al. 2017, arXiv 1706.03762; forget gate: Lin et al. 2025, arXiv 2503.02130, eq. 5.
 """
@@ -20,8 +21,11 @@ from torch import Tensor, nn
 
 from glissando.errors import ConfigError
 from glissando.mixers.base import Context, Mixer
+from glissando.mixers.gates import check_horizons, start_forget_gate
+from glissando.mixers.slots import append as append_slots
+from glissando.mixers.slots import at_last
 from glissando.ops.attention import attention
-from glissando.ops.rope import rotate, rotation, rotation_from_zero
+from glissando.ops.rope import rotate, rotation_after
 from glissando.state import zeros_position
 
 
@@ -38,7 +42,10 @@ class AttentionConfig:
     rope_base        slowest rotation is about 1 / rope_base
     rope_width       denominator of the frequencies' exponent; the head size if None
     rope_on_value    rotate values too (not rotated back): the Minimal Transformer's text
-    forget_gate      data-dependent decay of the logits
+    forget_gate      C: data-dependent decay of the logits
+    horizons         forget gates start with these horizons in tokens, from the first head to the last
+    importance       g: a linear map of x, a number for each key and head
+    output_gate      silu of a linear map of x multiplies what was heard
     dropout          on the attention weights
     """
 
@@ -52,11 +59,10 @@ class AttentionConfig:
     rope_width: int | None = None
     rope_on_value: bool = False
     forget_gate: bool = False
+    horizons: tuple[float, float] = (8.0, 1024.0)
+    importance: bool = False
+    output_gate: bool = False
     dropout: float = 0.0
-
-
-#: positions whose rotations are kept once they are needed: 16 MiB at head size 64
-_TABLE = 1 << 16
 
 
 class AttentionState(NamedTuple):
@@ -64,7 +70,7 @@ class AttentionState(NamedTuple):
 
     k: Tensor  # (B, G, slots, K), already rotated
     v: Tensor  # (B, G, slots, K)
-    decay: Tensor | None  # (B, H, slots) float64: C at each key
+    decay: Tensor | None  # (B, H, slots) float64: C - g at each key
     total: Tensor | None  # (B, H) float64: C at the latest token
     length: Tensor  # (B,) int64
     position: Tensor  # (B,) int64, tokens seen
@@ -79,6 +85,7 @@ class Attention(Mixer):
             value = getattr(config, name)
             if value is not None and value < 1:
                 raise ConfigError(f"attention.{name} must be at least 1, got {value}")
+        check_horizons("attention", config.horizons)
         if not 0 <= config.dropout < 1:
             raise ConfigError(f"attention.dropout must be at least 0 and below 1, got {config.dropout}")
         self.config = config
@@ -100,14 +107,13 @@ class Attention(Mixer):
         self.qkv = nn.Linear(hidden_size, sum(self._split) * self.head_size, bias=config.bias)
         self.out = nn.Linear(self.heads * self.head_size, hidden_size, bias=config.bias)
         self.forget = nn.Linear(hidden_size, self.heads) if config.forget_gate else None
+        self.importance = nn.Linear(hidden_size, self.heads, bias=False) if config.importance else None
+        inner = self.heads * self.head_size
+        self.gate = nn.Linear(hidden_size, inner, bias=False) if config.output_gate else None
 
     def reset_parameters(self) -> None:
-        """Forget gates start with horizons from 8 to 1024 tokens, spread over the heads in powers of two."""
         if self.forget is not None:
-            horizon = torch.logspace(3, 10, self.heads, base=2.0)
-            with torch.no_grad():
-                self.forget.weight.zero_()
-                self.forget.bias.copy_((horizon - 1).log())
+            start_forget_gate(self.forget, self.config.horizons)
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -116,21 +122,22 @@ class Attention(Mixer):
         empty = torch.zeros(batch_size, self.kv_heads, 0, self.head_size, **place)
         position = zeros_position(batch_size, place["device"])
         decay = total = None
-        if self.forget is not None:
+        if self.forget is not None or self.importance is not None:
             decay = torch.zeros(batch_size, self.heads, 0, device=place["device"], dtype=torch.float64)
-            total = decay.new_zeros(batch_size, self.heads)
+            total = None if self.forget is None else decay.new_zeros(batch_size, self.heads)
         return AttentionState(empty, empty, decay, total, position, position)
 
     def mix(self, x: Tensor, state: AttentionState | None, ctx: Context) -> tuple[Tensor, AttentionState | None]:
         q, k, v = self._project(x, None if state is None else state.position)
-        decay = self._cumulative_decay(x)
+        decay, importance = self._cumulative_decay(x), self._importance(x)
         if state is None:
-            y = self._attend(q, k, v, self._visible_from_zero(x), decay, decay)
+            y = self._attend(q, k, v, self._visible_from_zero(x), _lowered(decay, importance), decay)
         else:
             # Without a mask a plain number will do: a token's cost in decoding is mostly in calls like these.
             counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
-            y, state = self._attend_with_past(q, k, v, decay, state, counts, ctx.donate)
-        return self.out(y.transpose(1, 2).flatten(2)), state
+            y, state = self._attend_with_past(q, k, v, decay, importance, state, counts, ctx.donate)
+        y = y.transpose(1, 2).flatten(2)
+        return self.out(y if self.gate is None else y * F.silu(self.gate(x))), state
 
     def _project(self, x: Tensor, position: Tensor | None) -> tuple[Tensor, ...]:
         """Rotated q (B, H, T, K), k and v (B, G, T, K)."""
@@ -147,23 +154,18 @@ class Attention(Mixer):
     def _rotation(self, x: Tensor, position: Tensor | None) -> Tensor:
         """cos and sin (2, 1 or B, T, 1, K/2)."""
         base, width = self.config.rope_base, self.config.rope_width or self.head_size
-        dtype, length = self.qkv.weight.dtype, x.shape[1]
-        if position is None:
-            table = rotation_from_zero(length, self.head_size, base, width, dtype, x.device)
-            return table.unsqueeze(1).unsqueeze(-2)
-        starts = position.tolist()
-        if min(starts) == max(starts) and starts[0] + length <= _TABLE:
-            # Decoding: all rows stand at one place, and a slice of a table that every layer shares is free.
-            table = rotation_from_zero(_TABLE, self.head_size, base, width, dtype, x.device)
-            return table[:, None, starts[0] : starts[0] + length, None]
-        positions = position.unsqueeze(1) + torch.arange(length, device=x.device)
-        return rotation(positions, self.head_size, base, width, dtype).unsqueeze(-2)
+        dtype = self.qkv.weight.dtype
+        return rotation_after(position, x.shape[1], self.head_size, base, width, dtype, x.device).unsqueeze(-2)
 
     def _cumulative_decay(self, x: Tensor) -> Tensor | None:
         """C over the tokens of x alone: (B, H, T) float64, so that differences stay exact at any length."""
         if self.forget is None:
             return None
         return F.logsigmoid(self.forget(x).double()).transpose(1, 2).cumsum(-1)
+
+    def _importance(self, x: Tensor) -> Tensor | None:
+        """g (B, H, T) float64."""
+        return None if self.importance is None else self.importance(x).double().transpose(1, 2)
 
     def _visible_from_zero(self, x: Tensor) -> Tensor | str:
         length, window = x.shape[1], self.config.window
@@ -182,12 +184,13 @@ class Attention(Mixer):
         decay: Tensor | None,
         own_decay: Tensor | None,
     ) -> Tensor:
-        """decay (B, H, L) is C at the keys, own_decay (B, H, T) at the queries."""
+        """decay (B, H, L) is C - g at the keys, own_decay (B, H, T) C at the queries."""
         bias = None
-        if decay is not None and own_decay is not None:
+        if decay is not None:
             # Any constant per row may be added. With C at the middle query the keys that matter, those near the
             # queries, have small exponents however long the past is.
-            bias = own_decay[..., own_decay.shape[-1] // 2].detach().unsqueeze(-1) - decay
+            middle = 0 if own_decay is None else own_decay[..., own_decay.shape[-1] // 2].detach().unsqueeze(-1)
+            bias = middle - decay
         dropout = self.config.dropout if self.training else 0.0
         return attention(q, k, v, visible=visible, key_bias=bias, dropout=dropout)  # type: ignore[arg-type]
 
@@ -197,6 +200,7 @@ class Attention(Mixer):
         k: Tensor,
         v: Tensor,
         decay: Tensor | None,
+        importance: Tensor | None,
         state: AttentionState,
         counts: Tensor | int,
         donate: bool,
@@ -206,14 +210,16 @@ class Attention(Mixer):
         uniform = min(lengths) == max(lengths)
 
         def append(slots: Tensor, latest: Tensor) -> Tensor:
-            return _append(slots, latest, state.length, end, uniform, donate)
+            return append_slots(slots, latest, state.length, end, uniform, donate)
 
         keys, values = append(state.k, k), append(state.v, v)
         decays, total = None, None
-        if decay is not None and state.decay is not None and state.total is not None:
+        if decay is not None and state.total is not None:
             decay = decay + state.total.unsqueeze(-1)
-            decays = append(state.decay.unsqueeze(-1), decay.unsqueeze(-1)).squeeze(-1)
-            total = _at_last(decay, counts, state.total)
+            total = at_last(decay, counts, state.total)
+        lowered = _lowered(decay, importance)
+        if lowered is not None and state.decay is not None:
+            decays = append(state.decay.unsqueeze(-1), lowered.unsqueeze(-1)).squeeze(-1)
         visible = self._visible_with_past(state.length, new, end, uniform)
         near = None if decays is None else decays[..., :end]
         y = self._attend(q, keys[:, :, :end], values[:, :, :end], visible, near, decay)
@@ -250,26 +256,8 @@ class Attention(Mixer):
         return state._replace(k=keep(state.k), v=keep(state.v), decay=decay, length=length)
 
 
-def _at_last(decay: Tensor, counts: Tensor | int, before: Tensor) -> Tensor:
-    """decay (B, H, T) at each row's last real token; `before` (B, H) in a row that has none."""
-    if isinstance(counts, int):
-        return decay[..., counts - 1]
-    index = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, decay.shape[1], 1)
-    return torch.where((counts > 0).unsqueeze(1), decay.gather(2, index).squeeze(2), before)
-
-
-def _append(slots: Tensor, new: Tensor, start: Tensor, end: int, uniform: bool, donate: bool) -> Tensor:
-    """`new` (B, G, T, K) written behind each row's `start` slots; in place, with room to spare, if donated."""
-    begin = end - new.shape[2]
-    if not donate and uniform:
-        return torch.cat([slots[:, :, :begin], new], 2)
-    room = slots.shape[2]
-    if room < end:
-        # Doubling makes the copies of a growing cache cost O(1) a token.
-        slots = F.pad(slots, (0, 0, 0, (max(end, 64, 2 * room) if donate else end) - room))
-    if uniform:
-        slots[:, :, begin:end] = new
-        return slots
-    index = start.unsqueeze(1) + torch.arange(new.shape[2], device=start.device)
-    index = index.view(index.shape[0], 1, -1, 1).expand(-1, new.shape[1], -1, new.shape[3])
-    return slots.scatter_(2, index, new) if donate else slots.scatter(2, index, new)
+def _lowered(decay: Tensor | None, importance: Tensor | None) -> Tensor | None:
+    """C - g: what a key's logit is lowered by."""
+    if decay is None or importance is None:
+        return -importance if decay is None and importance is not None else decay
+    return decay - importance

@@ -85,12 +85,15 @@ def as_rows(tensor: Tensor, leading: int) -> Any:
     return array.reshape(*array.shape[:leading], math.prod(array.shape[leading:]))
 
 
-def over_rows(run: Any, like: Tensor, *arrays: Any) -> None:
-    """run(*arrays, first, last) over the rows of the batch, on several threads where the work is large."""
+def over_rows(run: Any, like: Tensor, *arrays: Any, cost: int = 1) -> None:
+    """run(*arrays, first, last) over the rows of the batch, on several threads where the work is large.
+
+    cost    how much longer a number takes than to read it, combine it and write it
+    """
     batch = like.shape[0]
     if like.numel() == 0:
         return
-    threads = min(torch.get_num_threads(), batch, like.numel() // _WORK_A_THREAD)
+    threads = min(torch.get_num_threads(), batch, like.numel() * cost // _WORK_A_THREAD)
     if threads < 2:
         run(*arrays, 0, batch)
         return

@@ -15,6 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+#: positions whose rotations are kept once they are needed: 16 MiB at head size 64
+_TABLE = 1 << 16
+
 
 def _angle_dtype(device: torch.device) -> torch.dtype:
     # Angles grow with position: float32 loses 1e-3 rad at position 10^4. Apple's GPU has no float64.
@@ -41,6 +44,26 @@ def rotation_from_zero(
     if torch.compiler.is_compiling():  # a compiled graph has its own ways to share it, and cannot read our memory
         return rotation(torch.arange(length, device=device), head_size, base, width, dtype)
     return _remembered(length, head_size, base, width, dtype, device)
+
+
+def rotation_after(
+    position: Tensor | None,
+    length: int,
+    head_size: int,
+    base: float,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """`rotation` of `length` tokens that follow `position` (B,) int64, or of the first: (2, 1 or B, length, K/2)."""
+    if position is None:
+        return rotation_from_zero(length, head_size, base, width, dtype, device).unsqueeze(1)
+    starts = position.tolist()
+    if min(starts) == max(starts) and starts[0] + length <= _TABLE:
+        # Decoding: all rows stand at one place, and a slice of a table that every layer shares is free.
+        table = rotation_from_zero(_TABLE, head_size, base, width, dtype, device)
+        return table[:, None, starts[0] : starts[0] + length]
+    return rotation(position.unsqueeze(1) + torch.arange(length, device=device), head_size, base, width, dtype)
 
 
 @lru_cache(maxsize=16)

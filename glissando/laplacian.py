@@ -1,0 +1,449 @@
+"""Laplacians over features: the graph on which the energy of a vector is measured.
+
+Features are nodes. Weights A_ij = A_ji >= 0 with A_ii = 0 give the unnormalised Laplacian, Deg_ii = sum_j A_ij:
+
+    L = Deg - A,    x'Lx = sum over {i, j} of A_ij (x_i - x_j)^2
+
+Hence its four laws: symmetric, rows that sum to 0, no entry above 0 off the diagonal, positive semidefinite. A
+Laplacian is a dense float64 tensor (K, K); its sparse form, which files hold, is edges (2, E) int64, i < j, and weights
+(E,). A node without an edge is allowed: it adds nothing to any x'Lx.
+
+Chung 1997, Spectral Graph Theory, section 1.2; ordering by the second eigenvector: Fiedler 1973, Czechoslovak
+Mathematical Journal 23.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glissando.errors import ConfigError, RunError, unknown_name
+from glissando.storage import refuse_pickle, save_tensors
+
+Basis = Literal["contexts", "svd"]
+
+FORMAT = "glissando laplacian 1"
+MEAN_DEGREE = 2.0  # of a long chain
+COOCCURRENCE_WINDOW = 4
+#: what `token_embeddings_from_corpus` gives unless asked otherwise, if the text has as many
+DEFAULT_FEATURES = 64
+#: its dense matrices take 0.5 GB each at this size
+MAX_VOCABULARY = 8192
+_RESERVED = ("format", "size", "sha256")
+_REBUILD = "Build it again: glissando laplacian build --help."
+# Columns that are orthogonal in float32 have cosines of this size, of either sign.
+_NO_SIMILARITY = 1e-6
+# Relative to the largest entry; what a sum over some thousand entries loses.
+_SLACK = {torch.float64: 1e-9, torch.float32: 1e-5}
+
+
+def chain(size: int) -> Tensor:
+    """The path 0 - 1 - ... - K-1 with weights 1: x'Lx = sum_i (x_{i+1} - x_i)^2.
+
+    Raises ConfigError for less than two nodes.
+    """
+    _require_size(size)
+    nodes = torch.arange(size)
+    return from_edges(torch.stack([nodes[:-1], nodes[1:]]), torch.ones(size - 1, dtype=torch.float64), size)
+
+
+def random_graph(size: int, neighbors: int, seed: int) -> Tensor:
+    """Every node linked to `neighbors` others drawn uniformly, weights 1: the control of a graph that means something.
+
+    Raises ConfigError unless there are more nodes than neighbours.
+    """
+    _require_neighbors(neighbors, size)
+    scores = torch.rand(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return _from_adjacency(_linked(scores, neighbors).to(torch.float64))
+
+
+def from_embeddings(embeddings: Tensor, neighbors: int = 8, counts: Tensor | None = None) -> Tensor:
+    """The graph between the columns of embeddings (n, F): each linked to the `neighbors` others of largest cosine.
+
+    Weights are the cosines; a link that one of the two chose counts; only positive cosines link. `counts` (n,) says how
+    often each row occurs: the result is that of the embeddings with every row repeated as often. A column of zeros
+    resembles nothing and stays without an edge.
+
+    Raises ConfigError for what is no finite matrix, for counts of another length or below 0, for F <= neighbors, and
+    where no two columns resemble each other, as with singular vectors or principal components, which are orthogonal.
+    """
+    _require_matrix(embeddings)
+    features = embeddings.shape[1]
+    _require_neighbors(neighbors, features)
+    columns = embeddings.detach().to(torch.float64)
+    if counts is not None:
+        _require_counts(counts, len(columns))
+        columns = columns * counts.to(torch.float64).sqrt().unsqueeze(-1)
+    cosine = _cosines(columns)
+    adjacency = torch.where(_linked(cosine, neighbors) & (cosine > _NO_SIMILARITY), cosine, 0.0)
+    if not adjacency.any():
+        raise ConfigError(
+            f"no two of the {features} columns have a positive cosine, so their graph has no edge. Singular vectors "
+            "and principal components are orthogonal: give embeddings before such a rotation, or count rows by how "
+            "often they occur"
+        )
+    return _from_adjacency(adjacency)
+
+
+def from_edges(edges: Tensor, weights: Tensor, size: int) -> Tensor:
+    """edges (2, E) integers in [0, size), weights (E,) >= 0 -> (size, size); parallel edges add up.
+
+    Raises ConfigError for other shapes, nodes out of range, an edge from a node to itself, and weights below 0 or not
+    finite.
+    """
+    if edges.dim() != 2 or edges.shape[0] != 2 or weights.shape != edges.shape[1:]:
+        shapes = f"{tuple(edges.shape)} and {tuple(weights.shape)}"
+        raise ConfigError(f"edges (2, E) and weights (E,) are expected, got shapes {shapes}")
+    if edges.dtype.is_floating_point or edges.dtype.is_complex or edges.dtype is torch.bool:
+        raise ConfigError(f"edges are pairs of node numbers, got {edges.dtype}; give int64")
+    if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < size:
+        raise ConfigError(f"edges name nodes {int(edges.min())}..{int(edges.max())} of a graph with 0..{size - 1}")
+    if (edges[0] == edges[1]).any():
+        raise ConfigError("an edge links a node to itself, which adds nothing to x'Lx; leave it out")
+    if not (weights.isfinite() & (weights >= 0)).all():
+        raise ConfigError("weights are expected to be finite and at least 0: a distance is no weight, a similarity is")
+    upper = torch.zeros(size, size, dtype=torch.float64)
+    low, high = edges.long().sort(0).values
+    upper.index_put_((low, high), weights.to(torch.float64), accumulate=True)
+    return _from_adjacency(upper + upper.T)
+
+
+def edges_of(laplacian: Tensor) -> tuple[Tensor, Tensor]:
+    """The sparse form: edges (2, E) int64 with i < j in lexicographic order, and their weights (E,)."""
+    upper = -laplacian.triu(1)
+    edges = upper.nonzero().T.contiguous()
+    return edges, upper[edges[0], edges[1]]
+
+
+def normalise(laplacian: Tensor) -> Tensor:
+    """Scaled to a mean degree tr(L) / K of 2, like a long chain's, so that energies of different graphs compare.
+
+    Raises ConfigError for a graph without an edge.
+    """
+    degree = float(laplacian.trace()) / len(laplacian)
+    if not degree > 0:
+        raise ConfigError(
+            "the graph has no edge, so every energy is 0 and no scale changes that; take more neighbors, or a larger "
+            "size to project to"
+        )
+    return _from_adjacency(_adjacency(laplacian) * (MEAN_DEGREE / degree))
+
+
+def project(laplacian: Tensor, size: int) -> Tensor:
+    """P'LP (size, size): features merged in `size` groups, contiguous in `fiedler_order` and of near-equal size.
+
+    P (F, size) has one 1 a row and else 0: the weights between two groups are summed, those inside one vanish, and
+    x'P'LPx is that of the vector with x_g at every feature of group g. With F = size the graph is returned as it is.
+
+    Raises ConfigError if there are fewer features than `size`.
+    """
+    _require_size(size)
+    features = len(laplacian)
+    if features < size:
+        raise ConfigError(
+            f"the graph has {features} features, fewer than the {size} it shall be projected to: a feature cannot be "
+            f"split. Embed in at least {size} dimensions (of a text: with a larger vocabulary), or project to at "
+            f"most {features}, the head size then"
+        )
+    if features == size:
+        return laplacian
+    group = torch.empty(features, dtype=torch.int64)
+    group[fiedler_order(laplacian)] = torch.arange(features) * size // features
+    edges, weights = edges_of(laplacian)
+    merged = group[edges]
+    between = merged[0] != merged[1]
+    return from_edges(merged[:, between], weights[between], size)
+
+
+def fiedler_order(laplacian: Tensor) -> Tensor:
+    """(K,) the nodes so that neighbours are near: each component by its Fiedler vector, the largest component first.
+
+    The Fiedler vector, of the second-smallest eigenvalue, is the smoothest one that is not constant; of its two signs,
+    the one whose largest entry is positive.
+    """
+    return torch.cat([_component_order(laplacian, torch.tensor(nodes)) for nodes in components(laplacian)])
+
+
+def _component_order(laplacian: Tensor, nodes: Tensor) -> Tensor:
+    if len(nodes) < 3:
+        return nodes
+    fiedler = torch.linalg.eigh(laplacian[nodes][:, nodes])[1][:, 1]
+    return nodes[(fiedler * _signs(fiedler.unsqueeze(-1))).argsort(stable=True)]
+
+
+def components(laplacian: Tensor) -> list[list[int]]:
+    """The nodes of each connected component, the largest first; as many as the eigenvalue 0 is multiple."""
+    neighbors: list[list[int]] = [[] for _ in range(len(laplacian))]
+    for i, j in edges_of(laplacian)[0].T.tolist():
+        neighbors[i].append(j)
+        neighbors[j].append(i)
+    found: list[list[int]] = []
+    seen: set[int] = set()
+    for start in range(len(neighbors)):
+        if start not in seen:
+            found.append(sorted(_reachable(start, neighbors)))
+            seen.update(found[-1])
+    return sorted(found, key=len, reverse=True)
+
+
+def _reachable(start: int, neighbors: list[list[int]]) -> set[int]:
+    reached, waiting = {start}, [start]
+    while waiting:
+        new = [node for node in neighbors[waiting.pop()] if node not in reached]
+        reached.update(new)
+        waiting.extend(new)
+    return reached
+
+
+def validate(laplacian: Tensor, what: str = "the matrix") -> None:
+    """Raises ConfigError that names every law of a Laplacian that `laplacian` breaks, by how much, and the fix.
+
+    Allowed is 1e-9 of the largest entry, 1e-5 in less than float64.
+    """
+    broken = _broken_laws(laplacian)
+    if broken:
+        raise ConfigError(
+            f"{what} is no graph Laplacian: {'; '.join(broken)}. Build it as Deg - A from symmetric weights A >= 0, "
+            "such as glissando.laplacian.from_edges(edges, weights, size) does"
+        )
+
+
+def _broken_laws(laplacian: Tensor) -> list[str]:
+    if laplacian.dim() != 2 or laplacian.shape[0] != laplacian.shape[1] or not len(laplacian):
+        return [f"its shape is {tuple(laplacian.shape)}, not (K, K)"]
+    if not laplacian.dtype.is_floating_point:
+        return [f"its entries are {laplacian.dtype}, not real numbers"]
+    if bad := int((~laplacian.isfinite()).sum()):
+        return [f"{bad} of its entries are not finite"]
+    exact = laplacian.detach().to(torch.float64)
+    amounts = {
+        "not symmetric: entries differ from those across the diagonal by up to": (exact - exact.T).abs().max(),
+        "rows do not sum to 0: off by up to": exact.sum(1).abs().max(),
+        "entries off the diagonal are above 0: up to": (-_adjacency(exact)).max(),
+    }
+    slack = _SLACK.get(laplacian.dtype, 1e-5) * float(exact.abs().max())
+    broken = [f"{law} {float(amount):.3g}" for law, amount in amounts.items() if float(amount) > slack]
+    # By Gershgorin's theorem the three laws imply the fourth, so its eigenvalues are found only to say what follows.
+    lowest = float(torch.linalg.eigvalsh((exact + exact.T) / 2)[0]) if broken else 0.0
+    return [*broken, f"not positive semidefinite: smallest eigenvalue {lowest:.3g}"] if lowest < -slack else broken
+
+
+def save(path: str | Path, laplacian: Tensor, about: Mapping[str, str]) -> None:
+    """Writes the sparse form as safetensors, with `about` (source, neighbors, ...), the size and a SHA-256 as metadata.
+
+    Raises ConfigError if `laplacian` is none, if a file of this name exists, and for a key of `about` that is taken;
+    RunError if the file cannot be written.
+    """
+    validate(laplacian, "what shall be saved")
+    refuse_existing(path)
+    if taken := sorted(set(about) & set(_RESERVED)):
+        raise ConfigError(f"{', '.join(taken)} in `about` would hide the file's own entry; name it otherwise")
+    edges, weights = edges_of(laplacian.detach().to("cpu", torch.float64))
+    metadata = {"format": FORMAT, "size": str(len(laplacian)), **about}
+    save_tensors(
+        path,
+        {"edges": edges, "weights": weights},
+        metadata | {"sha256": _digest(metadata, edges, weights)},
+    )
+
+
+def load(path: str | Path) -> tuple[Tensor, dict[str, str]]:
+    """The Laplacian (K, K) that `save` wrote, bit by bit, and what it was said to be about.
+
+    Raises RunError for a file that is missing, damaged or of another kind, ConfigError if it holds no Laplacian.
+    """
+    path = Path(path)
+    tensors, metadata = _read(path)
+    if metadata.get("format") != FORMAT or set(tensors) != {"edges", "weights"} or "size" not in metadata:
+        found = metadata.get("format")
+        raise RunError(f"{path} holds no Laplacian: its format is {found!r}, not {FORMAT!r}. {_REBUILD}")
+    edges, weights = tensors["edges"], tensors["weights"]
+    digest = metadata.pop("sha256", None)
+    if digest != _digest(metadata, edges, weights):
+        raise RunError(f"{path} is damaged: its content does not have the SHA-256 {digest} that it names. {_REBUILD}")
+    laplacian = from_edges(edges, weights, int(metadata["size"]))
+    validate(laplacian, str(path))
+    return laplacian, {key: metadata[key] for key in sorted(metadata) if key not in _RESERVED}
+
+
+def refuse_existing(path: str | Path) -> None:
+    """Raises ConfigError if there is something at `path`."""
+    if Path(path).exists():
+        raise ConfigError(f"{path} exists; nothing is overwritten: name another file, or move that one")
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise RunError(f"there is no file {path}; build one: glissando laplacian build --help.")
+    refuse_pickle(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, ValueError, OSError) as error:
+        raise RunError(f"{path} is truncated or no safetensors file ({error}). {_REBUILD}") from error
+
+
+def _digest(metadata: Mapping[str, str], edges: Tensor, weights: Tensor) -> str:
+    """SHA-256 of everything the file holds, so that a flipped bit shows even where the laws still hold."""
+    digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    for tensor in (edges, weights):
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+class TokenEmbeddings(NamedTuple):
+    """Vectors of tokens and how often each occurs: the arguments of `from_embeddings`."""
+
+    vectors: Tensor  # (V, F) float64; a token that does not occur has zeros
+    counts: Tensor  # (V,) int64
+
+
+def token_embeddings_from_corpus(
+    sequences: Iterable[Sequence[int]], vocab_size: int, features: int | None = None, basis: Basis = "contexts"
+) -> TokenEmbeddings:
+    """Tokens as vectors by the company they keep: positive pointwise mutual information (PPMI) of co-occurrence.
+
+        M_uv = max(0, log (#(u, v) #(.,.) / (#(u, .) #(., v))))
+
+    #(u, v) counts v within 4 tokens of u, to either side, in the same sequence. The F features are, by `basis`,
+
+        contexts   the columns of M for the F tokens that occur most
+        svd        U_F sqrt(S_F) of M = U S V', truncated; each column with its largest entry positive
+
+    and `features` is F; None: 64, or as many as there are. The graph between them is
+    from_embeddings(vectors, neighbors, counts): over the text, not over the vocabulary, where the columns of U are
+    orthogonal and have no graph at all. `contexts` is the default because its graph is the text's own: those
+    of the two halves of 1 MB of stories, 59 byte features each, share 69 % of all their edges, with `svd` 17 % (its
+    columns matched and turned to fit; near singular values mix their vectors), by chance 9 %.
+
+    Raises ConfigError for ids out of range, a text where nothing co-occurs, a vocabulary that no dense matrix can hold,
+    and more features than the text has.
+
+    PPMI of small windows: Bullinaria and Levy 2007, Behavior Research Methods 39. U sqrt(S): Levy and Goldberg 2014,
+    Neural Word Embedding as Implicit Matrix Factorization.
+    """
+    if not 1 <= vocab_size <= MAX_VOCABULARY:
+        raise ConfigError(f"the vocabulary has {vocab_size} tokens, expected 1..{MAX_VOCABULARY}; take a smaller one")
+    if basis not in get_args(Basis):
+        raise unknown_name("basis", basis, get_args(Basis))
+    pairs = torch.zeros(vocab_size * vocab_size, dtype=torch.float64)
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for sequence in sequences:
+        _count(torch.as_tensor(sequence, dtype=torch.int64), pairs, counts)
+    one_way = pairs.view(vocab_size, vocab_size)
+    pmi = _positive_pmi(one_way + one_way.T)
+    if not pmi.any():
+        raise ConfigError("no two tokens of the text co-occur more often than by chance; give a longer text")
+    columns = _factors(pmi) if basis == "svd" else _contexts(pmi, counts)
+    return TokenEmbeddings(_first(columns, features), counts)
+
+
+def _count(ids: Tensor, pairs: Tensor, counts: Tensor) -> None:
+    """Adds the tokens (V,) of one sequence, and its pairs (V V,) of a token and a later one within the window."""
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(counts):
+        raise ConfigError(f"ids {int(ids.min())}..{int(ids.max())} do not fit a vocabulary of {len(counts)} tokens")
+    counts.index_add_(0, ids, torch.ones_like(ids))
+    for distance in range(1, COOCCURRENCE_WINDOW + 1):
+        codes = ids[:-distance] * len(counts) + ids[distance:]
+        pairs.index_add_(0, codes, torch.ones_like(codes, dtype=torch.float64))
+
+
+def _positive_pmi(counts: Tensor) -> Tensor:
+    """(V, V) of symmetric counts (V, V); 0 where nothing co-occurs."""
+    total = counts.sum(1)
+    expected = total.unsqueeze(1) * total / total.sum()
+    return torch.where(counts > expected, (counts / expected).log(), 0.0)
+
+
+def _contexts(matrix: Tensor, counts: Tensor) -> Tensor:
+    """The columns of tokens that occur, the most frequent first."""
+    return matrix[:, counts.argsort(descending=True, stable=True)[: int(counts.count_nonzero())]]
+
+
+def _factors(matrix: Tensor) -> Tensor:
+    """U sqrt(S) (V, rank) of a symmetric matrix (V, V) = U S V'; its singular values are its eigenvalues' moduli."""
+    values, vectors = torch.linalg.eigh(matrix)
+    order = values.abs().argsort(descending=True, stable=True)
+    singular = values.abs()[order]
+    rank = int((singular > 1e-9 * singular[0]).sum())
+    leading = vectors[:, order[:rank]]
+    return leading * _signs(leading) * singular[:rank].sqrt()
+
+
+def _first(columns: Tensor, features: int | None) -> Tensor:
+    available = columns.shape[1]
+    chosen = min(DEFAULT_FEATURES, available) if features is None else features
+    if not 1 <= chosen <= available:
+        raise ConfigError(
+            f"{chosen} features are asked for, and this text has 1..{available}: at most one for each token that "
+            "occurs. Ask for fewer, or take a larger vocabulary"
+        )
+    return columns[:, :chosen]
+
+
+def _signs(columns: Tensor) -> Tensor:
+    """(F,) of columns (K, F): the sign of the largest entry of each; an eigenvector's own sign means nothing."""
+    return columns.gather(0, columns.abs().argmax(0, keepdim=True)).sign().squeeze(0)
+
+
+def _from_adjacency(adjacency: Tensor) -> Tensor:
+    """Deg - A. Every Laplacian is made here, so that one read back from its edges is the same to the bit."""
+    return adjacency.sum(1).diag() - adjacency
+
+
+def _adjacency(laplacian: Tensor) -> Tensor:
+    return (-laplacian).fill_diagonal_(0.0)
+
+
+def _cosines(columns: Tensor) -> Tensor:
+    """(F, F), symmetric to the bit, of columns (n, F); 0 for a column of zeros."""
+    largest = columns.abs().amax(0)
+    # Divided first, entries near either end of the range do not leave it when they are squared.
+    unit = F.normalize(columns / torch.where(largest > 0, largest, 1.0), dim=0)
+    cosine = unit.T @ unit
+    return (cosine + cosine.T) / 2
+
+
+def _linked(scores: Tensor, neighbors: int) -> Tensor:
+    """(K, K) bool, symmetric: whether j is one of the `neighbors` others of largest score of i, or i of j."""
+    others = scores.clone().fill_diagonal_(-torch.inf)
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, others.topk(neighbors, 1).indices, True)
+    return chosen | chosen.T
+
+
+def _require_size(size: int) -> None:
+    if size < 2:
+        raise ConfigError(f"a graph over {size} features has no edge; give at least 2, such as the head size 64")
+
+
+def _require_neighbors(neighbors: int, size: int) -> None:
+    if not 1 <= neighbors < size:
+        raise ConfigError(
+            f"neighbors is {neighbors}, and of {size} features each has {max(size - 1, 0)} others; choose neighbors in "
+            f"1..{max(size - 1, 1)}, or more features"
+        )
+
+
+def _require_counts(counts: Tensor, rows: int) -> None:
+    if counts.shape != (rows,) or (counts < 0).any():
+        raise ConfigError(f"counts are expected as {rows} numbers from 0 on, one a row, got {tuple(counts.shape)}")
+
+
+def _require_matrix(embeddings: Tensor) -> None:
+    if embeddings.dim() != 2 or embeddings.dtype.is_complex or not len(embeddings):
+        raise ConfigError(
+            f"embeddings are expected as real numbers (n, F), one row an item, got {embeddings.dtype} of shape "
+            f"{tuple(embeddings.shape)}"
+        )
+    if bad := int((~embeddings.isfinite()).sum()):
+        raise ConfigError(f"{bad} of the {embeddings.numel()} embedding entries are not finite; drop those rows")

@@ -1,0 +1,32 @@
+"""A cache of keys: slots behind each row's start, which grow as tokens come."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def at_last(decay: Tensor, counts: Tensor | int, before: Tensor) -> Tensor:
+    """decay (B, H, T) at each row's last real token; `before` (B, H) in a row that has none."""
+    if isinstance(counts, int):
+        return decay[..., counts - 1]
+    index = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, decay.shape[1], 1)
+    return torch.where((counts > 0).unsqueeze(1), decay.gather(2, index).squeeze(2), before)
+
+
+def append(slots: Tensor, new: Tensor, start: Tensor, end: int, uniform: bool, donate: bool) -> Tensor:
+    """`new` (B, G, T, K) written behind each row's `start` slots; in place, with room to spare, if donated."""
+    begin = end - new.shape[2]
+    if not donate and uniform:
+        return torch.cat([slots[:, :, :begin], new], 2)
+    room = slots.shape[2]
+    if room < end:
+        # Doubling makes the copies of a growing cache cost O(1) a token.
+        slots = F.pad(slots, (0, 0, 0, (max(end, 64, 2 * room) if donate else end) - room))
+    if uniform:
+        slots[:, :, begin:end] = new
+        return slots
+    index = start.unsqueeze(1) + torch.arange(new.shape[2], device=start.device)
+    index = index.view(index.shape[0], 1, -1, 1).expand(-1, new.shape[1], -1, new.shape[3])
+    return slots.scatter_(2, index, new) if donate else slots.scatter(2, index, new)

@@ -1,0 +1,222 @@
+"""The tau mixer: causal attention by one Laplacian scalar a head, of the Tauformer.
+
+    E(x) = x'Lx / (x'x + eps),   lambda = E / (E + tau)               for rotated q_i and k_j
+    y_i  = Wo [ silu(Wg x_i) * sum_{j <= i} softmax_j( g_j + C_i - C_j - |lambda^q_i - lambda^k_j| / T ) v_j ]
+
+(The published code normalises q and k first; E does not depend on their length.)
+
+L is a graph Laplacian over the S features of a head, T one temperature a head. Optional: g_j = w_g . x_j, an importance
+of each key; C, the cumulative log of a forget gate; the output gate silu(Wg x). The published form has none of the
+three, T = 1 and a tau that is calibrated (glissando/training/calibration.py).
+
+State: v and lambda_k of the tokens seen, (K + 1) numbers a key and head where softmax attention keeps 2 K, and one more
+number with g or C. Or, `cache: binned`, a memory of constant size; see glissando/mixers/tau_cache.py.
+
+Tauformer: published as posts and code in 2026; its defects and figures are told in docs/tauformer.md. Forget gate: Lin
+et al. 2025, arXiv 2503.02130.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glissando import laplacian as graphs
+from glissando.errors import ConfigError
+from glissando.mixers.base import Context, Mixer
+from glissando.mixers.gates import check_horizons, start_forget_gate
+from glissando.mixers.tau_cache import BinnedCache, ExactCache, Heard, TauState
+from glissando.ops.energy import energy
+from glissando.ops.rope import rotate, rotation_after
+from glissando.ops.tau_attention import tau_attention
+
+
+@dataclass
+class TauConfig:
+    """Options of the `tau` mixer.
+
+    heads              H lambdas a token
+    value_heads        G heads of values, each heard by H / G lambdas; H if None
+    head_size          K of a value; hidden_size / value_heads if None
+    key_size           S, the features that L is over; the head size if None
+    rope               rotate queries and keys by position
+    rope_base          slowest rotation is about 1 / rope_base
+    eps                added to x'x
+    tau                where tau starts; calibration moves it
+    laplacian          `chain`, a file of `glissando laplacian build`, or `saved` with the weights
+    laplacian_weights  `fixed`; `diagonal`: a learned positive diagonal in place of L; `learned`: learned edges of L
+    temperature        where each head's T starts
+    learn_temperature  T is trained, as its logarithm
+    importance         g: a linear map of x, a number for each key and head
+    forget_gate        C: data-dependent decay of the logits
+    horizons           forget gates start with these horizons in tokens, from the first head to the last
+    output_gate        silu of a linear map of x multiplies what was heard
+    cache              `exact`, or `binned`: constant memory with a bounded error
+    bins               of `binned`, over lambda in [0, 1)
+    """
+
+    heads: int = 4
+    value_heads: int | None = None
+    head_size: int | None = None
+    key_size: int | None = None
+    rope: bool = True
+    rope_base: float = 10000.0
+    eps: float = 1e-6
+    tau: float = 1.0
+    laplacian: str = "chain"
+    laplacian_weights: Literal["fixed", "diagonal", "learned"] = "fixed"
+    temperature: float = 0.05
+    learn_temperature: bool = True
+    importance: bool = False
+    forget_gate: bool = False
+    horizons: tuple[float, float] = (8.0, 1024.0)
+    output_gate: bool = False
+    cache: Literal["exact", "binned"] = "exact"
+    bins: int = 1024
+
+    def weights_follow(self) -> None:
+        """L comes with the weights: the file it was first read from need not be there."""
+        self.laplacian = "saved"
+
+
+class Tau(Mixer):
+    """See the module's docstring for the equation."""
+
+    tau: Tensor
+    laplacian: Tensor
+
+    def __init__(self, config: TauConfig, hidden_size: int) -> None:
+        super().__init__()
+        self._check(config, hidden_size)
+        self.config = config
+        self.heads, self.value_heads = config.heads, config.value_heads or config.heads
+        self.head_size = config.head_size or hidden_size // self.value_heads
+        self.key_size = config.key_size or self.head_size
+        if config.rope and self.key_size % 2:
+            raise ConfigError(f"RoPE needs an even key size, got {self.key_size}; set tau.key_size or tau.rope: false")
+        heads, inner = self.heads, self.heads * self.head_size
+        self.qk = nn.Linear(hidden_size, 2 * heads * self.key_size, bias=False)
+        self.v = nn.Linear(hidden_size, self.value_heads * self.head_size, bias=False)
+        self.out = nn.Linear(inner, hidden_size, bias=False)
+        self.gate = nn.Linear(hidden_size, inner, bias=False) if config.output_gate else None
+        self.importance = nn.Linear(hidden_size, heads, bias=False) if config.importance else None
+        self.forget = nn.Linear(hidden_size, heads) if config.forget_gate else None
+        self.log_temperature = nn.Parameter(torch.empty(heads), requires_grad=config.learn_temperature)
+        self.register_buffer("tau", torch.tensor(float(config.tau), dtype=torch.float32))
+        self.register_buffer("laplacian", torch.zeros(self.key_size, self.key_size))
+        self.log_edges: nn.Parameter | None = None
+        if config.laplacian_weights == "diagonal":
+            self.log_edges = nn.Parameter(torch.empty(self.key_size))
+        elif config.laplacian_weights == "learned":
+            self.log_edges = nn.Parameter(torch.empty(self.key_size, self.key_size))
+        self.cache: ExactCache | BinnedCache = (ExactCache if config.cache == "exact" else BinnedCache)(self)
+
+    @staticmethod
+    def _check(config: TauConfig, hidden_size: int) -> None:
+        for name in ("heads", "value_heads", "head_size", "key_size", "bins"):
+            value = getattr(config, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"tau.{name} must be at least 1, got {value}")
+        for name in ("tau", "temperature", "eps"):
+            value = getattr(config, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"tau.{name} must be above 0, got {value}")
+        check_horizons("tau", config.horizons)
+        groups = config.value_heads or config.heads
+        if config.heads % groups:
+            raise ConfigError(f"tau.heads {config.heads} cannot share {groups} value_heads evenly")
+        if config.head_size is None and hidden_size % groups:
+            raise ConfigError(
+                f"hidden_size {hidden_size} is not a multiple of {groups} heads of values; "
+                "change one of them or give tau.head_size"
+            )
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        c = self.config
+        nn.init.constant_(self.log_temperature, math.log(c.temperature))
+        nn.init.constant_(self.tau, c.tau)
+        self.laplacian.copy_(starting_laplacian(c.laplacian, self.key_size))
+        if self.forget is not None:
+            start_forget_gate(self.forget, c.horizons)
+        if self.log_edges is not None and self.log_edges.ndim == 1:
+            # Unequal from the start: with all alike, E would be 1 for every vector and lambda the same.
+            self.log_edges.copy_(torch.linspace(-1, 1, self.key_size))
+        elif self.log_edges is not None:
+            self.log_edges.zero_()
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> TauState:
+        return self.cache.init_state(batch_size, **self._placement(device, dtype))
+
+    def mix(self, x: Tensor, state: TauState | None, ctx: Context) -> tuple[Tensor, TauState | None]:
+        heard = self.lambdas(x, None if state is None else state.position)
+        if state is None:
+            temperature = heard.temperature
+            y = tau_attention(heard.q, heard.k, heard.v, temperature, heard.importance, heard.decay)
+        else:
+            counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
+            y, state = self.cache.hear(heard, state, counts, ctx.donate)
+        y = y.transpose(1, 2).flatten(2)
+        if self.gate is not None:
+            y = y * F.silu(self.gate(x))
+        return self.out(y), state
+
+    def lambdas(self, x: Tensor, position: Tensor | None = None) -> Heard:
+        """What attention is computed from; x (B, T, D) as the mixer is given it, position (B,) tokens before."""
+        e = self.energies(x, position)
+        q, k = (e / (e + self.tau)).transpose(1, 2).split(self.heads, 1)
+        v = self.v(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        importance = None if self.importance is None else self.importance(x).transpose(1, 2)
+        decay = None
+        if self.forget is not None:
+            decay = F.logsigmoid(self.forget(x).double()).transpose(1, 2).cumsum(-1)
+        return Heard(q, k, v, _exact(self.log_temperature).exp(), importance, decay)
+
+    def energies(self, x: Tensor, position: Tensor | None = None) -> Tensor:
+        """E (B, T, 2 H), at least float32: those of the queries, then those of the keys."""
+        heads = self.qk(x).unflatten(-1, (-1, self.key_size))
+        if self.config.rope:
+            base, size = self.config.rope_base, self.key_size
+            table = rotation_after(position, x.shape[1], size, base, size, self.qk.weight.dtype, x.device)
+            heads = rotate(heads, table.unsqueeze(-2))
+        return energy(heads, self.matrix(), self.config.eps).clamp_min(0)
+
+    def matrix(self) -> Tensor:
+        """L (S, S): fixed, with learned edges, or a learned diagonal."""
+        if self.log_edges is None:
+            return self.laplacian
+        if self.log_edges.ndim == 1:
+            return self.log_edges.exp().diag()
+        weights = -self.laplacian * (0.5 * (self.log_edges + self.log_edges.T)).exp()
+        weights = weights - weights.diag().diag()
+        return weights.sum(-1).diag() - weights
+
+
+def starting_laplacian(source: str, size: int) -> Tensor:
+    """L (size, size) that `tau.laplacian` names, at the chain's mean degree.
+
+    Raises ConfigError for a file that is absent, of another size or no Laplacian.
+    """
+    if source == "saved":
+        return torch.full((size, size), torch.nan)  # to be replaced; whoever trains on it is told
+    if source == "chain":
+        return graphs.chain(size)
+    found, _ = graphs.load(source)
+    if len(found) != size:
+        raise ConfigError(
+            f"tau.laplacian {source} is over {len(found)} features and a head of this model has {size}; build it with "
+            f"`glissando laplacian build ... --size {size}`, or set tau.key_size: {len(found)}"
+        )
+    return graphs.normalise(found)
+
+
+def _exact(values: Tensor) -> Tensor:
+    """At least float32."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

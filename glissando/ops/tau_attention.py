@@ -1,0 +1,183 @@
+"""Causal attention by one number a head: weights fall with the distance of lambdas, in place of a product of vectors.
+
+    o_i = sum_{j <= i} softmax_j( g_j + C_i - C_j - |lambda^q_i - lambda^k_j| / T ) v_j
+
+g is an importance of each key, C the cumulative sum of a log forget gate. The kernel exp(-|a - b| / T) of one dimension
+factors on either side of a query, so that sorting replaces the N x N matrix: O(N log N) time, O(N) memory, exact.
+
+The Tauformer's logit; fast kernel sums by sorting: Langrene and Warin 2020, arXiv 2005.03246; sorting inside attention:
+arXiv 2512.11411; forget gates: Lin et al. 2025, arXiv 2503.02130.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from glissando.errors import ConfigError, unknown_name
+from glissando.ops.compiled import require_shapes
+
+Backend = Literal["auto", "fast", "reference"]
+
+#: below this many visible keys a head the direct form is faster, on the machine of docs/experiments.md
+_CROSSOVER = 64
+
+
+def tau_attention(
+    lambda_q: Tensor,
+    lambda_k: Tensor,
+    v: Tensor,
+    temperature: Tensor | float,
+    key_bias: Tensor | None = None,
+    log_forget: Tensor | None = None,
+    backend: Backend = "auto",
+    past: Tensor | None = None,
+) -> Tensor:
+    """lambda_q (B, H, T), lambda_k (B, H, L), v (B, G, L, K) with G dividing H -> (B, H, T, K).
+
+    temperature  T > 0, a number or (H,); a tensor's values are not looked at
+    key_bias     g (B, H, L): added to the logits of a key; -inf hides it
+    log_forget   C (B, H, L): cumulative, so that differences are what counts; float64 keeps them exact at any length
+    past         (B,) int64: query i of row b sees the keys 0 .. past_b + i. L - T by default: causal if L = T.
+    backend      `fast`       O(N log N) time and O(N) memory, on a CPU
+                 `reference`  the T x L matrix, on any device
+                 `auto`       `fast` on a CPU from some 64 tokens on, `reference` elsewhere
+
+    Gradients for everything but `past`; where lambdas are equal, that of their distance is 0. Half precision is
+    computed in float32.
+
+    Raises ValueError for shapes that do not fit, ConfigError for a backend that cannot run here.
+    """
+    o, _ = attend(lambda_q, lambda_k, v, temperature, exponents(lambda_k, key_bias, log_forget), backend, past)
+    return o
+
+
+def exponents(lambda_k: Tensor, key_bias: Tensor | None, log_forget: Tensor | None) -> Tensor:
+    """e_j = g_j - C_j (B, H, L) in float64. C_i is the same for all keys of a query, and cancels."""
+    e = torch.zeros_like(lambda_k, dtype=torch.float64) if key_bias is None else key_bias.double()
+    return e if log_forget is None else e - log_forget.double()
+
+
+def attend(
+    lambda_q: Tensor,
+    lambda_k: Tensor,
+    v: Tensor,
+    temperature: Tensor | float,
+    e: Tensor,
+    backend: Backend = "auto",
+    past: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """o as above for logits e_j - |lambda^q_i - lambda^k_j| / T, and log sum_j exp of them (B, H, T) in float64.
+
+    Two sets of keys are heard together by weighting the two o with exp(lse).
+    """
+    given = v.dtype
+    exact = torch.promote_types(torch.promote_types(given, lambda_q.dtype), torch.float32)
+    q, k, v = lambda_q.to(exact), lambda_k.to(exact), v.to(exact)
+    past = _check(q, k, v, e, past)
+    inverse = _inverse(temperature, q)
+    if _use_fast(backend, q, k):
+        o, lse = _Fast.apply(q, k, v, e, inverse, past)
+    else:
+        o, lse = _reference(q, k, v, e, inverse, past)
+    return o.to(given), lse
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, e: Tensor, past: Tensor | None) -> Tensor:
+    """past, as (B,) int64."""
+    if q.ndim != 3 or k.ndim != 3 or v.ndim != 4:
+        raise ValueError(
+            "tau_attention: lambda_q must be (B, H, T), lambda_k (B, H, L) and v (B, G, L, K), got "
+            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    batch, heads, length = q.shape
+    n_keys, groups = k.shape[2], v.shape[1]
+    if groups < 1 or heads % groups:
+        raise ValueError(f"tau_attention: {heads} heads cannot share {groups} heads of values evenly")
+    require_shapes(
+        "tau_attention",
+        lambda_k=(k, (batch, heads, n_keys)),
+        v=(v, (batch, groups, n_keys, v.shape[3])),
+        key_bias=(e, (batch, heads, n_keys)),
+    )
+    if past is None:
+        if n_keys < length:
+            raise ValueError(f"tau_attention: {length} queries need at least as many keys, got {n_keys}")
+        return torch.full((batch,), n_keys - length, dtype=torch.int64, device=q.device)
+    require_shapes("tau_attention", past=(past, (batch,)))
+    most = int(past.max()) + length if batch else 0
+    if batch and (int(past.min()) < 0 or most > n_keys):
+        raise ValueError(
+            f"tau_attention: past must be from 0 to L - T = {n_keys - length}, "
+            f"got {int(past.min())} to {int(past.max())}"
+        )
+    return past
+
+
+def _inverse(temperature: Tensor | float, q: Tensor) -> Tensor:
+    """1 / T (H,) in float64."""
+    heads = q.shape[1]
+    each = torch.as_tensor(temperature, dtype=torch.float64, device=q.device)
+    if each.shape not in ((), (1,), (heads,)):
+        raise ValueError(
+            f"tau_attention: temperature must be a number or one for each of {heads} heads, got {tuple(each.shape)}"
+        )
+    if not isinstance(temperature, Tensor) and not temperature > 0:
+        raise ValueError(f"tau_attention: temperature must be above 0, got {temperature}")
+    return (1 / each).expand(heads)
+
+
+def _use_fast(backend: str, q: Tensor, k: Tensor) -> bool:
+    on_cpu = q.device.type == "cpu"
+    if backend == "auto":
+        return on_cpu and q.shape[2] > 1 and k.shape[2] >= _CROSSOVER and not torch.compiler.is_compiling()
+    if backend not in ("fast", "reference"):
+        raise unknown_name("tau_attention backend", backend, ["auto", "fast", "reference"])
+    if backend == "fast" and not on_cpu:
+        raise ConfigError(f"tau_attention: backend 'fast' runs on a CPU, the tensors are on {q.device}; use 'auto'")
+    return backend == "fast"
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+    """The definition."""
+    length, n_keys = q.shape[2], k.shape[2]
+    own = past.to(q.device).unsqueeze(1) + torch.arange(length, device=q.device)
+    visible = (torch.arange(n_keys, device=q.device) <= own.unsqueeze(-1)).unsqueeze(1)
+    gap = (q.unsqueeze(-1) - k.unsqueeze(-2)).abs()
+    # What is common to a row's keys is taken off in float64: exponents may be in the thousands.
+    visible_e = e.detach().unsqueeze(-2).masked_fill(~visible, -torch.inf)
+    middle = visible_e.amax(-1, keepdim=True).clamp_min(-1e30)
+    near = (e.unsqueeze(-2) - middle).to(q.dtype)
+    logits = (near - gap * inverse.to(q.dtype).view(-1, 1, 1)).masked_fill(~visible, -torch.inf)
+    lse = logits.logsumexp(-1, keepdim=True)
+    values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    return (logits - lse).exp() @ values, (lse.double() + middle).squeeze(-1)
+
+
+class _Fast(torch.autograd.Function):
+    """See glissando/ops/tau_cut.py and tau_backward.py."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        from glissando.ops import tau_kernels
+
+        o, lse, order = tau_kernels.forward(q, k, v, e, inverse, past)
+        ctx.save_for_backward(q, k, v, e, inverse, past, o, lse, order)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        from glissando.ops import tau_kernels
+
+        q, k, v, e, inverse, past, o, lse, order = ctx.saved_tensors
+        delta = (grad * o).sum(-1) - grad_lse.to(o.dtype)
+        with_lag = ctx.needs_input_grad[4]
+        dq, dk, dv, de, far = tau_kernels.backward(q, k, v, e, inverse, past, grad, delta, lse, order, with_lag)
+        # far is sum ds |q - k| / T = - (1 / T) d(1 / T)
+        return dq, dk, dv, de, -far.sum(0) / inverse if with_lag else None, None

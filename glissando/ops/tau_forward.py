@@ -1,0 +1,203 @@
+"""Attention by |lambda_q - lambda_k| on a CPU, forward: compiled by Numba, one head after the other.
+
+At each cut of tau_cut.py one walk up the sorted keys and one down give every query of the right half its two sums over
+the left half, in a vector that stays in the first-level cache; they are added to what the query has heard so far in the
+log-sum-exp manner. Blocks of `_BLOCK` positions are done directly.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from glissando.ops.compiled import kernel
+from glissando.ops.tau_cut import (
+    _BLOCK,
+    _exp,
+    downward,
+    gather,
+    partition,
+    scratch_for,
+    smallest_cover,
+    start_of,
+    strictly,
+    upward,
+)
+
+
+@kernel
+def _merge(room, n_keys, n_queries, m, total):
+    """Take both sums into each query's maximum m and total; room.beta, c_up and c_down do the same to its values."""
+    for i in range(n_queries):
+        n, item = room.strict[i], room.queries[i]
+        up = room.top_up[n - 1] - room.y[i] if n > 0 else -np.inf
+        down = room.top_down[n] + room.y[i] if n < n_keys else -np.inf
+        highest = max(m[item], up, down)
+        room.beta[i] = m[item] - highest
+        room.c_up[i] = up - highest
+        room.c_down[i] = down - highest
+        m[item] = highest
+    for i in range(n_queries):
+        room.beta[i] = _exp(room.beta[i])
+        room.c_up[i] = _exp(room.c_up[i])
+        room.c_down[i] = _exp(room.c_down[i])
+    for i in range(n_queries):
+        n, item = room.strict[i], room.queries[i]
+        fresh = total[item] * room.beta[i]
+        if n > 0:
+            fresh += room.c_up[i] * room.sum_up[n - 1]
+        if n < n_keys:
+            fresh += room.c_down[i] * room.sum_down[n]
+        total[item] = fresh
+
+
+@kernel
+def _totals(room, count):
+    """The running sums of 1 in place of v."""
+    s = room.sum_up.dtype.type(0)
+    for r in range(count):
+        s = room.up[0, r] * s + room.up[1, r]
+        room.sum_up[r] = s
+    s = room.sum_up.dtype.type(0)
+    for r in range(count - 1, -1, -1):
+        s = room.down[0, r] * s + room.down[1, r]
+        room.sum_down[r] = s
+
+
+@kernel
+def _walk_up(room, n_queries, v, o):
+    """o_i <- beta_i o_i + c_i times the sum over the keys below."""
+    s, size, r = room.s, room.s.shape[0], 0
+    s[:] = 0
+    for i in range(n_queries):
+        while r < room.strict[i]:
+            row, a, w = v[room.keys[r]], room.up[0, r], room.up[1, r]
+            for d in range(size):
+                s[d] = a * s[d] + w * row[d]
+            r += 1
+        out, b, c = o[room.queries[i]], room.beta[i], room.c_up[i]
+        for d in range(size):
+            out[d] = b * out[d] + c * s[d]
+
+
+@kernel
+def _walk_down(room, n_keys, n_queries, v, o):
+    """o_i <- o_i + c_i times the sum over the keys at and above."""
+    s, size, r = room.s, room.s.shape[0], n_keys - 1
+    s[:] = 0
+    for i in range(n_queries - 1, -1, -1):
+        while r >= room.strict[i]:
+            row, a, w = v[room.keys[r]], room.down[0, r], room.down[1, r]
+            for d in range(size):
+                s[d] = a * s[d] + w * row[d]
+            r -= 1
+        out, c = o[room.queries[i]], room.c_down[i]
+        for d in range(size):
+            out[d] += c * s[d]
+
+
+@kernel
+def _cut(q, k, e, v, inverse, m, total, o, room, n_keys, n_queries):
+    """The right queries hear the left keys."""
+    gather(room, q, k, e, inverse, n_keys, n_queries)
+    strictly(room.x, room.y, n_queries, room.below, room.strict)
+    upward(room.x, room.e, n_keys, room.top_up, room.up)
+    downward(room.x, room.e, n_keys, room.top_down, room.down)
+    _totals(room, n_keys)
+    _merge(room, n_keys, n_queries, m, total)
+    _walk_up(room, n_queries, v, o)
+    _walk_down(room, n_keys, n_queries, v, o)
+
+
+@kernel
+def _direct(q, k, e, v, past, inverse, first, last, m, total, o, room):
+    """The keys of the own block up to each query itself, and the normalisation; m becomes the log of the sum."""
+    size, start, p = o.shape[1], past + first, room.up[0]
+    logits, own_k, own_e = room.top_up, room.x, room.e
+    for j in range(_BLOCK):  # whole blocks, so that the compiler knows how long the loops are
+        at = min(start + j, k.shape[0] - 1)
+        own_k[j], own_e[j] = k[at], e[at]
+    for i in range(first, last):
+        seen, own, highest = i - first, np.float64(q[i]), m[i]
+        for j in range(_BLOCK):
+            logits[j] = own_e[j] - abs(own - own_k[j]) * inverse if j <= seen else -np.inf
+        for j in range(_BLOCK):
+            highest = max(highest, logits[j])
+        share, kept = o.dtype.type(0), _exp(o.dtype.type(m[i] - highest))
+        for j in range(_BLOCK):
+            p[j] = _exp(o.dtype.type(logits[j] - highest))
+        for j in range(_BLOCK):
+            share += p[j]
+        share += total[i] * kept
+        scale = o.dtype.type(1) / share
+        kept *= scale
+        for d in range(size):
+            o[i, d] *= kept
+        for j in range(0, seen - 2, 4):
+            a, b, c, f = p[j] * scale, p[j + 1] * scale, p[j + 2] * scale, p[j + 3] * scale
+            at = start + j
+            for d in range(size):
+                o[i, d] += a * v[at, d] + b * v[at + 1, d] + c * v[at + 2, d] + f * v[at + 3, d]
+        for j in range(seen + 1 - (seen + 1) % 4, seen + 1):
+            w = p[j] * scale
+            for d in range(size):
+                o[i, d] += w * v[start + j, d]
+        m[i] = highest + math.log(share)
+
+
+@kernel
+def _head(q, k, e, v, past, inverse, order, o, lse, room, ids, total, stack):
+    length, n_keys = q.shape[0], k.shape[0]
+    o[:] = 0
+    total[:] = 0
+    lse[:] = -np.inf
+    end = start_of(ids, order, n_keys, past, length)
+    if past > 0:
+        keys, queries = partition(ids, 0, end, past, n_keys, past, room)
+        _cut(q, k, e, v, inverse, lse, total, o, room, keys, queries)
+    # Depth first: the lower cuts find in the cache what the upper ones have just moved.
+    stack[0, 0], stack[0, 1] = 0, smallest_cover(length)
+    depth = 1
+    while depth > 0:
+        depth -= 1
+        first, width = stack[depth, 0], stack[depth, 1]
+        last = min(first + width, length)
+        if width == _BLOCK:
+            _direct(q, k, e, v, past, inverse, first, last, lse, total, o, room)
+            continue
+        half = width // 2
+        if first + half < last:
+            at = past + 2 * first
+            keys, queries = partition(ids, at, past + 2 * last, past + first + half, n_keys, past, room)
+            _cut(q, k, e, v, inverse, lse, total, o, room, keys, queries)
+            stack[depth, 0], stack[depth, 1] = first + half, half
+            depth += 1
+        stack[depth, 0], stack[depth, 1] = first, half
+        depth += 1
+
+
+@kernel
+def forward(q, k, e, v, past, inverse, order, o, lse, first, last):
+    """Rows first..last of q (R, n, T), k and e (R, n, L), v (R, L, K), order (R, n, L + T), o (R, n, T, K), lse."""
+    length, n_keys = q.shape[2], k.shape[2]
+    room = scratch_for(v, max(n_keys, length) + _BLOCK, v.shape[2])
+    ids, total = np.empty(n_keys + length, np.int32), np.empty(length, v.dtype)
+    stack = np.empty((64, 2), np.int64)
+    for row in range(first, last):
+        for head in range(q.shape[1]):
+            _head(
+                q[row, head],
+                k[row, head],
+                e[row, head],
+                v[row],
+                past[row],
+                inverse[row, head],
+                order[row, head],
+                o[row, head],
+                lse[row, head],
+                room,
+                ids,
+                total,
+                stack,
+            )

@@ -1,0 +1,244 @@
+"""glissando laplacian: a graph over features for a Tauformer, built from a domain or shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from glissando.errors import ConfigError, unknown_name
+from glissando.verbs.options import parse, parser_for
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glissando.data.base import Corpus
+    from glissando.data.tokenizers import Tokenizer
+    from glissando.laplacian import Basis
+
+EXAMPLE = "glissando laplacian build --corpus stories --vocabulary 512 --size 64 --out stories.safetensors"
+USAGE = """glissando laplacian build SOURCE --out FILE [options]
+       glissando laplacian show FILE"""
+NEIGHBORS = 8
+TOKENS = 1_000_000
+
+_OF_TEXT = ("neighbors", "tokens", "vocabulary", "features", "basis")
+#: source -> the options that say more of it
+SOURCES: dict[str, tuple[str, ...]] = {
+    "embeddings": ("neighbors", "tensor"),
+    "run": ("neighbors",),
+    "corpus": _OF_TEXT,
+    "text": _OF_TEXT,
+    "chain": (),
+}
+_DETAILS = tuple(dict.fromkeys(name for names in SOURCES.values() for name in names))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Build a Laplacian and save it, or show a saved one."""
+    parser = parser_for("laplacian", "Build a graph over features for a Tauformer, or show one.", EXAMPLE, USAGE)
+    parser.add_argument("action", help="build, or show")
+    parser.add_argument("file", nargs="?", help="for show: the file")
+    parser.add_argument("--embeddings", help="source: vectors (n, F) of a domain, .npy or .safetensors")
+    parser.add_argument("--run", help="source: the token embedding of this run")
+    parser.add_argument("--corpus", help="source: co-occurrence in a corpus that needs no file, such as stories")
+    parser.add_argument("--text", help="source: co-occurrence in a text file, but for its held-out end")
+    parser.add_argument("--chain", action="store_true", help="source: a path, the plain default")
+    parser.add_argument("--size", type=int | None, default=None, help="project to this head size; of a chain, its size")
+    parser.add_argument("--neighbors", type=int | None, default=None, help=f"links a feature chooses ({NEIGHBORS})")
+    parser.add_argument("--tensor", help="for --embeddings: which, if the file has several")
+    parser.add_argument("--tokens", type=int | None, default=None, help=f"for a text: tokens to read ({TOKENS:,})")
+    parser.add_argument("--vocabulary", type=int | None, default=None, help="for a text: tokens of a BPE; else bytes")
+    parser.add_argument("--features", type=int | None, default=None, help="for a text: F (64, or all there are)")
+    parser.add_argument("--basis", help="for a text: features are contexts (default), or svd")
+    parser.add_argument("--out", help="for build: the file to write")
+    options = parse(parser, arguments)
+    if options.action not in ("build", "show"):
+        raise unknown_name("action", options.action, ("build", "show"))
+    print(build(options) if options.action == "build" else show(options), flush=True)
+
+
+def build(options: Any) -> str:
+    """Makes the file; what was made of what, in two lines."""
+    source = _source(options)
+    if options.file is not None:
+        raise ConfigError(f"build takes no file, got {options.file}; name the one to write with --out")
+    if options.out is None:
+        raise ConfigError("--out is missing: name the file to write, such as --out domain.safetensors")
+    from glissando import laplacian as graphs
+
+    graphs.refuse_existing(options.out)
+    laplacian, about = _graph(source, options)
+    graphs.save(options.out, laplacian, about)
+    n_edges = graphs.edges_of(laplacian)[1].numel()
+    listed = ", ".join(f"{name} {value}" for name, value in about.items())
+    return f"written: {options.out}, {len(laplacian)} nodes, {n_edges} edges\n{listed}"
+
+
+def show(options: Any) -> str:
+    """A saved Laplacian in figures, one a line."""
+    if given := _given(options, (*SOURCES, *_DETAILS, "size", "out")):
+        raise ConfigError(f"show takes a file alone; leave out --{', --'.join(given)}")
+    if options.file is None:
+        raise ConfigError("show needs a file: glissando laplacian show domain.safetensors")
+    from glissando import laplacian as graphs
+
+    laplacian, about = graphs.load(options.file)
+    figures = _figures(laplacian) | about
+    return "\n".join(f"{name:28} {value}" for name, value in figures.items())
+
+
+def _figures(laplacian: Tensor) -> dict[str, str]:
+    import torch
+
+    from glissando.laplacian import components, edges_of
+
+    degrees, parts = laplacian.diagonal(), len(components(laplacian))
+    eigenvalues = torch.linalg.eigvalsh(laplacian)
+    figures = {
+        "size": str(len(laplacian)),
+        "edges": str(edges_of(laplacian)[1].numel()),
+        "degrees": f"{float(degrees.min()):.4g} to {float(degrees.max()):.4g}, mean {float(degrees.mean()):.4g}",
+        "components": str(parts),
+    }
+    if parts < len(laplacian):  # the eigenvalue 0 has one vector for each component
+        name = "algebraic connectivity" if parts == 1 else "smallest nonzero eigenvalue"
+        figures[name] = f"{float(eigenvalues[parts]):.4g}"
+    return figures | {"largest eigenvalue": f"{float(eigenvalues[-1]):.4g}"}
+
+
+def _source(options: Any) -> str:
+    """The one source that is given. Raises ConfigError for none, several, and an option that it has no use for."""
+    given = _given(options, SOURCES)
+    choice = ", ".join(f"--{name}" for name in SOURCES)
+    if len(given) != 1:
+        got = " and ".join(f"--{name}" for name in given) or "none"
+        raise ConfigError(f"build needs exactly one source, got {got}; choose one of {choice}")
+    source = given[0]
+    for name in _given(options, _DETAILS):
+        if name not in SOURCES[source]:
+            users = ", ".join(f"--{other}" for other, uses in SOURCES.items() if name in uses)
+            raise ConfigError(f"--{name} says nothing of --{source}; leave it out, or build from {users}")
+    if source == "chain" and options.size is None:
+        raise ConfigError("--chain needs --size, the head size, such as --size 64")
+    return source
+
+
+def _graph(source: str, options: Any) -> tuple[Tensor, dict[str, str]]:
+    """The Laplacian, of the size that is asked for, and what to say of it."""
+    from glissando.laplacian import chain, from_embeddings, normalise, project
+
+    if source == "chain":
+        return chain(options.size), {"source": "chain"}
+    neighbors = NEIGHBORS if options.neighbors is None else options.neighbors
+    embeddings, counts, about = _embed(source, options)
+    laplacian = from_embeddings(embeddings, neighbors, counts)
+    about |= {"features": str(len(laplacian)), "neighbors": str(neighbors)}
+    return normalise(laplacian if options.size is None else project(laplacian, options.size)), about
+
+
+def _given(options: Any, names: Iterable[str]) -> list[str]:
+    return [name for name in names if options[name] is not None and options[name] is not False]
+
+
+def _embed(source: str, options: Any) -> tuple[Tensor, Tensor | None, dict[str, str]]:
+    """Embeddings (n, F), how often each row counts, and what to say of them: names of files, never their folders."""
+    if source == "embeddings":
+        path = Path(options.embeddings)
+        return read_embeddings(path, options.tensor), None, {"source": f"embeddings {path.name}"}
+    if source == "run":
+        from glissando.loading import load
+
+        about = {"source": f"token embedding of run {Path(options.run).resolve().name}"}
+        return load(options.run).embedding.weight.detach(), None, about
+    return _embed_corpus(options)
+
+
+def _embed_corpus(options: Any) -> tuple[Tensor, Tensor, dict[str, str]]:
+    from glissando.data.tokenizers import train_bpe
+    from glissando.laplacian import token_embeddings_from_corpus
+
+    budget = TOKENS if options.tokens is None else options.tokens
+    if budget < 2:
+        raise ConfigError(f"--tokens must be at least 2, got {budget}; {TOKENS:,} is the default")
+    basis: Basis = options.basis or "contexts"
+    corpus = _corpus(options)
+    tokenizer: Tokenizer = corpus.tokenizer
+    if options.vocabulary is not None:
+        as_bytes = _sequences(corpus, tokenizer, budget)
+        tokenizer = train_bpe(map(tokenizer.decode, as_bytes), options.vocabulary)
+    sequences = _sequences(corpus, tokenizer, budget)
+    vectors, counts = token_embeddings_from_corpus(sequences, tokenizer.vocab_size, options.features, basis)
+    name = f"corpus {options.corpus}" if options.text is None else f"text {Path(options.text).name}"
+    kind = "bytes" if options.vocabulary is None else f"{tokenizer.vocab_size} BPE tokens"
+    return vectors, counts, {"source": name, "tokenizer": kind, "tokens": str(int(counts.sum())), "basis": basis}
+
+
+def _corpus(options: Any) -> Corpus:
+    """Text to count in, of which the held-out part stays unseen."""
+    from glissando.data.corpora import CORPORA, DataConfig, TextOptions, build_corpus
+
+    if options.text is not None:
+        if not Path(options.text).is_file():
+            raise ConfigError(f"cannot read --text {options.text}: there is no such file")
+        return build_corpus(DataConfig(corpus="text", text=TextOptions(path=options.text)))
+    if options.corpus not in CORPORA:
+        raise unknown_name("corpus", options.corpus, CORPORA)
+    config = DataConfig(corpus=options.corpus)
+    if hasattr(getattr(config, options.corpus), "path"):
+        free = ", ".join(name for name in CORPORA if not hasattr(getattr(config, name), "path"))
+        raise ConfigError(f"the corpus {options.corpus} is a file: give --text FILE, or one that needs none: {free}")
+    return build_corpus(config)
+
+
+def _sequences(corpus: Corpus, tokenizer: Tokenizer, tokens: int) -> Iterator[list[int]]:
+    """Each text as ids, `tokens` of them in all if there are as many."""
+    for text in corpus.texts("train"):
+        ids = tokenizer.encode(text)[:tokens]
+        yield ids
+        tokens -= len(ids)
+        if tokens <= 0:
+            return
+
+
+def read_embeddings(path: Path, tensor: str | None = None) -> Tensor:
+    """The matrix in a .npy file, or the named one (the only one) of a .safetensors file.
+
+    Raises ConfigError for a file that is missing, of another kind or malformed, and for a name that is not in it.
+    """
+    if not path.is_file():
+        raise ConfigError(f"cannot read --embeddings {path}: there is no such file")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path, tensor)
+    if path.suffix != ".npy":
+        raise ConfigError(f"--embeddings takes a .npy or .safetensors file, got {path}; save the vectors as one")
+    if tensor is not None:
+        raise ConfigError(f"--tensor names one of several in a .safetensors file; {path} is one array: leave it out")
+    import numpy as np
+    import torch
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ConfigError(
+            f"{path} is truncated or no .npy file of numbers ({error}); save it with numpy.save"
+        ) from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
+        raise ConfigError(f"{path} holds no array of real numbers; save the vectors (n, F) with numpy.save")
+    return torch.from_numpy(array.astype(np.float64))
+
+
+def _read_safetensors(path: Path, tensor: str | None) -> Tensor:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            if tensor is None and len(names) != 1:
+                raise ConfigError(f"{path} holds {len(names)} tensors; choose one with --tensor: {', '.join(names)}")
+            chosen = names[0] if tensor is None else tensor
+            if chosen not in names:
+                raise unknown_name("tensor", chosen, names)
+            return file.get_tensor(chosen)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path} is truncated or no safetensors file ({error}); save it again") from None

@@ -1,0 +1,491 @@
+"""Graphs over features: every builder obeys the laws of a Laplacian, and both forms of the energy agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from tolerances import assert_close
+from torch import Tensor
+
+from glissando import LanguageModel, ModelConfig
+from glissando.cli import main
+from glissando.config import to_dict
+from glissando.errors import ConfigError, RunError, UnknownNameError
+from glissando.laplacian import (
+    TokenEmbeddings,
+    chain,
+    components,
+    edges_of,
+    fiedler_order,
+    from_edges,
+    from_embeddings,
+    load,
+    normalise,
+    project,
+    random_graph,
+    save,
+    token_embeddings_from_corpus,
+    validate,
+)
+from glissando.ops.energy import energy, energy_edges
+from glissando.runs import Run
+
+EXACT = 1e-12
+DOUBLE = torch.float64
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=DOUBLE)
+
+
+def weighted(size: int = 12, seed: int = 0) -> Tensor:
+    """A graph with uneven weights."""
+    edges, _ = edges_of(random_graph(size, 3, seed))
+    return from_edges(edges, draw(edges.shape[1], seed=seed).abs() + 0.1, size)
+
+
+def text(length: int = 4000) -> list[list[int]]:
+    """Tokens 0..11 that mostly count upwards, in sequences of 40."""
+    generator = torch.Generator().manual_seed(3)
+    steps = torch.randint(1, 4, (length // 40, 40), generator=generator)
+    return (steps.cumsum(1) % 12).tolist()
+
+
+BUILT = {
+    "chain": lambda: chain(9),
+    "pair": lambda: chain(2),
+    "random": lambda: random_graph(20, 4, seed=1),
+    "edges": weighted,
+    "no edges": lambda: from_edges(torch.empty(2, 0, dtype=torch.int64), torch.empty(0), 5),
+    "embeddings": lambda: from_embeddings(draw(50, 20), 4),
+    "float32 embeddings": lambda: from_embeddings(draw(50, 20).float(), 4),
+    "zero columns": lambda: from_embeddings(draw(50, 20) * (torch.arange(20) > 3), 4),
+    "huge and tiny columns": lambda: from_embeddings(draw(50, 20) * 10.0 ** torch.linspace(-300, 300, 20).double(), 4),
+    "corpus": lambda: graph_of(token_embeddings_from_corpus(text(), 16, 8)),
+    "corpus svd": lambda: graph_of(token_embeddings_from_corpus(text(), 16, 8, basis="svd")),
+    "normalised": lambda: normalise(weighted()),
+    "projected": lambda: project(weighted(23), 7),
+    "projected in pieces": lambda: project(two_pieces(), 5),
+}
+
+
+def graph_of(embeddings: TokenEmbeddings) -> Tensor:
+    return from_embeddings(embeddings.vectors, 3, embeddings.counts)
+
+
+def two_pieces() -> Tensor:
+    """A chain of 4, one of 7, and a node by itself."""
+    return torch.block_diag(chain(4), chain(7), torch.zeros(1, 1, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_every_builder_obeys_the_laws(name: str, tmp_path):
+    laplacian = BUILT[name]()
+    validate(laplacian, name)
+    assert laplacian.dtype is DOUBLE
+    assert torch.linalg.eigvalsh(laplacian)[0] > -EXACT * max(1.0, float(laplacian.max()))
+    edges, weights = edges_of(laplacian)
+    assert (edges[0] < edges[1]).all()
+    assert (weights > 0).all()
+    x = draw(100, len(laplacian))
+    assert (energy_edges(x, edges, weights) >= 0).all()
+    assert (energy(x, laplacian) >= -EXACT * max(1.0, float(laplacian.max()))).all()
+    about = {"source": name, "neighbors": "4"}
+    save(tmp_path / "graph.safetensors", laplacian, about)
+    again, said = load(tmp_path / "graph.safetensors")
+    assert torch.equal(again, laplacian)
+    assert said == about
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 40), st.integers(0, 999), st.sampled_from([torch.float64, torch.float32]))
+def test_both_forms_of_the_energy_agree(size: int, seed: int, dtype: torch.dtype):
+    laplacian = random_graph(size, min(4, size - 1), seed)
+    edges, weights = edges_of(laplacian)
+    tolerance = EXACT if dtype is DOUBLE else 1e-6
+    outcomes = []
+    for form in (lambda x: energy(x, laplacian.to(dtype)), lambda x: energy_edges(x, edges, weights.to(dtype))):
+        x = draw(3, 2, size, seed=seed).to(dtype).requires_grad_()
+        y = form(x)
+        assert y.dtype is dtype
+        assert y.shape == (3, 2)
+        (y * draw(3, 2, seed=seed + 1).to(dtype)).sum().backward()
+        outcomes.append((y.detach(), x.grad))
+    for dense, sparse in zip(*outcomes, strict=True):
+        assert_close(sparse, dense, tolerance=tolerance)
+
+
+def test_energy_closed_forms():
+    laplacian = chain(4)
+    x = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [0, 2, 0, 0]], dtype=DOUBLE)
+    expected = torch.tensor([0.0, 12 / 4, 8 / 4], dtype=DOUBLE)
+    assert_close(energy(x, laplacian, eps=0.0), expected, tolerance=EXACT)
+    assert_close(energy_edges(x, *edges_of(laplacian), eps=0.0), expected, tolerance=EXACT)
+    values, vectors = torch.linalg.eigh(laplacian)
+    assert_close(energy(vectors.T, laplacian, eps=0.0), values, "Rayleigh quotient of an eigenvector", EXACT)
+
+
+def test_energy_gradients_closed_form():
+    """dE/dx = 2 (Lx - E x) / s,  dE/dL = x x' / s,  dE/dw_ij = (x_i - x_j)^2 / s,  s = x'x + eps."""
+    laplacian, x = weighted(), draw(12)
+    edges, weights = edges_of(laplacian)
+    squares = x @ x + 1e-6
+    by_x = 2 * (laplacian @ x - energy(x, laplacian) * x) / squares
+    for form, graph, by_graph in (
+        (energy, laplacian, x.outer(x) / squares),
+        (lambda x, w: energy_edges(x, edges, w), weights, (x[edges[0]] - x[edges[1]]) ** 2 / squares),
+    ):
+        inputs = (x.clone().requires_grad_(), graph.clone().requires_grad_())
+        got = torch.autograd.grad(form(*inputs), inputs)
+        assert_close(got[0], by_x, tolerance=EXACT)
+        assert_close(got[1], by_graph, tolerance=EXACT)
+
+
+def test_energy_of_zero_is_zero_and_so_is_its_gradient():
+    laplacian = weighted(6).float()
+    for form in (lambda x: energy(x, laplacian), lambda x: energy_edges(x, *edges_of(laplacian))):
+        x = torch.zeros(2, 6, requires_grad=True)
+        y = form(x)
+        y.sum().backward()
+        assert torch.equal(y, torch.zeros(2))
+        assert torch.equal(x.grad, torch.zeros(2, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(dtype):
+    laplacian = weighted().float()
+    x = draw(4, 12).to(dtype)
+    sparse = edges_of(laplacian)
+    expected = energy(x.double(), laplacian.double())
+    assert energy(x, laplacian).dtype is torch.float32
+    assert_close(energy(x, laplacian), expected, tolerance=1e-6)
+    assert_close(energy_edges(x, *sparse), expected, tolerance=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(energy(x, laplacian), energy(x.float(), laplacian))
+        assert_close(energy(x, laplacian), expected, tolerance=1e-6)
+        assert_close(energy_edges(x, *sparse), expected, tolerance=1e-6)
+
+
+def test_chain_is_the_path():
+    expected = torch.tensor([[1, -1, 0], [-1, 2, -1], [0, -1, 1]], dtype=DOUBLE)
+    assert torch.equal(chain(3), expected)
+    steps = torch.arange(1, 9, dtype=DOUBLE)
+    assert_close(torch.linalg.eigvalsh(chain(9))[1:], 2 - 2 * (torch.pi * steps / 9).cos(), tolerance=EXACT)
+
+
+def test_random_graph_links_each_node_and_follows_its_seed():
+    laplacian = random_graph(30, 4, seed=5)
+    assert laplacian.diagonal().min() >= 4
+    assert set(edges_of(laplacian)[1].tolist()) == {1.0}
+    assert torch.equal(laplacian, random_graph(30, 4, seed=5))
+    assert not torch.equal(laplacian, random_graph(30, 4, seed=6))
+
+
+def test_embedding_graph_is_of_nearest_columns():
+    """Three directions in the plane at 0, 10 and 70 degrees, one opposite, one of zeros."""
+    angles = torch.tensor([0.0, 10, 70, 190], dtype=DOUBLE).deg2rad()
+    scales = torch.tensor([1.0, 5.0, 0.2, 1.0], dtype=DOUBLE)
+    plane = torch.stack([angles.cos(), angles.sin()]) * scales
+    laplacian = from_embeddings(torch.cat([plane, torch.zeros(2, 1, dtype=DOUBLE)], 1), neighbors=1)
+    edges, weights = edges_of(laplacian)
+    assert edges.T.tolist() == [[0, 1], [1, 2]]
+    assert_close(weights, torch.tensor([10.0, 60.0], dtype=DOUBLE).deg2rad().cos(), tolerance=EXACT)
+
+
+def test_counted_rows_are_repeated_rows():
+    vectors, counts = draw(6, 9), torch.tensor([0, 1, 5, 2, 0, 3])
+    assert_close(from_embeddings(vectors, 3, counts), from_embeddings(vectors.repeat_interleave(counts, 0), 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: chain(1), "over 1 features has no edge"),
+        (lambda: random_graph(5, 5, 0), "neighbors is 5, and of 5 features each has 4 others"),
+        (lambda: from_embeddings(draw(9, 4), 8), "choose neighbors in 1..3"),
+        (lambda: from_embeddings(draw(9)), r"real numbers \(n, F\)"),
+        (lambda: from_embeddings(draw(9, 4) / 0), "36 of the 36 embedding entries are not finite"),
+        (lambda: from_embeddings(torch.linalg.qr(draw(9, 4).float())[0], 2), "orthogonal"),
+        (lambda: from_embeddings(draw(9, 4), 2, torch.ones(8)), "9 numbers from 0 on"),
+        (lambda: from_edges(torch.tensor([[0], [3]]), torch.ones(1), 3), r"nodes 0..3 of a graph with 0..2"),
+        (lambda: from_edges(torch.tensor([[1], [1]]), torch.ones(1), 3), "links a node to itself"),
+        (lambda: from_edges(torch.tensor([[0], [1]]), -torch.ones(1), 3), "a similarity is"),
+        (lambda: from_edges(torch.tensor([[0.0], [1]]), torch.ones(1), 3), "give int64"),
+        (lambda: from_edges(torch.tensor([[0], [1]]), torch.ones(2), 3), r"\(2, 1\) and \(2,\)"),
+        (lambda: project(chain(5), 8), "in at least 8 dimensions"),
+        (lambda: normalise(torch.zeros(3, 3)), "has no edge"),
+        (lambda: token_embeddings_from_corpus([[1], [2], []], 4), "no two tokens of the text co-occur"),
+        (lambda: token_embeddings_from_corpus([[1] * 50], 4, basis="svd"), "no two tokens of the text co-occur"),
+        (lambda: token_embeddings_from_corpus([[1, 4]], 4), "1..4 do not fit a vocabulary of 4"),
+        (lambda: token_embeddings_from_corpus(text(), 16, 13), "13 features are asked for, and this text has 1..12"),
+        (lambda: token_embeddings_from_corpus(text(), 50_000), "expected 1..8192"),
+    ],
+)
+def test_mistakes_are_named(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_parallel_edges_add_up():
+    edges = torch.tensor([[0, 1, 2], [1, 0, 1]])
+    assert edges_of(from_edges(edges, torch.tensor([1.0, 2.0, 5.0]), 3))[1].tolist() == [3.0, 5.0]
+
+
+def test_normalised_graphs_have_the_mean_degree_of_a_long_chain():
+    for laplacian in (weighted(), random_graph(30, 5, 0), 1e-9 * chain(7)):
+        assert abs(float(normalise(laplacian).diagonal().mean()) - 2) < EXACT
+    assert abs(float(chain(1000).diagonal().mean()) - 2) < 0.01
+
+
+def test_projection_merges_runs_of_a_chain():
+    """Shuffled, a chain is found again: merged in pairs it is a chain, and a vector constant in groups keeps x'Lx."""
+    shuffle = torch.randperm(12)
+    laplacian = chain(12)[shuffle][:, shuffle]
+    assert torch.equal(project(laplacian, 6), chain(6))
+    order = shuffle[fiedler_order(laplacian)]
+    assert order.tolist() in (list(range(12)), list(range(11, -1, -1)))
+    assert torch.equal(project(laplacian, 12), laplacian)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 30), st.integers(0, 99), st.data())
+def test_projection_is_a_laplacian_and_loses_only_what_is_inside_groups(features: int, seed: int, data):
+    size = data.draw(st.integers(2, features))
+    laplacian = weighted(max(features, 4), seed)
+    merged = project(laplacian, size)
+    validate(merged)
+    order = fiedler_order(laplacian)
+    assert sorted(order.tolist()) == list(range(len(laplacian)))
+    if size < len(laplacian):
+        group = torch.empty_like(order)
+        group[order] = torch.arange(len(order)) * size // len(order)
+        sizes = group.bincount(minlength=size)
+        assert sizes.max() - sizes.min() <= 1
+        x = draw(size, seed=seed)
+        assert_close(x @ merged @ x, x[group] @ laplacian @ x[group], tolerance=1e-11)
+
+
+def test_components_stay_together():
+    laplacian = two_pieces()
+    assert components(laplacian) == [[4, 5, 6, 7, 8, 9, 10], [0, 1, 2, 3], [11]]
+    assert sorted(fiedler_order(laplacian)[:7].tolist()) == list(range(4, 11))
+    assert int((torch.linalg.eigvalsh(laplacian) < EXACT).sum()) == 3
+
+
+BROKEN = {
+    "not symmetric: entries differ from those across the diagonal by up to 0.5": [[1, -1], [-0.5, 0.5]],
+    "rows do not sum to 0: off by up to 0.25": [[1.25, -1], [-1, 1]],
+    "entries off the diagonal are above 0: up to 1": [[-1, 1], [1, -1]],
+    "not positive semidefinite: smallest eigenvalue -2": [[-1, 1], [1, -1]],
+    "1 of its entries are not finite": [[float("nan"), 0], [0, 0]],
+    r"its shape is \(2, 3\), not \(K, K\)": [[1.0, -1, 0], [-1, 1, 0]],
+}
+
+
+@pytest.mark.parametrize("law", BROKEN)
+def test_every_broken_law_is_refused_by_name(law: str, tmp_path):
+    matrix = torch.tensor(BROKEN[law], dtype=DOUBLE)
+    with pytest.raises(ConfigError, match=f"domain.*{law}.*Build it as Deg - A"):
+        validate(matrix, "domain")
+    with pytest.raises(ConfigError, match=law):
+        save(tmp_path / "x.safetensors", matrix, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_validate_allows_rounding_and_no_more():
+    laplacian = weighted(40)
+    validate(laplacian.float())
+    laplacian[3, 3] += 1e-6
+    with pytest.raises(ConfigError, match="off by up to 1e-06"):
+        validate(laplacian)
+    with pytest.raises(ConfigError, match=r"torch.int64, not real"):
+        validate(chain(3).long())
+
+
+def test_a_file_is_never_overwritten_and_keeps_its_keys(tmp_path):
+    path = tmp_path / "graph.safetensors"
+    save(path, chain(4), {"source": "chain"})
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="nothing is overwritten"):
+        save(path, chain(5), {})
+    assert path.read_bytes() == before
+    with pytest.raises(ConfigError, match="size in `about`"):
+        save(tmp_path / "other.safetensors", chain(4), {"size": "5"})
+
+
+def test_every_flipped_bit_is_noticed(tmp_path):
+    path = tmp_path / "graph.safetensors"
+    save(path, weighted(4), {"source": "test"})
+    good = path.read_bytes()
+    for position in range(0, len(good), 3):
+        damaged = bytearray(good)
+        damaged[position] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        try:
+            load(path)
+        except (RunError, ConfigError) as error:
+            assert path.name in str(error)
+        else:
+            pytest.fail(f"byte {position} of {len(good)} may change unseen")
+
+
+def test_other_files_are_refused_with_the_fix(tmp_path):
+    path = tmp_path / "graph.safetensors"
+    with pytest.raises(RunError, match=r"there is no file .* build one"):
+        load(path)
+    path.write_bytes(b"short")
+    with pytest.raises(RunError, match=r"truncated or no safetensors.*Build it again"):
+        load(path)
+    save_file({"x": torch.ones(3)}, path)
+    with pytest.raises(RunError, match="holds no Laplacian: its format is None"):
+        load(path)
+
+
+def test_pmi_of_a_text_is_that_of_its_definition():
+    """One sequence, counted by hand."""
+    sequence = [0, 1, 2, 0, 1, 3, 3]
+    pairs = torch.zeros(5, 5, dtype=DOUBLE)
+    for i, u in enumerate(sequence):
+        for j, v in enumerate(sequence):
+            pairs[u, v] += i != j and abs(i - j) <= 4
+    joint = pairs / pairs.sum()
+    ratio = joint / (joint.sum(0) * joint.sum(1, keepdim=True)).clamp_min(1e-300)
+    expected = ratio.clamp_min(1.0).log()
+    vectors, counts = token_embeddings_from_corpus([sequence], 5)
+    assert counts.tolist() == [2, 2, 1, 2, 0]
+    assert_close(vectors, expected[:, [0, 1, 3, 2]], tolerance=EXACT)
+
+
+def test_svd_factors_the_pmi():
+    contexts = token_embeddings_from_corpus(text(), 12).vectors
+    vectors, counts = token_embeddings_from_corpus(text(), 12, basis="svd")
+    gram, rank = vectors.T @ vectors, vectors.shape[1]
+    assert_close(gram, gram.diagonal().diag(), "columns are orthogonal", 1e-10)
+    singular = torch.linalg.svdvals(contexts)
+    assert_close(gram.diagonal(), singular[:rank], "with the singular values as squared lengths", 1e-10)
+    few = token_embeddings_from_corpus(text(), 12, 3, basis="svd").vectors
+    assert torch.equal(few, vectors[:, :3])
+    with pytest.raises(ConfigError, match="orthogonal"):
+        from_embeddings(vectors, 3)
+    assert edges_of(from_embeddings(vectors, 3, counts))[1].numel()
+
+
+def test_sequences_do_not_run_together():
+    """Columns are tokens 0, 2, 1, 3, by how often they occur."""
+    alike = torch.tensor([[True, False] * 2] * 2 + [[False, True] * 2] * 2)
+    assert not token_embeddings_from_corpus([[0, 1, 0], [2, 3, 2]], 4).vectors[~alike].any()
+    assert token_embeddings_from_corpus([[0, 1, 0, 2, 3, 2]], 4).vectors[~alike].any()
+
+
+def test_an_unknown_basis_is_offered_the_nearest():
+    with pytest.raises(UnknownNameError, match="Did you mean 'svd'"):
+        token_embeddings_from_corpus(text(), 12, basis="svds")
+
+
+def build(*arguments: object) -> int:
+    return main(["laplacian", "build", *map(str, arguments)])
+
+
+def test_build_and_show(tmp_path, capsys):
+    out = tmp_path / "chain.safetensors"
+    assert build("--chain", "--size", 6, "--out", out) == 0
+    assert "6 nodes, 5 edges" in capsys.readouterr().out
+    assert torch.equal(load(out)[0], chain(6))
+    assert main(["laplacian", "show", str(out)]) == 0
+    shown = dict(line.rsplit("  ", 1) for line in capsys.readouterr().out.splitlines())
+    shown = {name.strip(): value.strip() for name, value in shown.items()}
+    assert shown["size"] == "6"
+    assert shown["degrees"] == "1 to 2, mean 1.667"
+    assert shown["algebraic connectivity"] == "0.2679"
+    assert shown["source"] == "chain"
+
+
+def test_build_from_embeddings(tmp_path, capsys):
+    vectors = draw(40, 24)
+    np.save(tmp_path / "v.npy", vectors.float().numpy())
+    save_file({"v": vectors, "w": -vectors}, tmp_path / "v.safetensors")
+    expected = normalise(project(from_embeddings(vectors.float(), 5), 8))
+    common = ("--size", 8, "--neighbors", 5, "--out")
+    assert build("--embeddings", tmp_path / "v.npy", *common, tmp_path / "a.safetensors") == 0
+    laplacian, about = load(tmp_path / "a.safetensors")
+    assert torch.equal(laplacian, expected)
+    assert about == {"source": "embeddings v.npy", "features": "24", "neighbors": "5"}
+    assert build("--embeddings", tmp_path / "v.safetensors", *common, tmp_path / "b.safetensors") == 1
+    assert "choose one with --tensor: v, w" in capsys.readouterr().err
+    chosen = ("--embeddings", tmp_path / "v.safetensors", "--tensor", "w", *common, tmp_path / "b.safetensors")
+    assert build(*chosen) == 0
+    assert_close(load(tmp_path / "b.safetensors")[0], expected, tolerance=1e-5)
+
+
+def test_build_from_text(tmp_path, capsys):
+    book = tmp_path / "book.txt"
+    book.write_text("The fox who had a plan went out to find the hen who had none.\n" * 60)
+    assert build("--text", book, "--size", 12, "--tokens", 2000, "--out", tmp_path / "t.safetensors") == 0
+    assert "source text book.txt, tokenizer bytes, tokens 2000, basis contexts" in capsys.readouterr().out
+    assert len(load(tmp_path / "t.safetensors")[0]) == 12
+    out = tmp_path / "s.safetensors"
+    assert build("--corpus", "shift", "--tokens", 3000, "--vocabulary", 300, "--features", 32, "--out", out) == 0
+    assert load(out)[1]["tokenizer"] == "300 BPE tokens"
+    assert len(load(out)[0]) == 32
+
+
+def test_build_from_a_run(tmp_path):
+    model = LanguageModel(ModelConfig(vocab_size=32, hidden_size=16))
+    run = Run.create(tmp_path / "run")
+    run.write_model(model.state_dict(), {"model": to_dict(model.config)})
+    assert build("--run", tmp_path / "run", "--neighbors", 3, "--out", tmp_path / "r.safetensors") == 0
+    laplacian, about = load(tmp_path / "r.safetensors")
+    assert torch.equal(laplacian, normalise(from_embeddings(model.embedding.weight, 3)))
+    assert about["source"] == "token embedding of run run"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build", "--out", "x"], "exactly one source, got none; choose one of --embeddings"),
+        (["build", "--chain", "--text", "a", "--out", "x"], "got --text and --chain"),
+        (["build", "--chain", "--out", "x"], "--chain needs --size"),
+        (["build", "--chain", "--size", "4"], "--out is missing"),
+        (["build", "--chain", "--size", "4", "--features", "3", "--out", "x"], "build from --corpus, --text"),
+        (["build", "y", "--chain", "--size", "4", "--out", "x"], "build takes no file"),
+        (["build", "--chain", "--size", "4", "--out", "."], "nothing is overwritten"),
+        (["build", "--corpus", "storys", "--out", "x"], "Did you mean 'stories'"),
+        (["build", "--corpus", "jsonl", "--out", "x"], "is a file: give --text FILE"),
+        (["build", "--corpus", "shift", "--tokens", "1", "--out", "x"], "--tokens must be at least 2"),
+        (["build", "--corpus", "shift", "--basis", "sv", "--tokens", "99", "--out", "x"], "Did you mean 'svd'"),
+        (["build", "--corpus", "shift", "--tokens", "2000", "--size", "128", "--out", "x"], "larger vocabulary"),
+        (["build", "--text", "nowhere", "--out", "x"], "cannot read --text nowhere"),
+        (["build", "--run", "nowhere", "--out", "x"], "no run at nowhere"),
+        (["build", "--embeddings", "nowhere.npy", "--out", "x"], "there is no such file"),
+        (["build", "--embeddings", "bad.txt", "--out", "x"], "takes a .npy or .safetensors file"),
+        (["build", "--embeddings", "bad.npy", "--out", "x"], "truncated or no .npy file"),
+        (["build", "--embeddings", "words.npy", "--out", "x"], "no array of real numbers"),
+        (["build", "--embeddings", "bad.safetensors", "--out", "x"], "truncated or no safetensors file"),
+        (["build", "--chian", "--out", "x"], "Did you mean --chain"),
+        (["shw"], "Did you mean 'show'"),
+        (["show"], "show needs a file"),
+        (["show", "bad.safetensors"], "Build it again"),
+        (["show", "bad.npy", "--size", "3"], "show takes a file alone; leave out --size"),
+    ],
+)
+def test_mistakes_get_one_clear_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("bad.txt", "bad.npy", "bad.safetensors"):
+        (tmp_path / name).write_bytes(b"\x93NUMPY and no more")
+    np.save("words.npy", np.array(["a", "b"]))
+    assert main(["laplacian", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_saved_file_is_plain_safetensors(tmp_path):
+    save(tmp_path / "g.safetensors", chain(3), {})
+    tensors = load_file(tmp_path / "g.safetensors")
+    assert tensors["edges"].tolist() == [[0, 1], [1, 2]]
+    assert tensors["weights"].tolist() == [1.0, 1.0]

@@ -1,0 +1,200 @@
+"""The tau mixer: what lambda is, what is remembered, and how well the bounded memory remembers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tolerances import assert_close
+
+import glissando
+from glissando import laplacian as graphs
+from glissando.cli import main
+from glissando.errors import ConfigError
+from glissando.mixers import Context, MixerConfigs, build_mixer
+from glissando.mixers.attention import AttentionConfig
+from glissando.mixers.tau import Tau, TauConfig
+from glissando.mixers.tau_cache import bin_error
+from glissando.state import leaves, state_bytes
+
+GATED = {"importance": True, "forget_gate": True}
+
+
+def mixer(size: int = 16, seed: int = 0, **options) -> Tau:
+    """In float64, its weights large enough for lambdas to differ."""
+    torch.manual_seed(seed)
+    built = Tau(TauConfig(**options), size)
+    built.reset_parameters()
+    return built.double()
+
+
+def inputs(length: int, size: int = 16, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, length, size, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+def test_lambda_is_the_bounded_energy_of_a_head():
+    m, x = mixer(heads=2, rope=False, tau=0.7), inputs(5)
+    heard = m.lambdas(x)
+    keys = m.qk(x)[..., 2 * 8 :].unflatten(-1, (2, 8))
+    for h in range(2):
+        vector = keys[0, 3, h]
+        e = vector @ graphs.chain(8) @ vector / (vector @ vector + 1e-6)
+        assert heard.k[0, h, 3].item() == pytest.approx((e / (e + 0.7)).item())
+    assert (heard.k >= 0).all()
+    assert (heard.k < 1).all()
+
+
+def test_at_temperature_1_attention_is_an_average():
+    """The published form, defect (a): over 1024 random keys it hears 1023.5 of them; 32 at T = 0.001."""
+    keys = torch.rand(1024, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    counts = {}
+    for temperature in (1.0, 0.1, 0.01, 0.001):
+        weights = (-(keys.unsqueeze(1) - keys).abs() / temperature).softmax(-1)
+        counts[temperature] = weights.mul(-weights.log()).nan_to_num().sum(-1).exp().mean().item()
+    assert counts[1.0] > 0.97 * 1024
+    assert counts[0.001] < 0.01 * 1024
+
+
+@pytest.mark.parametrize("weights", ["diagonal", "learned"])
+def test_learned_graphs_stay_graphs(weights: str):
+    m = mixer(laplacian_weights=weights)
+    with torch.no_grad():
+        m.log_edges.add_(torch.randn_like(m.log_edges))
+    found = m.matrix().detach()
+    if weights == "learned":
+        graphs.validate(found)
+        assert not torch.equal(found, m.laplacian.double())
+    else:
+        assert (found.diagonal() > 0).all()
+        assert_close(found, found.diagonal().diag())
+
+
+@pytest.mark.parametrize("options", [{}, GATED, {"importance": True, "value_heads": 2, "head_size": 8}])
+def test_bytes_of_the_exact_cache(options):
+    """(K + 1) / (2 K) of a standard cache, and one number more for each key and head with a gate or importance."""
+    length, size = 40, 32
+    m = Tau(TauConfig(**options), size)
+    _, state = m(torch.randn(1, length, size), m.init_state(1))
+    attention = build_mixer("attention", MixerConfigs(attention=AttentionConfig(heads=4)), size)
+    _, standard = attention(torch.randn(1, length, size), attention.init_state(1))
+    kept = state_bytes(standard[:2])
+    if options.get("value_heads"):
+        assert state_bytes((state.k, state.v)) == 4 * length * (2 * 8 + 4)
+    else:
+        assert state_bytes((state.k, state.v)) * 2 * m.head_size == kept * (m.head_size + 1)
+    extra = 0 if state.e is None else state_bytes(state.e)
+    assert extra == (8 * length * 4 if options else 0)
+    assert state_bytes(state) - state_bytes((state.k, state.v)) - extra <= 8 + 8 * 4
+
+
+@pytest.mark.parametrize("options", [{}, GATED], ids=["plain", "gated"])
+@pytest.mark.parametrize("bins", [64, 1024])
+def test_the_binned_cache_obeys_the_split_law_within_its_bound(bins: int, options):
+    """Against the exact cache: what is heard is an average of values, whose weights are off by bin_error at most."""
+    options = {
+        "heads": 2,
+        "value_heads": 1,
+        "head_size": 8,
+        "temperature": 0.05,
+        "laplacian_weights": "diagonal",
+        **options,
+    }
+    exact, binned = mixer(**options), mixer(cache="binned", bins=bins, **options)
+    x = inputs(90)
+    heard, past = exact.lambdas(x), exact.init_state(2)
+    state, got, expected = binned.init_state(2), [], []
+    for start, end in ((0, 30), (30, 31), (31, 32), (32, 90)):
+        part = heard._replace(
+            q=heard.q[..., start:end], k=heard.k[..., start:end], v=heard.v[:, :, start:end],
+            importance=None if heard.importance is None else heard.importance[..., start:end],
+            decay=None if heard.decay is None else heard.decay[..., start:end] - heard.decay[..., start - 1 : start]
+            if start else heard.decay[..., start:end],
+        )  # fmt: skip
+        y, state = binned.cache.hear(part, state, end - start, False)
+        z, past = exact.cache.hear(part, past, end - start, False)
+        got.append(y)
+        expected.append(z)
+    error = (torch.cat(got, 2) - torch.cat(expected, 2)).abs().max().item()
+    bound = 2 * bin_error(bins, 0.05) * heard.v.abs().max().item()
+    assert 0 < error <= bound
+
+
+def test_bins_and_their_error():
+    """At most 1 % at T = 0.05 and 1024 bins: for every key and query of one bin, measured on a grid."""
+    temperature, bins = 0.05, 1024
+    assert bin_error(bins, temperature) < 0.01
+    m = mixer(heads=1, temperature=temperature, cache="binned", bins=bins)
+    heard = m.lambdas(inputs(1, batch=1))
+    worst = 0.0
+    for k in torch.linspace(0.5, 0.5 + 1 / bins, 9, dtype=torch.float64)[:-1]:
+        for q in torch.linspace(0.499, 0.502, 40, dtype=torch.float64):
+            one = heard._replace(q=torch.full_like(heard.q, 0.1), k=torch.full_like(heard.k, k))
+            _, state = m.cache.hear(one, m.init_state(1), 1, False)
+            sums, level = m.cache._past(heard._replace(q=torch.full_like(heard.q, q)), state)
+            weight = sums[0, 0, 0, -1].item() * level.exp().item()
+            worst = max(worst, abs(weight / torch.exp(-(q - k).abs() / temperature).item() - 1))
+    assert 1e-4 < worst <= bin_error(bins, temperature)
+
+
+def test_the_binned_cache_is_smaller_from_its_context_on():
+    """Constant, and below the exact one from about 2 M tokens."""
+    bins, size = 32, 16
+    exact, binned = (Tau(TauConfig(heads=2, cache=cache, bins=bins), size) for cache in ("exact", "binned"))
+    sizes = {}
+    for length in (10, 2 * bins - 4, 2 * bins + 8):
+        for name, m in (("exact", exact), ("binned", binned)):
+            _, state = m(torch.randn(1, length, size), m.init_state(1))
+            sizes[name, length] = state_bytes(state)
+    assert sizes["binned", 10] == sizes["binned", 2 * bins + 8]
+    assert sizes["exact", 2 * bins - 4] < sizes["binned", 10] < sizes["exact", 2 * bins + 8]
+
+
+def test_a_binned_cache_keeps_padding_out():
+    m = mixer(cache="binned", bins=64, **GATED)
+    x = inputs(12)
+    mask = torch.arange(12) < torch.tensor([[12], [5]])
+    _, padded = m(x, m.init_state(2), Context(mask=mask))
+    _, alone = m(x[1:, :5], m.init_state(1))
+    for got, expected in zip(leaves(padded), leaves(alone), strict=True):
+        assert_close(got[1:].double(), expected.double())
+
+
+def test_the_binned_cache_carries_gradients():
+    """Through the sums to the keys of an earlier call."""
+    m = mixer(cache="binned", bins=64, laplacian_weights="diagonal", **GATED)
+    x = inputs(20).requires_grad_()
+    _, state = m(x[:, :19], m.init_state(2))
+    y, _ = m(x[:, 19:], state)
+    y.sum().backward()
+    assert (x.grad[:, :19].norm(dim=-1) > 0).all()
+
+
+def test_a_graph_from_a_file_comes_with_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["laplacian", "build", "--chain", "--size", "8", "--out", "chain.safetensors"]) == 0
+    graph = graphs.random_graph(8, 3, seed=1)
+    graphs.save(tmp_path / "random.safetensors", graph, {"source": "a test"})
+    options = {"hidden_size": 16, "mixer": "tau", "mixers": {"tau": {"heads": 2, "laplacian": "random.safetensors"}}}
+    model = glissando.LanguageModel.from_config({**options, "depth": {"layers": 1}})
+    kept = model.depth.blocks[0].mixer.laplacian.clone()
+    assert_close(kept, graphs.normalise(graph).float())
+    model.save(tmp_path / "run")
+    (tmp_path / "random.safetensors").unlink()
+    assert torch.equal(glissando.load(tmp_path / "run").depth.blocks[0].mixer.laplacian, kept)
+    with pytest.raises(ConfigError, match="over 8 features and a head of this model has 4"):
+        Tau(TauConfig(heads=4, laplacian="chain.safetensors"), 16).reset_parameters()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 0}, "tau.heads must be at least 1"),
+        ({"heads": 4, "value_heads": 3}, "cannot share 3 value_heads"),
+        ({"heads": 3}, "not a multiple of 3 heads of values"),
+        ({"temperature": 0.0}, "tau.temperature must be above 0"),
+        ({"tau": float("nan")}, "tau.tau must be above 0"),
+        ({"key_size": 5}, "RoPE needs an even key size"),
+    ],
+)
+def test_options_that_cannot_be(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Tau(TauConfig(**options), 16)

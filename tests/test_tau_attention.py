@@ -1,0 +1,198 @@
+"""Attention by the distance of lambdas: the sorting form against the definition, values and gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from glissando.errors import ConfigError, UnknownNameError
+from glissando.ops.tau_attention import attend, exponents, tau_attention
+
+BOUND = {torch.float32: 1e-5, torch.float64: 1e-10}
+NAMES = ("o", "lse", "lambda_q", "lambda_k", "v", "key_bias", "log_forget", "temperature")
+#: batch, heads, heads of values, queries, keys
+SHAPES = {
+    "one": (2, 2, 2, 1, 1),
+    "a block and one": (1, 4, 2, 33, 33),
+    "shared values": (2, 3, 1, 200, 200),
+    "a past": (1, 2, 2, 50, 130),
+    "long": (1, 1, 1, 700, 700),
+}
+
+
+def lambdas(kind: str, draw: Tensor) -> Tensor:
+    if kind == "ties":
+        return (draw * 4).round() / 4
+    if kind == "equal":
+        return torch.full_like(draw, 0.5)
+    if kind == "clustered":
+        return 0.3 + 1e-4 * draw + 0.4 * (draw > 0.5)
+    if kind == "negative":
+        return draw - 0.5
+    return draw
+
+
+def problem(kind: str, shape: tuple[int, ...], dtype: torch.dtype, temperature: float, size=5, seed=0) -> list[Tensor]:
+    batch, heads, groups, queries, keys = shape
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*dims: int) -> Tensor:
+        return torch.rand(*dims, generator=generator, dtype=torch.float64)
+
+    q, k = lambdas(kind, uniform(batch, heads, queries)), lambdas(kind, uniform(batch, heads, keys))
+    v = uniform(batch, groups, keys, size) * 2 - 1
+    bias, forget = 4 * uniform(batch, heads, keys) - 2, -uniform(batch, heads, keys).cumsum(-1)
+    spread = torch.linspace(1, 2, heads, dtype=torch.float64) * temperature
+    return [*(x.to(dtype) for x in (q, k, v, bias)), forget, spread.to(dtype)]
+
+
+def outcome(backend: str, inputs: list[Tensor], past: Tensor | None = None) -> dict[str, Tensor]:
+    q, k, v, bias, forget, temperature = leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    o, lse = attend(q, k, v, temperature, exponents(k, bias, forget), backend, past)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(9)
+    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in (o, lse)]
+    grads = torch.autograd.grad((o.double() * weights[0]).sum() + (lse * weights[1]).sum(), leaves)
+    return dict(zip(NAMES, (o.detach(), lse.detach(), *grads), strict=True))
+
+
+def agree(inputs: list[Tensor], past: Tensor | None = None) -> None:
+    """fast against the definition in float64: relative L2 error."""
+    exact = outcome("reference", [x.double() for x in inputs], past)
+    got, bound = outcome("fast", inputs, past), BOUND[inputs[0].dtype]
+    for name in NAMES:
+        error = (got[name].double() - exact[name]).norm() / exact[name].norm().clamp_min(1e-9)
+        assert error <= bound, f"{name}: relative L2 error {error:.1e}, allowed {bound:.0e}"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.03, 1e-3])
+@pytest.mark.parametrize("kind", ["random", "ties", "equal", "clustered", "negative"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fast_equals_the_definition(shape: str, dtype: torch.dtype, kind: str, temperature: float):
+    agree(problem(kind, SHAPES[shape], dtype, temperature))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 150), st.integers(0, 80), st.integers(0, 80), st.floats(-3, 0), st.integers(0, 99))
+def test_rows_of_different_pasts(queries: int, first: int, second: int, log_temperature: float, seed: int):
+    """Query i of row b sees the keys up to past_b + i, and keys beyond the last query's get no gradient."""
+    keys = queries + max(first, second) + 3
+    inputs = problem("ties", (2, 2, 1, queries, keys), torch.float64, 10**log_temperature, seed=seed)
+    agree(inputs, torch.tensor([first, second]))
+
+
+def test_the_reference_is_the_formula():
+    q, k, v, bias, forget, temperature = problem("random", (1, 2, 1, 6, 6), torch.float64, 0.2)
+    o = tau_attention(q, k, v, temperature, bias, forget, backend="reference")
+    for h in range(2):
+        for i in range(6):
+            logits = [
+                bias[0, h, j] + forget[0, h, i] - forget[0, h, j] - abs(q[0, h, i] - k[0, h, j]) / temperature[h]
+                for j in range(i + 1)
+            ]
+            weights = torch.stack(logits).softmax(0)
+            torch.testing.assert_close(o[0, h, i], weights @ v[0, 0, : i + 1])
+
+
+def test_equal_lambdas_give_each_other_no_gradient():
+    """abs'(0) = 0: with all lambdas equal attention is an average and lambda has no gradient at all."""
+    inputs = problem("equal", (1, 1, 1, 100, 100), torch.float64, 0.05)
+    got = outcome("fast", inputs)
+    assert not got["lambda_q"].any()
+    assert not got["lambda_k"].any()
+    assert not got["temperature"].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_exponents_neither_overflow_nor_vanish(dtype: torch.dtype):
+    """Importances of hundreds and a gate that falls by 50 a token: the sums stay finite."""
+    q, k, v, bias, forget, temperature = problem("random", (1, 2, 2, 300, 300), dtype, 1e-3)
+    bias = bias * 300
+    inputs = [q, k, v, bias, forget * 100, temperature]
+    got = outcome("fast", inputs)
+    assert all(tensor.isfinite().all() for tensor in got.values())
+    exact = outcome("reference", [x.double() for x in inputs])
+    assert (got["o"].double() - exact["o"]).norm() / exact["o"].norm() < BOUND[dtype]
+
+
+def test_hidden_keys_are_not_heard():
+    q, k, v, bias, _, temperature = problem("random", (1, 2, 2, 120, 120), torch.float64, 0.1)
+    hidden = bias.clone()
+    hidden[..., 5:40] = -torch.inf
+    for backend in ("fast", "reference"):
+        o = tau_attention(q, k, v, temperature, hidden, backend=backend)  # type: ignore[arg-type]
+        loud = v.clone()
+        loud[:, :, 5:40] = 1e6
+        assert torch.equal(o, tau_attention(q, k, loud, temperature, hidden, backend=backend))  # type: ignore[arg-type]
+
+
+def test_sums_of_two_sets_of_keys_add_up():
+    """What attend says of lse: two halves of the past, heard apart, make the whole."""
+    q, k, v, bias, _, temperature = problem("random", (1, 2, 2, 20, 100), torch.float64, 0.1)
+    whole, _ = attend(q, k, v, temperature, bias)
+    early = torch.tensor([40])
+    first, first_lse = attend(q[..., -1:], k[..., :60], v[:, :, :60], temperature, bias[..., :60])
+    second, second_lse = attend(q[..., -1:], k[..., 60:], v[:, :, 60:], temperature, bias[..., 60:])
+    share = torch.sigmoid(first_lse - second_lse).unsqueeze(-1)
+    torch.testing.assert_close(share * first + (1 - share) * second, whole[:, :, -1:])
+    assert attend(q, k, v, temperature, bias, past=early)[0].shape == whole.shape
+
+
+def test_a_number_is_a_temperature_for_all_heads():
+    q, k, v, *_ = problem("random", (1, 3, 3, 80, 80), torch.float64, 0.1)
+    each = torch.full((3,), 0.07, dtype=torch.float64)
+    assert torch.equal(tau_attention(q, k, v, 0.07), tau_attention(q, k, v, each))
+
+
+def test_half_precision_is_computed_in_float32():
+    q, k, v, *_ = problem("random", (1, 2, 2, 90, 90), torch.float32, 0.1)
+    o = tau_attention(q, k, v.bfloat16(), 0.1)
+    assert o.dtype == torch.bfloat16
+    exact = tau_attention(q, k, v.bfloat16().float(), 0.1)
+    assert torch.equal(o, exact.bfloat16())
+
+
+def test_threads_compute_the_same(monkeypatch):
+    monkeypatch.setattr("glissando.ops.compiled._WORK_A_THREAD", 1)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    agree(problem("ties", (2, 4, 2, 150, 150), torch.float64, 0.05))
+
+
+def test_steep_temperatures_stay_exact_at_length():
+    """Decays over thousands of sorted keys, in float32, at the smallest temperature and with a gate."""
+    inputs = problem("random", (1, 1, 1, 2500, 2500), torch.float32, 1e-3)
+    agree([*inputs[:4], inputs[4] / 100, inputs[5]])
+
+
+def test_mistakes_are_named():
+    q, k, v, *_ = problem("random", (1, 2, 2, 8, 8), torch.float64, 0.1)
+    with pytest.raises(ValueError, match=r"lambda_k must be \(1, 2, 8\), got \(1, 1, 8\)"):
+        tau_attention(q, k[:, :1], v, 0.1)
+    with pytest.raises(ValueError, match="at least as many keys"):
+        tau_attention(q, k[..., :5], v[:, :, :5], 0.1)
+    with pytest.raises(ValueError, match="3 heads cannot share 2"):
+        tau_attention(q[:, :1].expand(1, 3, 8), k, v, 0.1)
+    with pytest.raises(ValueError, match="past must be from 0 to L - T = 0"):
+        tau_attention(q, k, v, 0.1, past=torch.tensor([2]))
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        tau_attention(q, k, v, 0.0)
+    with pytest.raises(ValueError, match="temperature must be a number or one for each of 2 heads"):
+        tau_attention(q, k, v, torch.ones(3))
+    with pytest.raises(UnknownNameError, match="tau_attention backend"):
+        tau_attention(q, k, v, 0.1, backend="quick")  # type: ignore[arg-type]
+    meta = [x.to("meta") for x in (q, k, v)]
+    with pytest.raises(ConfigError, match="runs on a CPU"):
+        tau_attention(*meta, 0.1, backend="fast")
+
+
+def test_weights_fall_by_the_temperature():
+    """Two keys at distances 0 and T: their weights are as e to 1."""
+    q, k = torch.tensor([[[0.2, 0.2]]]).double(), torch.tensor([[[0.2, 0.3]]]).double()
+    v = torch.tensor([[[[1.0], [0.0]]]]).double()
+    o = tau_attention(q, k, v, 0.1)
+    assert o[0, 0, 1, 0].item() == pytest.approx(1 / (1 + math.exp(-1)))
