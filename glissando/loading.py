@@ -42,4 +42,5 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RunError(f"the weights in {path} do not fit its configuration: {error}") from error
+    model.config = from_dict(ModelConfig, values, "model")  # as it was given, files of its start included
     return model.eval()

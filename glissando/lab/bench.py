@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from glissando.errors import unknown_name
-from glissando.lab import flow, scans, spectral, speed
+from glissando.lab import flow, scans, spectral, speed, tau
 from glissando.lab.speed import Row
 
 ROWS: dict[str, Callable[[int], Row]] = {
@@ -22,6 +22,10 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "spectral-memory": spectral.memory,
     **{f"flow-latency-{case}": partial(flow.latency, case) for case in flow.CASES},
     "flow-memory": flow.memory,
+    **{f"tau-forward-{case}": partial(tau.forward, case) for case in tau.FORWARD},
+    **{f"tau-backward-{case}": partial(tau.backward, case) for case in tau.BACKWARD},
+    "tau-long": tau.long_text,
+    "tau-million": tau.million,
     **{f"scan-{case}": partial(scans.scan_row, case) for case in scans.CASES},
 }
 

@@ -75,6 +75,10 @@ class Mixer(nn.Module, ABC):
 
     #: which per-token signals the mixer honours; any other raises
     honours: frozenset[Signal] = frozenset({"mask"})
+    #: what `observe` tells, by name: columns of the training log, each the mean over the layers
+    observed: tuple[str, ...] = ()
+    #: those of `observed` of which the first layer's is a column too
+    observed_first: tuple[str, ...] = ()
 
     @abstractmethod
     def init_state(
@@ -94,6 +98,10 @@ class Mixer(nn.Module, ABC):
         ctx = ctx or EMPTY
         refuse_unhonoured(ctx, self.honours, f"mixer {type(self).__name__}")
         return self.mix(x, state, ctx)
+
+    def observe(self, x: Tensor, ctx: Context) -> dict[str, Tensor]:
+        """How the mixer works on x (B, T, D), the input of a call without state: a number () for each of `observed`."""
+        return {}
 
     def _placement(self, device: Any, dtype: Any) -> dict[str, Any]:
         """device= and dtype= keywords, by default those of the mixer's first parameter."""

@@ -33,7 +33,10 @@ from glissando.mixers.gates import check_horizons, start_forget_gate
 from glissando.mixers.tau_cache import BinnedCache, ExactCache, Heard, TauState
 from glissando.ops.energy import energy
 from glissando.ops.rope import rotate, rotation_after
-from glissando.ops.tau_attention import tau_attention
+from glissando.ops.tau_attention import exponents, tau_attention
+
+#: attention entropy is the mean over so many queries of a row
+_OBSERVED_QUERIES = 32
 
 
 @dataclass
@@ -141,7 +144,9 @@ class Tau(Mixer):
         c = self.config
         nn.init.constant_(self.log_temperature, math.log(c.temperature))
         nn.init.constant_(self.tau, c.tau)
-        self.laplacian.copy_(starting_laplacian(c.laplacian, self.key_size))
+        with torch.device("cpu"):  # a model that is built without memory asks for a graph with values all the same
+            graph = starting_laplacian(c.laplacian, self.key_size)
+        self.laplacian.copy_(graph)
         if self.forget is not None:
             start_forget_gate(self.forget, c.horizons)
         if self.log_edges is not None and self.log_edges.ndim == 1:
@@ -188,6 +193,26 @@ class Tau(Mixer):
             heads = rotate(heads, table.unsqueeze(-2))
         return energy(heads, self.matrix(), self.config.eps).clamp_min(0)
 
+    def key_energies(self, x: Tensor, ctx: Context) -> Tensor:
+        """E (N, H) of the keys of the N real tokens of x (B, T, D), from no state on."""
+        energies = self.energies(x)[..., self.heads :]
+        return energies.flatten(0, 1) if ctx.mask is None else energies[ctx.mask]
+
+    def observe(self, x: Tensor, ctx: Context) -> dict[str, Tensor]:
+        """Quantiles of the keys' energies, tau, the mean of T, and how attention spreads over the keys.
+
+        Entropy -sum_j p_ij log p_ij in nats, effective keys exp(entropy), and their share of the keys that query i sees
+        are means over heads and over at most 32 queries of each row's second half, evenly spaced.
+        """
+        energies, heard = self.key_energies(x, ctx), self.lambdas(x)
+        p05, p50, p95 = energies.quantile(energies.new_tensor([0.05, 0.5, 0.95])).unbind()
+        queries = _late_positions(ctx.counts(x), min(_OBSERVED_QUERIES, x.shape[1] - x.shape[1] // 2))
+        entropy = attention_entropy(heard, queries)
+        keys = entropy.exp()
+        share = keys / (queries + 1).unsqueeze(1)
+        means = (heard.temperature.mean(), entropy.mean(), keys.mean(), share.mean())
+        return dict(zip(self.observed, (p05, p50, p95, self.tau, *means), strict=True))
+
     def matrix(self) -> Tensor:
         """L (S, S): fixed, with learned edges, or a learned diagonal."""
         if self.log_edges is None:
@@ -197,6 +222,23 @@ class Tau(Mixer):
         weights = -self.laplacian * (0.5 * (self.log_edges + self.log_edges.T)).exp()
         weights = weights - weights.diag().diag()
         return weights.sum(-1).diag() - weights
+
+
+def attention_entropy(heard: Heard, queries: Tensor) -> Tensor:
+    """-sum_j p_ij log p_ij in nats (B, H, Q) float64, over the keys j <= i of the queries i at positions (B, Q)."""
+    where = queries.unsqueeze(1).expand(-1, heard.q.shape[1], -1)
+    gap = (heard.q.gather(-1, where).unsqueeze(-1) - heard.k.unsqueeze(-2)).abs()
+    near = exponents(heard.k, heard.importance, heard.decay).unsqueeze(-2)
+    logits = near - gap / heard.temperature.double().view(-1, 1, 1)
+    visible = torch.arange(gap.shape[-1], device=gap.device) <= queries.unsqueeze(-1)
+    return torch.special.entr(logits.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(-1)).sum(-1)
+
+
+def _late_positions(counts: Tensor, number: int) -> Tensor:
+    """(B, number) int64: positions of the second half of rows with counts (B,) real tokens, evenly spaced."""
+    first = counts.unsqueeze(1) // 2
+    share = torch.linspace(0, 1, number, device=counts.device)
+    return (first + share * (counts.unsqueeze(1) - 1 - first)).round().long().clamp_min(0)
 
 
 def starting_laplacian(source: str, size: int) -> Tensor:

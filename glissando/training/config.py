@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -44,6 +45,39 @@ class OptimizerConfig:
 
 
 @dataclass
+class CalibrationConfig:
+    """When tau, one number for the model, is set to the median energy of the first tau layer's keys over a batch.
+
+    kind             `fixed`: never; `start`: before the first step; `periodic`: then and every so many steps;
+                     `drift`: then, and where the median has drifted while gradients are small
+    at_restart       start: also when training is resumed, as published; a resumed run is then not the uninterrupted one
+    every            periodic: steps between calibrations; drift: steps between checks
+    drift_tolerance  drift: calibrate where |median - tau| is more than this share of tau ...
+    gradient_gate    ... and the gradient norm, averaged exponentially over about 20 steps, is below this
+    """
+
+    kind: Literal["fixed", "start", "periodic", "drift"] = "fixed"
+    at_restart: bool = True
+    every: int = 100
+    drift_tolerance: float = 0.1
+    gradient_gate: float = 1.0
+
+    def check(self, mixers: Sequence[str]) -> None:
+        """Raise ConfigError for a number out of its range, or where none of the model's mixers has a tau."""
+        where = "training.calibration"
+        require(self.every > 0, f"{where}.every", self.every, "at least 1")
+        require(
+            0 < self.drift_tolerance < math.inf, f"{where}.drift_tolerance", self.drift_tolerance, "above 0, finite"
+        )
+        require(self.gradient_gate > 0, f"{where}.gradient_gate", self.gradient_gate, "above 0 (.inf: always open)")
+        if self.kind != "fixed" and "tau" not in mixers:
+            raise ConfigError(
+                f"{where}.kind is {self.kind!r}, but the model's mixer is {', '.join(mixers)}, which has no tau: leave "
+                "training.calibration out, or set model.mixer: tau"
+            )
+
+
+@dataclass
 class TrainingConfig:
     """How to train.
 
@@ -68,6 +102,7 @@ class TrainingConfig:
     seconds: float | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     clip: float | None = 1.0
     accumulate: int = 1
     precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
@@ -131,6 +166,7 @@ class RunConfig:
     def check(self, processes: int) -> None:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
         self.training.check()
+        self.training.calibration.check(self._mixers())
         for name in ("seq_len", "batch_size"):
             value = getattr(self.data, name)
             require(value > 0, f"data.{name}", value, "at least 1")
@@ -141,14 +177,16 @@ class RunConfig:
                 f"training.accumulate {self.training.accumulate}; use a multiple of {parts}"
             )
 
+    def _mixers(self) -> list[str]:
+        return [self.model.mixer] if isinstance(self.model.mixer, str) else self.model.mixer
+
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values, without the options of mixers and corpora that are not used."""
         values = to_dict(self)
         for name in ("start_from", "stages"):
             if not values[name]:
                 del values[name]
-        mixers = [self.model.mixer] if isinstance(self.model.mixer, str) else self.model.mixer
-        values["model"]["mixers"] = {name: values["model"]["mixers"][name] for name in mixers}
+        values["model"]["mixers"] = {name: values["model"]["mixers"][name] for name in self._mixers()}
         for name in set(CORPORA) - {self.data.corpus}:
             del values["data"][name]
         return values

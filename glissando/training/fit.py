@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import logging
@@ -27,11 +28,13 @@ from glissando.data.base import Corpus
 from glissando.data.corpora import build_corpus
 from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError, RunError
+from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import TOKENIZER, Run, checkpoint_step, config_text
 from glissando.storage import MANIFEST
 from glissando.training import launch
 from glissando.training.budget import Budget
+from glissando.training.calibration import Calibration
 from glissando.training.callbacks import Metrics, Samples, Saver, Validation
 from glissando.training.checkpoint import PatientCheckpointIO, RandomState, ShardedStrategy
 from glissando.training.config import MACHINE, RunConfig, TrainingConfig
@@ -64,6 +67,7 @@ def train(config: RunConfig, out: str | Path) -> Run:
     require_base(config, corpus.control_names)
     job = _Job.build(config, Run(Path(out)), corpus, resuming=False)
     load_start(config, job.module.model)
+    _require_laplacian(config, job.module.model)
     config_text(config.as_dict())
     # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
     if launch.rank() == 0:
@@ -119,7 +123,9 @@ class _Job:
 
     @classmethod
     def build(cls, config: RunConfig, run: Run, corpus: Corpus, resuming: bool) -> _Job:
-        model = LanguageModel(config.model, corpus.tokenizer)
+        model = LanguageModel(
+            _followed(config.model) if resuming or config.start_from else config.model, corpus.tokenizer
+        )
         if config.training.precision == "64-true":
             model.double()  # Lightning would do so after it has loaded the checkpoint into float32
         base = stage_base(config, run.path if resuming else None, model)
@@ -183,13 +189,14 @@ def quoted(text: str) -> str:
 def _callbacks(config: RunConfig, run: Run, files: PatientCheckpointIO) -> tuple[Budget, list[pl.Callback]]:
     t = config.training
     budget = Budget(t.steps, t.tokens, t.seconds)
+    calibration = Calibration(t.calibration, budget)
     validation = Validation(budget, t.validate_every, t.early_stopping)
-    metrics = Metrics(run.path, t.log_every, validation, budget, t.tensorboard)
+    metrics = Metrics(run.path, t.log_every, validation, budget, t.tensorboard, calibration)
     progress = Progress(budget, validation, metrics)
     samples = Samples(run.path, budget, t.sample_every, progress.say)
     saver = Saver(run, budget, t.save_every, t.keep_checkpoints, files)
     # The order is the order within a step: what is saved must know of what was validated.
-    return budget, [RandomState(), budget, validation, metrics, progress, samples, saver]
+    return budget, [RandomState(), budget, calibration, validation, metrics, progress, samples, saver]
 
 
 def _trainer(config: RunConfig, callbacks: list[pl.Callback], files: PatientCheckpointIO) -> pl.Trainer:
@@ -242,6 +249,34 @@ def _require_dials(config: RunConfig, corpus: Corpus) -> None:
         raise ConfigError(
             f"model.depth.control is {names}, and the corpus's labels are {labels}: give both the same names in the "
             "same order"
+        )
+
+
+def _followed(config: ModelConfig) -> ModelConfig:
+    """Of a model whose weights are loaded next: what only a new one reads, such as a Laplacian's file, may be gone."""
+    config = copy.deepcopy(config)
+    config.mixers.weights_follow()
+    return config
+
+
+def _require_laplacian(config: RunConfig, model: LanguageModel) -> None:
+    """Raises ConfigError where a tau mixer has no Laplacian, or would not have the one that is asked for."""
+    lacking = [name for name, m in model.named_modules() if isinstance(m, Tau) and not m.laplacian.isfinite().all()]
+    asked = config.model.mixers.tau.laplacian
+    if lacking and config.start_from is None:
+        raise ConfigError(
+            f"model.mixers.tau.laplacian is {asked!r}, but a new model has no weights to take it from: give `chain`, "
+            "or a file of `glissando laplacian build`; or start with --from a run that has one"
+        )
+    if lacking:
+        raise ConfigError(f"{config.start_from} has no Laplacian for {', '.join(lacking)}: give both the same layers")
+    if config.start_from is None or not any(isinstance(m, Tau) for m in model.modules()):
+        return
+    theirs = Run.open(config.start_from).read_config()["model"]["mixers"]["tau"]["laplacian"]
+    if asked not in (theirs, "saved"):
+        raise ConfigError(
+            f"model.mixers.tau.laplacian is {asked!r}, but the weights of {config.start_from} come with their own, "
+            f"{theirs!r}: leave the option out, or train a new model"
         )
 
 

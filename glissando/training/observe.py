@@ -1,0 +1,102 @@
+"""What the mixers of a model tell of themselves, in numbers for the training log.
+
+A mixer names its numbers in `observed` and computes them in `observe` (glissando/mixers/base.py). A column NAME is the
+mean over the layers that tell it, and NAME/first that of the first of them: for tau the energies of block 0's keys,
+from which tau is calibrated. A block that is applied several times counts once for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glissando.data.base import Batch
+from glissando.mixers import EMPTY, Context, Mixer
+from glissando.model import LanguageModel
+
+#: shown what a mixer is given: (mixer, x (B, T, D), context)
+Watcher = Callable[[Any, Tensor, Context], None]
+
+
+def observing(model: LanguageModel) -> list[Mixer]:
+    """The mixers of `model` that tell something, in the order of its layers."""
+    return [m for m in model.modules() if isinstance(m, Mixer) and m.observed]
+
+
+def columns(model: LanguageModel) -> list[str]:
+    """The names of what `observe` returns; none for a model whose mixers tell nothing."""
+    mixers = observing(model)
+    names = [name for mixer in mixers for name in mixer.observed]
+    first = [f"{name}/first" for mixer in mixers for name in mixer.observed_first]
+    return list(dict.fromkeys([*names, *first]))
+
+
+def observe(
+    model: LanguageModel, ids: Tensor, mask: Tensor | None = None, control: Tensor | None = None
+) -> dict[str, float]:
+    """The `columns` of `model` on ids (B, T), by one forward in the mode that it is in.
+
+    Neither gradients nor the random state are touched. {} without a forward for a model whose mixers tell nothing.
+    """
+    mixers, told = observing(model), dict[str, list[Tensor]]()
+    if not mixers:
+        return {}
+
+    def note(mixer: Mixer, x: Tensor, ctx: Context) -> None:
+        for name, value in mixer.observe(x, ctx).items():
+            told.setdefault(name, []).append(value.double())
+            if name in mixer.observed_first:
+                told.setdefault(f"{name}/first", [value.double()])
+
+    show(model, mixers, note, ids, mask, control)
+    names = columns(model)
+    return dict(zip(names, torch.stack([torch.stack(told[name]).mean() for name in names]).tolist(), strict=True))
+
+
+def first_row(batch: Batch, tokens: int) -> Batch:
+    """At most so many tokens of the first row; what counts for the whole batch is left as it is."""
+    control = None if batch.control is None else batch.control[:1]
+    mask = None if batch.mask is None else batch.mask[:1, :tokens]
+    return batch._replace(ids=batch.ids[:1, :tokens], targets=batch.targets[:1, :tokens], mask=mask, control=control)
+
+
+@torch.no_grad()
+def show(
+    model: LanguageModel,
+    mixers: list[Any],
+    watcher: Watcher,
+    ids: Tensor,
+    mask: Tensor | None = None,
+    control: Tensor | None = None,
+) -> None:
+    """One forward of `model` in the mode that it is in, in which `watcher` is shown what each of `mixers` is given."""
+    # By calling the model, and not a part of it, because that is what gathers a sharded model's weights.
+    with _watched(mixers, watcher), _same_random_state(ids.device):
+        model(ids, mask=mask, control=control)
+
+
+@contextlib.contextmanager
+def _watched(mixers: list[Any], watcher: Watcher) -> Iterator[None]:
+    def hook(mixer: Any, args: tuple, keywords: dict[str, Any]) -> None:
+        watcher(mixer, *_signature(*args, **keywords))
+
+    handles = [mixer.register_forward_pre_hook(hook, with_kwargs=True) for mixer in mixers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _signature(x: Tensor, state: Any = None, ctx: Context | None = None) -> tuple[Tensor, Context]:
+    """Of Mixer.forward."""
+    return x, ctx or EMPTY
+
+
+def _same_random_state(device: torch.device) -> contextlib.AbstractContextManager:
+    """What draws numbers inside, such as dropout, leaves no trace."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
