@@ -8,7 +8,7 @@ from typing import Any
 
 from glissando.config import from_dict, merge
 from glissando.data.tokenizers import load_tokenizer
-from glissando.errors import RunError
+from glissando.errors import ConfigError, RunError
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import TOKENIZER, Run
 
@@ -34,6 +34,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
     if "depth.flow.tolerance" in (overrides or {}) and values["depth"]["flow"].get("backward") == "checkpoint":
         values["depth"]["flow"]["backward"] = "direct"  # the same forward, and it can halt
     config = from_dict(ModelConfig, values, "model")
+    _refuse_unused(config, overrides or {})
     config.mixers.weights_follow()
     tokens = run.path / TOKENIZER
     model = LanguageModel(config, load_tokenizer(tokens) if tokens.is_file() else None)
@@ -44,3 +45,12 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
         raise RunError(f"the weights in {path} do not fit its configuration: {error}") from error
     model.config = from_dict(ModelConfig, values, "model")  # as it was given, files of its start included
     return model.eval()
+
+
+def _refuse_unused(config: ModelConfig, overrides: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option of a mixer that the model does not have."""
+    used = [config.mixer] if isinstance(config.mixer, str) else config.mixer
+    for name in overrides:
+        section, _, rest = name.partition(".")
+        if section == "mixers" and rest.partition(".")[0] not in used:
+            raise ConfigError(f"{name} was given, and this model's mixer is {', '.join(used)}; leave it out")

@@ -198,3 +198,15 @@ def test_a_graph_from_a_file_comes_with_the_run(tmp_path, monkeypatch):
 def test_options_that_cannot_be(options, message):
     with pytest.raises(ConfigError, match=message):
         Tau(TauConfig(**options), 16)
+
+
+def test_the_cache_of_a_trained_model_can_be_chosen(tmp_path, capsys):
+    options = {"hidden_size": 16, "mixer": "tau", "mixers": {"tau": {"heads": 2}}, "depth": {"layers": 1}}
+    glissando.LanguageModel.from_config(options).save(tmp_path / "tau")
+    glissando.LanguageModel.from_config({"hidden_size": 16, "depth": {"layers": 1}}).save(tmp_path / "softmax")
+    model = glissando.load(tmp_path / "tau", {"mixers.tau.cache": "binned", "mixers.tau.bins": 8})
+    assert model.init_state(1).depth[0].mixer.up.shape == (1, 2, 8, 9)
+    command = ["generate", str(tmp_path / "tau"), "--prompt", "a", "--max_tokens", "3", "--mixers.tau.cache", "binned"]
+    assert main(command) == 0
+    assert main([command[0], str(tmp_path / "softmax"), *command[2:]]) == 1
+    assert "mixers.tau.cache was given, and this model's mixer is attention" in capsys.readouterr().err

@@ -48,17 +48,19 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
 
 
 def add_inference_options(parser: Any) -> None:
-    """What may be changed of a trained model: how its depth is computed."""
+    """What may be changed of a trained model: how its depth is computed, and what it remembers."""
     parser.add_argument("--depth.n_steps", type=int | None, default=None, help="steps of a flow, if other than trained")
     parser.add_argument("--depth.flow.method", type=str | None, default=None, help="its solver, if other than trained")
     parser.add_argument(
         "--depth.flow.tolerance", type=float | None, default=None, help="relative error at which a token halts"
     )
+    parser.add_argument("--mixers.tau.cache", type=str | None, default=None, help="exact, or binned: constant memory")
+    parser.add_argument("--mixers.tau.bins", type=int | None, default=None, help="how many bins a binned cache has")
 
 
 def inference_overrides(options: Any) -> dict[str, Any]:
     """Those of `add_inference_options` that were given."""
-    names = ("depth.n_steps", "depth.flow.method", "depth.flow.tolerance")
+    names = ("depth.n_steps", "depth.flow.method", "depth.flow.tolerance", "mixers.tau.cache", "mixers.tau.bins")
     return {name: options[name] for name in names if options[name] is not None}
 
 
