@@ -35,7 +35,6 @@ from glissando.errors import ConfigError, RunError, nearest
 from glissando.storage import (
     MANIFEST,
     load_tensors,
-    load_tree,
     read_manifest,
     record,
     refuse_pickle,
@@ -46,6 +45,7 @@ from glissando.storage import (
     write_atomic,
     write_manifest,
 )
+from glissando.trees import load_tree
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Files that survive a full disk, a killed process and a flipped bit; no pickle anywhere.
 
-Atomic writes, directories published whole, SHA-256 manifests, and trees of tensors as safetensors plus JSON.
+Atomic writes, directories published whole, SHA-256 manifests, and tensors as safetensors; trees of them: trees.py.
 
 What holds after a crash at any moment: a file or directory of the given name is either the old one or the
 new one, complete. `publish_directory` over an existing directory has one short gap in which only the renamed
@@ -32,7 +32,6 @@ from glissando.errors import RunError
 
 MANIFEST = "manifest.json"
 ABANDONED_SECONDS = 86_400.0  # age at which the temporary of another machine counts as abandoned
-MAX_DEPTH = 200
 RETRAIN = "Load the previous checkpoint, or train again."
 
 _counter = itertools.count()
@@ -254,7 +253,7 @@ def _manifest_text(files: Mapping[str, Any]) -> bytes:
 def read_manifest(directory: str | Path) -> dict[str, dict[str, Any]]:
     """The records of `manifest.json` by file name. Raises RunError if it is missing or malformed."""
     path = Path(directory) / MANIFEST
-    files = _read_json(path, "the directory is incomplete or damaged").get("files")
+    files = read_json(path, "the directory is incomplete or damaged").get("files")
     # Comparing the text makes the manifest guard itself: a flipped bit anywhere shows here or in a digest.
     if not isinstance(files, dict) or path.read_bytes() != _manifest_text(files):
         raise RunError(f"{path} is malformed or of another version. {RETRAIN}")
@@ -306,7 +305,7 @@ def _files(directory: Path) -> list[str]:
     return sorted(path.as_posix() for path in paths if path.name != MANIFEST and not _LEFTOVER.fullmatch(path.name))
 
 
-def _read_json(path: Path, problem: str) -> dict[str, Any]:
+def read_json(path: Path, problem: str) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -395,91 +394,3 @@ def _plain_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         seen.add(value.untyped_storage().data_ptr())
         plain[name] = value
     return plain
-
-
-def save_tree(directory: str | Path, tree: Any, name: str = "tree") -> None:
-    """Writes a tree as `<name>.safetensors` (its tensors under their path) and `<name>.json` (its structure).
-
-    A tree is made of dict (str or int keys), list, tuple, None, bool, int, float, str and Tensor; `load_tree`
-    gives back exactly this, tensors on the CPU, without gradient, each with storage of its own.
-    Raises TypeError that names the path of anything else, RunError if a file cannot be written.
-    """
-    tensors: dict[str, Tensor] = {}
-    structure = _encode(tree, (), tensors)
-    save_tensors(Path(directory) / f"{name}.safetensors", tensors)
-    text = json.dumps({"format": 1, "tree": structure}, allow_nan=False, indent=1)
-    write_atomic(Path(directory) / f"{name}.json", text.encode())
-
-
-def load_tree(directory: str | Path, name: str = "tree") -> Any:
-    """The tree that `save_tree` wrote. Raises RunError that names the file that is missing or malformed."""
-    path = Path(directory) / f"{name}.json"
-    structure = _read_json(path, "the structure of a saved tree")
-    tensors = load_tensors(path.with_suffix(".safetensors"))
-    try:
-        return _decode(structure["tree"], tensors)
-    except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
-        raise RunError(f"{path} is malformed or belongs to other tensors ({error!r}). {RETRAIN}") from error
-
-
-def _encode(node: Any, path: tuple[str | int, ...], tensors: dict[str, Tensor]) -> Any:
-    if len(path) > MAX_DEPTH:
-        raise TypeError(f"{_show(path[:5])}...: nested deeper than {MAX_DEPTH} levels (a cycle?)")
-    kind = type(node)
-    if node is None or kind in (bool, int, str):
-        return node
-    if kind is float:
-        return node if abs(node) < float("inf") else {"float": repr(node)}
-    if kind is list:
-        return [_encode(item, (*path, index), tensors) for index, item in enumerate(node)]
-    if kind is tuple:
-        return {"tuple": _encode(list(node), path, tensors)}
-    if kind is dict:
-        return _encode_dict(node, path, tensors)
-    if isinstance(node, Tensor):
-        return {"tensor": _register(node, path, tensors)}
-    raise TypeError(
-        f"{_show(path)}: cannot save a {kind.__module__}.{kind.__qualname__}; "
-        "a tree holds dict, list, tuple, None, bool, int, float, str and Tensor"
-    )
-
-
-def _encode_dict(node: dict[Any, Any], path: tuple[str | int, ...], tensors: dict[str, Tensor]) -> Any:
-    for key in node:
-        if type(key) not in (str, int):
-            raise TypeError(f"{_show(path)}: key {key!r} is a {type(key).__name__}; keys are str or int")
-    if all(type(key) is str for key in node):
-        return {"dict": {key: _encode(value, (*path, key), tensors) for key, value in node.items()}}
-    return {"items": [[key, _encode(value, (*path, key), tensors)] for key, value in node.items()]}
-
-
-def _register(tensor: Tensor, path: tuple[str | int, ...], tensors: dict[str, Tensor]) -> str:
-    """Stores the tensor under its path; a suffix tells apart paths that read the same, as keys 0 and "0"."""
-    stem = "/".join(map(str, path)).encode("ascii", "backslashreplace").decode() or "tensor"
-    names = itertools.chain([stem], (f"{stem}#{count}" for count in itertools.count(1)))
-    name = next(name for name in names if name not in tensors and name != "__metadata__")
-    tensors[name] = tensor
-    return name
-
-
-def _decode(node: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(node, list):
-        return [_decode(item, tensors) for item in node]
-    if not isinstance(node, dict):
-        return node
-    ((kind, value),) = node.items()
-    if kind == "dict":
-        return {key: _decode(item, tensors) for key, item in value.items()}
-    if kind == "items":
-        return {key: _decode(item, tensors) for key, item in value}
-    if kind == "tuple":
-        return tuple(_decode(value, tensors))
-    if kind == "float":
-        return float(value)
-    if kind == "tensor":
-        return tensors[value]
-    raise ValueError(f"unknown kind {kind!r}")
-
-
-def _show(path: tuple[str | int, ...]) -> str:
-    return "tree" + "".join(f"[{key!r}]" for key in path)

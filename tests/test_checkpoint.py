@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from glissando.errors import RunError
-from glissando.storage import MANIFEST, load_tree, publish_directory, save_tree, verify_manifest
+from glissando.storage import MANIFEST, publish_directory, verify_manifest
 from glissando.training.checkpoint import (
     RandomState,
     SafeCheckpointIO,
@@ -33,6 +33,7 @@ from glissando.training.checkpoint import (
     rng_state,
     to_plain,
 )
+from glissando.trees import load_tree, save_tree
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
@@ -282,7 +283,8 @@ def test_removing_and_replacing(tmp_path):
 SAVER = """
 import sys, torch
 from pathlib import Path
-from glissando.storage import publish_directory, save_tree
+from glissando.storage import publish_directory
+from glissando.trees import save_tree
 from glissando.runs import checkpoint_path, keep_newest
 directory, step = Path(sys.argv[1]), int(sys.argv[2])
 def fill(folder):

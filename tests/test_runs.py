@@ -16,7 +16,8 @@ from glissando.errors import ConfigError, RunError
 from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.runs import Run, checkpoint_path
-from glissando.storage import MANIFEST, publish_directory, read_manifest, save_tree, verify_manifest
+from glissando.storage import MANIFEST, publish_directory, read_manifest, verify_manifest
+from glissando.trees import save_tree
 
 CONFIG = {"model": {"hidden_size": 8, "mixer": "tau"}, "rates": [1e-3, 2.0], "seed": None, "name": "ä"}
 WEIGHTS = {"embedding.weight": torch.arange(6.0).reshape(2, 3), "norm.scale": torch.ones(3)}

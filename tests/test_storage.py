@@ -22,14 +22,13 @@ from glissando.storage import (
     MANIFEST,
     find_published,
     load_tensors,
-    load_tree,
     publish_directory,
     save_tensors,
-    save_tree,
     verify_manifest,
     write_atomic,
     write_manifest,
 )
+from glissando.trees import load_tree, save_tree
 
 
 def same(a, b):
@@ -142,7 +141,8 @@ LIMITED = """
 import resource, sys, torch
 from pathlib import Path
 from glissando.errors import RunError
-from glissando.storage import publish_directory, save_tree
+from glissando.storage import publish_directory
+from glissando.trees import save_tree
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     publish_directory(sys.argv[1], lambda directory: save_tree(directory, {"a": torch.zeros(100_000)}))

@@ -35,12 +35,11 @@ from glissando.runs import checkpoint_path, checkpoint_step, checkpoints, keep_n
 from glissando.storage import (
     MANIFEST,
     find_published,
-    load_tree,
     publish_directory,
     remove_directory,
-    save_tree,
     verify_manifest,
 )
+from glissando.trees import load_tree, save_tree
 
 __all__ = [
     "PatientCheckpointIO",
