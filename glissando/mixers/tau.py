@@ -6,8 +6,9 @@
 (The published code normalises q and k first; E does not depend on their length.)
 
 L is a graph Laplacian over the S features of a head, T one temperature a head. Optional: g_j = w_g . x_j, an importance
-of each key; C, the cumulative log of a forget gate; the output gate silu(Wg x). The published form has none of the
-three, T = 1 and a tau that is calibrated (glissando/training/calibration.py).
+of each key; C, the cumulative log of a forget gate; the output gate silu(Wg x); and values that turn with position and
+are turned back when they are heard, R_{j-i} v_j in place of v_j. The published form has none of these, T = 1 and a tau
+that is calibrated (glissando/training/calibration.py).
 
 State: v and lambda_k of the tokens seen, (K + 1) numbers a key and head where softmax attention keeps 2 K, and one more
 number with g or C. Or, `cache: binned`, a memory of constant size; see glissando/mixers/tau_cache.py.
@@ -36,7 +37,7 @@ from glissando.ops.rope import rotate, rotation_after
 from glissando.ops.tau_attention import exponents, tau_attention
 
 #: attention entropy is the mean over so many queries of a row
-_OBSERVED_QUERIES = 32
+_OBSERVED_QUERIES = 16
 
 
 @dataclass
@@ -50,6 +51,7 @@ class TauConfig:
     rope               rotate queries and keys by position
     rope_base          slowest rotation is about 1 / rope_base
     eps                added to x'x
+    value_rotation     values turn by position, the slowest pair by one radian in some so many tokens; None: they do not
     tau                where tau starts; calibration moves it
     laplacian          `chain`, a file of `glissando laplacian build`, or `saved` with the weights
     laplacian_weights  `fixed`; `diagonal`: a learned positive diagonal in place of L; `learned`: learned edges of L
@@ -69,6 +71,7 @@ class TauConfig:
     key_size: int | None = None
     rope: bool = True
     rope_base: float = 10000.0
+    value_rotation: float | None = None
     eps: float = 1e-6
     tau: float = 1.0
     laplacian: str = "chain"
@@ -92,6 +95,12 @@ class Tau(Mixer):
 
     tau: Tensor
     laplacian: Tensor
+
+    observed = (
+        "energy_p05", "energy_p50", "energy_p95", "tau", "temperature", "attention_entropy", "effective_keys",
+        "effective_share",
+    )  # fmt: skip
+    observed_first = ("energy_p05", "energy_p50", "energy_p95")
 
     def __init__(self, config: TauConfig, hidden_size: int) -> None:
         super().__init__()
@@ -129,6 +138,8 @@ class Tau(Mixer):
             value = getattr(config, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"tau.{name} must be above 0, got {value}")
+        if config.value_rotation is not None and not config.value_rotation > 1:
+            raise ConfigError(f"tau.value_rotation must be above 1 token, got {config.value_rotation}")
         check_horizons("tau", config.horizons)
         groups = config.value_heads or config.heads
         if config.heads % groups:
@@ -161,21 +172,36 @@ class Tau(Mixer):
         return self.cache.init_state(batch_size, **self._placement(device, dtype))
 
     def mix(self, x: Tensor, state: TauState | None, ctx: Context) -> tuple[Tensor, TauState | None]:
-        heard = self.lambdas(x, None if state is None else state.position)
+        position = None if state is None else state.position
+        heard, turn = self.lambdas(x, position), self._turn(x, position)
+        if turn is not None:
+            heard = heard._replace(v=rotate(heard.v.transpose(1, 2), turn).transpose(1, 2))
         if state is None:
             temperature = heard.temperature
             y = tau_attention(heard.q, heard.k, heard.v, temperature, heard.importance, heard.decay)
         else:
             counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
             y, state = self.cache.hear(heard, state, counts, ctx.donate)
-        y = y.transpose(1, 2).flatten(2)
+        y = y.transpose(1, 2)
+        if turn is not None:
+            y = rotate(y, turn * turn.new_tensor([1, -1]).view(2, 1, 1, 1, 1))
+        y = y.flatten(2)
         if self.gate is not None:
             y = y * F.silu(self.gate(x))
         return self.out(y), state
 
+    def _turn(self, x: Tensor, position: Tensor | None) -> Tensor | None:
+        """cos and sin (2, 1 or B, T, 1, K/2) of the values' rotation."""
+        base, size = self.config.value_rotation, self.head_size
+        if base is None:
+            return None
+        return rotation_after(position, x.shape[1], size, base, size, self.v.weight.dtype, x.device).unsqueeze(-2)
+
     def lambdas(self, x: Tensor, position: Tensor | None = None) -> Heard:
         """What attention is computed from; x (B, T, D) as the mixer is given it, position (B,) tokens before."""
-        e = self.energies(x, position)
+        return self._heard(x, self.energies(x, position))
+
+    def _heard(self, x: Tensor, e: Tensor) -> Heard:
         q, k = (e / (e + self.tau)).transpose(1, 2).split(self.heads, 1)
         v = self.v(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
         importance = None if self.importance is None else self.importance(x).transpose(1, 2)
@@ -195,22 +221,26 @@ class Tau(Mixer):
 
     def key_energies(self, x: Tensor, ctx: Context) -> Tensor:
         """E (N, H) of the keys of the N real tokens of x (B, T, D), from no state on."""
-        energies = self.energies(x)[..., self.heads :]
-        return energies.flatten(0, 1) if ctx.mask is None else energies[ctx.mask]
+        return self._of_keys(self.energies(x), ctx)
+
+    def _of_keys(self, energies: Tensor, ctx: Context) -> Tensor:
+        keys = energies[..., self.heads :]
+        return keys.flatten(0, 1) if ctx.mask is None else keys[ctx.mask]
 
     def observe(self, x: Tensor, ctx: Context) -> dict[str, Tensor]:
         """Quantiles of the keys' energies, tau, the mean of T, and how attention spreads over the keys.
 
         Entropy -sum_j p_ij log p_ij in nats, effective keys exp(entropy), and their share of the keys that query i sees
-        are means over heads and over at most 32 queries of each row's second half, evenly spaced.
+        are means over heads and over at most 16 queries of each row's second half, evenly spaced.
         """
-        energies, heard = self.key_energies(x, ctx), self.lambdas(x)
-        p05, p50, p95 = energies.quantile(energies.new_tensor([0.05, 0.5, 0.95])).unbind()
+        energies = self.energies(x)
+        heard, keys = self._heard(x, energies), self._of_keys(energies, ctx)
+        p05, p50, p95 = keys.quantile(energies.new_tensor([0.05, 0.5, 0.95])).unbind()
         queries = _late_positions(ctx.counts(x), min(_OBSERVED_QUERIES, x.shape[1] - x.shape[1] // 2))
         entropy = attention_entropy(heard, queries)
-        keys = entropy.exp()
-        share = keys / (queries + 1).unsqueeze(1)
-        means = (heard.temperature.mean(), entropy.mean(), keys.mean(), share.mean())
+        effective = entropy.exp()
+        share = effective / (queries + 1).unsqueeze(1)
+        means = (heard.temperature.mean(), entropy.mean(), effective.mean(), share.mean())
         return dict(zip(self.observed, (p05, p50, p95, self.tau, *means), strict=True))
 
     def matrix(self) -> Tensor:
