@@ -68,7 +68,7 @@ def unroll_halting(
         if count is not None:
             count.evaluations += tableau.stages * int((active if mask is None else active & mask).sum())
         foretold = None if slope is None or change is None else slope + change
-        new = _slope(field, tableau, step * size, size, h, foretold, active, args)
+        new = _Step(field, tableau, step * size, size, args).slope(h, foretold, active)
         if slope is not None:
             change = new - slope
             active = active & (size * _rms(change) > tolerance * _rms(h))
@@ -79,42 +79,32 @@ def unroll_halting(
     return h
 
 
-def _slope(
-    field: HaltingField,
-    tableau: Tableau,
-    tau: float,
-    size: float,
-    h: Tensor,
-    foretold: Tensor | None,
-    active: Tensor,
-    args: Sequence[Tensor],
-) -> Tensor:
-    """The increment of one step over its size; `foretold` where a token has halted."""
-    if foretold is None:
-        return _weighted(tableau.b, _stages(field, tableau, tau, size, h, None, None, args))
-    if field.idle(active):
-        return foretold
-    evaluated = _weighted(tableau.b, _stages(field, tableau, tau, size, h, foretold, active, args))
-    return torch.where(active.unsqueeze(-1), evaluated, foretold)
+@dataclass(frozen=True)
+class _Step:
+    """One step of the grid, from tau to tau + size."""
 
+    field: HaltingField
+    tableau: Tableau
+    tau: float
+    size: float
+    args: Sequence[Tensor]
 
-def _stages(
-    field: HaltingField,
-    tableau: Tableau,
-    tau: float,
-    size: float,
-    h: Tensor,
-    foretold: Tensor | None,
-    active: Tensor | None,
-    args: Sequence[Tensor],
-) -> list[Tensor]:
-    slopes: list[Tensor] = []
-    for row, share in zip(tableau.a, tableau.c, strict=True):
-        at = h if not any(row) else h + size * _weighted(row, slopes)
-        if foretold is not None and active is not None and share:
-            at = torch.where(active.unsqueeze(-1), at, h + share * size * foretold)
-        slopes.append(field(tau + share * size, at, *args, active=active))
-    return slopes
+    def slope(self, h: Tensor, foretold: Tensor | None, active: Tensor) -> Tensor:
+        """The step's increment over its size; `foretold` where a token has halted."""
+        if foretold is None:
+            return self._increment(h, None, None)
+        if self.field.idle(active):
+            return foretold
+        return torch.where(active.unsqueeze(-1), self._increment(h, foretold, active), foretold)
+
+    def _increment(self, h: Tensor, foretold: Tensor | None, active: Tensor | None) -> Tensor:
+        slopes: list[Tensor] = []
+        for row, share in zip(self.tableau.a, self.tableau.c, strict=True):
+            at = h if not any(row) else h + self.size * _weighted(row, slopes)
+            if foretold is not None and active is not None and share:
+                at = torch.where(active.unsqueeze(-1), at, h + share * self.size * foretold)
+            slopes.append(self.field(self.tau + share * self.size, at, *self.args, active=active))
+        return _weighted(self.tableau.b, slopes)
 
 
 def _weighted(weights: Sequence[float], slopes: Sequence[Tensor]) -> Tensor:
