@@ -114,6 +114,49 @@ class PairsOptions:
 
 
 @dataclass
+class RecallOptions:
+    """Generated keys with their values, and then the keys again: what was the value of each?
+
+    pairs    keys, at most 47
+    queries  how many of them are asked for; none: all
+    """
+
+    pairs: int = 16
+    queries: int | None = None
+    valid_rows: int = 256
+
+
+@dataclass
+class ParityOptions:
+    """Generated bits, with the parity so far to be said after each.
+
+    min_len, max_len  bits of a row
+    valid_len         bits of a held-out row; none: as in training
+    """
+
+    min_len: int = 1
+    max_len: int = 40
+    valid_len: int | None = None
+    valid_rows: int = 256
+
+
+@dataclass
+class TrackingOptions:
+    """Generated moves of things in a row, with their arrangement to be said after each.
+
+    items             how many things, 2 to 5
+    min_len, max_len  moves of a row
+    valid_len         moves of a held-out row; none: as in training
+    """
+
+    items: int = 3
+    min_len: int = 1
+    max_len: int = 40
+    valid_len: int | None = None
+    valid_rows: int = 256
+
+
+@dataclass
 class HubOptions:
     """A data set by name, fetched once through the `datasets` package.
 
@@ -150,6 +193,9 @@ class DataConfig:
     jsonl: JsonlOptions = field(default_factory=JsonlOptions)
     shift: ShiftOptions = field(default_factory=ShiftOptions)
     pairs: PairsOptions = field(default_factory=PairsOptions)
+    recall: RecallOptions = field(default_factory=RecallOptions)
+    parity: ParityOptions = field(default_factory=ParityOptions)
+    tracking: TrackingOptions = field(default_factory=TrackingOptions)
     hub: HubOptions = field(default_factory=HubOptions)
 
 
@@ -177,6 +223,9 @@ CORPORA: dict[str, CorpusEntry] = {
     "jsonl": CorpusEntry("a JSONL file, streamed in order, with labels if it has them", "jsonl:JsonlCorpus"),
     "shift": CorpusEntry("generated pairs: every character shifted by k", "pairs:ShiftCorpus", _NEWLINE),
     "pairs": CorpusEntry("input/output pairs from a base64 file", "pairs:PairFileCorpus", _NEWLINE),
+    "recall": CorpusEntry("generated memory task: the values of keys", "tasks:RecallCorpus", _NEWLINE),
+    "parity": CorpusEntry("generated memory task: the parity of bits", "tasks:ParityCorpus", _NEWLINE),
+    "tracking": CorpusEntry("generated memory task: things moved in a row", "tasks:TrackingCorpus", _NEWLINE),
     "hub": CorpusEntry("a data set by name, such as tinystories", "hub:HubCorpus"),
 }
 

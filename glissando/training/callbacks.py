@@ -137,7 +137,7 @@ class Metrics(StepEnd):
     tokens_per_second counts the time of steps alone. Also offers `latest`, the newest row, to whoever shows it.
 
     What the mixers tell of themselves is measured after the step, on the beginning of its first row. That takes a
-    quarter of a step of 512 tokens: XX % of training tauformer-nano with `every` 10, and less of larger steps.
+    quarter of a step of 512 tokens: 2.4 % of training tauformer-nano with `every` 10, and less of larger steps.
     """
 
     def __init__(

@@ -36,4 +36,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 #: corpora that need no file, so that samples can be shown without options
-GENERATED = ("stories", "shift")
+GENERATED = ("stories", "shift", "recall", "parity", "tracking")
