@@ -90,6 +90,8 @@ class ExactCache:
             decay = _continued(heard.decay, total)
             e = grown(e, exponents(heard.k, heard.importance, decay))
             total = total if decay is None or total is None else at_last(decay, counts, total)
+        # A step of decoding reads what it sees; cutting the rest off would copy all of the cache.
+        end = keys.shape[2] if heard.q.shape[2] == 1 else end
         seen = keys[:, :, :end]
         near = exponents(seen, None, None) if e is None else e[..., :end]
         y, _ = attend(heard.q, seen, values[:, :, :end], heard.temperature, near, past=state.position)

@@ -79,7 +79,11 @@ def attend(
     q, k, v = lambda_q.to(exact), lambda_k.to(exact), v.to(exact)
     past = _check(q, k, v, e, past)
     inverse = _inverse(temperature, q)
-    if _use_fast(backend, q, k):
+    if _is_step(backend, q, k, v, e, inverse):
+        from glissando.ops import tau_kernels
+
+        o, lse = tau_kernels.single(q, k, v, e, inverse, past)
+    elif _use_fast(backend, q, k):
         o, lse = _Fast.apply(q, k, v, e, inverse, past)
     else:
         o, lse = _reference(q, k, v, e, inverse, past)
@@ -130,6 +134,13 @@ def _inverse(temperature: Tensor | float, q: Tensor) -> Tensor:
     return (1 / each).expand(heads)
 
 
+def _is_step(backend: str, q: Tensor, *others: Tensor) -> bool:
+    """One query without gradients on a CPU: a step of decoding, for which nothing needs sorting."""
+    if backend == "reference" or q.shape[2] != 1 or q.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return backend in ("auto", "fast") and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others)))
+
+
 def _use_fast(backend: str, q: Tensor, k: Tensor) -> bool:
     on_cpu = q.device.type == "cpu"
     if backend == "auto":
@@ -153,8 +164,9 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past
     near = (e.unsqueeze(-2) - middle).to(q.dtype)
     logits = (near - gap * inverse.to(q.dtype).view(-1, 1, 1)).masked_fill(~visible, -torch.inf)
     lse = logits.logsumexp(-1, keepdim=True)
-    values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-    return (logits - lse).exp() @ values, (lse.double() + middle).squeeze(-1)
+    # Heads that share values stand in one matrix: nothing is copied.
+    weights = (logits - lse).exp().unflatten(1, (v.shape[1], -1)).flatten(2, 3)
+    return (weights @ v).view(*q.shape, v.shape[3]), (lse.double() + middle).squeeze(-1)
 
 
 class _Fast(torch.autograd.Function):

@@ -25,6 +25,9 @@ from glissando.ops.tau_cut import (
     upward,
 )
 
+#: keys that `single` takes at once
+_STRETCH = 256
+
 
 @kernel
 def _merge(room, n_keys, n_queries, m, total):
@@ -201,3 +204,49 @@ def forward(q, k, e, v, past, inverse, order, o, lse, first, last):
                 total,
                 stack,
             )
+
+
+@kernel
+def single(q, k, e, v, past, inverse, o, lse, first, last):
+    """One query a row, that of the latest key: q (R, n, 1), otherwise as `forward`. Keys are read in their order."""
+    p, logits = np.empty(_STRETCH, v.dtype), np.empty(_STRETCH, np.float64)
+    for row in range(first, last):
+        count = past[row] + 1
+        for head in range(q.shape[1]):
+            out, own, scale = o[row, head, 0], np.float64(q[row, head, 0]), inverse[row, head]
+            out[:] = 0
+            highest, total = -np.inf, v.dtype.type(0)
+            for start in range(0, count, _STRETCH):
+                length = min(_STRETCH, count - start)
+                top = highest
+                for j in range(length):
+                    logits[j] = e[row, head, start + j] - abs(own - k[row, head, start + j]) * scale
+                for j in range(length):
+                    top = max(top, logits[j])
+                for j in range(length):
+                    p[j] = _exp(v.dtype.type(logits[j] - top))
+                kept = _exp(v.dtype.type(highest - top))
+                total *= kept
+                for j in range(length):
+                    total += p[j]
+                for d in range(out.shape[0]):
+                    out[d] *= kept
+                _add(p, v[row], start, length, out)
+                highest = top
+            share = v.dtype.type(1) / total
+            for d in range(out.shape[0]):
+                out[d] *= share
+            lse[row, head, 0] = highest + math.log(total)
+
+
+@kernel
+def _add(p, v, start, length, out):
+    """out <- out + sum_j p_j v_{start + j}, four rows at once: out is read and written less often."""
+    whole = length - length % 4
+    for j in range(0, whole, 4):
+        a, b, c, f, at = p[j], p[j + 1], p[j + 2], p[j + 3], start + j
+        for d in range(out.shape[0]):
+            out[d] += a * v[at, d] + b * v[at + 1, d] + c * v[at + 2, d] + f * v[at + 3, d]
+    for j in range(whole, length):
+        for d in range(out.shape[0]):
+            out[d] += p[j] * v[start + j, d]

@@ -48,6 +48,16 @@ def forward(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: T
     return o, lse, order
 
 
+def single(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+    """o (B, H, 1, K) and lse (B, H, 1) float64 of one query a row: a step of decoding."""
+    batch, heads, _ = q.shape
+    o = q.new_empty(batch, heads, 1, v.shape[3])
+    lse = torch.empty(batch, heads, 1, dtype=torch.float64)
+    rows, groups = _rows(q, k, v, e, inverse, past), v.shape[1]
+    tau_forward.single(*rows, _grouped(o, groups), _grouped(lse, groups), 0, batch * groups)
+    return o, lse
+
+
 def backward(
     q: Tensor,
     k: Tensor,
