@@ -81,6 +81,8 @@ def train(config: RunConfig, out: str | Path) -> Run:
 def resume(path: str | Path, machine: Mapping[str, Any] | None = None) -> Run:
     """Go on from the newest complete checkpoint of the run directory `path`, to bit-identical weights.
 
+    Only training.calibration.kind `start` sets tau anew, unless its at_restart is false.
+
     `machine` replaces training options that say what to train on and not how: those in MACHINE. A run may go
     on with another number of processes, where sums are rounded differently.
 
