@@ -14,7 +14,13 @@ from glissando.presets import load_preset, preset_names
 from glissando.state import state_bytes
 
 # continuous-transformer: 2,905,601 with each complex number of its two filters counted once
-PUBLISHED = {"gpt": 30_503_424, "minimal-transformer": 2_648, "continuous-transformer": 2_907_649}
+PUBLISHED = {
+    "gpt": 30_503_424,
+    "minimal-transformer": 2_648,
+    "continuous-transformer": 2_907_649,
+    "tauformer": 34_062_756,
+    "tauformer-100m": 108_394_896,
+}
 
 
 @pytest.mark.parametrize("name", preset_names())

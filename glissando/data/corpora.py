@@ -224,8 +224,8 @@ CORPORA: dict[str, CorpusEntry] = {
     "shift": CorpusEntry("generated pairs: every character shifted by k", "pairs:ShiftCorpus", _NEWLINE),
     "pairs": CorpusEntry("input/output pairs from a base64 file", "pairs:PairFileCorpus", _NEWLINE),
     "recall": CorpusEntry("generated memory task: the values of keys", "tasks:RecallCorpus", _NEWLINE),
-    "parity": CorpusEntry("generated memory task: the parity of bits", "tasks:ParityCorpus", _NEWLINE),
-    "tracking": CorpusEntry("generated memory task: things moved in a row", "tasks:TrackingCorpus", _NEWLINE),
+    "parity": CorpusEntry("generated memory task: the parity of bits", "automata:ParityCorpus", _NEWLINE),
+    "tracking": CorpusEntry("generated memory task: things moved in a row", "automata:TrackingCorpus", _NEWLINE),
     "hub": CorpusEntry("a data set by name, such as tinystories", "hub:HubCorpus"),
 }
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from glissando.config import from_dict
+from glissando.data.automata import ParityCorpus, TrackingCorpus, arrangements
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
 from glissando.data.corpora import CORPORA, DataConfig, TokenizerConfig, build_corpus
-from glissando.data.tasks import ParityCorpus, RecallCorpus, TaskCorpus, TrackingCorpus, arrangements
+from glissando.data.tasks import RecallCorpus, TaskCorpus
 from glissando.data.tokenizers import HFTokenizer, Tokenizer, train_bpe
 from glissando.errors import ConfigError, UnknownNameError
 from glissando.evaluation.scoring import Score, score
