@@ -229,7 +229,7 @@ def test_the_published_temperature_warns_once(tmp_path):
 
 def test_equal_energies_warn(tmp_path, monkeypatch):
     monkeypatch.setattr("glissando.mixers.tau.starting_laplacian", lambda _, size: torch.eye(size))
-    with pytest.warns(CollapseWarning, match=r"energies are nearly all the same.*0\.0% of the median.*Learn L"):
+    with pytest.warns(CollapseWarning, match=r"energies are nearly all the same.* around 1, .*Learn L"):
         run(tmp_path, "run", {"training.steps": 1})
 
 

@@ -131,6 +131,35 @@ def test_hidden_keys_are_not_heard():
         assert torch.equal(o, tau_attention(q, k, loud, temperature, hidden, backend=backend))  # type: ignore[arg-type]
 
 
+def test_a_query_without_a_key_is_refused():
+    q, k, v, bias, _, temperature = problem("random", (1, 2, 2, 20, 20), torch.float64, 0.1)
+    bias[..., :3] = -torch.inf
+    with pytest.raises(ValueError, match=r"hides .* every key that a first query sees"):
+        tau_attention(q, k, v, temperature, bias)
+    earlier = tau_attention(q[..., 10:], k, v, temperature, bias, past=torch.tensor([10]))
+    assert earlier.isfinite().all()
+
+
+@pytest.mark.parametrize("broken", ["key", "key_bias", "log_forget", "v"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_nan_is_never_swallowed(dtype: torch.dtype, broken: str):
+    """Whoever sees a key that is not a number says so."""
+    inputs = dict(
+        zip(
+            ("q", "key", "v", "key_bias", "log_forget", "t"),
+            problem("random", (1, 1, 1, 200, 200), dtype, 0.1),
+            strict=True,
+        )
+    )
+    where = inputs[broken][0, 0, 50]
+    where.fill_(torch.nan)
+    o = tau_attention(
+        inputs["q"], inputs["key"], inputs["v"], inputs["t"], inputs["key_bias"], inputs["log_forget"], backend="fast"
+    )
+    assert o[0, 0, 50:].isnan().any(-1).all()
+    assert o[0, 0, :50].isfinite().all()
+
+
 def test_sums_of_two_sets_of_keys_add_up():
     """What attend says of lse: two halves of the past, heard apart, make the whole."""
     q, k, v, bias, _, temperature = problem("random", (1, 2, 2, 20, 100), torch.float64, 0.1)

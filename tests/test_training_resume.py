@@ -26,7 +26,7 @@ from training_runs import (
 )
 
 import glissando
-from glissando import storage
+from glissando import trees
 from glissando.errors import ConfigError, DataError, RunError, TrainingError
 from glissando.runs import latest_checkpoint
 from glissando.training.budget import Budget
@@ -74,8 +74,8 @@ CASES = {
     # the checkpoint of step 4 lies between the rows of steps 3 and 6, and between validations
     "between rows": {"save_every": 4, "log_every": 3, "validate_every": 5},
     "plateau": {
-        "save_every": 5, "log_every": 4, "validate_every": 2, "sample_every": 3, "early_stopping": 50,
-        "schedule": PLATEAU, "optimizer": {"learning_rate": 0.5},
+        "save_every": 5, "log_every": 4, "validate_every": 1, "sample_every": 3, "early_stopping": 50,
+        "schedule": PLATEAU, "optimizer": {"learning_rate": 1.0},
     },
     "everything at once": {"save_every": 3, "log_every": 3, "validate_every": 3, "sample_every": 3},
     "tensorboard": {"save_every": 4, "tensorboard": True},
@@ -340,7 +340,7 @@ def test_weights_that_overflow_are_not_saved(tmp_path):
 
 
 def test_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
-    original, saved = storage.save_tensors, []
+    original, saved = trees.save_tensors, []
 
     def full(path, *args, **keywords):
         saved.append(path)
@@ -348,7 +348,7 @@ def test_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(path, *args, **keywords)
 
-    monkeypatch.setattr(storage, "save_tensors", full)
+    monkeypatch.setattr(trees, "save_tensors", full)
     with pytest.raises(TrainingError, match=r"could not save step \d: .*No space left on device.*Free space"):
         train(configuration(tmp_path, {"training": {"save_every": 2}}), tmp_path / "run")
     monkeypatch.undo()

@@ -62,7 +62,7 @@ class TauConfig:
     horizons           forget gates start with these horizons in tokens, from the first head to the last
     output_gate        silu of a linear map of x multiplies what was heard
     cache              `exact`, or `binned`: constant memory with a bounded error
-    bins               of `binned`, over lambda in [0, 1)
+    bins               of `binned`, over lambda in [0, 1); 1024 if None
     """
 
     heads: int = 4
@@ -83,7 +83,7 @@ class TauConfig:
     horizons: tuple[float, float] = (8.0, 1024.0)
     output_gate: bool = False
     cache: Literal["exact", "binned"] = "exact"
-    bins: int = 1024
+    bins: int | None = None
 
     def weights_follow(self) -> None:
         """L comes with the weights: the file it was first read from need not be there."""
@@ -111,6 +111,8 @@ class Tau(Mixer):
         self.key_size = config.key_size or self.head_size
         if config.rope and self.key_size % 2:
             raise ConfigError(f"RoPE needs an even key size, got {self.key_size}; set tau.key_size or tau.rope: false")
+        if config.value_rotation is not None and self.head_size % 2:
+            raise ConfigError(f"tau.value_rotation turns pairs and needs an even head size, got {self.head_size}")
         heads, inner = self.heads, self.heads * self.head_size
         self.qk = nn.Linear(hidden_size, 2 * heads * self.key_size, bias=False)
         self.v = nn.Linear(hidden_size, self.value_heads * self.head_size, bias=False)
@@ -140,6 +142,13 @@ class Tau(Mixer):
                 raise ConfigError(f"tau.{name} must be above 0, got {value}")
         if config.value_rotation is not None and not config.value_rotation > 1:
             raise ConfigError(f"tau.value_rotation must be above 1 token, got {config.value_rotation}")
+        if config.laplacian_weights == "diagonal" and config.laplacian not in ("chain", "saved"):
+            raise ConfigError(
+                f"tau.laplacian {config.laplacian} would not be used: tau.laplacian_weights is `diagonal`, a learned "
+                "diagonal in the place of L; set it to `fixed` or `learned`, or leave the file out"
+            )
+        if config.cache == "exact" and config.bins is not None:
+            raise ConfigError(f"tau.bins {config.bins} needs tau.cache: binned; the exact cache has none")
         check_horizons("tau", config.horizons)
         groups = config.value_heads or config.heads
         if config.heads % groups:

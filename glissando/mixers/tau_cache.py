@@ -11,7 +11,8 @@ L, in float32:  4 L (G K + H), and 8 L H for e, beside 8 L H K for the cache of 
 A query hears the bins below its own through exp(-(q - right_b) / T) up_b, and those above through down_b: exactly. Its
 own bin it hears through (up_b + down_b) / 2, as if every key stood half a bin away; that weight is off by a factor of
 at most exp(1 / (2 M T)) cosh(1 / (2 M T)), 1 % at T = 0.05 and 1024 bins. What comes in one call is heard exactly.
-Bytes: 8 H M (K + 1), less than the exact cache from about 2 M tokens on. Both sums are relative to a maximum, `level`.
+Bytes in float32: 8 H M (K + 1), less than the exact cache from about 2 M tokens on (where G = H). Both are relative
+to a maximum, `level`.
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ class BinnedState(NamedTuple):
 TauState = ExactState | BinnedState
 
 
+#: 1 % of a weight at T = 0.05
+_BINS = 1024
+
+
 class ExactCache:
     def __init__(self, mixer: Tau) -> None:
         c = mixer.config
@@ -101,7 +106,7 @@ class ExactCache:
 class BinnedCache:
     def __init__(self, mixer: Tau) -> None:
         c = mixer.config
-        self.heads, self.groups, self.size, self.bins = mixer.heads, mixer.value_heads, mixer.head_size, c.bins
+        self.heads, self.groups, self.size, self.bins = mixer.heads, mixer.value_heads, mixer.head_size, c.bins or _BINS
         self.has_decay = c.forget_gate
 
     def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> BinnedState:

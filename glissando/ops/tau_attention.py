@@ -39,20 +39,38 @@ def tau_attention(
     """lambda_q (B, H, T), lambda_k (B, H, L), v (B, G, L, K) with G dividing H -> (B, H, T, K).
 
     temperature  T > 0, a number or (H,); a tensor's values are not looked at
-    key_bias     g (B, H, L): added to the logits of a key; -inf hides it
+    key_bias     g (B, H, L): added to the logits of a key; -inf hides it. Each query must see one that is not hidden.
     log_forget   C (B, H, L): cumulative, so that differences are what counts; float64 keeps them exact at any length
     past         (B,) int64: query i of row b sees the keys 0 .. past_b + i. L - T by default: causal if L = T.
     backend      `fast`       O(N log N) time and O(N) memory, on a CPU
                  `reference`  the T x L matrix, on any device
-                 `auto`       `fast` on a CPU from some 64 tokens on, `reference` elsewhere
+                 `auto`       `fast` on a CPU from some 64 tokens on; `reference` elsewhere, and where torch.compile
+                              looks on, which cannot see into a kernel
 
     Gradients for everything but `past`; where lambdas are equal, that of their distance is 0. Half precision is
     computed in float32.
 
-    Raises ValueError for shapes that do not fit, ConfigError for a backend that cannot run here.
+    Raises ValueError for shapes that do not fit and for a query without a key, ConfigError for a backend that cannot
+    run here.
     """
+    if key_bias is not None and not torch.compiler.is_compiling():
+        _require_a_key(key_bias, lambda_q.shape[-1], past)
     o, _ = attend(lambda_q, lambda_k, v, temperature, exponents(lambda_k, key_bias, log_forget), backend, past)
     return o
+
+
+def _require_a_key(key_bias: Tensor, length: int, past: Tensor | None) -> None:
+    """Raises ValueError where all keys that the first query of a row sees are hidden: there is nothing to weigh."""
+    hidden = torch.isneginf(key_bias)
+    if not bool(hidden.any()):
+        return
+    first = torch.full((len(key_bias),), key_bias.shape[-1] - length) if past is None else past.cpu()
+    seen = torch.arange(key_bias.shape[-1]) <= first.unsqueeze(-1)
+    if bool((hidden.cpu() | ~seen.unsqueeze(1)).all(-1).any()):
+        raise ValueError(
+            "tau_attention: key_bias hides (-inf) every key that a first query sees. Put padding last, where nothing "
+            "sees it, or hide fewer keys"
+        )
 
 
 def exponents(lambda_k: Tensor, key_bias: Tensor | None, log_forget: Tensor | None) -> Tensor:

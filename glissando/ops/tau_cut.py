@@ -42,7 +42,7 @@ def _exp(x: Any) -> Any:
 @overload(_exp)
 def _exp_of_type(x):
     if x is not types.float32:
-        return lambda x: math.exp(x) if x > _NOTHING else 0.0
+        return lambda x: 0.0 if x <= _NOTHING else math.exp(x)
     nothing, log2e = np.float32(_NOTHING), np.float32(1.4426950408889634)
     high, low, half = np.float32(0.693359375), np.float32(-2.12194440e-4), np.float32(0.5)
     c2, c3, c4 = np.float32(0.5), np.float32(1 / 6), np.float32(1 / 24)
@@ -50,12 +50,12 @@ def _exp_of_type(x):
     zero = np.float32(0)
 
     def exp32(x):
-        y = x if x > nothing else nothing
+        y = nothing if x <= nothing else x  # so asked, a NaN stays one
         n = np.floor(y * log2e + half)
         f = y - n * high - n * low
         p = one + f * (one + f * (c2 + f * (c3 + f * (c4 + f * (c5 + f * (c6 + f * c7))))))
         scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-        return p * scale if x > nothing else zero
+        return zero if x <= nothing else p * scale
 
     return exp32
 

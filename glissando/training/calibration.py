@@ -173,10 +173,10 @@ def collapses(observed: Mapping[str, float]) -> dict[str, str]:
     """
     found = {}
     low, middle, high = (observed.get(f"energy_{q}", math.nan) for q in ("p05", "p50", "p95"))
-    if high - low < _LEAST_SPREAD * middle:
+    if high - low <= _LEAST_SPREAD * middle:
         found["energies"] = (
             f"the keys' energies are nearly all the same: from their 5th to their 95th percentile they differ by "
-            f"{(high - low) / middle:.1%} of the median, and tau attention tells keys apart by nothing else. Learn L "
+            f"{high - low:.3g} around {middle:.3g}, and tau attention tells keys apart by nothing else. Learn L "
             "(model.mixers.tau.laplacian_weights: learned or diagonal), or take another model.mixers.tau.laplacian"
         )
     keys, share = (observed.get(name, math.nan) for name in ("effective_keys", "effective_share"))
