@@ -279,7 +279,12 @@ class LanguageModel(nn.Module):
                 raise ValueError(f"{name} must have the shape of ids {tuple(ids.shape)}, got {tuple(signal.shape)}")
         if mask is not None and mask.dtype != torch.bool:
             raise ValueError(f"mask must be bool, True at real tokens, got {mask.dtype}; use mask.bool()")
-        if control is not None and control.shape[:-1] not in (ids.shape, ids.shape[:1]):
+        # Numbers, not shapes, are compared: torch.compile takes a length that varies for another in a tuple.
+        if control is not None and not (
+            control.ndim in (2, 3)
+            and control.shape[0] == ids.shape[0]
+            and (control.ndim == 2 or control.shape[1] == ids.shape[1])
+        ):
             raise ValueError(
                 f"control must be (B, C) or (B, T, C) for ids {tuple(ids.shape)}, got {tuple(control.shape)}"
             )

@@ -106,7 +106,8 @@ def test_every_builder_obeys_the_laws(name: str, tmp_path):
 def test_both_forms_of_the_energy_agree(size: int, seed: int, dtype: torch.dtype):
     laplacian = random_graph(size, min(4, size - 1), seed)
     edges, weights = edges_of(laplacian)
-    tolerance = EXACT if dtype is DOUBLE else 1e-6
+    # A short x makes the gradient large, and its rounding with it.
+    tolerances = (EXACT, EXACT) if dtype is DOUBLE else (1e-6, 1e-5)
     outcomes = []
     for form in (lambda x: energy(x, laplacian.to(dtype)), lambda x: energy_edges(x, edges, weights.to(dtype))):
         x = draw(3, 2, size, seed=seed).to(dtype).requires_grad_()
@@ -115,7 +116,7 @@ def test_both_forms_of_the_energy_agree(size: int, seed: int, dtype: torch.dtype
         assert y.shape == (3, 2)
         (y * draw(3, 2, seed=seed + 1).to(dtype)).sum().backward()
         outcomes.append((y.detach(), x.grad))
-    for dense, sparse in zip(*outcomes, strict=True):
+    for dense, sparse, tolerance in zip(*outcomes, tolerances, strict=True):
         assert_close(sparse, dense, tolerance=tolerance)
 
 
