@@ -20,14 +20,13 @@ from glissando.ops.compiled import kernel
 from glissando.ops.tau_cut import (
     _BLOCK,
     _exp,
-    downward,
     gather,
     partition,
+    running,
     scratch_for,
     smallest_cover,
     start_of,
     strictly,
-    upward,
 )
 
 
@@ -198,15 +197,15 @@ def _cut(q, k, e, v, g, delta, lse, inverse, dq, dk, de, dv, room, n_keys, n_que
     """What passes between the right queries and the left keys; returns sum ds |q - k| / T."""
     gather(room, q, k, e, inverse, n_keys, n_queries)
     strictly(room.x, room.y, n_queries, room.below, room.strict)
-    upward(room.x, room.e, n_keys, room.top_up, room.up)
-    downward(room.x, room.e, n_keys, room.top_down, room.down)
+    running(room.x, room.e, n_keys, True, room.top_up, room.up)
+    running(room.x, room.e, n_keys, False, room.top_down, room.down)
     far = _queries_up(room, n_queries, v, g, delta, lse, dq, with_lag)
     far += _queries_down(room, n_keys, n_queries, v, g, delta, lse, dq, with_lag)
     for i in range(n_queries):
         room.f[i] = -lse[room.queries[i]]
     _loosely(room.x, room.y, n_keys, n_queries, room.before, room.loose)
-    upward(room.y, room.f, n_queries, room.top_up, room.up)
-    downward(room.y, room.f, n_queries, room.top_down, room.down)
+    running(room.y, room.f, n_queries, True, room.top_up, room.up)
+    running(room.y, room.f, n_queries, False, room.top_down, room.down)
     _keys_up(room, n_keys, v, g, delta, dv, de, dk)
     _keys_down(room, n_keys, n_queries, v, g, delta, dv, de, dk)
     _keys_equal(room, n_keys, v, g, delta, dv, de)

@@ -134,26 +134,16 @@ def partition(ids, first, last, middle, n_keys, past, room):
 
 
 @kernel
-def upward(x, e, count, top, factors):
-    """S_r = a_r S_{r-1} + w_r v_r is sum_{s <= r} exp(e_s + x_s - top_r) v_s, for x sorted upward; factors = [a, w]."""
-    highest = -np.inf
-    for r in range(count):
-        value = e[r] + x[r]
-        top[r] = max(highest, value)
-        factors[0, r] = highest - top[r]
-        factors[1, r] = value - top[r]
-        highest = top[r]
-    for r in range(count):
-        factors[0, r] = _exp(factors[0, r])
-        factors[1, r] = _exp(factors[1, r])
+def running(x, e, count, is_up, top, factors):
+    """The factors [a, w] and exponents of a running sum over x, which is sorted upward.
 
-
-@kernel
-def downward(x, e, count, top, factors):
-    """S_r = a_r S_{r+1} + w_r v_r is sum_{s >= r} exp(e_s - x_s - top_r) v_s."""
+    up:    S_r = a_r S_{r-1} + w_r v_r is sum_{s <= r} exp(e_s + x_s - top_r) v_s
+    down:  S_r = a_r S_{r+1} + w_r v_r is sum_{s >= r} exp(e_s - x_s - top_r) v_s
+    """
     highest = -np.inf
-    for r in range(count - 1, -1, -1):
-        value = e[r] - x[r]
+    for step in range(count):
+        r = step if is_up else count - 1 - step
+        value = e[r] + x[r] if is_up else e[r] - x[r]
         top[r] = max(highest, value)
         factors[0, r] = highest - top[r]
         factors[1, r] = value - top[r]

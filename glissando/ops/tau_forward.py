@@ -15,14 +15,13 @@ from glissando.ops.compiled import kernel
 from glissando.ops.tau_cut import (
     _BLOCK,
     _exp,
-    downward,
     gather,
     partition,
+    running,
     scratch_for,
     smallest_cover,
     start_of,
     strictly,
-    upward,
 )
 
 #: keys that `single` takes at once
@@ -105,8 +104,8 @@ def _cut(q, k, e, v, inverse, m, total, o, room, n_keys, n_queries):
     """The right queries hear the left keys."""
     gather(room, q, k, e, inverse, n_keys, n_queries)
     strictly(room.x, room.y, n_queries, room.below, room.strict)
-    upward(room.x, room.e, n_keys, room.top_up, room.up)
-    downward(room.x, room.e, n_keys, room.top_down, room.down)
+    running(room.x, room.e, n_keys, True, room.top_up, room.up)
+    running(room.x, room.e, n_keys, False, room.top_down, room.down)
     _totals(room, n_keys)
     _merge(room, n_keys, n_queries, m, total)
     _walk_up(room, n_queries, v, o)
