@@ -188,7 +188,8 @@ class Block(nn.Module):
 
     @property
     def honours(self) -> frozenset:
-        return self.mixer.honours
+        # Its taps are tokens, whatever the time between them.
+        return self.mixer.honours - {"dt"} if self.conv is not None else self.mixer.honours
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None

@@ -39,7 +39,7 @@ class ModelConfig:
     head_bias     a bias on the logits
     logit_scale   multiplies the logits; growth pins it
     init          `scaled`: N(0, 0.02), branches that end in a residual divided by the root of their number;
-                  `torch`: PyTorch's defaults
+                  `torch`: PyTorch's defaults; `xavier`: Glorot's uniform for matrices, N(0, 0.02) for tables
     """
 
     vocab_size: int = 256
@@ -56,7 +56,7 @@ class ModelConfig:
     tied_head: bool = True
     head_bias: bool = False
     logit_scale: float = 1.0
-    init: Literal["scaled", "torch"] = "scaled"
+    init: Literal["scaled", "torch", "xavier"] = "scaled"
 
 
 class ModelState(NamedTuple):
@@ -159,6 +159,8 @@ class LanguageModel(nn.Module):
         """New weights by config.init, drawn from PyTorch's global generator."""
         if self.config.init == "scaled":
             self._init_scaled()
+        elif self.config.init == "xavier":
+            self._init_xavier()
         for module in self.modules():
             own = getattr(module, "reset_parameters", None)
             if callable(own) and type(module).__module__.startswith("glissando.") and module is not self:
@@ -174,6 +176,15 @@ class LanguageModel(nn.Module):
             # The two projections that end in the residual: "mixer.out" and "mlp.down".
             if name.endswith(("mixer.out.weight", "mlp.down.weight")):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(self.depth.n_residuals))
+
+    def _init_xavier(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            elif isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     # ------------------------------------------------------------------ running
 

@@ -24,6 +24,7 @@ class DepthConfig:
     n_steps  tied: how many times a block is applied, all blocks together; flow: steps of the solver
     control  flow: names of the control's dimensions; none if empty
     flow     further options of the flow
+    mean_gate  discrete: what blocks add is gated by its mean so far, one gate for all blocks
     """
 
     kind: str = "discrete"
@@ -31,6 +32,7 @@ class DepthConfig:
     n_steps: int | None = None
     control: list[str] = field(default_factory=list)
     flow: FlowConfig = field(default_factory=FlowConfig)
+    mean_gate: bool = False
 
 
 def build_depth(config: DepthConfig, make_block: BlockFactory) -> Depth:

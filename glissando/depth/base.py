@@ -82,15 +82,19 @@ class SequentialDepth(Depth):
         ctx = ctx or EMPTY
         if state is None:
             for step, i in enumerate(self.order):
-                x = self._train_step(self.blocks[i], x, step, ctx)
+                x = self._train_step(i, x, step, ctx)
             return x, None
         after = []
         for (step, i), before in zip(enumerate(self.order), state, strict=True):
-            x, new = self.blocks[i](self.enter(x, step), before, ctx)
+            x, new = self.apply_block(i, self.enter(x, step), before, ctx)
             after.append(new)
         return x, tuple(after)
 
-    def _train_step(self, block: nn.Module, x: Tensor, step: int, ctx: Context) -> Tensor:
+    def apply_block(self, i: int, x: Tensor, state: State, ctx: Context) -> tuple[Tensor, State]:
+        """Block i on x; None in, None out."""
+        return self.blocks[i](x, state, ctx)
+
+    def _train_step(self, i: int, x: Tensor, step: int, ctx: Context) -> Tensor:
         if self.gradient_checkpointing and torch.is_grad_enabled():
-            return checkpoint(lambda h: block(self.enter(h, step), None, ctx)[0], x, use_reentrant=False)
-        return block(self.enter(x, step), None, ctx)[0]
+            return checkpoint(lambda h: self.apply_block(i, self.enter(h, step), None, ctx)[0], x, use_reentrant=False)
+        return self.apply_block(i, self.enter(x, step), None, ctx)[0]

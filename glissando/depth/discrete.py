@@ -1,21 +1,50 @@
-"""Discrete depth: a stack of S different blocks, x <- block_S(... block_1(x))."""
+"""Discrete depth: a stack of S different blocks, x <- block_S(... block_1(x)).
+
+With `mean_gate`, what each block adds is multiplied by one gate that all share (glissando/depth/mean_gate.py):
+x <- x + g (block(x) - x).
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from glissando.depth.base import BlockFactory, SequentialDepth
+from glissando.depth.mean_gate import MeanGate
 from glissando.errors import ConfigError
+from glissando.mixers import Context
+from glissando.state import State
 
 
 class DiscreteDepth(SequentialDepth):
-    """A Transformer's depth: `layers` blocks, each applied once."""
+    """A Transformer's depth: `layers` blocks, each applied once. State: each block's, and its mean where gated."""
+
+    options = frozenset({"layers", "mean_gate"})
 
     def __init__(self, config: Any, make_block: BlockFactory) -> None:
         if config.layers < 1:
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
         super().__init__([make_block(i) for i in range(config.layers)])
+        self.gate = MeanGate(self.blocks[0].hidden_size) if config.mean_gate else None  # type: ignore[arg-type]
 
     @property
     def order(self) -> list[int]:
         return list(range(len(self.blocks)))
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> tuple:
+        states = super().init_state(batch_size, device, dtype)
+        if self.gate is None:
+            return states
+        return tuple((state, self.gate.init_state(batch_size, device, dtype)) for state in states)
+
+    def apply_block(self, i: int, x: Tensor, state: State, ctx: Context) -> tuple[Tensor, State]:
+        if self.gate is None:
+            return super().apply_block(i, x, state, ctx)
+        inner, mean = (None, None) if state is None else state
+        y, inner = self.blocks[i](x, inner, ctx)
+        gate, mean = self.gate(y - x, mean, ctx)
+        return x + gate * (y - x), None if state is None else (inner, mean)

@@ -11,6 +11,7 @@ from typing import Any
 from glissando.errors import unknown_name
 from glissando.mixers.attention import Attention, AttentionConfig
 from glissando.mixers.base import EMPTY, Context, ContextError, Mixer, Signal, refuse_unhonoured
+from glissando.mixers.liquid import Liquid, LiquidConfig
 from glissando.mixers.spectral import Spectral, SpectralConfig
 from glissando.mixers.tau import Tau, TauConfig
 
@@ -25,6 +26,7 @@ class MixerConfigs:
     """Options of every mixer, each under its name; a model reads those of the mixers it uses."""
 
     attention: AttentionConfig = mixer(Attention, AttentionConfig)  # noqa: RUF009
+    liquid: LiquidConfig = mixer(Liquid, LiquidConfig)  # noqa: RUF009
     spectral: SpectralConfig = mixer(Spectral, SpectralConfig)  # noqa: RUF009
     tau: TauConfig = mixer(Tau, TauConfig)  # noqa: RUF009
 

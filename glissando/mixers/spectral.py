@@ -24,7 +24,6 @@ De et al. 2024 (RG-LRU), arXiv 2402.19427, eq. 3; complex diagonal recurrences: 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -37,6 +36,7 @@ from glissando.mixers.base import Context, Mixer
 from glissando.ops.phase_gate import phase_gate
 from glissando.ops.rational_filter import rational_filter
 from glissando.ops.scan import scan
+from glissando.precision import exact, without_autocast
 from glissando.state import zeros_position
 
 
@@ -171,14 +171,14 @@ class Spectral(Mixer):
         given = self._derive()
         gamma = given.gamma
         if self.config.projections and self.decay_bias is not None:
-            gamma = gamma * 8 * torch.sigmoid(_exact(self.decay_bias))
+            gamma = gamma * 8 * torch.sigmoid(exact(self.decay_bias))
         return gamma, given.turn
 
     def mix(self, x: Tensor, state: SpectralState | None, ctx: Context) -> tuple[Tensor, SpectralState | None]:
         entry, rate, gate = self._project(x)
-        with _without_autocast(x.device.type):
+        with without_autocast(x.device.type):
             given = self._given(ctx)
-            u = self._shape(_exact(entry), given, state)
+            u = self._shape(exact(entry), given, state)
             a, u = self._dynamics(u, rate, given)
             h, last = scan(a, u, None if state is None else torch.view_as_complex(state.h))
             y = torch.view_as_real(h).flatten(-2)
@@ -196,14 +196,14 @@ class Spectral(Mixer):
 
     def _derive(self) -> _Given:
         c = self.config
-        gamma, turn = _exact(self.log_gamma).exp(), _exact(self.omega) + 0.1 * torch.sin(_exact(self.modulation))
+        gamma, turn = exact(self.log_gamma).exp(), exact(self.omega) + 0.1 * torch.sin(exact(self.modulation))
         factor = torch.polar(torch.ones_like(turn) if c.projections else torch.exp(-gamma), turn)
         f = g = gate = None
         if c.filter:
-            f, g = (torch.view_as_complex(_exact(p).contiguous()) for p in (self.numerator, self.denominator))
+            f, g = (torch.view_as_complex(exact(p).contiguous()) for p in (self.numerator, self.denominator))
             g = g.abs()
         if c.phase_gate:
-            gate = (_exact(self.gate_alpha), _exact(self.gate_beta), _exact(self.omega))
+            gate = (exact(self.gate_alpha), exact(self.gate_beta), exact(self.omega))
         return _Given(gamma, turn, factor, f, g, gate)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -231,7 +231,7 @@ class Spectral(Mixer):
             return given.factor, u
         gamma = given.gamma
         if rate is not None and self.decay_bias is not None:
-            gamma = 8 * gamma * torch.sigmoid(_exact(rate) + _exact(self.decay_bias))
+            gamma = 8 * gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))
         return torch.exp(-gamma) * given.factor, u * torch.sqrt(-torch.expm1(-2 * gamma))
 
     def _after(self, h: Tensor, last: Tensor, state: SpectralState, ctx: Context) -> SpectralState:
@@ -244,14 +244,3 @@ class Spectral(Mixer):
         reached = torch.view_as_real(h.gather(1, index).squeeze(1))
         last = torch.where((counts > 0).view(-1, 1, 1), reached, state.h.to(reached.dtype))
         return SpectralState(last, state.position + counts)
-
-
-def _exact(values: Tensor) -> Tensor:
-    """At least float32: what decays over thousands of tokens cannot be kept in 8 bits."""
-    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-
-
-def _without_autocast(device: str) -> AbstractContextManager:
-    """Entering autocast's own context costs as much as two operations, and decoding has no use for it."""
-    able = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if able else nullcontext()

@@ -35,6 +35,7 @@ from glissando.mixers.tau_cache import BinnedCache, ExactCache, Heard, TauState
 from glissando.ops.energy import energy
 from glissando.ops.rope import rotate, rotation_after
 from glissando.ops.tau_attention import exponents, tau_attention
+from glissando.precision import exact
 
 #: attention entropy is the mean over so many queries of a row
 _OBSERVED_QUERIES = 16
@@ -217,7 +218,7 @@ class Tau(Mixer):
         decay = None
         if self.forget is not None:
             decay = F.logsigmoid(self.forget(x).double()).transpose(1, 2).cumsum(-1)
-        return Heard(q, k, v, _exact(self.log_temperature).exp(), importance, decay)
+        return Heard(q, k, v, exact(self.log_temperature).exp(), importance, decay)
 
     def energies(self, x: Tensor, position: Tensor | None = None) -> Tensor:
         """E (B, T, 2 H), at least float32: those of the queries, then those of the keys."""
@@ -296,8 +297,3 @@ def starting_laplacian(source: str, size: int) -> Tensor:
             f"`glissando laplacian build ... --size {size}`, or set tau.key_size: {len(found)}"
         )
     return graphs.normalise(found)
-
-
-def _exact(values: Tensor) -> Tensor:
-    """At least float32."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -9,10 +9,9 @@ Source: Chung 1997, Spectral Graph Theory, section 1.2.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
-import torch
 from torch import Tensor
+
+from glissando.precision import exact, without_autocast
 
 
 def energy(x: Tensor, laplacian: Tensor, eps: float = 1e-6) -> Tensor:
@@ -22,10 +21,10 @@ def energy(x: Tensor, laplacian: Tensor, eps: float = 1e-6) -> Tensor:
 
     Rounding may take the energy of a nearly constant vector slightly below 0.
     """
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    with _without_autocast(x.device.type):
-        smoothed = exact @ laplacian.to(exact.dtype)
-    return (smoothed * exact).sum(-1) / (exact.square().sum(-1) + eps)
+    x = exact(x)
+    with without_autocast(x.device.type):
+        smoothed = x @ laplacian.to(x.dtype)
+    return (smoothed * x).sum(-1) / (x.square().sum(-1) + eps)
 
 
 def energy_edges(x: Tensor, edges: Tensor, weights: Tensor, eps: float = 1e-6) -> Tensor:
@@ -33,14 +32,8 @@ def energy_edges(x: Tensor, edges: Tensor, weights: Tensor, eps: float = 1e-6) -
 
     Never below 0 where no weight is. It holds E numbers a vector and no K x K matrix, so memory is linear in the edges.
     """
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    differences = exact.index_select(-1, edges[0]) - exact.index_select(-1, edges[1])
-    with _without_autocast(x.device.type):
-        rise = differences.square() @ weights.to(exact.dtype)
-    return rise / (exact.square().sum(-1) + eps)
-
-
-def _without_autocast(device: str) -> AbstractContextManager:
-    """Autocast would take the product in half precision."""
-    able = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if able else nullcontext()
+    x = exact(x)
+    differences = x.index_select(-1, edges[0]) - x.index_select(-1, edges[1])
+    with without_autocast(x.device.type):
+        rise = differences.square() @ weights.to(x.dtype)
+    return rise / (x.square().sum(-1) + eps)

@@ -1,0 +1,50 @@
+"""A gate by the mean of what a block has contributed so far: what enters the residual is multiplied by
+
+    g_t = sigmoid(w gelu(W m_t + b) + c),     m_t = sum_{s <= t} dt_s y_s / sum_{s <= t} dt_s
+
+The Liquid State-Space Model's gate, one for all layers, took the mean over the whole sequence, future included.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glissando.mixers import Context
+from glissando.ops.scan import scan
+from glissando.precision import exact, without_autocast
+
+
+class MeanState(NamedTuple):
+    mean: Tensor  # (B, D), at least float32
+    time: Tensor  # (B,) float64, what has passed
+
+
+class MeanGate(nn.Module):
+    """See the module's docstring for the equation."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(hidden_size, max(hidden_size // 4, 1)), nn.Linear(max(hidden_size // 4, 1), 1)
+
+    def init_state(self, batch_size: int, device: torch.device | None, dtype: torch.dtype | None) -> MeanState:
+        like = self.up.weight
+        device, dtype = device or like.device, torch.promote_types(dtype or like.dtype, torch.float32)
+        mean = torch.zeros(batch_size, like.shape[1], device=device, dtype=dtype)
+        return MeanState(mean, torch.zeros(batch_size, dtype=torch.float64, device=device))
+
+    def forward(self, y: Tensor, state: MeanState | None, ctx: Context) -> tuple[Tensor, MeanState | None]:
+        """y (B, T, D) -> the gate (B, T, 1)."""
+        before = self.init_state(len(y), y.device, y.dtype) if state is None else state
+        weight = torch.ones(y.shape[:2], dtype=torch.float64, device=y.device) if ctx.dt is None else ctx.dt.double()
+        if ctx.mask is not None:
+            weight = weight * ctx.mask
+        passed = before.time.unsqueeze(1) + weight.cumsum(1)
+        share = (weight / passed.clamp_min(torch.finfo(torch.float64).tiny)).to(before.mean.dtype).unsqueeze(-1)
+        with without_autocast(y.device.type):
+            mean, last = scan((1 - share).expand_as(y), share * exact(y), before.mean)
+        gate = torch.sigmoid(self.down(F.gelu(self.up(mean.to(y.dtype)))))
+        return gate, None if state is None else MeanState(last, passed[:, -1])

@@ -1,0 +1,181 @@
+"""The two dynamics of the liquid mixer; see glissando/mixers/liquid.py for their equations.
+
+Each reads `inputs`, what a layer made of the tokens, and a state (B, N), and returns the state after every token (B, T,
+N).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glissando.ops.liquid import Backend, Modes, liquid, time_constants
+from glissando.ops.newton import Report
+from glissando.ops.zero_order_hold import hippo_legs, legs_modes
+from glissando.precision import exact, without_autocast
+
+if TYPE_CHECKING:
+    from glissando.mixers.liquid import LiquidConfig
+
+#: tau0 and a stay within these
+_TAU, _ADAPT = (0.01, 10.0), (0.001, 0.999)
+#: periods in tokens of `matched` turns are 6 t^0.7 for a mode that decays in t tokens, spread by 30 %: what the
+#: spectral mixer was found to learn best from (docs/continuous-transformer.md)
+_PERIOD, _POWER, _SPREAD = 6.0, 0.7, 0.3
+
+
+def _logit(share: float) -> float:
+    return math.log(share / (1 - share))
+
+
+class _Adaptive(nn.Module):
+    """tau0 and a, kept within their bounds by smooth maps, so that no gradient is cut."""
+
+    def __init__(self, taus: int, adaptations: int) -> None:
+        super().__init__()
+        self.raw_tau = nn.Parameter(torch.empty(taus))
+        self.raw_adaptation = nn.Parameter(torch.empty(adaptations))
+
+    @torch.no_grad()
+    def _reset(self, adaptation: float) -> None:
+        """tau0 = 1."""
+        low, high = _TAU
+        self.raw_tau.fill_(_logit(math.log(1 / low) / math.log(high / low)))
+        low, high = _ADAPT
+        self.raw_adaptation.fill_(_logit((adaptation - low) / (high - low)))
+
+    def taus(self) -> Tensor:
+        """tau0, at least float32."""
+        low, high = _TAU
+        return low * (high / low) ** torch.sigmoid(exact(self.raw_tau))
+
+    def adaptations(self) -> Tensor:
+        """a, at least float32."""
+        low, high = _ADAPT
+        return low + (high - low) * torch.sigmoid(exact(self.raw_adaptation))
+
+
+class Diagonal(_Adaptive):
+    """N / 2 complex modes; inputs: what enters, (B, T, N) as pairs or (B, T, N / 2) as reals, and z (B, T, N / 2)."""
+
+    #: a mode's own numbers, not matrices
+    undecayed = ("state_weights",)
+
+    def __init__(self, config: LiquidConfig, size: int) -> None:
+        super().__init__(size // 2, size // 2)
+        self.config = config
+        self.log_decay, self.turn, self.log_step = (nn.Parameter(torch.empty(size // 2)) for _ in range(3))
+        self.bias = nn.Parameter(torch.empty(size // 2))
+        self.state_weights = nn.Parameter(torch.empty(size // 2, 2)) if config.state_dependence else None
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        n, (low, high) = len(self.turn), self.config.steps or (1e-3, 1e-1)
+        self._reset(self.config.adaptation)
+        nn.init.zeros_(self.bias)
+        steps = torch.logspace(math.log10(low), math.log10(high), n)
+        nn.init.constant_(self.log_decay, math.log(0.5))
+        if self.config.turns == "matched":
+            horizons = 1 / (1.5 * steps)
+            turn = 2 * math.pi / (_PERIOD * horizons**_POWER) / steps * torch.exp(_SPREAD * torch.randn(n))
+        else:
+            turn, steps = legs_modes(2 * n).imag, steps[torch.randperm(n)]
+        self.turn.copy_(turn)
+        self.log_step.copy_(steps.log())
+        if self.state_weights is not None:
+            nn.init.normal_(self.state_weights, std=0.1)
+
+    def modes(self) -> Modes:
+        weights = None if self.state_weights is None else exact(self.state_weights)
+        decay, step = exact(self.log_decay).exp(), exact(self.log_step).exp()
+        return Modes(decay, exact(self.turn), step, self.taus(), self.adaptations(), weights)
+
+    def forward(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
+        return self._solve(inputs, before, dt)[0].flatten(2)
+
+    def _solve(
+        self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None, backend: Backend = "auto"
+    ) -> tuple[Tensor, Report | None]:
+        n, b, z = len(self.turn), exact(inputs[0]), self._says(inputs)
+        b = b if b.shape[-1] == n else b.unflatten(-1, (n, 2))
+        before, dt = before.unflatten(-1, (n, 2)).to(z.dtype), None if dt is None else dt.to(z.dtype)
+        with without_autocast(z.device.type):
+            return liquid(b, z, self.modes(), before, dt, bool(self.config.coupled), backend)
+
+    def _says(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        return exact(inputs[1]) + exact(self.bias)
+
+    @torch.no_grad()
+    def time_constants(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
+        """tau / step (B, T, N / 2): in units of dt."""
+        x, _ = self._solve(inputs, before, dt)
+        past = torch.cat([before.view_as(x[:, 0]).unsqueeze(1).to(x.dtype), x[:, :-1]], 1)
+        modes = self.modes()
+        return time_constants(self._says(inputs), past, modes) / modes.step
+
+    @torch.no_grad()
+    def effort(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Newton iterations and their residual; one iteration and nothing left where tau does not see the state."""
+        report = self._solve(inputs, before, dt, "newton")[1]
+        if report is None:
+            return before.new_tensor(1.0), before.new_zeros(())
+        return report.iterations.to(before.dtype).max(), report.residual.max()
+
+
+class Dense(_Adaptive):
+    """A full matrix; inputs: u (B, T, N). One matrix exponential of size N + 1 a token, one token after the other."""
+
+    def __init__(self, config: LiquidConfig, size: int) -> None:
+        super().__init__(size, 1)
+        self.config, self.size = config, size
+        self.a, self.b = (nn.Parameter(torch.empty(size, size)) for _ in range(2))
+        seen = 2 * size if config.state_dependence else size
+        self.adapt = nn.Sequential(
+            nn.Linear(seen, 2 * size), nn.LayerNorm(2 * size), nn.Tanh(), nn.Linear(2 * size, size), nn.Tanh()
+        )
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """A = 0.1 HiPPO-LegS, B ~ N(0, 0.1)."""
+        self._reset(self.config.adaptation)
+        self.a.copy_(0.1 * hippo_legs(self.size)[0])
+        nn.init.normal_(self.b, std=0.1)
+
+    def forward(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
+        return self._run(inputs, before, dt)[0]
+
+    @torch.no_grad()
+    def time_constants(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
+        """tau (B, T, N)."""
+        return self._run(inputs, before, dt)[1]
+
+    def effort(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
+        """There is no Newton's method for dynamics that couple."""
+        return before.new_zeros(()), before.new_zeros(())
+
+    def _run(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
+        u, x = inputs[0], before
+        entry = exact(u) @ exact(self.b).T
+        times = u.new_ones(1, 1).expand(u.shape[:2]) if dt is None else dt
+        states, taus = [], []
+        for now, drive, time in zip(u.unbind(1), entry.unbind(1), times.unbind(1), strict=True):
+            tau = self._tau(x, now)
+            x = self._advance(x, drive, tau, time.to(x.dtype))
+            states.append(x)
+            taus.append(tau)
+        return torch.stack(states, 1), torch.stack(taus, 1)
+
+    def _tau(self, x: Tensor, u: Tensor) -> Tensor:
+        seen = torch.cat([x.to(u.dtype), u], -1) if self.config.state_dependence else u
+        return self.taus() * (1 + self.adaptations() * exact(self.adapt(seen)))
+
+    def _advance(self, x: Tensor, drive: Tensor, tau: Tensor, time: Tensor) -> Tensor:
+        """exp(dt [[A - 1/tau, B u], [0, 0]]) [x, 1], in which A may be singular."""
+        with without_autocast(x.device.type):
+            top = torch.cat([exact(self.a) - torch.diag_embed(1 / tau), drive.unsqueeze(-1)], -1)
+            whole = F.pad(top, (0, 0, 0, 1)) * time.view(-1, 1, 1)
+            return (torch.linalg.matrix_exp(whole)[:, :-1] @ F.pad(x, (0, 1), value=1.0).unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,205 @@
+"""Diagonal liquid dynamics: complex modes whose time constants depend on the input and on their own state.
+
+    dx/dt = (l - 1 / tau) x + b           tau = tau0 (1 + a tanh(z + p Re x + q Im x)),   l = -d + i w
+
+for each mode, with tau taken at the beginning of a token and held, as b is (zero-order hold). With zeta = l - 1 / tau
+and k = step * dt, the time that passes in a mode's own units:
+
+    x_t = exp(k zeta) x_{t-1} + expm1(k zeta) / zeta b_t
+
+exact for any k >= 0; k = 0 leaves x alone. If `coupled`, b / tau enters in place of b, as in a liquid time-constant
+cell (Hasani et al. 2021, arXiv 2006.04439): where tau is short, a mode forgets and takes what comes; where it is long,
+it keeps what it has and takes little. l: Gu et al. 2022 (S4D), arXiv 2206.11893.
+
+Backward, with G the gradient at x_t (dL = Re(conj(G) dx)), lambda = exp(k zeta), c = expm1(k zeta) / zeta:
+
+    G_c = G conj(b),    G_lambda = G conj(x_{t-1}) + G_c / conj(zeta),
+    dzeta = conj(k lambda) G_lambda - conj(c / zeta) G_c
+
+and from there to tau, tanh and its argument, whose share of dx_{t-1} joins conj(lambda) G: one reversed pass over time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from glissando.errors import unknown_name
+from glissando.ops import newton
+from glissando.ops.compiled import as_rows, over_rows, require_shapes, use_numba
+from glissando.ops.scan import scan
+
+Backend = Literal["auto", "reference", "newton", "numba"]
+
+
+class Modes(NamedTuple):
+    """What belongs to a mode, each (N,) real; state (N, 2), or None where tau depends on the input alone."""
+
+    decay: Tensor  # d > 0
+    turn: Tensor  # w
+    step: Tensor  # > 0
+    tau: Tensor  # tau0 > 0
+    adaptation: Tensor  # a, 0 <= a < 1
+    state: Tensor | None = None  # p, q
+
+
+def liquid(
+    b: Tensor,
+    z: Tensor,
+    modes: Modes,
+    x0: Tensor,
+    dt: Tensor | None = None,
+    coupled: bool = False,
+    backend: Backend = "auto",
+) -> tuple[Tensor, newton.Report | None]:
+    """x_t for t = 1..T, from x0 -> x (B, T, N, 2), and what it took where Newton's method was used.
+
+    b   (B, T, N), or (B, T, N, 2) if complex: what enters a mode
+    z   (B, T, N): what the input says to the time constant
+    x0  (B, N, 2);  dt  (B, T) >= 0, 1 if None
+
+    backend  `auto`       `numba` on a CPU; elsewhere `newton`
+             `numba`      one pass over memory, one token after the other and modes side by side
+             `newton`     all tokens at once (glissando.ops.newton); without modes.state one linear scan, and no Report
+             `reference`  a loop under autograd
+
+    Raises ValueError for shapes that do not fit or a negative dt, ConfigError for a backend that cannot run here.
+    """
+    _check(b, z, modes, x0, dt)
+    if backend not in ("auto", "reference", "newton", "numba"):
+        raise unknown_name("liquid backend", backend, ["auto", "newton", "numba", "reference"])
+    if backend in ("auto", "numba") and use_numba("liquid", backend, b):
+        return _fused(b, z, modes, x0, dt, coupled), None
+    time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
+    pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
+    step, inputs = _step(coupled), (pairs, z, time.to(b.dtype))
+    weights = tuple(w for w in modes if w is not None)
+    if backend == "reference":
+        return newton.sequential(step, x0, inputs, weights), None
+    if modes.state is not None:
+        return newton.solve(step, x0, inputs, weights)
+    return _linear(pairs, z, time.to(b.dtype), modes, x0, coupled), None
+
+
+def time_constants(z: Tensor, past: Tensor, modes: Modes) -> Tensor:
+    """tau (B, T, N) for z (B, T, N) and the state before each token, past (B, T, N, 2)."""
+    if modes.state is not None:
+        z = z + (past * modes.state).sum(-1)
+    return modes.tau * (1 + modes.adaptation * torch.tanh(z))
+
+
+def _check(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None) -> None:
+    if z.ndim != 3 or z.shape[1] < 1:
+        raise ValueError(f"liquid: z must be (batch, time >= 1, modes), got {tuple(z.shape)}")
+    pair = (2,) if b.ndim == 4 else ()
+    size = z.shape[2]
+    vectors = {
+        name: (w, (size, 2) if name == "state" else (size,)) for name, w in modes._asdict().items() if w is not None
+    }
+    require_shapes("liquid", b=(b, (*z.shape, *pair)), x0=(x0, (z.shape[0], size, 2)), **vectors)
+    if dt is not None:
+        require_shapes("liquid", dt=(dt, tuple(z.shape[:2])))
+        if bool((dt < 0).any()):
+            raise ValueError(f"liquid: dt is time that passes and cannot be negative, got {float(dt.min())}")
+
+
+def _rates(z: Tensor, past: Tensor, modes: Modes, time: Tensor, coupled: bool) -> tuple[Tensor, ...]:
+    """lambda and c of the module's docstring, each as real and imaginary part."""
+    rate = 1 / time_constants(z, past, modes)
+    k = modes.step * time.unsqueeze(-1)
+    real, imag = -(modes.decay + rate), modes.turn
+    # lambda - 1 = expm1(k real) cos - (1 - cos) + i exp(k real) sin, without a difference of large numbers
+    growth, angle = torch.expm1(k * real), k * imag
+    one_less = growth * torch.cos(angle) - 2 * torch.sin(angle / 2) ** 2
+    sine = (growth + 1) * torch.sin(angle)
+    scale = (rate if coupled else 1) / (real**2 + imag**2)
+    c_real = (one_less * real + sine * imag) * scale
+    c_imag = (sine * real - one_less * imag) * scale
+    return one_less + 1, sine, c_real, c_imag
+
+
+def _step(coupled: bool) -> newton.Step:
+    def step(x: Tensor, b: Tensor, z: Tensor, time: Tensor, *weights: Tensor) -> Tensor:
+        keep, turn, c_real, c_imag = _rates(z, x, Modes(*weights), time, coupled)
+        (u, v), (p, q) = x.unbind(-1), b.unbind(-1)
+        return torch.stack(
+            [keep * u - turn * v + c_real * p - c_imag * q, turn * u + keep * v + c_imag * p + c_real * q], -1
+        )
+
+    return step
+
+
+def _linear(b: Tensor, z: Tensor, time: Tensor, modes: Modes, x0: Tensor, coupled: bool) -> Tensor:
+    """Without dependence on the state: one scan."""
+    keep, turn, c_real, c_imag = _rates(z, b, modes, time, coupled)
+    entry = torch.complex(c_real, c_imag) * torch.view_as_complex(b.contiguous())
+    x, _ = scan(torch.complex(keep, turn), entry, torch.view_as_complex(x0.contiguous()))
+    return torch.view_as_real(x)
+
+
+# ---------------------------------------------------------------------- on a CPU
+
+
+def _fused(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None, coupled: bool) -> Tensor:
+    if torch.is_grad_enabled():
+        return _Liquid.apply(b, z, x0, dt, coupled, *modes)
+    return _forward(b, z, x0, dt, coupled, modes)
+
+
+def _given(b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, modes: Modes) -> tuple[Any, ...]:
+    """What both kernels read, see glissando.ops.liquid_numba."""
+    time = modes.step.new_ones(1, 1) if dt is None else dt.to(modes.step.dtype)
+    angle = time.unsqueeze(-1) * (modes.step * modes.turn)
+    tables = torch.stack([torch.sin(angle), 2 * torch.sin(angle / 2) ** 2])
+    state = modes.step.new_zeros(len(modes.step), 2) if modes.state is None else modes.state
+    vectors = torch.stack([*modes[:5], *state.unbind(-1)])
+    return (*_rows(b, z), as_rows(x0, 1), as_rows(time, 1), tables.detach().numpy(), as_rows(vectors, 1))
+
+
+def _rows(*tensors: Tensor) -> tuple[Any, ...]:
+    return tuple(as_rows(tensor, 2) for tensor in tensors)
+
+
+def _forward(b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, coupled: bool, modes: Modes) -> Tensor:
+    from glissando.ops.liquid_numba import forward
+
+    x = b.new_empty(*z.shape, 2)
+    over_rows(forward, x, *_given(b, z, x0, dt, modes), coupled, *_rows(x), cost=_COST)
+    return x
+
+
+class _Liquid(torch.autograd.Function):
+    """See the module's docstring for the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, coupled: bool, *vectors: Tensor | None
+    ) -> Tensor:
+        x = _forward(b, z, x0, dt, coupled, Modes(*vectors))  # type: ignore[arg-type]
+        ctx.coupled = coupled
+        ctx.save_for_backward(x, b, z, x0, dt, *vectors)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from glissando.ops.liquid_numba import backward
+
+        x, b, z, x0, dt, *vectors = ctx.saved_tensors
+        given = _given(b, z, x0, dt, Modes(*vectors))
+        grad_b, grad_z, flow = x.new_empty(x.shape), z.new_empty(z.shape), x0.new_empty(x0.shape)
+        sums = torch.zeros(z.shape[0], 8 * z.shape[2], dtype=torch.float64)
+        of_time = torch.zeros(z.shape[:2], dtype=torch.float64)
+        results = (*_rows(grad_b, grad_z), as_rows(flow, 1), sums.numpy(), of_time.numpy())
+        over_rows(backward, x, *_rows(x), *given, ctx.coupled, *_rows(grad), *results, cost=2 * _COST)
+        *singles, p, q, _ = sums.sum(0).to(z.dtype).view(-1, 8).unbind(1)
+        state = None if vectors[5] is None else torch.stack([p, q], -1)
+        grad_b = grad_b if b.ndim == 4 else grad_b[..., 0]
+        return grad_b, grad_z, flow, None if dt is None else of_time.to(dt.dtype), None, *singles, state
+
+
+#: beside a number that is read, combined and written
+_COST = 8

@@ -1,0 +1,171 @@
+"""The recurrence of glissando.ops.liquid on a CPU: one pass over time, modes side by side in vector registers.
+
+What bounds it is arithmetic: two exponentials and three divisions a mode and token, which a compiler vectorises only if
+expm1 is a polynomial that it can see, and if few arrays meet in a loop: it must show that none overlap. So vectors are
+rows of one array, and so is what is carried along. Sines of the turns depend on dt alone and come as tables. x and its
+gradient are kept as separate real and imaginary parts while time runs, and as pairs in memory.
+
+vectors (7, N)              d, w, step, tau0, a, p, q
+tables (2, B or 1, T or 1, N)   sin(k w), 1 - cos(k w)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from glissando.ops.compiled import kernel
+
+#: steps summed in the working precision before they are added to a float64 total
+_RUN = 64
+
+
+def _expm1(x: Any) -> Any:
+    """exp(x) - 1 for x <= 0 of the working type; float32 by a polynomial that the compiler can vectorise."""
+    raise NotImplementedError
+
+
+@overload(_expm1)
+def _expm1_of_type(x):
+    if x is not types.float32:
+        return lambda x: math.expm1(x)
+    lowest, log2e = np.float32(-60.0), np.float32(1.4426950408889634)
+    high, low, half = np.float32(0.693359375), np.float32(-2.12194440e-4), np.float32(0.5)
+    c2, c3, c4 = np.float32(0.5), np.float32(1 / 6), np.float32(1 / 24)
+    c5, c6, c7, one = np.float32(1 / 120), np.float32(1 / 720), np.float32(1 / 5040), np.float32(1)
+
+    def expm1_32(x):
+        y = lowest if x <= lowest else x  # so asked, a NaN stays one
+        n = np.floor(y * log2e + half)
+        f = y - n * high - n * low
+        p = f * (one + f * (c2 + f * (c3 + f * (c4 + f * (c5 + f * (c6 + f * c7))))))
+        scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+        return p * scale + (scale - one)
+
+    return expm1_32
+
+
+@kernel
+def forward(b, z, x0, time, tables, vectors, coupled, x, first, last):
+    """b (B, T, N or 2 N), z (B, T, N), x0 (B, 2 N), time (B or 1, T or 1) -> x (B, T, 2 N)."""
+    steps, size = z.shape[1], z.shape[2]
+    is_complex = b.shape[2] > size
+    by_row, by_step = time.shape[0] > 1, time.shape[1] > 1
+    decay, turn, step, tau, adapt = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4]
+    p, q = vectors[5], vectors[6]
+    state = np.empty((2, size), z.dtype)
+    u, v = state[0], state[1]
+    one, two, zero = z.dtype.type(1), z.dtype.type(2), z.dtype.type(0)
+    for row in range(first, last):
+        u[:] = x0[row, ::2]
+        v[:] = x0[row, 1::2]
+        for t in range(steps):
+            i, j = row if by_row else 0, t if by_step else 0
+            dt, sines, versines = time[i, j], tables[0, i, j], tables[1, i, j]
+            entry, says, out = b[row, t], z[row, t], x[row, t]
+            for n in range(size):
+                s = says[n] + p[n] * u[n] + q[n] * v[n]
+                e = _expm1(-two * abs(s))
+                phi = -e / (two + e)
+                phi = -phi if s < 0 else phi
+                rate = one / (tau[n] * (one + adapt[n] * phi))
+                real, imag = -(decay[n] + rate), turn[n]
+                growth = _expm1(step[n] * dt * real)
+                less = growth - versines[n] - growth * versines[n]
+                turned = (growth + one) * sines[n]
+                scale = (rate if coupled else one) / (real * real + imag * imag)
+                c_real = (less * real + turned * imag) * scale
+                c_imag = (turned * real - less * imag) * scale
+                keep = less + one
+                enters, across = (entry[2 * n], entry[2 * n + 1]) if is_complex else (entry[n], zero)
+                new_u = keep * u[n] - turned * v[n] + c_real * enters - c_imag * across
+                new_v = turned * u[n] + keep * v[n] + c_imag * enters + c_real * across
+                u[n] = new_u
+                v[n] = new_v
+                out[2 * n] = new_u
+                out[2 * n + 1] = new_v
+
+
+@kernel
+def backward(x, b, z, x0, time, tables, vectors, coupled, grad, grad_b, grad_z, flow, sums, of_time, first, last):
+    """flow (B, 2 N) holds zeros and leaves as the gradient of x0; sums (B, 8 N) is that of the vectors, 8 a mode."""
+    steps, size = z.shape[1], z.shape[2]
+    is_complex = b.shape[2] > size
+    by_row, by_step = time.shape[0] > 1, time.shape[1] > 1
+    decay, turn, step, tau, adapt = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4]
+    p, q = vectors[5], vectors[6]
+    one, two, zero = z.dtype.type(1), z.dtype.type(2), z.dtype.type(0)
+    # A loop that added to its sums would not be vectorised: what a token contributes is added after it.
+    run, now, carry = np.zeros(8 * size, z.dtype), np.empty(8 * size, z.dtype), np.empty(2 * size, z.dtype)
+    for row in range(first, last):
+        carry[:] = 0
+        for t in range(steps - 1, -1, -1):
+            i, j = row if by_row else 0, t if by_step else 0
+            dt, sines, versines = time[i, j], tables[0, i, j], tables[1, i, j]
+            entry, says, arrived = b[row, t], z[row, t], grad[row, t]
+            past = x[row, t - 1] if t > 0 else x0[row]
+            out_b, out_z = grad_b[row, t], grad_z[row, t]
+            for n in range(size):
+                u, v = past[2 * n], past[2 * n + 1]
+                s = says[n] + p[n] * u + q[n] * v
+                e = _expm1(-two * abs(s))
+                phi = -e / (two + e)
+                phi = -phi if s < 0 else phi
+                rate = one / (tau[n] * (one + adapt[n] * phi))
+                real, imag = -(decay[n] + rate), turn[n]
+                k = step[n] * dt
+                growth = _expm1(k * real)
+                less = growth - versines[n] - growth * versines[n]
+                turned = (growth + one) * sines[n]
+                keep = less + one
+                square = one / (real * real + imag * imag)
+                # 1 / zeta, and c without the rate that couples it
+                i_real, i_imag = real * square, -imag * square
+                c_real = less * i_real - turned * i_imag
+                c_imag = less * i_imag + turned * i_real
+                enters, across = (entry[2 * n], entry[2 * n + 1]) if is_complex else (entry[n], zero)
+                g, h = arrived[2 * n] + carry[2 * n], arrived[2 * n + 1] + carry[2 * n + 1]
+                gain = rate if coupled else one
+                # of b: conj(c) G
+                back, aside = c_real * g + c_imag * h, c_real * h - c_imag * g
+                out_b[2 * n] = gain * back
+                out_b[2 * n + 1] = gain * aside
+                # G_c = G conj(b), then G_lambda = G conj(x) + G_c conj(1 / zeta)
+                gc_real, gc_imag = gain * (g * enters + h * across), gain * (h * enters - g * across)
+                gl_real = g * u + h * v + gc_real * i_real + gc_imag * i_imag
+                gl_imag = h * u - g * v + gc_imag * i_real - gc_real * i_imag
+                # conj(lambda) G_lambda serves dzeta = k conj(lambda) G_lambda - conj(c / zeta) G_c and dk
+                ml_real, ml_imag = keep * gl_real + turned * gl_imag, keep * gl_imag - turned * gl_real
+                d_real, d_imag = c_real * i_real - c_imag * i_imag, c_real * i_imag + c_imag * i_real
+                z_real = k * ml_real - (d_real * gc_real + d_imag * gc_imag)
+                z_imag = k * ml_imag - (d_real * gc_imag - d_imag * gc_real)
+                slope_k = real * ml_real + imag * ml_imag
+                of_rate = (enters * back + across * aside if coupled else zero) - z_real
+                of_tau = -rate * rate * of_rate
+                of_s = of_tau * tau[n] * adapt[n] * (one - phi * phi)
+                out_z[n] = of_s
+                now[8 * n + 0] = -z_real
+                now[8 * n + 1] = z_imag
+                now[8 * n + 2] = slope_k * dt
+                now[8 * n + 3] = of_tau * (one + adapt[n] * phi)
+                now[8 * n + 4] = of_tau * tau[n] * phi
+                now[8 * n + 5] = of_s * u
+                now[8 * n + 6] = of_s * v
+                now[8 * n + 7] = slope_k * step[n]
+                carry[2 * n] = keep * g + turned * h + of_s * p[n]
+                carry[2 * n + 1] = keep * h - turned * g + of_s * q[n]
+            for n in range(8 * size):
+                run[n] += now[n]
+            total = zero
+            for n in range(size):
+                total += now[8 * n + 7]
+            of_time[row, t] = total
+            if t % _RUN == 0:
+                for n in range(8 * size):
+                    sums[row, n] += run[n]
+                    run[n] = 0
+        flow[row] = carry
