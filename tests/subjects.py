@@ -27,6 +27,13 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "rope-on-value": {"rope_on_value": True, "rope_width": 16, "bias": True},
         "no-rope": {"rope": False, "head_size": 3},
     },
+    "liquid": {
+        "input-only": {"state_dependence": False, "state_size": 6},
+        "coupled": {"coupled": True, "turns": "matched", "steps": [0.02, 0.7], "adaptation": 0.9},
+        "published": {"layer": "published", "state_size": 8},
+        "dense": {"dynamics": "dense", "state_size": 5},
+        "dense-published": {"dynamics": "dense", "layer": "published", "state_size": 6, "state_dependence": False},
+    },
     "spectral": {
         "published": {"projections": False, "filter": True, "phase_gate": True},
         "constant": {"decay": "constant", "output_gate": False, "channels": 5},
@@ -40,6 +47,7 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 DEPTH_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "discrete": {"": {}, "-mean-gate": {"depth.mean_gate": True, "mixer": "liquid", "block.conv_width": 0}},
     "tied": {"": {"depth.n_steps": 5}},
     "flow": {
         "": {"depth.n_steps": 3, "depth.control": ["a", "b"]},

@@ -27,6 +27,7 @@ def in_pieces(
     mask: Tensor | None = None,
     donate: bool = False,
     control: Tensor | None = None,
+    dt: Tensor | None = None,
 ):
     """The logits of the pieces between `cuts`, joined, and the final state."""
     state, pieces = model.init_state(ids.shape[0]), []
@@ -35,7 +36,8 @@ def in_pieces(
         if a < b:
             here = None if mask is None else mask[:, a:b]
             dial = control if control is None or control.ndim == 2 else control[:, a:b]
-            logits, state = model(ids[:, a:b], state, mask=here, control=dial, donate=donate)
+            time = None if dt is None else dt[:, a:b]
+            logits, state = model(ids[:, a:b], state, mask=here, control=dial, dt=time, donate=donate)
             pieces.append(logits)
     return torch.cat(pieces, 1), state
 
@@ -165,6 +167,44 @@ def test_split_law_with_control(case: str, per_token: bool, masked: bool):
     assert_tensors_close(outcomes[1], outcomes[0])
     with torch.no_grad():
         assert not torch.equal(model(ids, control=control)[0], model(ids, control=-control)[0])
+
+
+def model_of_time(case: str) -> LanguageModel:
+    model = build(case)
+    if "dt" not in model.depth.honours:
+        pytest.skip("takes no time steps")
+    return model
+
+
+@cases
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "ragged"])
+def test_split_law_with_time_steps(case: str, masked: bool):
+    """Values, and the gradients of every parameter and of the steps, some of which take no time."""
+    model = model_of_time(case)
+    ids, mask = random_ids(model, 4, 13, seed=5), ragged(4, 13, seed=2) if masked else None
+    dt = (3 * torch.rand(4, 13, generator=torch.Generator().manual_seed(3), dtype=torch.float64) - 1).relu()
+    dt.requires_grad_()
+    outcomes = []
+    for cuts in ([], [4, 5, 9]):
+        logits = in_pieces(model, ids, cuts, mask, dt=dt)[0] if cuts else model(ids, mask=mask, dt=dt)[0]
+        dt.grad = None
+        grads = gradients(model, weigh(logits, mask))
+        assert dt.grad.abs().max() > 0
+        outcomes.append({"values": logits.detach()[mask] if masked else logits.detach(), "dt": dt.grad, **grads})
+    assert_tensors_close(outcomes[1], outcomes[0])
+    with torch.no_grad():
+        assert_close(model(ids, dt=torch.ones_like(dt))[0], model(ids)[0], "dt is 1 by default")
+
+
+@cases
+def test_a_step_that_takes_no_time_leaves_the_state_alone(case: str):
+    model = model_of_time(case)
+    ids, more = random_ids(model, 2, 9, seed=5), random_ids(model, 2, 4, seed=6)
+    with torch.no_grad():
+        _, state = model(ids, model.init_state(2))
+        _, after = model(more, state, dt=torch.zeros(2, 4, dtype=torch.float64))
+    for before, now in zip(leaves(state.depth), leaves(after.depth), strict=True):
+        assert_close(now, before, "state", 1e-12)
 
 
 @cases

@@ -43,7 +43,8 @@ class MeanGate(nn.Module):
         if ctx.mask is not None:
             weight = weight * ctx.mask
         passed = before.time.unsqueeze(1) + weight.cumsum(1)
-        share = (weight / passed.clamp_min(torch.finfo(torch.float64).tiny)).to(before.mean.dtype).unsqueeze(-1)
+        share = weight / torch.where(passed > 0, passed, 1.0)  # before any time there is nothing to take a mean of
+        share = share.to(before.mean.dtype).unsqueeze(-1)
         with without_autocast(y.device.type):
             mean, last = scan((1 - share).expand_as(y), share * exact(y), before.mean)
         gate = torch.sigmoid(self.down(F.gelu(self.up(mean.to(y.dtype)))))

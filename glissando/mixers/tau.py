@@ -56,7 +56,7 @@ class TauConfig:
     tau                where tau starts; calibration moves it
     laplacian          `chain`, a file of `glissando laplacian build`, or `saved` with the weights
     laplacian_weights  `fixed`; `diagonal`: a learned positive diagonal in place of L; `learned`: learned edges of L
-    temperature        where each head's T starts
+    temperature        where T starts: one number, or from the first head to the last, spread evenly in the logarithm
     learn_temperature  T is trained, as its logarithm
     importance         g: a linear map of x, a number for each key and head
     forget_gate        C: data-dependent decay of the logits
@@ -77,7 +77,7 @@ class TauConfig:
     tau: float = 1.0
     laplacian: str = "chain"
     laplacian_weights: Literal["fixed", "diagonal", "learned"] = "fixed"
-    temperature: float = 0.05
+    temperature: float | tuple[float, float] = 0.05
     learn_temperature: bool = True
     importance: bool = False
     forget_gate: bool = False
@@ -137,10 +137,9 @@ class Tau(Mixer):
             value = getattr(config, name)
             if value is not None and value < 1:
                 raise ConfigError(f"tau.{name} must be at least 1, got {value}")
-        for name in ("tau", "temperature", "eps"):
-            value = getattr(config, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"tau.{name} must be above 0, got {value}")
+        for name, values in (("tau", [config.tau]), ("temperature", temperatures(config)), ("eps", [config.eps])):
+            if not all(math.isfinite(value) and value > 0 for value in values):
+                raise ConfigError(f"tau.{name} must be above 0, got {getattr(config, name)}")
         if config.value_rotation is not None and not config.value_rotation > 1:
             raise ConfigError(f"tau.value_rotation must be above 1 token, got {config.value_rotation}")
         if config.laplacian_weights == "diagonal" and config.laplacian not in ("chain", "saved"):
@@ -163,7 +162,8 @@ class Tau(Mixer):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         c = self.config
-        nn.init.constant_(self.log_temperature, math.log(c.temperature))
+        low, high = (math.log(t) for t in temperatures(c))
+        self.log_temperature.copy_(torch.linspace(low, high, self.heads))
         nn.init.constant_(self.tau, c.tau)
         with torch.device("cpu"):  # a model that is built without memory asks for a graph with values all the same
             graph = starting_laplacian(c.laplacian, self.key_size)
@@ -262,6 +262,12 @@ class Tau(Mixer):
         weights = -self.laplacian * (0.5 * (self.log_edges + self.log_edges.T)).exp()
         weights = weights - weights.diag().diag()
         return weights.sum(-1).diag() - weights
+
+
+def temperatures(config: TauConfig) -> tuple[float, float]:
+    """Where T starts in the first and in the last head."""
+    t = config.temperature
+    return t if isinstance(t, tuple) else (t, t)
 
 
 def attention_entropy(heard: Heard, queries: Tensor) -> Tensor:
