@@ -4,7 +4,8 @@ A multiplication and an addition are two. Counted are
 
     products  of matrices: every linear map, the head, attention's weights and sums, energies; as PyTorch's own counter
               (torch.utils.flop_counter) finds them when every operation runs its plain reference
-    other     recurrences (8 a complex channel: one multiply-add), Fourier transforms (5 N log2 N each) and short
+    other     recurrences (8 a complex channel: one multiply-add), matrix exponentials, Fourier transforms (5 N log2 N
+    each) and short
               convolutions, which are no products of matrices
 
 and not what is done to each number alone: norms, activations, softmax, rotations. Attention is charged for all T keys
@@ -58,7 +59,7 @@ def forward_flops(model: LanguageModel, length: int) -> Flops:
         total = total.plus(linear_flops(model.lift))
     for block, times in model.depth.calls():
         total = total.plus(block.flops(length), times)
-    return total
+    return total.plus(model.depth.extra_flops())
 
 
 def training_flops(model: LanguageModel, length: int) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from glissando.block import Block
+from glissando.flops import Flops
 from glissando.mixers import EMPTY, Context, Signal
 from glissando.state import State
 
@@ -35,6 +36,10 @@ class Depth(nn.Module, ABC):
     @abstractmethod
     def calls(self) -> list[tuple[Block, int]]:
         """Each block, and how often it is applied on the way forward."""
+
+    def extra_flops(self) -> Flops:
+        """Operations per token beside those of the blocks, see glissando.flops."""
+        return Flops()
 
     @property
     @abstractmethod

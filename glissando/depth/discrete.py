@@ -14,6 +14,7 @@ from torch import Tensor
 from glissando.depth.base import BlockFactory, SequentialDepth
 from glissando.depth.mean_gate import MeanGate
 from glissando.errors import ConfigError
+from glissando.flops import Flops, linear_flops
 from glissando.mixers import Context
 from glissando.state import State
 
@@ -32,6 +33,13 @@ class DiscreteDepth(SequentialDepth):
     @property
     def order(self) -> list[int]:
         return list(range(len(self.blocks)))
+
+    def extra_flops(self) -> Flops:
+        """Its gate, once a block: two maps and a recurrence of real numbers."""
+        if self.gate is None:
+            return Flops()
+        each = linear_flops(self.gate).plus(Flops(other=2.0 * self.gate.up.in_features))
+        return Flops().plus(each, len(self.blocks))
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None

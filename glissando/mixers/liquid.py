@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glissando.errors import ConfigError
+from glissando.flops import Flops
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.liquid_dynamics import Dense, Diagonal
 
@@ -114,6 +115,9 @@ class Liquid(Mixer):
         place = self._placement(device, dtype)
         place["dtype"] = torch.promote_types(place["dtype"], torch.float32)
         return LiquidState(torch.zeros(batch_size, self.size, **place))
+
+    def flops(self, length: int) -> Flops:
+        return self.dynamics.flops()
 
     def mix(self, x: Tensor, state: LiquidState | None, ctx: Context) -> tuple[Tensor, LiquidState | None]:
         inputs = self.layer.enter(x)

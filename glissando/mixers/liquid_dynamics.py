@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glissando.flops import Flops
 from glissando.ops.liquid import Backend, Modes, liquid, time_constants
 from glissando.ops.newton import Report
 from glissando.ops.zero_order_hold import hippo_legs, legs_modes
@@ -94,6 +95,10 @@ class Diagonal(_Adaptive):
         decay, step = exact(self.log_decay).exp(), exact(self.log_step).exp()
         return Modes(decay, exact(self.turn), step, self.taus(), self.adaptations(), weights)
 
+    def flops(self) -> Flops:
+        """A mode's state and its input, each times a complex number: the recurrence walked through once."""
+        return Flops(other=16.0 * len(self.turn))
+
     def forward(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
         return self._solve(inputs, before, dt)[0].flatten(2)
 
@@ -144,6 +149,11 @@ class Dense(_Adaptive):
         self._reset(self.config.adaptation)
         self.a.copy_(0.1 * hippo_legs(self.size)[0])
         nn.init.normal_(self.b, std=0.1)
+
+    def flops(self) -> Flops:
+        """B u and the step, and a matrix exponential: five products for its polynomial, and three squarings, say."""
+        n = self.size
+        return Flops(2.0 * n * n + 2.0 * n * (n + 1), 8 * 2.0 * (n + 1) ** 3)
 
     def forward(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
         return self._run(inputs, before, dt)[0]
