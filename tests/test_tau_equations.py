@@ -116,3 +116,24 @@ def test_a_temperature_that_is_not_learned_stays():
 def test_options_that_would_do_nothing_or_fail_later(options, message):
     with pytest.raises(ConfigError, match=message):
         Tau(TauConfig(**options), WIDTH)
+
+
+def test_names_of_features_make_no_difference():
+    """A graph over relabelled features, its query and key rows relabelled too, is the same model: what a domain's graph
+    can tell a model whose projections are learned from random ones is its spectrum, not which feature stands where."""
+    m, x = prepared(Tau(TauConfig(heads=2, head_size=8, rope=False), WIDTH)), inputs()
+    expected = m(x)[0]
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        m.laplacian.copy_(m.laplacian[order][:, order])
+        rows = m.qk.weight.unflatten(0, (-1, 8))[:, order].flatten(0, 1)
+        m.qk.weight.copy_(rows)
+    assert_close(m(x)[0], expected, "y", 1e-12)
+
+
+def test_different_heads_may_start_at_different_temperatures():
+    m = Tau(TauConfig(heads=3, head_size=4, temperature=(1.0, 0.01)), WIDTH)
+    m.reset_parameters()
+    assert_close(m.log_temperature.exp(), torch.tensor([1.0, 0.1, 0.01]), "T", 1e-6)
+    with pytest.raises(ConfigError, match="above 0"):
+        Tau(TauConfig(temperature=(1.0, 0.0)), WIDTH)
