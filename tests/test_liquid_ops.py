@@ -117,6 +117,18 @@ def test_a_constant_input_reaches_the_closed_form():
     assert_close(x, torch.view_as_real(expected), "x", 1e-12)
 
 
+@pytest.mark.parametrize("coupled", [False, True], ids=["plain", "coupled"])
+def test_the_jacobian_by_hand_is_the_derivative(coupled: bool):
+    from glissando.ops import liquid as module
+
+    b, z, _, dt = problem(20, is_complex=True)
+    given = (b, z, dt, *some_modes(adaptation=0.9))
+    past = draw(2, 20, 5, 2, seed=9)
+    expected = newton.by_differentiation(module._step(coupled))(past, *given)
+    for got, wanted, what in zip(module._linearised(coupled)(past, *given), expected, ("x", "J"), strict=True):
+        assert_close(got, wanted, what, 1e-12)
+
+
 def halved(value: Tensor) -> Tensor:
     return value.repeat_interleave(2, 1)
 

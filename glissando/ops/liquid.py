@@ -80,7 +80,7 @@ def liquid(
     if backend == "reference":
         return newton.sequential(step, x0, inputs, weights), None
     if modes.state is not None:
-        return newton.solve(step, x0, inputs, weights)
+        return newton.solve(step, x0, inputs, weights, linearise=_linearised(coupled))
     return _linear(pairs, z, time.to(b.dtype), modes, x0, coupled), None
 
 
@@ -130,6 +130,33 @@ def _step(coupled: bool) -> newton.Step:
         )
 
     return step
+
+
+def _linearised(coupled: bool) -> newton.Linearise:
+    """x_t and dx_t / dx_{t-1}, by hand: lambda, and what x_{t-1} does through s, tau's argument."""
+
+    def linearise(x: Tensor, b: Tensor, z: Tensor, time: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        modes = Modes(*weights)
+        assert modes.state is not None
+        past, entry = torch.view_as_complex(x.contiguous()), torch.view_as_complex(b.contiguous())
+        keep, turn, *c = _rates(z, x, modes, time, coupled)
+        factor, c_all = torch.complex(keep, turn), torch.complex(*c)
+        tau = time_constants(z, x, modes)
+        rate, k = 1 / tau, modes.step * time.unsqueeze(-1)
+        zeta = torch.complex(-(modes.decay + rate), modes.turn.expand_as(rate))
+        # d rate / ds, from tau = tau0 (1 + a phi): a (1 - phi^2) tau0 = (a^2 tau0^2 - (tau - tau0)^2) / (a tau0)
+        room = modes.adaptation * modes.tau
+        d_rate = -(rate**2) * (room - (tau - modes.tau) ** 2 / room)
+        d_factor = -k * d_rate * factor
+        c_plain = c_all * tau if coupled else c_all
+        d_c = (d_factor + c_plain * d_rate) / zeta
+        d_c = rate * d_c + d_rate * c_plain if coupled else d_c
+        slope = torch.view_as_real(d_factor * past + d_c * entry)
+        through = slope.unsqueeze(-1) * modes.state.unsqueeze(-2)
+        direct = torch.stack([keep, -turn, turn, keep], -1).unflatten(-1, (2, 2))
+        return torch.view_as_real(factor * past + c_all * entry), direct + through
+
+    return linearise
 
 
 def _linear(b: Tensor, z: Tensor, time: Tensor, modes: Modes, x0: Tensor, coupled: bool) -> Tensor:

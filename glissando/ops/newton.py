@@ -30,6 +30,9 @@ from glissando.ops.scan import scan
 #: F: (x_{t-1} (B, T, N, K), *inputs (B, T, ...), *weights) -> x_t (B, T, N, K), position by position
 Step = Callable[..., Tensor]
 
+#: the same arguments -> F and its Jacobian dF / dx_{t-1} (B, T, N, K, K)
+Linearise = Callable[..., tuple[Tensor, Tensor]]
+
 #: largest change of an iterate, relative to the largest entry of its row (at least 1), that counts as converged
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
 
@@ -54,6 +57,7 @@ def solve(
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor] = (),
     *,
+    linearise: Linearise | None = None,
     tolerance: float | None = None,
     max_iterations: int = 50,
 ) -> tuple[Tensor, Report]:
@@ -63,6 +67,7 @@ def solve(
     x0       (B, N, K), K = 1 or 2: channels of one number, or of two that depend on each other
     inputs   tensors (B, T, ...);  weights  tensors of any shape. Both get gradients, as x0 does; what `step` uses
              besides gets none.
+    linearise  F and its Jacobian, where they are known in closed form; by automatic differentiation if None
 
     A row whose change falls below the tolerance is frozen, and computed no more: rows know nothing of each other. Where
     a row's change grows, its Jacobian is damped by a half, which leaves the solution where it is. A row that has not
@@ -79,7 +84,8 @@ def solve(
         )
     tolerance = TOLERANCE[x0.dtype] if tolerance is None else tolerance
     report: list[Report] = []
-    x = _Solve.apply(step, tolerance, max_iterations, report, len(inputs), x0, *inputs, *weights)
+    jacobian = by_differentiation(step) if linearise is None else linearise
+    x = _Solve.apply(step, jacobian, tolerance, max_iterations, report, len(inputs), x0, *inputs, *weights)
     return x, report[0]
 
 
@@ -97,12 +103,20 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, step: Step, tolerance: float, limit: int, report: list, n: int, x0: Tensor, *rest: Tensor
+        ctx: Any,
+        step: Step,
+        linearise: Linearise,
+        tolerance: float,
+        limit: int,
+        report: list,
+        n: int,
+        x0: Tensor,
+        *rest: Tensor,
     ) -> Tensor:
         inputs, weights = rest[:n], rest[n:]
-        x, told = _iterate(step, x0, inputs, weights, tolerance, limit)
+        x, told = _iterate(step, linearise, x0, inputs, weights, tolerance, limit)
         report.append(told)
-        ctx.step, ctx.n = step, n
+        ctx.step, ctx.linearise, ctx.n = step, linearise, n
         ctx.save_for_backward(x, x0, *rest)
         return x
 
@@ -112,9 +126,9 @@ class _Solve(torch.autograd.Function):
         x, x0, *rest = ctx.saved_tensors
         inputs, weights = rest[: ctx.n], rest[ctx.n :]
         past = _shift(x, x0)
-        jacobian = _linearise(ctx.step, past, inputs, weights)[1]
+        jacobian = ctx.linearise(past, *inputs, *weights)[1]
         carried, first = _adjoint(jacobian, grad)
-        wanted = [i for i, needs in enumerate(ctx.needs_input_grad[6:]) if needs]
+        wanted = [i for i, needs in enumerate(ctx.needs_input_grad[7:]) if needs]
         found: list[Tensor | None] = [None] * len(rest)
         if wanted:
             with torch.enable_grad():
@@ -123,11 +137,17 @@ class _Solve(torch.autograd.Function):
             grads = torch.autograd.grad(out, [given[i] for i in wanted], carried, allow_unused=True)
             for i, value in zip(wanted, grads, strict=True):
                 found[i] = value
-        return None, None, None, None, None, first, *found
+        return None, None, None, None, None, None, first, *found
 
 
 def _iterate(
-    step: Step, x0: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], tolerance: float, limit: int
+    step: Step,
+    linearise: Linearise,
+    x0: Tensor,
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    tolerance: float,
+    limit: int,
 ) -> tuple[Tensor, Report]:
     batch, length = inputs[0].shape[:2]
     x = x0.new_zeros(batch, length, *x0.shape[1:])
@@ -135,7 +155,7 @@ def _iterate(
     before, damping = (x0.new_full((batch,), value) for value in (float("inf"), 1.0))
     active = torch.arange(batch, device=x0.device)
     for _ in range(limit):
-        new = _newton(step, x[active], x0[active], [i[active] for i in inputs], weights, damping[active])
+        new = _newton(linearise, x[active], x0[active], [i[active] for i in inputs], weights, damping[active])
         change = _relative(new - x[active], new)
         iterations[active] += 1
         # A row that leaves the finite numbers starts again, more damped.
@@ -163,10 +183,10 @@ def _iterate(
 
 
 def _newton(
-    step: Step, x: Tensor, x0: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], damping: Tensor
+    linearise: Linearise, x: Tensor, x0: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], damping: Tensor
 ) -> Tensor:
     past = _shift(x, x0)
-    value, jacobian = _linearise(step, past, inputs, weights)
+    value, jacobian = linearise(past, *inputs, *weights)
     if bool((damping < 1).any()):
         jacobian = jacobian * damping.view(-1, 1, 1, 1, 1)
     rest = value - (jacobian * past.unsqueeze(-2)).sum(-1)
@@ -183,13 +203,18 @@ def _adjoint(jacobian: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     return carried, jacobian[:, 0, ..., 0] * carried[:, 0]
 
 
-def _linearise(step: Step, past: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """F and its Jacobian (B, T, N, K, K) at `past`: positions and channels are apart, so that a sum has their rows."""
-    with torch.enable_grad():
-        past = past.detach().requires_grad_()
-        value = step(past, *(i.detach() for i in inputs), *(w.detach() for w in weights))
-        rows = [torch.autograd.grad(value[..., k].sum(), past, retain_graph=True)[0] for k in range(past.shape[-1])]
-    return value.detach(), torch.stack(rows, -2)
+def by_differentiation(step: Step) -> Linearise:
+    """Positions and channels are apart, so that the gradient of a sum over all has the rows of every Jacobian."""
+
+    def linearise(past: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            past = past.detach().requires_grad_()
+            value = step(past, *(tensor.detach() for tensor in given))
+            sums = [value[..., k].sum() for k in range(past.shape[-1])]
+            rows = [torch.autograd.grad(total, past, retain_graph=True)[0] for total in sums]
+        return value.detach(), torch.stack(rows, -2)
+
+    return linearise
 
 
 def _shift(x: Tensor, x0: Tensor) -> Tensor:
