@@ -1,0 +1,5 @@
+"""Pure functions without parameters, each with a plain reference beside its fast version."""
+
+from glissando.ops.zero_order_hold import discretize, hippo_legs, legs_modes, undiscretize
+
+__all__ = ["discretize", "hippo_legs", "legs_modes", "undiscretize"]
