@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from glissando.errors import unknown_name
-from glissando.lab import flow, scans, spectral, speed, tau
+from glissando.lab import flow, liquid, scans, spectral, speed, tau
 from glissando.lab.speed import Row
 
 ROWS: dict[str, Callable[[int], Row]] = {
@@ -26,6 +26,12 @@ ROWS: dict[str, Callable[[int], Row]] = {
     **{f"tau-backward-{case}": partial(tau.backward, case) for case in tau.BACKWARD},
     "tau-long": tau.long_text,
     "tau-million": tau.million,
+    "liquid-published": liquid.published,
+    "liquid-dense": liquid.dense,
+    **{f"liquid-training-{case}": partial(liquid.training, case) for case in liquid.PAIRS},
+    "liquid-context": liquid.context,
+    "liquid-memory": liquid.memory,
+    "liquid-cfc": liquid.cfc,
     **{f"scan-{case}": partial(scans.scan_row, case) for case in scans.CASES},
 }
 

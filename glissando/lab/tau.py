@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from glissando.lab.speed import Row, paired, random_bytes, trainer
+from glissando.lab.speed import Row, paired, peak_bytes, random_bytes, trainer
 from glissando.model import LanguageModel
 from glissando.ops.tau_attention import tau_attention
 
@@ -103,5 +102,4 @@ def peak_of_a_million() -> int:
     """Bytes; of this process, so that it should be a fresh one."""
     with torch.no_grad():
         tau_call(_MILLION, with_gradients=False)()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak_bytes()
