@@ -9,6 +9,9 @@ All models have the same number of parameters within 5 %, the same windows, epoc
 and epoch that do best on validation series. CfC and LTC are the cells of `ncps` (pip install ncps), looped here,
 because its own loop over batches multiplies times with the wrong axis.
 
+Then the trained liquid models are shown four patterns that run over time: are their time constants larger where the
+input is smooth than where it is spiky, as the publication claims? --picture draws them over a held-out window.
+
     python examples/irregular_series.py
     python examples/irregular_series.py --data traces/ --seeds 3
 """
@@ -26,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from glissando.evaluation.time_constants import compare_patterns, pattern_table, plot_signal, signals
 from glissando.series import SeriesModel
 
 
@@ -263,7 +267,13 @@ def main() -> None:
     )
     print(f"error of the mean: {float(test.target.square().mean()):.4f}", end=", ")
     print(f"of the value before: {float((test.x - test.target).square().mean()):.4f}")
-    compare(_available(options.models), parts, options)
+    found = compare(_available(options.models), parts, options)
+    for seed, outcome in enumerate(found.get("liquid", [])):
+        model = outcome.model.model
+        print(f"\ntime constants of liquid, seed {seed}, in units of dt")
+        print(pattern_table(compare_patterns(model, signals(model), against="spiky"), against="spiky"))
+        if options.picture is not None and seed == 0:
+            print(f"picture: {plot_signal(model, test.x[0], options.picture, test.dt[0])}")
 
 
 def _available(names: list[str]) -> list[str]:
@@ -285,10 +295,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-3, 1e-2])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
+    parser.add_argument("--picture", type=Path, help="a .png of the time constants of `liquid` over a held-out window")
     parser.add_argument("--quick", action="store_true", help="a few windows, one epoch: shows that it runs")
     options = parser.parse_args()
     if not 0 <= options.drop < 1:
         parser.error(f"--drop must be at least 0 and below 1, got {options.drop}")
+    if options.picture is not None and "liquid" not in options.models:
+        parser.error("--picture is of the model `liquid`, which --models leaves out; name it too")
     if options.quick:
         options.window, options.parameters, options.epochs, options.rates = 16, 3_000, 1, [1e-2]
     return options
