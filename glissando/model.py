@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.block import Block, BlockConfig, NormConfig, build_norm
+from glissando.backbone import Backbone, ModelState, require_positive
+from glissando.block import BlockConfig, NormConfig
 from glissando.config import from_dict, merge, to_dict
-from glissando.depth import DepthConfig, build_depth
+from glissando.depth import DepthConfig
 from glissando.errors import ConfigError, LengthError
-from glissando.mixers import Context, MixerConfigs, build_mixer, refuse_unhonoured
-from glissando.state import State, zeros_position
+from glissando.mixers import Context, MixerConfigs
 
 if TYPE_CHECKING:
     from glissando.data.tokenizers import Tokenizer
@@ -59,11 +58,6 @@ class ModelConfig:
     init: Literal["scaled", "torch", "xavier"] = "scaled"
 
 
-class ModelState(NamedTuple):
-    position: Tensor  # (B,) int64, tokens seen
-    depth: State
-
-
 class ComplexHead(nn.Module):
     """logits = W_re Re z + b_re + W_im Im z + b_im for z given as pairs; weight (V, D, 2), bias (V, 2)."""
 
@@ -83,28 +77,27 @@ class ComplexHead(nn.Module):
         return F.linear(x, self.weight.flatten(1), None if self.bias is None else self.bias.sum(-1))
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Backbone):
     """Logits for the next token at every position, from any point of the design space.
 
     model(ids) -> (logits, None) starts from nothing; model(ids, state) -> (logits, state) goes on. Decoding is
     the same call with T = 1.
     """
 
+    config: ModelConfig
+    _inputs = "ids"
+
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
         super().__init__()
         self.config = config
         self.tokenizer = tokenizer
-        for name in ("vocab_size", "hidden_size", "max_length"):
-            value = getattr(config, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"model.{name} must be at least 1, got {value}")
+        require_positive(config, "vocab_size", "hidden_size", "max_length")
         size, is_complex = config.hidden_size, config.representation == "complex"
         self.width = 2 * size if is_complex else size
         self.embedding = nn.Embedding(config.vocab_size, size)
         self.position_embedding = self._position_table()
         self.lift = nn.Linear(size, self.width) if is_complex else None
-        self.depth = build_depth(config.depth, self._make_block)
-        self.norm = build_norm(config.norm, self.width) if config.final_norm else nn.Identity()
+        self._build(config, self.width)
         self.head = self._head()
         tied_bias = config.tied_head and config.head_bias
         self.head_bias = nn.Parameter(torch.zeros(config.vocab_size)) if tied_bias else None
@@ -131,14 +124,6 @@ class LanguageModel(nn.Module):
 
         return cls(config, ByteTokenizer() if config.vocab_size == 256 else None)
 
-    def _make_block(self, layer: int) -> Block:
-        c = self.config
-        names = [c.mixer] if isinstance(c.mixer, str) else c.mixer
-        if not names:
-            raise ConfigError("model.mixer is an empty list; name at least one mixer")
-        mixer = build_mixer(names[layer % len(names)], c.mixers, self.width)
-        return Block(c.block, c.norm, mixer, self.width)
-
     def _head(self) -> nn.Module | None:
         c = self.config
         if c.representation == "complex":
@@ -155,46 +140,7 @@ class LanguageModel(nn.Module):
             raise ConfigError("model.positions is `learned`, which needs model.max_length")
         return nn.Embedding(c.max_length, c.hidden_size)
 
-    def reset_parameters(self) -> None:
-        """New weights by config.init, drawn from PyTorch's global generator."""
-        if self.config.init == "scaled":
-            self._init_scaled()
-        elif self.config.init == "xavier":
-            self._init_xavier()
-        for module in self.modules():
-            own = getattr(module, "reset_parameters", None)
-            if callable(own) and type(module).__module__.startswith("glissando.") and module is not self:
-                own()
-
-    def _init_scaled(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-        for name, parameter in self.named_parameters():
-            # The two projections that end in the residual: "mixer.out" and "mlp.down".
-            if name.endswith(("mixer.out.weight", "mlp.down.weight")):
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(self.depth.n_residuals))
-
-    def _init_xavier(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            elif isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-
     # ------------------------------------------------------------------ running
-
-    def init_state(
-        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> ModelState:
-        """The state before any token, on the model's device and dtype by default."""
-        like = self.embedding.weight
-        device, dtype = device or like.device, dtype or like.dtype
-        return ModelState(zeros_position(batch_size, device), self.depth.init_state(batch_size, device, dtype))
 
     def forward(
         self,
@@ -233,30 +179,21 @@ class LanguageModel(nn.Module):
         donate: bool = False,
     ) -> tuple[Tensor, ModelState | None]:
         """What the head reads: `forward` without the head. (B, T, D)."""
-        self._check(ids, state, mask, dt, control, donate)
-        memo: dict | None = None if torch.is_grad_enabled() else {}
-        ctx = Context(mask=mask, dt=dt, control=control, donate=donate, memo=memo)
-        refuse_unhonoured(ctx, self.depth.honours, "this model")
-        order = None if mask is None else _packing_order(mask)
-        if order is not None:
-            ids, ctx = ids.gather(1, order), _pack(ctx, order)
-        x = self._embed(ids, None if state is None else state.position, ctx)
-        if self.lift is not None:
-            x = self.lift(x)
-        x, inner = self.depth(x, None if state is None else state.depth, ctx)
-        x = self.norm(x)
-        if order is not None:
-            x = x.gather(1, order.argsort(1).unsqueeze(-1).expand_as(x))
-        if state is None:
-            return x, None
-        seen = ids.shape[1] if ctx.mask is None else ctx.counts(ids)
-        return x, ModelState(state.position + seen, inner)
+        if ids.ndim != 2 or ids.shape[1] == 0 or ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"ids must be (batch, time >= 1) int64, got {tuple(ids.shape)} {ids.dtype}; "
+                "a single text needs ids.unsqueeze(0)"
+            )
+        return self._run(ids, state, mask=mask, dt=dt, control=control, donate=donate)
 
-    def _embed(self, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
+    def _enter(self, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
         x = self.embedding(ids)
-        if self.position_embedding is None:
-            return x
-        limit = self.position_embedding.num_embeddings
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(self._where(self.position_embedding.num_embeddings, ids, position, ctx))
+        return x if self.lift is None else self.lift(x)
+
+    def _where(self, limit: int, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
+        """(B, T) positions of tokens, each below `limit`."""
         if position is None and ctx.mask is None:  # known without a look at any tensor, as torch.compile needs it
             furthest, start = ids.shape[1], ids.new_zeros(ids.shape[0])
         else:
@@ -269,49 +206,9 @@ class LanguageModel(nn.Module):
                 "or use a preset with RoPE or without positions (the -nano ones), which takes any length."
             )
         where = start.unsqueeze(1) + torch.arange(ids.shape[1], device=ids.device)
-        return x + self.position_embedding(where.clamp_max(limit - 1))
-
-    def _check(
-        self,
-        ids: Tensor,
-        state: ModelState | None,
-        mask: Tensor | None,
-        dt: Tensor | None,
-        control: Tensor | None,
-        donate: bool,
-    ) -> None:
-        if ids.ndim != 2 or ids.shape[1] == 0 or ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(
-                f"ids must be (batch, time >= 1) int64, got {tuple(ids.shape)} {ids.dtype}; "
-                "a single text needs ids.unsqueeze(0)"
-            )
-        for name, signal in (("mask", mask), ("dt", dt)):
-            if signal is not None and signal.shape != ids.shape:
-                raise ValueError(f"{name} must have the shape of ids {tuple(ids.shape)}, got {tuple(signal.shape)}")
-        if mask is not None and mask.dtype != torch.bool:
-            raise ValueError(f"mask must be bool, True at real tokens, got {mask.dtype}; use mask.bool()")
-        # Numbers, not shapes, are compared: torch.compile takes a length that varies for another in a tuple.
-        if control is not None and not (
-            control.ndim in (2, 3)
-            and control.shape[0] == ids.shape[0]
-            and (control.ndim == 2 or control.shape[1] == ids.shape[1])
-        ):
-            raise ValueError(
-                f"control must be (B, C) or (B, T, C) for ids {tuple(ids.shape)}, got {tuple(control.shape)}"
-            )
-        if state is not None and state.position.shape[0] != ids.shape[0]:
-            raise ValueError(
-                f"the state holds {state.position.shape[0]} rows, ids have {ids.shape[0]}; "
-                f"use model.init_state(batch_size={ids.shape[0]})"
-            )
-        if donate and torch.is_grad_enabled():
-            raise ValueError("donate=True changes the state in place, which gradients forbid; use torch.no_grad()")
+        return where.clamp_max(limit - 1)
 
     # ------------------------------------------------------------------ keeping
-
-    def num_parameters(self) -> int:
-        """Trainable numbers; a tied head counts once, a complex number stored as a pair counts twice."""
-        return sum(p.numel() for p in self.parameters())
 
     def save(self, path: str | Path) -> None:
         """Write a run directory that `glissando.load` opens.
@@ -324,23 +221,3 @@ class LanguageModel(nn.Module):
         if self.tokenizer is not None:
             self.tokenizer.save(run.path / "tokenizer.json")
         run.write_model(self.state_dict(), {"model": to_dict(self.config)})
-
-
-def _packing_order(mask: Tensor) -> Tensor | None:
-    """(B, T) int64 that moves real tokens to the front, in order; None if they are there already."""
-    if bool((mask[:, 1:] <= mask[:, :-1]).all()):
-        return None
-    return mask.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-
-
-def _pack(ctx: Context, order: Tensor) -> Context:
-    """ctx with its per-token signals in the given order."""
-
-    def move(signal: Tensor | None) -> Tensor | None:
-        if signal is None or signal.shape[:2] != order.shape:
-            return signal
-        index = order if signal.ndim == 2 else order.unsqueeze(-1).expand_as(signal)
-        return signal.gather(1, index)
-
-    control = ctx.control if ctx.control is None or ctx.control.ndim == 2 else move(ctx.control)
-    return replace(ctx, mask=move(ctx.mask), dt=move(ctx.dt), control=control)

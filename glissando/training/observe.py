@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glissando.backbone import Backbone
 from glissando.data.base import Batch
 from glissando.mixers import EMPTY, Context, Mixer
 from glissando.model import LanguageModel
@@ -66,17 +67,18 @@ def first_row(batch: Batch, tokens: int) -> Batch:
 
 @torch.no_grad()
 def show(
-    model: LanguageModel,
+    model: Backbone,
     mixers: list[Any],
     watcher: Watcher,
-    ids: Tensor,
+    inputs: Tensor,
     mask: Tensor | None = None,
     control: Tensor | None = None,
+    dt: Tensor | None = None,
 ) -> None:
     """One forward of `model` in the mode that it is in, in which `watcher` is shown what each of `mixers` is given."""
     # By calling the model, and not a part of it, because that is what gathers a sharded model's weights.
-    with _watched(mixers, watcher), _same_random_state(ids.device):
-        model(ids, mask=mask, control=control)
+    with _watched(mixers, watcher), _same_random_state(inputs.device):
+        model(inputs, mask=mask, control=control, dt=dt)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.config import from_dict, to_dict
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plots", help="directory for pictures: loss, gradients, steps of a flow")
     parser.add_argument("--steps", type=bool, default=False, help="measure every solver and number of steps of a flow")
+    parser.add_argument("--time_constants", help="picture (.png) of a liquid model's time constants over a text")
+    parser.add_argument("--prompt", help="that text; if absent, the beginning of the held-out one")
     add_inference_options(parser)
     parser.add_argument("--data", type=DataConfig, default=DataConfig())
     explain(parser, DataConfig, "data.")
@@ -51,6 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     model = load(options.run, inference_overrides(options))
     corpus = build_corpus(config, model.tokenizer)
     _require_flow(model, options)
+    _require_liquid(model, options)
     result = {"corpus": config.corpus} | measure(model, corpus, options.exact_match)
     if not options.json:
         print(table(result), flush=True)
@@ -74,6 +78,8 @@ def main(arguments: Sequence[str]) -> None:
         floor = build_corpus(from_dict(DataConfig, trained, "data"), model.tokenizer).entropy_floor
         for picture in plot_run(run.path, model, options.plots, floor, steps, halting):
             print(f"picture: {picture}", file=sys.stderr)
+    if options.time_constants:
+        _time_constants(model, corpus, options)
 
 
 def _require_flow(model: LanguageModel, options: Any) -> None:
@@ -84,6 +90,40 @@ def _require_flow(model: LanguageModel, options: Any) -> None:
             f"--steps measures the solver of a flow, and the depth.kind of {options.run} is "
             f"{model.config.depth.kind}; leave it out"
         )
+
+
+def _require_liquid(model: LanguageModel, options: Any) -> None:
+    from glissando.evaluation.time_constants import liquid_mixers
+
+    if options.prompt is not None and options.time_constants is None:
+        raise ConfigError("--prompt is the text of --time_constants; give that too, or leave --prompt out")
+    if options.time_constants is None:
+        return
+    if Path(options.time_constants).suffix != ".png":
+        raise ConfigError(f"--time_constants is the picture to draw, a .png; got {options.time_constants}")
+    if not liquid_mixers(model):
+        raise ConfigError(
+            f"--time_constants is of liquid mixers, and {options.run} has none (its model.mixer is "
+            f"{model.config.mixer}); leave it out"
+        )
+
+
+def _time_constants(model: LanguageModel, corpus: Corpus, options: Any) -> None:
+    """The picture, and what patterns over time do to tau."""
+    from glissando.evaluation.time_constants import compare_patterns, pattern_table, plot_text, texts
+
+    ids = next(iter(corpus.batches("valid"))).ids.flatten().tolist()
+    assert model.tokenizer is not None
+    text = model.tokenizer.decode(ids[:_DRAWN]) if options.prompt is None else options.prompt
+    target = Path(options.time_constants)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    picture = plot_text(model, text, target)
+    print(pattern_table(compare_patterns(model, texts(model, ids), length=min(256, len(ids)))), file=sys.stderr)
+    print(f"picture: {picture}", file=sys.stderr)
+
+
+#: tokens of the held-out text in the picture
+_DRAWN = 160
 
 
 def _steps(run: Run, model: LanguageModel, corpus: Corpus) -> StepCurve | None:

@@ -1,0 +1,186 @@
+"""What every model has between what it reads and what it says: a depth of blocks under the contract.
+
+    inputs -> enter -> depth -> norm -> head
+
+A model says how it enters (an embedding of ids, a linear map of numbers) and what its head is; weights, states, the
+packing of masks and the checks of what varies by token are here, once.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from glissando.block import Block, BlockConfig, NormConfig, build_norm
+from glissando.depth import Depth, DepthConfig, build_depth
+from glissando.errors import ConfigError
+from glissando.mixers import Context, MixerConfigs, build_mixer, refuse_unhonoured
+from glissando.state import State, zeros_position
+
+
+class BackboneConfig(Protocol):
+    """The options that the models share; see ModelConfig."""
+
+    mixer: str | list[str]
+    mixers: MixerConfigs
+    block: BlockConfig
+    depth: DepthConfig
+    norm: NormConfig
+    final_norm: bool
+    init: Literal["scaled", "torch", "xavier"]
+
+
+class ModelState(NamedTuple):
+    position: Tensor  # (B,) int64, tokens seen
+    depth: State
+
+
+class Backbone(nn.Module, ABC):
+    """A subclass builds its own parts around `_build`, and calls `reset_parameters` at the end."""
+
+    config: BackboneConfig
+    depth: Depth
+    norm: nn.Module
+
+    #: how errors call that of the model's input which has the shape (B, T)
+    _inputs: str
+
+    # ------------------------------------------------------------------ building
+
+    def _build(self, config: BackboneConfig, width: int) -> None:
+        """Depth and norm, D = width."""
+
+        def make_block(layer: int) -> Block:
+            names = [config.mixer] if isinstance(config.mixer, str) else config.mixer
+            if not names:
+                raise ConfigError("model.mixer is an empty list; name at least one mixer")
+            mixer = build_mixer(names[layer % len(names)], config.mixers, width)
+            return Block(config.block, config.norm, mixer, width)
+
+        self.depth = build_depth(config.depth, make_block)
+        self.norm = build_norm(config.norm, width) if config.final_norm else nn.Identity()
+
+    def reset_parameters(self) -> None:
+        """New weights by the configuration's init, drawn from PyTorch's global generator."""
+        if self.config.init == "scaled":
+            self._init_scaled()
+        elif self.config.init == "xavier":
+            self._init_xavier()
+        for module in self.modules():
+            own = getattr(module, "reset_parameters", None)
+            if callable(own) and type(module).__module__.startswith("glissando.") and module is not self:
+                own()
+
+    def _init_scaled(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for name, parameter in self.named_parameters():
+            # The two projections that end in the residual: "mixer.out" and "mlp.down".
+            if name.endswith(("mixer.out.weight", "mlp.down.weight")):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(self.depth.n_residuals))
+
+    def _init_xavier(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            elif isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    # ------------------------------------------------------------------ running
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> ModelState:
+        """The state before any token, on the model's device and dtype by default."""
+        like = next(self.parameters())
+        device, dtype = device or like.device, dtype or like.dtype
+        return ModelState(zeros_position(batch_size, device), self.depth.init_state(batch_size, device, dtype))
+
+    @abstractmethod
+    def _enter(self, inputs: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
+        """(B, T, D) of packed inputs (B, T, ...); position (B,) of each row's first, None without a state."""
+
+    def _run(self, inputs: Tensor, state: ModelState | None, **signals: Any) -> tuple[Tensor, ModelState | None]:
+        """What the head reads (B, T, D), and the state after it; `signals` are those of Context."""
+        ctx = Context(**signals, memo=None if torch.is_grad_enabled() else {})
+        self._check(inputs, state, ctx)
+        refuse_unhonoured(ctx, self.depth.honours, "this model")
+        order = None if ctx.mask is None else packing_order(ctx.mask)
+        if order is not None:
+            inputs, ctx = _in_order(inputs, order), _pack(ctx, order)
+        x = self._enter(inputs, None if state is None else state.position, ctx)
+        x, inner = self.depth(x, None if state is None else state.depth, ctx)
+        x = self.norm(x)
+        if order is not None:
+            x = _in_order(x, order.argsort(1))
+        if state is None:
+            return x, None
+        seen = inputs.shape[1] if ctx.mask is None else ctx.counts(inputs)
+        return x, ModelState(state.position + seen, inner)
+
+    def _check(self, inputs: Tensor, state: ModelState | None, ctx: Context) -> None:
+        shape, name = tuple(inputs.shape[:2]), self._inputs
+        for signal, given in (("mask", ctx.mask), ("dt", ctx.dt)):
+            if given is not None and given.shape != inputs.shape[:2]:
+                raise ValueError(f"{signal} must have the shape of {name} {shape}, got {tuple(given.shape)}")
+        if ctx.mask is not None and ctx.mask.dtype != torch.bool:
+            raise ValueError(f"mask must be bool, True at real tokens, got {ctx.mask.dtype}; use mask.bool()")
+        # Numbers, not shapes, are compared: torch.compile takes a length that varies for another in a tuple.
+        control = ctx.control
+        if control is not None and not (
+            control.ndim in (2, 3)
+            and control.shape[0] == inputs.shape[0]
+            and (control.ndim == 2 or control.shape[1] == inputs.shape[1])
+        ):
+            raise ValueError(f"control must be (B, C) or (B, T, C) for {name} {shape}, got {tuple(control.shape)}")
+        if state is not None and state.position.shape[0] != inputs.shape[0]:
+            raise ValueError(
+                f"the state holds {state.position.shape[0]} rows, {name} have {inputs.shape[0]}; "
+                f"use model.init_state(batch_size={inputs.shape[0]})"
+            )
+        if ctx.donate and torch.is_grad_enabled():
+            raise ValueError("donate=True changes the state in place, which gradients forbid; use torch.no_grad()")
+
+    def num_parameters(self) -> int:
+        """Trainable numbers; a tied head counts once, a complex number stored as a pair counts twice."""
+        return sum(p.numel() for p in self.parameters())
+
+
+def require_positive(config: object, *names: str) -> None:
+    """Raise ConfigError for an option among `names` that is set and below 1."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"model.{name} must be at least 1, got {value}")
+
+
+def packing_order(mask: Tensor) -> Tensor | None:
+    """(B, T) int64 that moves real tokens to the front, in order; None if they are there already."""
+    if bool((mask[:, 1:] <= mask[:, :-1]).all()):
+        return None
+    return mask.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def _in_order(signal: Tensor, order: Tensor) -> Tensor:
+    """signal (B, T) or (B, T, C), each row in the given order (B, T)."""
+    return signal.gather(1, order if signal.ndim == 2 else order.unsqueeze(-1).expand_as(signal))
+
+
+def _pack(ctx: Context, order: Tensor) -> Context:
+    """ctx with its per-token signals in the given order."""
+
+    def move(signal: Tensor | None) -> Tensor | None:
+        return None if signal is None else _in_order(signal, order)
+
+    control = ctx.control if ctx.control is None or ctx.control.ndim == 2 else move(ctx.control)
+    return replace(ctx, mask=move(ctx.mask), dt=move(ctx.dt), control=control)

@@ -1,0 +1,279 @@
+"""What a liquid model's time constants do: over a text or a signal, as a picture; and by kind of pattern, as a table.
+
+The publication claims that they grow where the input is smooth and shrink where it is spiky, and showed it with
+patterns along the features of a single step. Here patterns run over time (`compare_patterns`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glissando.backbone import Backbone
+from glissando.data.tokenizers import Tokenizer
+from glissando.errors import DataError, unknown_name
+from glissando.mixers import Context
+from glissando.mixers.liquid import Liquid
+from glissando.model import LanguageModel
+from glissando.series import SeriesModel
+from glissando.training.observe import show
+
+#: a pattern: (generator, steps) -> the input of one row, (T,) ids or (T, F) numbers
+Pattern = Callable[[torch.Generator, int], Tensor]
+
+
+def liquid_mixers(model: Backbone) -> list[Liquid]:
+    """Every liquid mixer with weights of its own, in the order of the layers."""
+    return [module for module in model.modules() if isinstance(module, Liquid)]
+
+
+def time_constants(model: Backbone, inputs: Tensor, dt: Tensor | None = None, share: float = 0.5) -> Tensor:
+    """The quantile `share` over the modes of tau, in units of dt -> (L, B, T), L applications of liquid mixers.
+
+    inputs  ids (B, T) of a language model, or x (B, T, F) of a series model;  dt  (B, T), 1 if None
+
+    By one forward of the model in the mode that it is in. Raises ValueError for a model without a liquid mixer.
+    """
+    every = _every_time_constant(model, inputs, dt)
+    return torch.stack([tau.quantile(share, -1) for tau in every])
+
+
+def _every_time_constant(model: Backbone, inputs: Tensor, dt: Tensor | None = None) -> list[Tensor]:
+    """(B, T, modes) of each application."""
+    mixers, found = liquid_mixers(model), list[Tensor]()
+    if not mixers:
+        raise ValueError("this model has no liquid mixer; it has no time constants")
+
+    def note(mixer: Liquid, x: Tensor, ctx: Context) -> None:
+        found.append(mixer.time_constants(x, ctx))
+
+    show(model, mixers, note, inputs, dt=dt)
+    return found
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+def plot_text(model: LanguageModel, text: str, target: Path) -> Path:
+    """Layers x tokens: the median of tau over a layer's modes, its colour logarithmic; the text along the bottom.
+
+    Lines of at most 80 tokens.
+
+    Raises ValueError for a model without a liquid mixer or a tokenizer, DataError for a text of no token or of over 800.
+    """
+    if model.tokenizer is None:
+        raise ValueError("this model has no tokenizer; draw a text with a model that was loaded from a run")
+    ids = model.tokenizer.encode(text)
+    if not 1 <= len(ids) <= _LONGEST:
+        raise DataError(f"a picture holds 1 to {_LONGEST} tokens, and the text has {len(ids)}; give a shorter one")
+    device = next(model.parameters()).device
+    tau = time_constants(model, torch.tensor([ids], device=device))[:, 0].cpu()
+    labels = _token_labels(model.tokenizer, ids)
+    starts = range(0, len(ids), _LINE)
+    figure, every = _stacked([0.28 * len(tau) + 0.5] * len(starts))
+    for axes, start in zip(every, starts, strict=True):
+        image = _draw_heat(axes, tau[:, start : start + _LINE], tau)
+        shown = labels[start : start + _LINE]
+        axes.set_xlim(-0.5, min(_LINE, len(ids)) - 0.5)
+        axes.set_xticks(range(len(shown)), shown, fontfamily="monospace", fontsize=8, rotation=_rotation(labels))
+    _finish(figure, every, image, "Time constants over a text")
+    figure.savefig(target)
+    return target
+
+
+def plot_signal(model: SeriesModel, x: Tensor, target: Path, dt: Tensor | None = None) -> Path:
+    """The signal x (T, F) over time, at most eight of its numbers, and below it the heat map of `plot_text`.
+
+    dt  (T,): how long each step takes, 1 if None. A step is as wide as it is long.
+    """
+    times = torch.ones(len(x)) if dt is None else dt.cpu()
+    edges = torch.cat([torch.zeros(1), times.cumsum(0)]).tolist()
+    tau = time_constants(model, x.unsqueeze(0), None if dt is None else dt.unsqueeze(0))[:, 0].cpu()
+    figure, (above, below) = _stacked([1.6, 0.28 * len(tau) + 0.5])
+    for number in range(min(x.shape[1], 8)):
+        above.step(edges[:-1], x[:, number].tolist(), where="post", linewidth=0.9)
+    above.set(xlim=(0, edges[-1]), ylabel="signal")
+    above.tick_params(labelbottom=False)
+    above.grid(alpha=0.25)
+    image = _draw_heat(below, tau, tau, edges)
+    below.set(xlabel="time")
+    _finish(figure, [below], image, "Time constants over a signal")
+    figure.savefig(target)
+    return target
+
+
+#: tokens in a line of a picture, and in all of them
+_LINE, _LONGEST = 80, 800
+
+
+def _stacked(heights: list[float]) -> tuple[Any, list[Any]]:
+    """A figure of axes one below the other, so many inches high."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, sum(heights) + 0.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+
+
+def _draw_heat(axes: Any, tau: Tensor, whole: Tensor, edges: list[float] | None = None) -> Any:
+    """tau (L, T), layer 1 at the bottom; colours are those of `whole`."""
+    from matplotlib.colors import LogNorm
+
+    layers = len(tau)
+    columns = [i - 0.5 for i in range(tau.shape[1] + 1)] if edges is None else edges
+    low, high = float(whole.min()), float(whole.max())
+    norm = LogNorm(low, max(high, 1.01 * low))
+    image = axes.pcolormesh(columns, [i + 0.5 for i in range(layers + 1)], tau.numpy(), cmap="viridis", norm=norm)
+    axes.set(ylabel="layer")
+    axes.set_yticks(range(1, layers + 1, max(1, layers // 8)))
+    axes.tick_params(axis="x", length=0)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def _finish(figure: Any, drawn: list[Any], image: Any, title: str) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    bar = figure.colorbar(image, ax=drawn, label="tau (median over modes, in units of dt)", pad=0.01, aspect=30)
+    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    bar.ax.yaxis.set_major_formatter("{x:g}")
+    bar.ax.yaxis.set_minor_formatter(NullFormatter())
+    figure.suptitle(title)
+
+
+def _token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Each token's text; signs for spaces and line ends, and a dot for what is no character or is not in the font."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    known = get_font(findfont(FontProperties(family="monospace"))).get_charmap()
+    signs = {" ": "\u2423", "\n": "\u21b5", "\t": "\u21e5", "$": r"\$"}
+
+    def label(token: int) -> str:
+        text = "".join(
+            signs.get(c, c if ord(c) in known and c.isprintable() else "\u00b7") for c in tokenizer.decode([token])
+        )
+        return text.replace("\ufffd", "\u00b7")
+
+    return [label(token) for token in ids]
+
+
+def _rotation(labels: list[str]) -> int:
+    """Words of more than a character do not fit side by side."""
+    return 90 if any(len(label.lstrip("\\")) > 1 for label in labels) else 0
+
+
+# ---------------------------------------------------------------------- patterns
+
+
+@dataclass(frozen=True)
+class PatternRow:
+    """tau of one kind of pattern: its geometric mean over layers, modes and steps, and over seeds; units of dt.
+
+    ratio is to the same seed's row of the pattern that it is compared with, its geometric mean over seeds; low and high
+    are its 95 % interval, by Student's t.
+    """
+
+    pattern: str
+    tau: float
+    ratio: float
+    low: float
+    high: float
+
+
+def compare_patterns(
+    model: Backbone, patterns: Mapping[str, Pattern], against: str = "random", seeds: int = 8, length: int = 256
+) -> list[PatternRow]:
+    """tau by pattern, `seeds` rows of `length` steps each; the first quarter, in which the state settles, is left out.
+
+    patterns  by name, such as those of `signals` or `texts`;  against  the one that the others are compared with
+    """
+    if against not in patterns:
+        raise unknown_name("pattern", against, patterns)
+    if seeds < 2 or length < 4:
+        raise ValueError(f"a spread needs at least 2 seeds and 4 steps, got {seeds} and {length}")
+    logs = {name: _log_tau(model, pattern, seeds, length) for name, pattern in patterns.items()}
+    rows = []
+    for name, log in logs.items():
+        gap = log - logs[against]
+        center, half = float(gap.mean()), _T_95[min(seeds - 1, len(_T_95)) - 1] * float(gap.std()) / math.sqrt(seeds)
+        ratio, low, high = (math.exp(edge) for edge in (center, center - half, center + half))
+        rows.append(PatternRow(name, math.exp(float(log.mean())), ratio, low, high))
+    return rows
+
+
+#: Student's t at 97.5 %, for 1, 2, ... degrees of freedom; the last for all above
+_T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+
+
+def _log_tau(model: Backbone, pattern: Pattern, seeds: int, length: int) -> Tensor:
+    """(seeds,) float64: the mean of log tau."""
+    rows = torch.stack([pattern(torch.Generator().manual_seed(seed), length) for seed in range(seeds)])
+    like = next(model.parameters())
+    rows = rows.to(like.device, like.dtype if rows.is_floating_point() else None)
+    settled = [tau[:, length // 4 :].double().log().mean((1, 2)) for tau in _every_time_constant(model, rows)]
+    return torch.stack(settled).mean(0).cpu()
+
+
+def signals(model: SeriesModel) -> dict[str, Pattern]:
+    """Patterns over time for every input, all but `constant` of variance 1 over time; `constant` over rows."""
+    size = model.config.inputs
+
+    def noise(generator: torch.Generator, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def smooth(generator: torch.Generator, length: int) -> Tensor:
+        """Three sines of periods from 32 to 128 steps."""
+        turn = 2 * math.pi / (32 * 4 ** torch.rand(3, size, generator=generator))
+        phase = 2 * math.pi * torch.rand(3, size, generator=generator)
+        return _unit(torch.sin(torch.arange(length).view(-1, 1, 1) * turn + phase).sum(1))
+
+    def spiky(generator: torch.Generator, length: int) -> Tensor:
+        """0, but for one step in twenty."""
+        return _unit(noise(generator, length, size) * (torch.rand(length, size, generator=generator) < 0.05))
+
+    return {
+        "smooth": smooth,
+        "spiky": spiky,
+        "constant": lambda generator, length: noise(generator, size).expand(length, size),
+        "random": lambda generator, length: noise(generator, length, size),
+    }
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Each column of x (T, F) over its root mean square; a column of zeros stays so."""
+    return x / x.square().mean(0).sqrt().clamp_min(1e-6)
+
+
+def texts(model: LanguageModel, words: Sequence[int]) -> dict[str, Pattern]:
+    """One token repeated; two that alternate; text, cut from the ids `words`; and tokens at random."""
+    size = model.config.vocab_size
+
+    def draw(generator: torch.Generator, count: int) -> Tensor:
+        return torch.randint(0, size, (count,), generator=generator)
+
+    def words_(generator: torch.Generator, length: int) -> Tensor:
+        if len(words) < length:
+            raise ValueError(f"a text of at least {length} tokens is needed, got {len(words)}")
+        start = int(torch.randint(0, len(words) - length + 1, (), generator=generator))
+        return torch.tensor(words[start : start + length])
+
+    return {
+        "repeated": lambda generator, length: draw(generator, 1).expand(length),
+        "alternating": lambda generator, length: draw(generator, 2).repeat(length // 2 + 1)[:length],
+        "words": words_,
+        "random": draw,
+    }
+
+
+def pattern_table(rows: Sequence[PatternRow], against: str = "random") -> str:
+    """The rows of `compare_patterns` as text."""
+    lines = [f"{'pattern':12}{'tau':>9}   over that of {against} (95 %)"]
+    lines += [f"{r.pattern:12}{r.tau:>9.3g}   {r.ratio:.3f} ({r.low:.3f} to {r.high:.3f})" for r in rows]
+    return "\n".join(lines)

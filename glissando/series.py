@@ -1,0 +1,150 @@
+"""Time series: the same backbone between numbers and numbers.
+
+    x (B, T, F) -> linear -> depth -> norm -> linear -> y (B, T, O)
+
+y is a regression at every step, or the logits of a class. A step may take any time: `dt` (B, T) says for how long each
+value is held, that is when the next one comes, and y of a step is read at the end of it. So a forecast of the next
+value knows when that value is due, and the state has aged by just that much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from glissando.backbone import Backbone, ModelState, require_positive
+from glissando.block import BlockConfig, NormConfig
+from glissando.config import from_dict
+from glissando.depth import DepthConfig
+from glissando.errors import ConfigError
+from glissando.mixers import Context, MixerConfigs
+from glissando.model import ModelConfig
+
+
+@dataclass
+class SeriesConfig:
+    """A point of the design space for numbers; what a ModelConfig has too means the same.
+
+    inputs       F numbers a step
+    outputs      O numbers a step, or classes
+    hidden_size  D
+    mixer        name of the mixer, or several that alternate over the layers; `liquid` takes time steps
+    final_norm   a norm before the head
+    head_bias    a bias on what comes out
+    init         see ModelConfig
+    """
+
+    inputs: int
+    outputs: int
+    hidden_size: int = 128
+    mixer: str | list[str] = "liquid"
+    mixers: MixerConfigs = field(default_factory=MixerConfigs)
+    block: BlockConfig = field(default_factory=BlockConfig)
+    depth: DepthConfig = field(default_factory=DepthConfig)
+    norm: NormConfig = field(default_factory=NormConfig)
+    final_norm: bool = True
+    head_bias: bool = True
+    init: Literal["scaled", "torch", "xavier"] = "torch"
+
+
+class SeriesModel(Backbone):
+    """Numbers for numbers at every step, from any point of the design space; the contract is LanguageModel's.
+
+    model(x) -> (y, None) starts from nothing; model(x, state) -> (y, state) goes on, with the split law.
+    """
+
+    config: SeriesConfig
+    _inputs = "the steps of x"
+
+    def __init__(self, config: SeriesConfig) -> None:
+        super().__init__()
+        self.config = config
+        require_positive(config, "inputs", "outputs", "hidden_size")
+        self.entry = nn.Linear(config.inputs, config.hidden_size)
+        self._build(config, config.hidden_size)
+        self.head = nn.Linear(config.hidden_size, config.outputs, bias=config.head_bias)
+        self.reset_parameters()
+
+    @classmethod
+    def from_config(
+        cls, config: SeriesConfig | Mapping[str, Any], *, inputs: int | None = None, outputs: int | None = None
+    ) -> SeriesModel:
+        """A model with new weights; `inputs` and `outputs` may stand in a mapping or beside it.
+
+        Raises ConfigError for an option of a language model that numbers have no use for, and for unknown ones.
+        """
+        sizes = {name: n for name, n in (("inputs", inputs), ("outputs", outputs)) if n is not None}
+        if isinstance(config, SeriesConfig):
+            if sizes:
+                raise ConfigError(f"a SeriesConfig holds its own inputs and outputs; leave out {', '.join(sizes)}")
+            return cls(config)
+        return cls(from_dict(SeriesConfig, _checked({**config, **sizes}), "model"))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: ModelState | None = None,
+        *,
+        dt: Tensor | None = None,
+        mask: Tensor | None = None,
+        control: Tensor | None = None,
+        donate: bool = False,
+    ) -> tuple[Tensor, ModelState | None]:
+        """x (B, T, F) -> y (B, T, O) and the state after it.
+
+        dt  (B, T) time that each step takes, 1 if None;  mask  (B, T) bool, True at real steps, holes anywhere;
+        control  (B, C) or (B, T, C);  donate  lets the given state be changed in place; only without gradients.
+        y at masked steps has no meaning.
+
+        Raises ValueError for shapes that do not fit, ContextError for a signal the model cannot honour.
+        """
+        size = self.config.inputs
+        if x.ndim != 3 or x.shape[1] == 0 or x.shape[2] != size or not x.is_floating_point():
+            raise ValueError(
+                f"x must be (batch, time >= 1, {size}) of floating-point numbers, got {tuple(x.shape)} {x.dtype}; "
+                "a single series needs x.unsqueeze(0)"
+            )
+        h, state = self._run(x, state, mask=mask, dt=dt, control=control, donate=donate)
+        return self.head(h), state
+
+    def _enter(self, x: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
+        return self.entry(x)
+
+
+def last(y: Tensor, mask: Tensor | None = None) -> Tensor:
+    """y (B, T, O) at the last real step of each row -> (B, O): what a classifier of whole series says.
+
+    Raises ValueError for a mask (B, T) that does not fit, is not bool, or has a row without any real step.
+    """
+    if mask is None:
+        return y[:, -1]
+    if mask.shape != y.shape[:2] or mask.dtype != torch.bool:
+        raise ValueError(
+            f"mask must be {tuple(y.shape[:2])} bool for y {tuple(y.shape)}, got {tuple(mask.shape)} {mask.dtype}"
+        )
+    empty = (~mask.any(1)).nonzero().flatten().tolist()
+    if empty:
+        raise ValueError(f"rows {empty} of the mask have no real step, and so no last one; leave these rows out")
+    index = mask.shape[1] - 1 - mask.flip(1).to(torch.uint8).argmax(1)
+    return y[torch.arange(len(y), device=y.device), index]
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    own = {f.name for f in fields(SeriesConfig)}
+    language = {f.name for f in fields(ModelConfig)} - own
+    unused = [name for name in values if name in language]
+    if unused:
+        raise ConfigError(
+            f"model.{unused[0]} is an option of a language model, and a series model has no use for it; leave it out. "
+            f"Known here: {', '.join(sorted(own))}"
+        )
+    missing = [name for name in ("inputs", "outputs") if name not in values]
+    if missing:
+        raise ConfigError(
+            f"a series model needs {' and '.join(missing)}, how many numbers a step has; give inputs=F and outputs=O"
+        )
+    return values

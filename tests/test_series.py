@@ -1,0 +1,283 @@
+"""Models of numbers: the laws with time steps, masks and a dial; what they refuse; the last real step."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import assert_close, assert_tensors_close
+from torch import Tensor
+
+from glissando.errors import ConfigError, UnknownNameError
+from glissando.mixers import MIXERS, ContextError
+from glissando.model import LanguageModel
+from glissando.series import SeriesConfig, SeriesModel, last
+
+SMALL = {"inputs": 3, "outputs": 2, "hidden_size": 16, "depth": {"layers": 2}}
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {"mixer": name} for name in MIXERS},
+    "published": {"mixers": {"liquid": {"layer": "published"}}},
+    "coupled": {"mixers": {"liquid": {"coupled": True, "adaptation": 0.9, "state_dependence": False}}},
+    "dense": {"mixers": {"liquid": {"dynamics": "dense", "state_size": 4}}},
+    "gated-depth": {"depth": {"layers": 2, "mean_gate": True}},
+    "tied": {"depth": {"kind": "tied", "layers": 1, "n_steps": 3}},
+    "flow": {"depth": {"kind": "flow", "layers": 2, "n_steps": 2, "control": ["a", "b"]}},
+    "convolved": {"block": {"conv_width": 3}},
+    "both": {"mixer": ["attention", "liquid"], "head_bias": False, "final_norm": False},
+}
+cases = pytest.mark.parametrize("case", CASES)
+law = settings(max_examples=6, deadline=None)
+
+
+def build(case: str) -> SeriesModel:
+    """In float64, with weights far enough from zero for every path to matter."""
+    torch.manual_seed(len(case))
+    model = SeriesModel.from_config({**SMALL, **CASES[case]}).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    return model
+
+
+def signals(model: SeriesModel, batch: int, length: int, seed: int, masked: bool = True) -> dict[str, Tensor]:
+    """x, and what the model honours of dt (0 among them), a mask and a dial that turns."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = {name: torch.rand(batch, length, generator=generator, dtype=torch.float64) for name in ("dt", "mask")}
+    given = {"x": torch.randn(batch, length, 3, generator=generator, dtype=torch.float64)}
+    if "dt" in model.depth.honours:
+        given["dt"] = (3 * draws["dt"] - 0.3).clamp_min(0)
+    if masked and "mask" in model.depth.honours:
+        given["mask"] = draws["mask"] < 0.7
+    if "control" in model.depth.honours:
+        given["control"] = torch.randn(batch, length, 2, generator=generator, dtype=torch.float64)
+    return given
+
+
+def in_pieces(model: SeriesModel, given: dict[str, Tensor], cuts: list[int]) -> Tensor:
+    """What the model says of the pieces between `cuts`, joined."""
+    edges = sorted({0, *cuts, given["x"].shape[1]})
+    state, pieces = model.init_state(len(given["x"])), []
+    for a, b in itertools.pairwise(edges):
+        y, state = model(state=state, **{name: signal[:, a:b] for name, signal in given.items()})
+        pieces.append(y)
+    return torch.cat(pieces, 1)
+
+
+def real(given: dict[str, Tensor]) -> Tensor:
+    return given.get("mask", torch.ones(given["x"].shape[:2], dtype=torch.bool))
+
+
+def gradients(model: SeriesModel, given: dict[str, Tensor], cuts: list[int]) -> dict[str, Tensor]:
+    """Values at real steps, and the gradients of every parameter, of x and of dt."""
+    given = {name: s.clone().requires_grad_() if s.is_floating_point() else s for name, s in given.items()}
+    model.zero_grad()
+    y = (in_pieces(model, given, cuts) if cuts else model(**given)[0])[real(given)]
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype)
+    (y * weights).sum().backward()
+    found = {"values": y.detach()}
+    for name, tensor in [*model.named_parameters(), *given.items()]:
+        if tensor.requires_grad:
+            found[name] = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.clone()
+    return found
+
+
+@cases
+@law
+@given(data=st.data())
+def test_split_law(case: str, data: st.DataObject):
+    model = build(case)
+    length = data.draw(st.integers(1, 12), "length")
+    cuts = data.draw(st.lists(st.integers(0, length), min_size=1, max_size=4), "cuts")
+    given = signals(model, data.draw(st.integers(1, 3), "batch"), length, seed=length)
+    assert_tensors_close(gradients(model, given, cuts), gradients(model, given, []))
+
+
+@cases
+def test_split_law_at_length(case: str):
+    model = build(case)
+    given = signals(model, 2, 150, seed=2)
+    assert_tensors_close(gradients(model, given, [50, 51, 147, 149]), gradients(model, given, []))
+
+
+@cases
+def test_batch_law(case: str):
+    """A row alone, without its masked steps, equals that row in a batch."""
+    model = build(case)
+    given = signals(model, 4, 20, seed=3)
+    keep = real(given)
+    with torch.no_grad():
+        together = model(**given)[0]
+        for row in range(4):
+            own = {name: s[row : row + 1, keep[row]] for name, s in given.items() if name != "mask"}
+            assert_close(together[row : row + 1, keep[row]], model(**own)[0], "row in a batch")
+
+
+@cases
+def test_every_parameter_gets_gradient(case: str):
+    model = build(case)
+    found = gradients(model, signals(model, 4, 30, seed=4), [])
+    dead = [name for name, grad in found.items() if not torch.isfinite(grad).all() or grad.abs().max() == 0]
+    assert not dead, f"no gradient: {dead}"
+
+
+@cases
+def test_causality(case: str):
+    """A later value, and the time that passes after a step, change nothing before."""
+    model = build(case)
+    given = signals(model, 2, 12, seed=5, masked=False)
+    other = {name: signal.clone() for name, signal in given.items()}
+    for signal in other.values():
+        signal[:, 7] += 0.5
+    with torch.no_grad():
+        a, b = model(**given)[0], model(**other)[0]
+    assert_close(b[:, :7], a[:, :7], "before the change", 1e-12)
+    assert not torch.equal(a[:, 7], b[:, 7])
+
+
+def test_no_time_leaves_the_state_alone():
+    model = build("liquid")
+    given = signals(model, 2, 6, seed=6, masked=False)
+    with torch.no_grad():
+        _, before = model(given["x"], model.init_state(2), dt=given["dt"])
+        _, after = model(torch.randn(2, 3, 3).double(), before, dt=torch.zeros(2, 3).double())
+    for layer, same in zip(before.depth, after.depth, strict=True):
+        assert torch.equal(layer.mixer.x, same.mixer.x)
+    assert after.position.tolist() == [9, 9]
+
+
+def test_time_steps_are_heard():
+    model = build("liquid")
+    x = torch.randn(1, 5, 3).double()
+    with torch.no_grad():
+        plain, ones, twos = (model(x, dt=dt)[0] for dt in (None, torch.ones(1, 5), 2 * torch.ones(1, 5)))
+    assert_close(ones, plain, "dt of 1")
+    assert (twos - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("case", ["attention", "spectral", "tau", "convolved", "both"])
+def test_models_without_time_refuse_it(case: str):
+    model = build(case)
+    with pytest.raises(ContextError, match="'dt' but cannot honour it"):
+        model(torch.randn(1, 4, 3).double(), dt=torch.ones(1, 4).double())
+
+
+def test_a_dial_needs_a_flow():
+    with pytest.raises(ContextError, match="'control' but cannot honour it"):
+        build("liquid")(torch.randn(1, 4, 3).double(), control=torch.ones(1, 2).double())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, x: m(x[0]), r"x must be \(batch, time >= 1, 3\).*\(4, 3\)"),
+        (lambda m, x: m(x[..., :2]), r"x must be .*\(2, 4, 2\)"),
+        (lambda m, x: m(x[:, :0]), r"x must be .*\(2, 0, 3\)"),
+        (lambda m, x: m(x.long()), "floating-point numbers, got .* torch.int64"),
+        (lambda m, x: m(x, dt=torch.ones(2, 3)), r"dt must have the shape of the steps of x \(2, 4\), got \(2, 3\)"),
+        (lambda m, x: m(x, mask=torch.ones(2, 4)), "mask must be bool"),
+        (lambda m, x: m(x, dt=-torch.ones(2, 4).double()), "dt is time that passes and cannot be negative"),
+        (lambda m, x: m(x, m.init_state(5)), "the state holds 5 rows, the steps of x have 2"),
+        (lambda m, x: m(x, m.init_state(2), donate=True), "which gradients forbid"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(call, message: str):
+    with pytest.raises(ValueError, match=message):
+        call(build("liquid"), torch.randn(2, 4, 3).double())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_size": 256}, "model.vocab_size is an option of a language model"),
+        ({"tied_head": False}, "model.tied_head is an option of a language model"),
+        ({"representation": "complex"}, "model.representation is an option of a language model"),
+        ({"hidden_sise": 8}, "unknown option 'model.hidden_sise'. Did you mean 'hidden_size'"),
+        ({"hidden_size": 0}, "model.hidden_size must be at least 1, got 0"),
+        ({"inputs": 0}, "model.inputs must be at least 1, got 0"),
+        ({"mixer": []}, "model.mixer is an empty list"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        SeriesModel.from_config({**SMALL, **options})
+
+
+def test_sizes_are_needed_once():
+    with pytest.raises(ConfigError, match="needs outputs, how many"):
+        SeriesModel.from_config({}, inputs=3)
+    with pytest.raises(ConfigError, match="its own inputs and outputs; leave out inputs"):
+        SeriesModel.from_config(SeriesConfig(3, 2), inputs=3)
+    with pytest.raises(UnknownNameError, match="liquid"):
+        SeriesModel.from_config({"mixer": "liqid"}, inputs=3, outputs=2)
+    assert SeriesModel.from_config({"hidden_size": 8}, inputs=3, outputs=5)(torch.randn(1, 2, 3))[0].shape[2] == 5
+
+
+def test_a_language_model_and_a_series_model_share_their_backbone():
+    """With the embedding's vectors as values, and the head's weights, both say the same."""
+    options = {"hidden_size": 16, "mixer": "liquid", "depth": {"layers": 2}}
+    language = LanguageModel.from_config({**options, "vocab_size": 11, "tied_head": False})
+    series = SeriesModel.from_config(options, inputs=11, outputs=11)
+    weights = {n: w for n, w in language.state_dict().items() if not n.startswith("embedding")}
+    entry = {"entry.weight": language.embedding.weight.T, "entry.bias": torch.zeros(16)}
+    series.load_state_dict(weights | entry | {"head.bias": torch.zeros(11)})
+    ids = torch.randint(0, 11, (2, 9))
+    hot = torch.nn.functional.one_hot(ids, 11).float()
+    assert_close(series(hot)[0], language(ids)[0], "what both say", 1e-5)
+
+
+def test_the_last_real_step():
+    y = torch.arange(24.0).view(3, 4, 2)
+    mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [1, 0, 1, 0]]).bool()
+    assert last(y).tolist() == y[:, 3].tolist()
+    assert last(y, mask).tolist() == [y[0, 1].tolist(), y[1, 3].tolist(), y[2, 2].tolist()]
+
+
+def test_a_series_is_classified_whatever_its_padding():
+    model = build("liquid")
+    x = torch.randn(1, 5, 3).double()
+    padded = torch.cat([torch.randn(1, 2, 3), x, torch.randn(1, 3, 3)], 1)
+    mask = torch.tensor([[False] * 2 + [True] * 5 + [False] * 3])
+    assert_close(last(model(padded, mask=mask)[0], mask), last(model(x)[0]), "logits")
+
+
+def test_no_last_step_of_nothing():
+    with pytest.raises(ValueError, match=r"rows \[1\] of the mask have no real step"):
+        last(torch.zeros(2, 3, 1), torch.tensor([[True] * 3, [False] * 3]))
+    with pytest.raises(ValueError, match=r"mask must be \(2, 3\) bool.*float32"):
+        last(torch.zeros(2, 3, 1), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("init", ["scaled", "torch", "xavier", "blind"])
+def test_every_initialisation_learns_to_hold_a_value_for_its_time(init: str):
+    """A leaky integral of the input over uneven steps, which a model that is not told of them cannot know."""
+    knows = init != "blind"
+    torch.manual_seed(1)
+    model = SeriesModel.from_config(
+        {
+            "hidden_size": 16,
+            "depth": {"layers": 1},
+            "init": init if knows else "torch",
+            "mixers": {"liquid": {"steps": [0.05, 1]}},
+        },
+        inputs=1,
+        outputs=1,
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(150):
+        x, dt = torch.randn(16, 20, 1), 0.1 + 1.8 * torch.rand(16, 20)
+        target = torch.zeros(16, 20)
+        for t in range(20):
+            target[:, t] = (
+                torch.exp(-dt[:, t]) * (target[:, t - 1] if t else 0) + (1 - torch.exp(-dt[:, t])) * x[:, t, 0]
+            )
+        loss = (model(x, dt=dt if knows else None)[0][..., 0] - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()) / float(target.square().mean()))
+    assert (sum(losses[-10:]) / 10 < 0.1) == knows

@@ -1,0 +1,204 @@
+"""Time constants over texts, signals and patterns: against their equation, drawn, and through the verb."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from tolerances import assert_close
+from training_runs import text_file
+
+from glissando.errors import ConfigError, DataError, UnknownNameError
+from glissando.evaluation.time_constants import (
+    compare_patterns,
+    pattern_table,
+    plot_signal,
+    plot_text,
+    signals,
+    texts,
+    time_constants,
+)
+from glissando.model import LanguageModel
+from glissando.series import SeriesModel
+from glissando.verbs.evaluate import main as evaluate
+
+SMALL = {"hidden_size": 8, "depth": {"layers": 2}, "mixer": "liquid", "mixers": {"liquid": {"adaptation": 0.9}}}
+PNG = b"\x89PNG"
+
+
+def language_model(**options) -> LanguageModel:
+    return LanguageModel.from_config({**SMALL, **options}).double().eval()
+
+
+def series_model(**options) -> SeriesModel:
+    return SeriesModel.from_config({**SMALL, **options}, inputs=3, outputs=2).double().eval()
+
+
+def test_time_constants_are_those_of_the_equation():
+    """tau0 (1 + a tanh(z + p Re x + q Im x)) / step token by token, the state advanced by a call each."""
+    model = series_model()
+    x, dt = torch.randn(2, 6, 3).double(), torch.rand(2, 6).double()
+    mixer, given = model.depth.blocks[1].mixer, []
+    mixer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    state = model.init_state(2)
+    torch.nn.init.normal_(mixer.dynamics.bias)
+    expected = []
+    for t in range(6):
+        before = state.depth[1].mixer.x.unflatten(-1, (-1, 2))
+        with torch.no_grad():
+            _, state = model(x[:, t : t + 1], state, dt=dt[:, t : t + 1])
+            modes, z = mixer.dynamics.modes(), mixer.layer.enter(given[-1])[1][:, 0] + mixer.dynamics.bias
+        phi = torch.tanh(z + (before * modes.state).sum(-1))
+        expected.append(modes.tau * (1 + modes.adaptation * phi) / modes.step)
+    want = torch.stack(expected, 1).quantile(0.5, -1)
+    assert_close(time_constants(model, x, dt)[1], want, "median")
+    assert time_constants(model, x, dt).shape == (2, 2, 6)
+    assert (time_constants(model, x, dt, share=0.9) > time_constants(model, x, dt)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({"mixer": ["attention", "liquid"]}, 1),
+        ({"depth": {"kind": "tied", "layers": 1, "n_steps": 3}}, 3),
+        ({"mixers": {"liquid": {"dynamics": "dense", "state_size": 4}}}, 2),
+    ],
+)
+def test_a_row_an_application(options, rows):
+    assert time_constants(language_model(**options), torch.randint(0, 256, (1, 5))).shape == (rows, 1, 5)
+
+
+def test_models_without_a_liquid_mixer_have_none():
+    with pytest.raises(ValueError, match="no liquid mixer"):
+        time_constants(language_model(mixer="attention", mixers={}), torch.zeros(1, 3).long())
+
+
+# ---------------------------------------------------------------------- patterns
+
+
+def test_patterns_run_over_time():
+    made = {name: draw(torch.Generator().manual_seed(0), 400) for name, draw in signals(series_model()).items()}
+    for name, x in made.items():
+        assert x.shape == (400, 3), name
+        assert name == "constant" or x.square().mean(0).tolist() == pytest.approx([1] * 3, abs=0.15), name
+    roughness = {name: float(x.diff(dim=0).square().mean()) for name, x in made.items()}
+    assert roughness["constant"] == 0
+    assert 0 < roughness["smooth"] < 0.05
+    assert roughness["spiky"] > 1
+    assert roughness["random"] > 1
+    kurtosis = {name: float(x.pow(4).mean()) for name, x in made.items()}
+    assert kurtosis["spiky"] > 20 > 6 > kurtosis["random"] > kurtosis["smooth"]
+
+
+def test_patterns_of_tokens():
+    words = list(range(50))
+    made = {
+        n: draw(torch.Generator().manual_seed(1), 20).tolist() for n, draw in texts(language_model(), words).items()
+    }
+    assert len(set(made["repeated"])) == 1
+    assert len(set(made["alternating"])) == 2
+    assert made["alternating"][::2] == made["alternating"][:1] * 10
+    assert made["words"] == list(range(made["words"][0], made["words"][0] + 20))
+    assert len(set(made["random"])) > 10
+    with pytest.raises(ValueError, match="text of at least 51 tokens is needed, got 50"):
+        texts(language_model(), words)["words"](torch.Generator(), 51)
+
+
+def loudness_model(sign: float) -> SeriesModel:
+    """One layer whose tau grows (or shrinks) with how far the input is from zero, by the same law for every mode."""
+    model = SeriesModel.from_config(
+        {**SMALL, "depth": {"layers": 1}, "mixers": {"liquid": {"adaptation": 0.9, "state_dependence": False}}},
+        inputs=1,
+        outputs=1,
+    ).double()
+    with torch.no_grad():
+        # The norm makes any input but 0 a unit vector: with a bias beside it, its direction tells how large it was.
+        model.entry.weight.copy_(torch.eye(8)[:, :1])
+        model.entry.bias.copy_(torch.eye(8)[:, 1])
+        project = model.depth.blocks[0].mixer.layer.project.weight
+        project.zero_()
+        project[4:8, 1] = -sign
+    return model
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_table_tells_which_way_tau_goes(sign: float):
+    """A model made so that tau sees loudness: constant zero against noise, whose ratio is known from the norm."""
+    model = loudness_model(sign)
+    patterns = {
+        "silent": lambda generator, length: torch.zeros(length, 1),
+        "random": lambda generator, length: torch.randn(length, 1, generator=generator),
+    }
+    silent, noise = compare_patterns(model, patterns, seeds=4, length=64)
+    modes = model.depth.blocks[0].mixer.dynamics.modes()
+    quiet = modes.tau * (1 + modes.adaptation * math.tanh(-sign * math.sqrt(8))) / modes.step
+    assert silent.tau == pytest.approx(float(quiet.detach().log().mean().exp()), rel=1e-3)
+    assert (noise.ratio, noise.low, noise.high) == (1, 1, 1)
+    assert (silent.ratio < 1) == (sign > 0)
+    assert silent.ratio == pytest.approx(silent.tau / noise.tau)
+    assert silent.low < silent.ratio < silent.high
+    assert not silent.low < 1 < silent.high
+    assert f"{silent.ratio:.3f} ({silent.low:.3f} to {silent.high:.3f})" in pattern_table([silent, noise])
+
+
+def test_patterns_that_cannot_be_compared():
+    model = series_model()
+    with pytest.raises(UnknownNameError, match=r"unknown pattern 'rondom'\. Did you mean 'random'"):
+        compare_patterns(model, signals(model), against="rondom")
+    with pytest.raises(ValueError, match="at least 2 seeds and 4 steps, got 1 and 256"):
+        compare_patterns(model, signals(model), seeds=1)
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+def test_texts_are_drawn(tmp_path):
+    """What no font or decoder knows among them, and what a picture's own markup would take for its own."""
+    model = language_model()
+    for name, text in {"short": "a", "odd": "a $x$ _b \\c é\n漢\x00" * 9, "long": "word " * 40}.items():
+        assert plot_text(model, text, tmp_path / f"{name}.png").read_bytes()[:4] == PNG
+    with pytest.raises(DataError, match="1 to 800 tokens, and the text has 0"):
+        plot_text(model, "", tmp_path / "x.png")
+    with pytest.raises(DataError, match="the text has 801"):
+        plot_text(model, "a" * 801, tmp_path / "x.png")
+    with pytest.raises(ValueError, match="no tokenizer"):
+        plot_text(language_model(vocab_size=11), "a", tmp_path / "x.png")
+
+
+def test_signals_are_drawn(tmp_path):
+    model, x = series_model(), torch.randn(30, 3).double()
+    for dt in (None, torch.rand(30).double()):
+        assert plot_signal(model, x, tmp_path / "signal.png", dt).read_bytes()[:4] == PNG
+
+
+def test_the_verb_draws_and_compares(tmp_path, capsys):
+    model = LanguageModel.from_config(SMALL)
+    model.save(tmp_path / "run")
+    text, picture = text_file(tmp_path), tmp_path / "pictures" / "tau.png"
+    short = text.with_name("short.txt")
+    short.write_text(text.read_text()[:400])
+    given = [str(tmp_path / "run"), "--file", str(short), "--json", "--time_constants", str(picture)]
+    evaluate(given)
+    told = capsys.readouterr()
+    assert json.loads(told.out)["bits_per_byte"] > 0
+    assert picture.read_bytes()[:4] == PNG
+    assert all(name in told.err for name in ("repeated", "alternating", "words", "random"))
+    first = picture.read_bytes()
+    evaluate([*given, "--prompt", "abc"])
+    assert picture.read_bytes() != first
+
+
+@pytest.mark.parametrize(
+    ("mixer", "options", "message"),
+    [
+        ("liquid", ["--prompt", "abc"], "--prompt is the text of --time_constants"),
+        ("liquid", ["--time_constants", "tau.jpg"], "a .png; got tau.jpg"),
+        ("attention", ["--time_constants", "tau.png"], "has none .its model.mixer is attention"),
+    ],
+)
+def test_the_verb_refuses(tmp_path, mixer, options, message):
+    LanguageModel.from_config({**SMALL, "mixer": mixer}).save(tmp_path / "run")
+    with pytest.raises(ConfigError, match=message):
+        evaluate([str(tmp_path / "run"), "--file", str(text_file(tmp_path)), *options])
