@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from glissando.flops import Flops
 from glissando.mixers.base import Context, Mixer
 
 
@@ -42,6 +43,9 @@ class Average(Mixer):
 
     def init_state(self, batch_size, device=None, dtype=None) -> AverageState:  # type: ignore[no-untyped-def]
         return AverageState(self.log_odds.new_zeros(batch_size, len(self.log_odds), device=device, dtype=dtype))
+
+    def flops(self, length: int) -> Flops:
+        return Flops(other=3.0 * len(self.log_odds))
 
     def mix(self, x: Tensor, state: AverageState | None, ctx: Context) -> tuple[Tensor, AverageState | None]:
         decay = self.log_odds.sigmoid()

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glissando.errors import ConfigError
+from glissando.flops import Flops, linear_flops
 from glissando.mixers import EMPTY, Context, Mixer
 from glissando.ops.complex_norm import complex_norm
 from glissando.ops.rms_norm import rms_norm
@@ -189,6 +190,11 @@ class Block(nn.Module):
     @property
     def honours(self) -> frozenset:
         return self.mixer.honours
+
+    def flops(self, length: int) -> Flops:
+        """Operations per token at `length` tokens, see glissando.flops."""
+        taps = 0 if self.conv is None else self.conv.weight.numel()
+        return linear_flops(self).plus(self.mixer.flops(length)).plus(Flops(other=2.0 * taps))
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None

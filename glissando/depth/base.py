@@ -32,6 +32,10 @@ class Depth(nn.Module, ABC):
     def honours(self) -> frozenset[Signal]:
         """The per-token signals that every part of this depth honours, or that the depth itself uses."""
 
+    @abstractmethod
+    def calls(self) -> list[tuple[Block, int]]:
+        """Each block, and how often it is applied on the way forward."""
+
     @property
     @abstractmethod
     def n_residuals(self) -> int:
@@ -68,6 +72,9 @@ class SequentialDepth(Depth):
     @property
     def honours(self) -> frozenset[Signal]:
         return reduce(frozenset.__and__, [block.honours for block in self.blocks])  # type: ignore[misc]
+
+    def calls(self) -> list[tuple[Block, int]]:
+        return [(block, self.order.count(i)) for i, block in enumerate(self.blocks)]  # type: ignore[misc]
 
     @property
     def n_residuals(self) -> int:

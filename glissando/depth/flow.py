@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from glissando.block import Block
 from glissando.depth.base import BlockFactory, Depth
 from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, unroll
@@ -108,6 +109,11 @@ class FlowDepth(Depth):
         for block in (*self.before, *self.after):
             signals = signals & block.honours
         return signals | {"control"} if self.control is not None else signals
+
+    def calls(self) -> list[tuple[Block, int]]:
+        count = evaluations(self.config.method, self.n_steps, self.config.backward)
+        around: Any = (*self.before, *self.after)
+        return [(self.field, count), *((block, 1) for block in around)]
 
     @property
     def n_residuals(self) -> int:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glissando.errors import ConfigError
+from glissando.flops import Flops
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.gates import check_horizons, start_forget_gate
 from glissando.mixers.slots import append as append_slots
@@ -126,6 +127,10 @@ class Attention(Mixer):
             decay = torch.zeros(batch_size, self.heads, 0, device=place["device"], dtype=torch.float64)
             total = None if self.forget is None else decay.new_zeros(batch_size, self.heads)
         return AttentionState(empty, empty, decay, total, position, position)
+
+    def flops(self, length: int) -> Flops:
+        """q k' and p v."""
+        return Flops(4.0 * self.heads * self.head_size * length)
 
     def mix(self, x: Tensor, state: AttentionState | None, ctx: Context) -> tuple[Tensor, AttentionState | None]:
         q, k, v = self._project(x, None if state is None else state.position)

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from glissando.flops import Flops
 from glissando.state import State
 
 Signal = Literal["mask", "dt", "control"]
@@ -89,6 +90,10 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def mix(self, x: Tensor, state: State, ctx: Context) -> tuple[Tensor, State]:
         """The mixer's mathematics; `forward` has checked ctx. state None in, None out."""
+
+    @abstractmethod
+    def flops(self, length: int) -> Flops:
+        """Operations per token at `length` tokens beside those of its linear maps, see glissando.flops."""
 
     def forward(self, x: Tensor, state: State = None, ctx: Context | None = None) -> tuple[Tensor, State]:
         """x (B, T, D) -> y (B, T, D) and the state after the last real token of each row.

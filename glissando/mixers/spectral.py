@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glissando.errors import ConfigError
+from glissando.flops import Flops
 from glissando.mixers.base import Context, Mixer
 from glissando.ops.phase_gate import phase_gate
 from glissando.ops.rational_filter import rational_filter
@@ -165,6 +166,11 @@ class Spectral(Mixer):
         return SpectralState(
             torch.zeros(batch_size, self.channels, 2, **place), zeros_position(batch_size, place["device"])
         )
+
+    def flops(self, length: int) -> Flops:
+        """The recurrence, and the filter's two transforms."""
+        n = self.channels
+        return Flops(other=8.0 * n + (10.0 * n * math.log2(n) if self.config.filter else 0.0))
 
     def rates_at_rest(self) -> tuple[Tensor, Tensor]:
         """gamma and w (N,): how fast a channel decays and turns, per token, with r = 0 where the decay is by input."""

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from glissando import laplacian as graphs
 from glissando.errors import ConfigError
+from glissando.flops import Flops
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.gates import check_horizons, start_forget_gate
 from glissando.mixers.tau_cache import BinnedCache, ExactCache, Heard, TauState
@@ -179,6 +180,10 @@ class Tau(Mixer):
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> TauState:
         return self.cache.init_state(batch_size, **self._placement(device, dtype))
+
+    def flops(self, length: int) -> Flops:
+        """x'L of every query and key, and p v."""
+        return Flops(4.0 * self.heads * self.key_size**2 + 2.0 * self.heads * self.head_size * length)
 
     def mix(self, x: Tensor, state: TauState | None, ctx: Context) -> tuple[Tensor, TauState | None]:
         position = None if state is None else state.position

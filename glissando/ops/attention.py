@@ -63,7 +63,8 @@ def _reference(
         visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if isinstance(visible, Tensor):
         logits = logits.masked_fill(~visible, -torch.inf)
-    return F.dropout(logits.softmax(-1), dropout) @ v
+    # A bias by key comes in float64, whatever the values are in.
+    return F.dropout(logits.softmax(-1).to(v.dtype), dropout) @ v
 
 
 def _fused(

@@ -30,7 +30,7 @@ class StepEnd(Callback):
 
 
 class Budget(StepEnd):
-    """Counts steps, tokens and seconds, over resumptions too, and stops when the budget is spent or somebody asks.
+    """Counts what is spent, over resumptions too, and stops when the budget is spent or somebody asks.
 
     Every process goes by the first one's clock and by anybody's request: what is due on one is due on all.
 
@@ -38,8 +38,14 @@ class Budget(StepEnd):
     interrupted   training stops here, but the run could go on: only saving is due
     """
 
-    def __init__(self, steps: int | None = None, tokens: int | None = None, seconds: float | None = None) -> None:
-        self.steps, self.tokens, self.seconds = steps, tokens, seconds
+    def __init__(
+        self,
+        steps: int | None = None,
+        tokens: int | None = None,
+        seconds: float | None = None,
+        flops: float | None = None,
+    ) -> None:
+        self.steps, self.tokens, self.seconds, self.flops = steps, tokens, seconds, flops
         self.share = self.share_before_step = 0.0  # of the budget, at the end of the last two steps
         self.asked_to_stop = self.ends = self.interrupted = False
         self.spent = 0.0  # seconds at the end of the last step
@@ -109,6 +115,8 @@ class Budget(StepEnd):
             share = step / self.steps
         elif self.tokens is not None:
             share = module.tokens / self.tokens
+        elif self.flops is not None:
+            share = module.flops / self.flops
         else:
             share = max(self.spent, self._before) / (self.seconds or math.inf)
         self.share = module.share = min(1.0, share)

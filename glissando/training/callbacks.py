@@ -32,7 +32,7 @@ from glissando.training.observe import columns, first_row, observe
 _OBSERVED_TOKENS = 256
 SAMPLES = "samples.txt"
 COLUMNS = (
-    "step", "tokens", "seconds", "train_loss", "train_bits_per_byte", "learning_rate", "grad_norm",
+    "step", "tokens", "seconds", "flops", "train_loss", "train_bits_per_byte", "learning_rate", "grad_norm",
     "tokens_per_second", "valid_loss", "valid_bits_per_byte", "valid_accuracy",
 )  # fmt: skip
 
@@ -199,6 +199,7 @@ class Metrics(StepEnd):
             "step": step,
             "tokens": module.tokens,
             "seconds": self.budget.spent,
+            "flops": module.flops,
             "train_loss": loss,
             "train_bits_per_byte": bits,
             **({} if module.base is None else {"neutral_kl": neutral}),

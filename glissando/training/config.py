@@ -16,6 +16,9 @@ from glissando.training.schedules import ScheduleConfig, require
 #: options that say what to train on, and not how: a run may be resumed with others
 MACHINE = ("devices", "num_nodes", "accelerator", "strategy")
 
+#: the ways to say how long to train
+BUDGETS = ("steps", "tokens", "seconds", "flops")
+
 _POSITIVE = (
     "clip", "accumulate", "early_stopping", "validate_every", "save_every", "sample_every", "log_every",
     "keep_checkpoints", "devices", "num_nodes",
@@ -81,7 +84,8 @@ class CalibrationConfig:
 class TrainingConfig:
     """How to train.
 
-    steps, tokens, seconds   the budget: exactly one of them; tokens are targets scored, to the end of a step
+    steps, tokens, seconds, flops   the budget: exactly one of them, to the end of a step; tokens are targets scored,
+                             flops three times those of the forward pass, padding included (glissando.flops)
     clip                     largest global gradient norm; none if None
     accumulate               micro-batches a step: data.batch_size rows are processed in so many parts
     precision                32-true, bf16-mixed or 64-true
@@ -100,6 +104,7 @@ class TrainingConfig:
     steps: int | None = None
     tokens: int | None = None
     seconds: float | None = None
+    flops: float | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
@@ -125,10 +130,10 @@ class TrainingConfig:
 
     def check(self) -> None:
         """Raise ConfigError for a number that makes no sense."""
-        given = [n for n in ("steps", "tokens", "seconds") if getattr(self, n) is not None]
+        given = [n for n in BUDGETS if getattr(self, n) is not None]
         if len(given) != 1:
             named = " and ".join(given) or "none"
-            raise ConfigError(f"the budget is exactly one of training.steps, .tokens, .seconds; got {named}")
+            raise ConfigError(f"the budget is exactly one of training.steps, .tokens, .seconds, .flops; got {named}")
         for name in (given[0], *_POSITIVE):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -190,7 +190,7 @@ def quoted(text: str) -> str:
 
 def _callbacks(config: RunConfig, run: Run, files: PatientCheckpointIO) -> tuple[Budget, list[pl.Callback]]:
     t = config.training
-    budget = Budget(t.steps, t.tokens, t.seconds)
+    budget = Budget(t.steps, t.tokens, t.seconds, t.flops)
     calibration = Calibration(t.calibration, budget)
     validation = Validation(budget, t.validate_every, t.early_stopping)
     metrics = Metrics(run.path, t.log_every, validation, budget, t.tensorboard, calibration)

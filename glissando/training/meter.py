@@ -16,12 +16,14 @@ class StepSums:
     neutral: Tensor | None = None  # KL at u = 0, where it is part of the loss
     targets: int = 0
     n_bytes: int = 0
+    flops: float = 0.0
 
-    def add(self, nats: Tensor, neutral: Tensor | None, targets: int, n_bytes: int) -> None:
+    def add(self, nats: Tensor, neutral: Tensor | None, targets: int, n_bytes: int, flops: float) -> None:
         self.nats = _plus(self.nats, nats)
         self.neutral = self.neutral if neutral is None else _plus(self.neutral, neutral)
         self.targets += targets
         self.n_bytes += n_bytes
+        self.flops += flops
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch import Tensor
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
 from glissando.errors import ConfigError, TrainingError
 from glissando.evaluation.scoring import Score, heard_control, score_part, to_device, token_losses
+from glissando.flops import forward_flops, training_flops
 from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
 from glissando.training.meter import Meter, StepSums
@@ -44,6 +46,8 @@ class TrainingModule(pl.LightningModule):
         self.schedule = build_schedule(config.training.schedule)
         self.meter, self.step_sums = Meter(), StepSums()
         self.tokens = 0  # targets scored in training so far, over all processes
+        self.flops = 0.0  # of training so far, over all processes
+        self._flops_at = functools.lru_cache(maxsize=_ROW_LENGTHS)(functools.partial(training_flops, model))
         self.share = 0.0  # of the budget spent; the budget callback keeps it
         self.grad_norm, self.learning_rate = 0.0, 0.0
         freeze(model, config.training.freeze)
@@ -132,8 +136,15 @@ class TrainingModule(pl.LightningModule):
         neutral = self._neutral_kl(item.batch)
         if neutral is not None:
             loss = nats + self.config.training.neutral_kl * neutral
-        self.step_sums.add(nats, neutral, item.targets, item.batch.n_bytes)
+        self.step_sums.add(nats, neutral, item.targets, item.batch.n_bytes, self._cost(item.batch))
         return loss * (self.config.training.accumulate * self.trainer.world_size / self._nominal)
+
+    def _cost(self, batch: Batch) -> float:
+        """FLOPs of training on it; a tie to a base adds that model's forward pass and one more of this one, trained."""
+        cost = self._flops_at(batch.ids.shape[1])
+        if self.base is not None:
+            cost = 2 * cost + forward_flops(self.base, batch.ids.shape[1]).total
+        return batch.ids.numel() * cost
 
     def _neutral_kl(self, batch: Batch) -> Tensor | None:
         """KL(base || model at u = 0), summed over the scored targets."""
@@ -153,13 +164,14 @@ class TrainingModule(pl.LightningModule):
         if not self._trained:  # here and not earlier: sharding replaces the parameters
             self._trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         grads = {name: p.grad for name, p in self._trained if p.grad is not None}
-        nats, neutral, targets, n_bytes, norms = self._finish_step(list(grads.values()))
+        nats, neutral, targets, n_bytes, flops, norms = self._finish_step(list(grads.values()))
         scale = self._nominal / max(targets, 1)  # of a mean over the step's targets to what was derived
         self._norms = {name: norm * scale for name, norm in zip(grads, norms, strict=True)}
         self.grad_norm = math.hypot(*self._norms.values())
         self._require_finite(nats)
         self.meter.add(nats, neutral, targets, n_bytes)
         self.tokens += targets
+        self.flops += flops
         clip = self.config.training.clip
         if clip is not None and self.grad_norm > clip:
             scale *= clip / self.grad_norm
@@ -170,23 +182,23 @@ class TrainingModule(pl.LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = self.learning_rate
 
-    def _finish_step(self, grads: list[Tensor]) -> tuple[float, float, int, int, list[float]]:
-        """Nats, KL at u = 0, targets and bytes of the step, each gradient's norm; the only wait for the device."""
+    def _finish_step(self, grads: list[Tensor]) -> tuple[float, float, int, int, float, list[float]]:
+        """Nats, KL at u = 0, targets, bytes, FLOPs of the step, each gradient's norm; the only wait for the device."""
         mine, self.step_sums = self.step_sums, StepSums()
         assert mine.nats is not None
         norms = local_norms(grads)
         sums = torch.stack([mine.nats, torch.zeros_like(mine.nats) if mine.neutral is None else mine.neutral])
         if self.trainer.world_size == 1:
             *values, nats, neutral = torch.cat([norms, sums.to(norms.dtype)]).tolist()
-            return nats, neutral, mine.targets, mine.n_bytes, values
-        counts = mine.nats.new_tensor([mine.targets, mine.n_bytes], dtype=torch.float64)
+            return nats, neutral, mine.targets, mine.n_bytes, mine.flops, values
+        counts = mine.nats.new_tensor([mine.targets, mine.n_bytes, mine.flops], dtype=torch.float64)
         sharded = local(grads[0]) is not grads[0]
         shares = [norms.double().square()] if sharded else []  # of norms that no process has as a whole
         whole = torch.cat([sums.double(), counts, *shares])
         torch.distributed.all_reduce(whole)
-        nats, neutral, targets, n_bytes, *squares = whole.tolist()
+        nats, neutral, targets, n_bytes, flops, *squares = whole.tolist()
         values = [math.sqrt(s) for s in squares] if sharded else norms.tolist()
-        return nats, neutral, int(targets), int(n_bytes), values
+        return nats, neutral, int(targets), int(n_bytes), flops, values
 
     def _require_finite(self, nats: float) -> None:
         """Every process sees the same sums, so that all of them raise."""
@@ -253,11 +265,14 @@ class TrainingModule(pl.LightningModule):
         checkpoint["schedule"] = self.schedule.state_dict()
         checkpoint["meter"] = self.meter.state_dict()
         checkpoint["tokens"] = self.tokens
+        checkpoint["flops"] = self.flops
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.schedule.load_state_dict(checkpoint["schedule"])
         self.meter = Meter(**checkpoint["meter"])
         self.tokens = checkpoint["tokens"]
+        # A checkpoint from before FLOPs were counted counts from here on.
+        self.flops = checkpoint.get("flops", 0.0)
 
 
 def divergence(wanted: Tensor, got: Tensor, targets: Tensor) -> Tensor:

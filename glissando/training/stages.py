@@ -24,7 +24,7 @@ from glissando.errors import ConfigError, RunError
 from glissando.runs import Run, config_text, latest_checkpoint
 from glissando.storage import write_atomic
 from glissando.training import launch
-from glissando.training.config import RunConfig, Stage
+from glissando.training.config import BUDGETS, RunConfig, Stage
 
 STAGES = "stages.yaml"
 
@@ -78,9 +78,9 @@ def resolve(config: RunConfig, out: Path) -> list[tuple[Path, RunConfig]]:
         where = f"stages[{number}] ({stage.name})"
         start = {"start_from": str(plans[-1][0])} if plans else {}
         own = {key: getattr(stage, key) for key in ("model", "data", "training")}
-        if any(own["training"].get(name) is not None for name in ("steps", "tokens", "seconds")):
-            # A stage's budget takes the place of the shared one, whichever of the three either is.
-            shared_budget = dict.fromkeys(("steps", "tokens", "seconds"))
+        if any(own["training"].get(name) is not None for name in BUDGETS):
+            # A stage's budget takes the place of the shared one, whichever of them either is.
+            shared_budget = dict.fromkeys(BUDGETS)
             own["training"] = {**shared_budget, **own["training"]}
         whole = from_dict(RunConfig, merge(shared, own, start), where)
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from glissando.config import check_keys, from_dict, merge, to_dict
 from glissando.errors import ConfigError
 from glissando.presets import load_preset
-from glissando.training.config import MACHINE, RunConfig
+from glissando.training.config import BUDGETS, MACHINE, RunConfig
 from glissando.verbs.options import explain, flat, parse, parser_for, plain
 
 EXAMPLE = (
@@ -105,7 +105,7 @@ def _of_run(path: str) -> dict[str, Any]:
 
     config = Run.open(path).read_config()
     config.pop("start_from", None)
-    for name in ("steps", "tokens", "seconds", "freeze", "neutral_kl"):
+    for name in (*BUDGETS, "freeze", "neutral_kl"):
         config.get("training", {}).pop(name, None)
     return config
 
