@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from glissando.errors import ConfigError
 from glissando.flops import Flops, linear_flops
+from glissando.lifts import Grows, Lift, Table, join, linear, tables, tile, under
 from glissando.mixers import EMPTY, Context, Mixer
 from glissando.ops.complex_norm import complex_norm
 from glissando.ops.rms_norm import rms_norm
@@ -92,10 +93,20 @@ class ComplexNorm(nn.Module):
         return complex_norm(x, self.eps)
 
 
+def grow_norm(norm: nn.Module, width: Lift) -> Table:
+    """A tile's mean and variance are those of its parts; gains and biases are tiled."""
+    return {name: Grows(width) for name, _ in norm.named_parameters()}
+
+
 def build_norm(config: NormConfig, size: int) -> nn.Module:
     if config.kind == "complex":
         return ComplexNorm(size, config.eps)
     return RMSNorm(size, config.eps) if config.kind == "rms" else nn.LayerNorm(size, eps=config.eps)
+
+
+def mlp_hidden(config: MLPConfig, size: int) -> int:
+    """F: the hidden width of an MLP for `size` features."""
+    return config.hidden or (-(-8 * size // 24) * 8 if config.kind == "swiglu" else 4 * size)
 
 
 class MLP(nn.Module):
@@ -107,9 +118,14 @@ class MLP(nn.Module):
         if config.hidden is not None and config.hidden < 1:
             raise ConfigError(f"mlp.hidden must be at least 1, got {config.hidden}")
         gated = config.kind == "swiglu"
-        hidden = config.hidden or (-(-8 * size // 24) * 8 if gated else 4 * size)
+        hidden = mlp_hidden(config, size)
         self.up = nn.Linear(size, hidden * (2 if gated else 1), bias=config.bias)
         self.down = nn.Linear(hidden, size, bias=config.bias)
+
+    def growth(self, grown: MLP, width: Lift) -> Table:
+        hidden = tile(self.down.in_features, grown.down.in_features)
+        up = join(hidden, hidden) if self.kind == "swiglu" else hidden
+        return tables({"up": linear(self.up, up, width), "down": linear(self.down, width, hidden)})
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self._activate(self.up(x)))
@@ -190,6 +206,38 @@ class Block(nn.Module):
     @property
     def honours(self) -> frozenset:
         return self.mixer.honours
+
+    def growth(self, grown: Block, width: Lift) -> Table:
+        """How its parameters go into those of `grown`. Raises ConfigError if that has another mixer."""
+        if type(self.mixer) is not type(grown.mixer):
+            raise ConfigError(
+                f"grow: where a {type(self.mixer).__name__} stood there would be a {type(grown.mixer).__name__}, as "
+                "model.mixer alternates and the layer gets another number: add as many layers as keep the order"
+            )
+        table = tables(
+            {
+                "mixer_norm": grow_norm(self.mixer_norm, width),
+                "mixer": self.mixer.growth(grown.mixer, width),
+                "mlp_norm": {} if self.mlp_norm is None else grow_norm(self.mlp_norm, width),
+                "mlp": {} if self.mlp is None or grown.mlp is None else self.mlp.growth(grown.mlp, width),
+            }
+        )
+        if self.conv is not None:
+            taps = self.conv.weight.shape[1]
+            table |= under("conv", {"weight": Grows(width, tile(taps, taps))})
+        return table if self.mixer_scale is None else table | {"mixer_scale": Grows()}
+
+    @property
+    def can_rest(self) -> bool:
+        """Whether it is the identity once its last projections are 0: x + 0 is x, and norm(x + 0) is not."""
+        return self.order == "pre" and isinstance(getattr(self.mixer, "out", None), nn.Linear)
+
+    @torch.no_grad()
+    def rest(self) -> None:
+        """Make it the identity. The last projections get gradients all the same, and all else does once they move."""
+        for module in (self.mixer.out, None if self.mlp is None else self.mlp.down):
+            for parameter in [] if module is None else module.parameters():  # type: ignore[union-attr]
+                parameter.zero_()
 
     def flops(self, length: int) -> Flops:
         """Operations per token at `length` tokens, see glissando.flops."""
