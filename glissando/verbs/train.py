@@ -104,7 +104,8 @@ def _of_run(path: str) -> dict[str, Any]:
     from glissando.runs import Run
 
     config = Run.open(path).read_config()
-    config.pop("start_from", None)
+    for name in ("start_from", "grown"):  # what growth has left is taken from the run itself
+        config.pop(name, None)
     for name in (*BUDGETS, "freeze", "neutral_kl"):
         config.get("training", {}).pop(name, None)
     return config
