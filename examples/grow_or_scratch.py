@@ -64,7 +64,15 @@ TASKS = {
 
 def main() -> None:
     options = _options()
-    folder = Path(options.out or tempfile.mkdtemp())
+    if options.out is not None:
+        report(options, Path(options.out))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        report(options, Path(folder))
+
+
+def report(options: argparse.Namespace, folder: Path) -> None:
+    """The table, a line as soon as its runs are done."""
     print(
         f"{'task':9}{'seed':>5}{'target':>9}{'scratch FLOPs':>15}{'grown':>11}{'share':>7}{'seconds':>18}{'share':>7}"
     )

@@ -98,7 +98,8 @@ def plot_stages(runs: Sequence[Run], target: Path) -> Path:
         label = f"{run.path.name}: {load(run.path).num_parameters():,} parameters"
         if number:
             axes.axvline(spent, color="#b3261e", linewidth=1, linestyle="--")
-            axes.annotate(label, (spent, 0.97), xycoords=("data", "axes fraction"), rotation=90, va="top", fontsize=7)
+            place = {"xycoords": ("data", "axes fraction"), "xytext": (4, 0), "textcoords": "offset points"}
+            axes.annotate(label, (spent, 0.97), **place, rotation=90, va="top", fontsize=7)
         else:
             axes.set_title(label, fontsize=9, loc="left")
         spent += float(rows[-1]["flops"])
