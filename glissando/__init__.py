@@ -15,12 +15,14 @@ _HOMES = {
     "ModelConfig": "glissando.model",
     "load": "glissando.loading",
     "generate": "glissando.generation",
+    "grow": "glissando.growth",
     "stream": "glissando.generation",
 }
-__all__ = ["LanguageModel", "ModelConfig", "__version__", "generate", "load", "stream"]
+__all__ = ["LanguageModel", "ModelConfig", "__version__", "generate", "grow", "load", "stream"]
 
 if TYPE_CHECKING:
     from glissando.generation import generate, stream
+    from glissando.growth import grow
     from glissando.loading import load
     from glissando.model import LanguageModel, ModelConfig
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from glissando.errors import ConfigError
 from glissando.flops import Flops, linear_flops
+from glissando.lifts import Grows, Lift, Table, grow_norm, join, linear, tables, tile, under
 from glissando.mixers import EMPTY, Context, Mixer
 from glissando.ops.complex_norm import complex_norm
 from glissando.ops.rms_norm import rms_norm
@@ -98,6 +99,11 @@ def build_norm(config: NormConfig, size: int) -> nn.Module:
     return RMSNorm(size, config.eps) if config.kind == "rms" else nn.LayerNorm(size, eps=config.eps)
 
 
+def mlp_hidden(config: MLPConfig, size: int) -> int:
+    """F: the hidden width of an MLP for `size` features."""
+    return config.hidden or (-(-8 * size // 24) * 8 if config.kind == "swiglu" else 4 * size)
+
+
 class MLP(nn.Module):
     """down(act(up(x))), or down(silu(gate(x)) * up(x)) for swiglu (Shazeer 2020, arXiv 2002.05202)."""
 
@@ -107,9 +113,14 @@ class MLP(nn.Module):
         if config.hidden is not None and config.hidden < 1:
             raise ConfigError(f"mlp.hidden must be at least 1, got {config.hidden}")
         gated = config.kind == "swiglu"
-        hidden = config.hidden or (-(-8 * size // 24) * 8 if gated else 4 * size)
+        hidden = mlp_hidden(config, size)
         self.up = nn.Linear(size, hidden * (2 if gated else 1), bias=config.bias)
         self.down = nn.Linear(hidden, size, bias=config.bias)
+
+    def growth(self, grown: MLP, width: Lift) -> Table:
+        hidden = tile(self.down.in_features, grown.down.in_features)
+        up = join(hidden, hidden) if self.kind == "swiglu" else hidden
+        return tables({"up": linear(self.up, up, width), "down": linear(self.down, width, hidden)})
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self._activate(self.up(x)))
@@ -191,6 +202,38 @@ class Block(nn.Module):
     def honours(self) -> frozenset:
         # Its taps are tokens, whatever the time between them.
         return self.mixer.honours - {"dt"} if self.conv is not None else self.mixer.honours
+
+    def growth(self, grown: Block, width: Lift) -> Table:
+        """How its parameters go into those of `grown`. Raises ConfigError if that has another mixer."""
+        if type(self.mixer) is not type(grown.mixer):
+            raise ConfigError(
+                f"grow: where a {type(self.mixer).__name__} stood there would be a {type(grown.mixer).__name__}, as "
+                "model.mixer alternates and the layer gets another number: add as many layers as keep the order"
+            )
+        table = tables(
+            {
+                "mixer_norm": grow_norm(self.mixer_norm, width),
+                "mixer": self.mixer.growth(grown.mixer, width),
+                "mlp_norm": {} if self.mlp_norm is None else grow_norm(self.mlp_norm, width),
+                "mlp": {} if self.mlp is None or grown.mlp is None else self.mlp.growth(grown.mlp, width),
+            }
+        )
+        if self.conv is not None:
+            taps = self.conv.weight.shape[1]
+            table |= under("conv", {"weight": Grows(width, tile(taps, taps))})
+        return table if self.mixer_scale is None else table | {"mixer_scale": Grows()}
+
+    @property
+    def can_rest(self) -> bool:
+        """Whether it is the identity once its last projections are 0: x + 0 is x, and norm(x + 0) is not."""
+        return self.order == "pre" and self.mixer.last is not None
+
+    @torch.no_grad()
+    def rest(self) -> None:
+        """Make it the identity. The last projections get gradients all the same, and all else does once they move."""
+        for module in (self.mixer.last, None if self.mlp is None else self.mlp.down):
+            for parameter in [] if module is None else module.parameters():
+                parameter.zero_()
 
     def flops(self, length: int) -> Flops:
         """Operations per token at `length` tokens, see glissando.flops."""

@@ -16,6 +16,7 @@ from glissando.block import BlockConfig, NormConfig
 from glissando.config import from_dict, merge, to_dict
 from glissando.depth import DepthConfig
 from glissando.errors import ConfigError, LengthError
+from glissando.lifts import Grows, Reads, Table, append, grow_norm, linear, tables, tile, under
 from glissando.mixers import Context, MixerConfigs
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ModelConfig:
     final_norm    a norm before the head
     tied_head     the head is the embedding transposed
     head_bias     a bias on the logits
-    logit_scale   multiplies the logits; growth pins it
+    logit_scale   multiplies what the head reads; growth pins it
     init          `scaled`: N(0, 0.02), branches that end in a residual divided by the root of their number;
                   `torch`: PyTorch's defaults; `xavier`: Glorot's uniform for matrices, N(0, 0.02) for tables
     """
@@ -165,8 +166,9 @@ class LanguageModel(Backbone):
 
     def logits(self, features: Tensor) -> Tensor:
         """(..., D) -> (..., V)."""
-        logits = F.linear(features, self.embedding.weight, self.head_bias) if self.head is None else self.head(features)
-        return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
+        if self.config.logit_scale != 1.0:
+            features = features * self.config.logit_scale
+        return F.linear(features, self.embedding.weight, self.head_bias) if self.head is None else self.head(features)
 
     def features(
         self,
@@ -207,6 +209,28 @@ class LanguageModel(Backbone):
             )
         where = start.unsqueeze(1) + torch.arange(ids.shape[1], device=ids.device)
         return where.clamp_max(limit - 1)
+
+    # ------------------------------------------------------------------ growing
+
+    def growth(self, grown: LanguageModel) -> Table:
+        """How every parameter and buffer goes into those of `grown`, see glissando.growth."""
+        size = tile(self.config.hidden_size, grown.config.hidden_size)
+        pair = self.width // self.config.hidden_size
+        width = size * tile(pair, pair)
+        words = append(self.config.vocab_size, grown.config.vocab_size)
+        table = under("embedding", {"weight": Grows(words, size)}) | under(
+            "depth", self.depth.growth(grown.depth, width)
+        )
+        if self.position_embedding is not None:
+            places = self.position_embedding.num_embeddings
+            table |= under("position_embedding", {"weight": Grows(tile(places, places), size)})
+        table |= tables({"lift": linear(self.lift, width, size), "norm": grow_norm(self.norm, width)})
+        if isinstance(self.head, ComplexHead):
+            bias = {} if self.head.bias is None else {"bias": Grows(words, tile(2, 2))}
+            table |= under("head", {"weight": Grows(words, Reads(size), tile(2, 2)), **bias})
+        elif isinstance(self.head, nn.Linear):
+            table |= under("head", linear(self.head, words, width))
+        return table if self.head_bias is None else table | {"head_bias": Grows(words)}
 
     # ------------------------------------------------------------------ keeping
 

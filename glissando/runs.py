@@ -3,6 +3,7 @@
 config.yaml         resolved configuration
 model.safetensors   weights
 tokenizer.json      tokenizer, if the model has one
+optimizer.safetensors  moments of the optimizer, of a run made by growing another
 environment.json    machine, versions, commit and command line that made it
 metrics.csv         what was logged while training
 checkpoints/        step-00000123/, ...: what training resumes from
@@ -50,8 +51,9 @@ from glissando.trees import load_tree
 log = logging.getLogger(__name__)
 
 CONFIG, MODEL, TOKENIZER = "config.yaml", "model.safetensors", "tokenizer.json"
+OPTIMIZER = "optimizer.safetensors"
 METRICS, ENVIRONMENT, CHECKPOINTS = "metrics.csv", "environment.json", "checkpoints"
-LISTED = (CONFIG, ENVIRONMENT, METRICS, MODEL, TOKENIZER)
+LISTED = (CONFIG, ENVIRONMENT, METRICS, MODEL, OPTIMIZER, TOKENIZER)
 PACKAGES = ("glissando", "lightning", "numpy", "safetensors", "tokenizers", "torch")
 MODULE_PREFIX = "model."  # the attribute under which the training module holds the language model
 _STEP = re.compile(r"\.?step-(\d{8,})(\.old-.*)?")

@@ -78,7 +78,8 @@ def _overrides(preset: str) -> dict[str, Any]:
         return {}
     if model.get("depth", {}).get("kind") == "tied":
         return dict(SMALL, **{"depth.layers": model["depth"]["layers"]})
-    return dict(SMALL, **({"max_length": 64} if model.get("positions") == "learned" else {}))
+    liquid = {"mixers.liquid.state_size": 8} if model.get("mixer") == "liquid" else {}
+    return dict(SMALL, **liquid, **({"max_length": 64} if model.get("positions") == "learned" else {}))
 
 
 def model_cases() -> dict[str, dict[str, Any]]:

@@ -22,6 +22,7 @@ class DepthConfig:
 
     layers   blocks with weights of their own; `flow`: those around the flow
     n_steps  tied: how many times a block is applied, all blocks together; flow: steps of the solver
+    gated    discrete, tied: applications x <- x + a (block(x) - x) with a learned a that starts at 0; growth adds them
     control  flow: names of the control's dimensions; none if empty
     flow     further options of the flow
     mean_gate  discrete: what blocks add is gated by its mean so far, one gate for all blocks
@@ -30,6 +31,7 @@ class DepthConfig:
     kind: str = "discrete"
     layers: int = 4
     n_steps: int | None = None
+    gated: list[int] = field(default_factory=list)
     control: list[str] = field(default_factory=list)
     flow: FlowConfig = field(default_factory=FlowConfig)
     mean_gate: bool = False

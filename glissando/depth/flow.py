@@ -18,18 +18,23 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from glissando.block import Block
-from glissando.depth.base import BlockFactory, Depth
+from glissando.depth.base import BlockFactory, Depth, begin_blocks
 from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, unroll
 from glissando.errors import ConfigError, unknown_name
+from glissando.lifts import Grows, Lift, Table, linear, tables, tile, under
 from glissando.mixers import EMPTY, Context, Signal
+
+if TYPE_CHECKING:
+    from glissando.depth import DepthConfig
+    from glissando.growth import Growth
 
 
 @dataclass
@@ -109,6 +114,42 @@ class FlowDepth(Depth):
         for block in (*self.before, *self.after):
             signals = signals & block.honours
         return signals | {"control"} if self.control is not None else signals
+
+    def grown_config(self, config: DepthConfig, by: Growth) -> DepthConfig:
+        if by.steps:
+            raise ConfigError(
+                f"grow: {by.steps} more steps of a solver are another approximation of the flow and cannot be exact; "
+                "load the model with another depth.n_steps, or add layers"
+            )
+        if by.layers and not self.field.can_rest:
+            raise ConfigError(
+                "grow: a new layer starts as the identity with a last projection of 0, and the mixer of this flow has "
+                "no such projection; grow the width instead"
+            )
+        return replace(config, layers=config.layers + by.layers)
+
+    def growth(self, grown: FlowDepth, width: Lift) -> Table:
+        first, _, second = self.time
+        table = tables(
+            {
+                "field": self.field.growth(grown.field, width),
+                "time.0": linear(first, width, tile(1, 1)),
+                "time.2": linear(second, width, width),
+            }
+        )
+        for name in ("before", "after"):
+            pairs = zip(getattr(self, name), getattr(grown, name), strict=False)
+            for number, (old, new) in enumerate(pairs):
+                table |= under(f"{name}.{number}", old.growth(new, width))
+        if self.control is not None:
+            dials = self.control.in_features
+            table |= under("control", linear(self.control, width, tile(dials, dials)))
+        return table | {"alpha": Grows()}
+
+    def begin(self, grown: FlowDepth) -> None:
+        new = (*grown.before[len(self.before) :], *grown.after[len(self.after) :])
+        old = (grown.field, *grown.before[: len(self.before)], *grown.after[: len(self.after)])
+        begin_blocks(new, [*old])
 
     def calls(self) -> list[tuple[Block, int]]:
         count = evaluations(self.config.method, self.n_steps, self.config.backward)

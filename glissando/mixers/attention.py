@@ -12,8 +12,9 @@ Vaswani et al. 2017, arXiv 1706.03762; forget gate: Lin et al. 2025, arXiv 2503.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from glissando.errors import ConfigError
 from glissando.flops import Flops
+from glissando.lifts import Lift, Table, append, append_pairs, join, linear, tables, tile
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.gates import check_horizons, start_forget_gate
 from glissando.mixers.slots import append as append_slots
@@ -28,6 +30,9 @@ from glissando.mixers.slots import at_last
 from glissando.ops.attention import attention
 from glissando.ops.rope import rotate, rotation_after
 from glissando.state import zeros_position
+
+if TYPE_CHECKING:
+    from glissando.growth import Growth
 
 
 @dataclass
@@ -37,6 +42,7 @@ class AttentionConfig:
     heads            H; hidden_size must be a multiple unless head_size is given
     kv_heads         G key/value heads shared by groups of query heads; H if None
     head_size        K; hidden_size / heads if None
+    scale            multiplies q . k; 1 / sqrt(K) if None
     window           how many latest tokens are visible; all if None
     bias             biases on the four projections
     rope             rotate queries and keys by position
@@ -53,6 +59,7 @@ class AttentionConfig:
     heads: int = 4
     kv_heads: int | None = None
     head_size: int | None = None
+    scale: float | None = None
     window: int | None = None
     bias: bool = False
     rope: bool = True
@@ -80,12 +87,16 @@ class AttentionState(NamedTuple):
 class Attention(Mixer):
     """See the module's docstring for the equation."""
 
+    axes = frozenset({"heads", "head_size"})
+
     def __init__(self, config: AttentionConfig, hidden_size: int) -> None:
         super().__init__()
         for name in ("heads", "kv_heads", "head_size"):
             value = getattr(config, name)
             if value is not None and value < 1:
                 raise ConfigError(f"attention.{name} must be at least 1, got {value}")
+        if config.scale is not None and not (math.isfinite(config.scale) and config.scale > 0):
+            raise ConfigError(f"attention.scale must be above 0 and finite, got {config.scale}")
         check_horizons("attention", config.horizons)
         if not 0 <= config.dropout < 1:
             raise ConfigError(f"attention.dropout must be at least 0 and below 1, got {config.dropout}")
@@ -127,6 +138,37 @@ class Attention(Mixer):
             decay = torch.zeros(batch_size, self.heads, 0, device=place["device"], dtype=torch.float64)
             total = None if self.forget is None else decay.new_zeros(batch_size, self.heads)
         return AttentionState(empty, empty, decay, total, position, position)
+
+    @classmethod
+    def grown_config(cls, options: AttentionConfig, hidden_size: int, by: Growth) -> AttentionConfig:
+        """Heads times a factor, of the same size; or of a larger one, whose scale and frequencies stay."""
+        heads, size = by.factor("heads"), options.head_size or hidden_size // options.heads
+        new = by.head_size or size
+        if new < size or (options.rope and new % 2):
+            raise ConfigError(
+                f"grow: head_size must be at least the {size} that the heads have, and even with RoPE; got {new}"
+            )
+        return replace(
+            options,
+            heads=options.heads * heads,
+            kv_heads=None if options.kv_heads is None else options.kv_heads * heads,
+            head_size=new,
+            rope_width=(options.rope_width or size) if options.rope else options.rope_width,
+            scale=options.scale if new == size else options.scale or 1 / math.sqrt(size),
+        )
+
+    def growth(self, grown: Attention, width: Lift) -> Table:
+        heads, groups = tile(self.heads, grown.heads), tile(self.kv_heads, grown.kv_heads)
+        size = (append_pairs if self.config.rope else append)(self.head_size, grown.head_size)
+        qkv = join(heads * size, groups * size.silent(), groups * size)
+        named = {
+            "qkv": linear(self.qkv, qkv, width),
+            "out": linear(self.out, width, heads * size),
+            "gate": linear(self.gate, heads * size, width),
+            "forget": linear(self.forget, heads, width),
+            "importance": linear(self.importance, heads, width),
+        }
+        return tables(named)
 
     def flops(self, length: int) -> Flops:
         """q k' and p v."""
@@ -197,7 +239,8 @@ class Attention(Mixer):
             middle = 0 if own_decay is None else own_decay[..., own_decay.shape[-1] // 2].detach().unsqueeze(-1)
             bias = middle - decay
         dropout = self.config.dropout if self.training else 0.0
-        return attention(q, k, v, visible=visible, key_bias=bias, dropout=dropout)  # type: ignore[arg-type]
+        scale = self.config.scale
+        return attention(q, k, v, visible=visible, key_bias=bias, scale=scale, dropout=dropout)  # type: ignore[arg-type]
 
     def _attend_with_past(
         self,

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from glissando.errors import ConfigError
 from glissando.flops import Flops
+from glissando.lifts import Lift, Table
 from glissando.state import State
+
+if TYPE_CHECKING:
+    from glissando.growth import Growth
 
 Signal = Literal["mask", "dt", "control"]
 
@@ -80,6 +85,14 @@ class Mixer(nn.Module, ABC):
     observed: tuple[str, ...] = ()
     #: those of `observed` of which the first layer's is a column too
     observed_first: tuple[str, ...] = ()
+    #: which of `heads`, `head_size` and `state` it can grow, see glissando.growth
+    axes: frozenset[str] = frozenset()
+
+    @property
+    def last(self) -> nn.Linear | None:
+        """The linear map that what it returns comes from; None where something is added to that."""
+        out = getattr(self, "out", None)
+        return out if isinstance(out, nn.Linear) else None
 
     @abstractmethod
     def init_state(
@@ -94,6 +107,21 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def flops(self, length: int) -> Flops:
         """Operations per token at `length` tokens beside those of its linear maps, see glissando.flops."""
+
+    @classmethod
+    def grown_config(cls, options: Any, hidden_size: int, by: Growth) -> Any:
+        """Its options once it has grown, with all that would follow from the width (now `hidden_size`) pinned.
+
+        Raises ConfigError for what cannot be grown exactly.
+        """
+        raise ConfigError(f"mixer {cls.__name__} cannot grow: it states neither `grown_config` nor `growth`")
+
+    def growth(self, grown: Any, width: Lift) -> Table:
+        """How its parameters and buffers go into those of `grown`, built from `grown_config`; `width` lifts x."""
+        raise ConfigError(f"mixer {type(self).__name__} cannot grow: it states neither `grown_config` nor `growth`")
+
+    def begin_like(self, other: Any) -> None:
+        """Take from the same mixer of another layer what a new layer cannot know by itself; most need nothing."""
 
     def forward(self, x: Tensor, state: State = None, ctx: Context | None = None) -> tuple[Tensor, State]:
         """x (B, T, D) -> y (B, T, D) and the state after the last real token of each row.

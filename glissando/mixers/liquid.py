@@ -26,8 +26,8 @@ The publication's ten substeps a token, its clamps and its detached matrices are
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +35,12 @@ from torch import Tensor, nn
 
 from glissando.errors import ConfigError
 from glissando.flops import Flops
+from glissando.lifts import Grows, Lift, Table, grow_norm, join, linear, tables, tile, under
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.liquid_dynamics import Dense, Diagonal
+
+if TYPE_CHECKING:
+    from glissando.growth import Growth
 
 
 @dataclass
@@ -75,6 +79,7 @@ class Liquid(Mixer):
     """See the module's docstring for the equation."""
 
     honours = frozenset({"mask", "dt"})
+    axes = frozenset({"state"})
     observed = ("tau_p05", "tau_p50", "tau_p95", "adaptation", "newton_iterations", "newton_residual")
     #: of the dynamics: filters of a mode, not matrices
     undecayed = Diagonal.undecayed
@@ -115,6 +120,24 @@ class Liquid(Mixer):
         place = self._placement(device, dtype)
         place["dtype"] = torch.promote_types(place["dtype"], torch.float32)
         return LiquidState(torch.zeros(batch_size, self.size, **place))
+
+    @property
+    def last(self) -> nn.Linear | None:
+        return self.layer.out if isinstance(self.layer, Gated) else None
+
+    @classmethod
+    def grown_config(cls, options: LiquidConfig, hidden_size: int, by: Growth) -> LiquidConfig:
+        """The state times a factor: its entries are tiled, modes by pairs."""
+        return replace(options, state_size=(options.state_size or hidden_size) * by.factor("state"))
+
+    def growth(self, grown: Liquid, width: Lift) -> Table:
+        """A tiled state follows the tiled equation: modes do not couple, and a dense A reads copies in equal shares."""
+        if self.config.dynamics == "diagonal":
+            state = tile(self.size // 2, grown.size // 2) * tile(2, 2)
+        else:
+            state = tile(self.size, grown.size)
+        dynamics = self.dynamics.growth(grown.size)
+        return under("dynamics", dynamics) | under("layer", self.layer.growth(width, state, grown.size))
 
     def flops(self, length: int) -> Flops:
         return self.dynamics.flops()
@@ -170,6 +193,12 @@ class Gated(nn.Module):
         self.project = nn.Linear(hidden_size, sum(self.sizes), bias=False)
         self.out = nn.Linear(size, hidden_size, bias=False)
 
+    def growth(self, width: Lift, state: Lift, size: int) -> Table:
+        parts = [tile(part, part * size // self.sizes[-1]) for part in self.sizes[:-1]]
+        return tables(
+            {"project": linear(self.project, join(*parts, state), width), "out": linear(self.out, width, state)}
+        )
+
     def enter(self, x: Tensor) -> tuple[Tensor, ...]:
         """What the dynamics read, then the gate."""
         return self.project(x).split(self.sizes, -1)
@@ -210,6 +239,30 @@ class Published(nn.Module):
         nn.init.ones_(self.scale)
         nn.init.zeros_(self.shift)
         nn.init.constant_(self.residual, 0.1)
+
+    def growth(self, width: Lift, state: Lift, size: int) -> Table:
+        old, once = len(self.state_norm.weight), tile(1, 1)
+        inner, wide = tile(2 * old, 2 * size), width * tile(2, 2)
+        table = {
+            "entry": linear(self.entry, state, width),
+            "entry_norm": grow_norm(self.entry_norm, state),
+            "state_norm": grow_norm(self.state_norm, state),
+            "c": linear(self.c, width, state),
+            "d": linear(self.d, width, state),
+            "gate.0": linear(self.gate[0], state, state),
+            "gate.2": linear(self.gate[2], once, state),
+            "up": linear(self.up, wide, width),
+            "up_norm": grow_norm(self.up_norm, wide),
+            "down": linear(self.down, width, wide),
+        }
+        if self.b is not None:
+            table |= {
+                "b": linear(self.b, state, state),
+                "adapt.0": linear(self.adapt[0], inner, state),
+                "adapt.1": grow_norm(self.adapt[1], inner),
+                "adapt.3": linear(self.adapt[3], tile(old // 2, size // 2), inner),
+            }
+        return tables(table) | {"scale": Grows(width), "shift": Grows(width), "residual": Grows()}
 
     def enter(self, x: Tensor) -> tuple[Tensor, ...]:
         """What the dynamics read, then u."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.flops import Flops
+from glissando.lifts import Grows, Reads, Table, grow_norm, join, linear, tables, tile
 from glissando.ops.liquid import Backend, Modes, liquid, time_constants
 from glissando.ops.newton import Report
 from glissando.ops.zero_order_hold import discretize, hippo_legs, legs_modes
@@ -30,6 +31,9 @@ _PERIOD, _POWER, _SPREAD = 6.0, 0.7, 0.3
 
 def _logit(share: float) -> float:
     return math.log(share / (1 - share))
+
+
+_SHARED = ("raw_tau", "raw_adaptation")
 
 
 class _Adaptive(nn.Module):
@@ -94,6 +98,11 @@ class Diagonal(_Adaptive):
         decay, step = exact(self.log_decay).exp(), exact(self.log_step).exp()
         return Modes(decay, exact(self.turn), step, self.taus(), self.adaptations(), weights)
 
+    def growth(self, size: int) -> Table:
+        n = tile(len(self.turn), size // 2)
+        table: Table = {name: Grows(n) for name in (*_SHARED, "log_decay", "turn", "log_step", "bias")}
+        return table if self.state_weights is None else table | {"state_weights": Grows(n, tile(2, 2))}
+
     def flops(self) -> Flops:
         """A mode's state and its input, each times a complex number: the recurrence walked through once."""
         return Flops(other=16.0 * len(self.turn))
@@ -148,6 +157,17 @@ class Dense(_Adaptive):
         self._reset(self.config.adaptation)
         self.a.copy_(0.1 * hippo_legs(self.size)[0])
         nn.init.normal_(self.b, std=0.1)
+
+    def growth(self, size: int) -> Table:
+        n, inner = tile(self.size, size), tile(2 * self.size, 2 * size)
+        seen = join(n, n) if self.config.state_dependence else n
+        network = {
+            "adapt.0": linear(self.adapt[0], inner, seen),
+            "adapt.1": grow_norm(self.adapt[1], inner),
+            "adapt.3": linear(self.adapt[3], n, inner),
+        }
+        matrices: Table = {"a": Grows(n, Reads(n)), "b": Grows(n, Reads(n))}
+        return matrices | tables(network) | {"raw_tau": Grows(n), "raw_adaptation": Grows(tile(1, 1))}
 
     def flops(self) -> Flops:
         """B u and the step, and a matrix exponential: five products for its polynomial, and three squarings, say."""

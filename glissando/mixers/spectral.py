@@ -24,8 +24,8 @@ De et al. 2024 (RG-LRU), arXiv 2402.19427, eq. 3; complex diagonal recurrences: 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,12 +33,16 @@ from torch import Tensor, nn
 
 from glissando.errors import ConfigError
 from glissando.flops import Flops
+from glissando.lifts import Grows, Lift, Table, join, linear, spread, tables, tile
 from glissando.mixers.base import Context, Mixer
 from glissando.ops.phase_gate import phase_gate
 from glissando.ops.rational_filter import rational_filter
 from glissando.ops.scan import scan
 from glissando.precision import exact, without_autocast
 from glissando.state import zeros_position
+
+if TYPE_CHECKING:
+    from glissando.growth import Growth
 
 
 @dataclass
@@ -88,6 +92,7 @@ class _Given(NamedTuple):
 class Spectral(Mixer):
     """See the module's docstring for the equation."""
 
+    axes = frozenset({"state"})
     #: complex vectors, not matrices
     undecayed = ("numerator", "denominator")
 
@@ -166,6 +171,34 @@ class Spectral(Mixer):
         return SpectralState(
             torch.zeros(batch_size, self.channels, 2, **place), zeros_position(batch_size, place["device"])
         )
+
+    @classmethod
+    def grown_config(cls, options: SpectralConfig, hidden_size: int, by: Growth) -> SpectralConfig:
+        """Channels times a factor; without projections they are the width's."""
+        if options.projections:
+            return replace(options, channels=(options.channels or hidden_size) * by.factor("state"))
+        if by.factor("state") != by.width:
+            raise ConfigError(
+                f"grow: state {by.state} was given, but without projections the channels of `spectral` are the width: "
+                "grow that, and leave state out"
+            )
+        return options
+
+    def growth(self, grown: Spectral, width: Lift) -> Table:
+        """A tile of k has content in every k-th Fourier bin alone, k times as much: F' = F and G' = G / k there."""
+        n = tile(self.channels, grown.channels)
+        bins, pair = spread(self.channels, grown.channels), tile(2, 2)
+        table: Table = {"log_gamma": Grows(n), "omega": Grows(n), "modulation": Grows(n)}
+        if self.config.filter:
+            table |= {"numerator": Grows(bins, pair), "denominator": Grows(bins, pair, scale=1 / n.copies)}
+        if self.config.phase_gate:
+            table |= {"gate_alpha": Grows(n), "gate_beta": Grows(n)}
+        if self.config.projections:
+            parts = [n * tile(size // self.channels, size // self.channels) for size in self._sizes if size]
+            table |= tables({"project": linear(self.project, join(*parts), width)})
+            table |= tables({"out": linear(self.out, width, n * pair)})
+            table |= {} if self.decay_bias is None else {"decay_bias": Grows(n)}
+        return table
 
     def flops(self, length: int) -> Flops:
         """The recurrence, and the filter's two transforms."""

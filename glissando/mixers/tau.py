@@ -20,8 +20,8 @@ et al. 2025, arXiv 2503.02130.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from glissando import laplacian as graphs
 from glissando.errors import ConfigError
 from glissando.flops import Flops
+from glissando.lifts import Grows, Lift, Table, append, append_pairs, join, leaning_tile, linear, tables, tile
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.gates import check_horizons, start_forget_gate
 from glissando.mixers.tau_cache import BinnedCache, ExactCache, Heard, TauState
@@ -37,6 +38,9 @@ from glissando.ops.energy import energy
 from glissando.ops.rope import rotate, rotation_after
 from glissando.ops.tau_attention import exponents, tau_attention
 from glissando.precision import exact
+
+if TYPE_CHECKING:
+    from glissando.growth import Growth
 
 #: attention entropy is the mean over so many queries of a row
 _OBSERVED_QUERIES = 16
@@ -52,8 +56,10 @@ class TauConfig:
     key_size           S, the features that L is over; the head size if None
     rope               rotate queries and keys by position
     rope_base          slowest rotation is about 1 / rope_base
+    rope_repeat        the key's features come so many times over, each part rotated alike: growth tiles them
     eps                added to x'x
     value_rotation     values turn by position, the slowest pair by one radian in some so many tokens; None: they do not
+    value_width        denominator of the exponent of those frequencies; the head size if None
     tau                where tau starts; calibration moves it
     laplacian          `chain`, a file of `glissando laplacian build`, or `saved` with the weights
     laplacian_weights  `fixed`; `diagonal`: a learned positive diagonal in place of L; `learned`: learned edges of L
@@ -73,7 +79,9 @@ class TauConfig:
     key_size: int | None = None
     rope: bool = True
     rope_base: float = 10000.0
+    rope_repeat: int = 1
     value_rotation: float | None = None
+    value_width: int | None = None
     eps: float = 1e-6
     tau: float = 1.0
     laplacian: str = "chain"
@@ -97,6 +105,7 @@ class Tau(Mixer):
 
     tau: Tensor
     laplacian: Tensor
+    axes = frozenset({"heads", "head_size"})
 
     observed = (
         "energy_p05", "energy_p50", "energy_p95", "tau", "temperature", "attention_entropy", "effective_keys",
@@ -111,8 +120,11 @@ class Tau(Mixer):
         self.heads, self.value_heads = config.heads, config.value_heads or config.heads
         self.head_size = config.head_size or hidden_size // self.value_heads
         self.key_size = config.key_size or self.head_size
-        if config.rope and self.key_size % 2:
-            raise ConfigError(f"RoPE needs an even key size, got {self.key_size}; set tau.key_size or tau.rope: false")
+        if config.rope and self.key_size % (2 * config.rope_repeat):
+            times = "" if config.rope_repeat == 1 else f" in each of tau.rope_repeat {config.rope_repeat} parts"
+            raise ConfigError(
+                f"RoPE needs an even key size{times}, got {self.key_size}; set tau.key_size or tau.rope: false"
+            )
         if config.value_rotation is not None and self.head_size % 2:
             raise ConfigError(f"tau.value_rotation turns pairs and needs an even head size, got {self.head_size}")
         heads, inner = self.heads, self.heads * self.head_size
@@ -134,7 +146,7 @@ class Tau(Mixer):
 
     @staticmethod
     def _check(config: TauConfig, hidden_size: int) -> None:
-        for name in ("heads", "value_heads", "head_size", "key_size", "bins"):
+        for name in ("heads", "value_heads", "head_size", "key_size", "rope_repeat", "value_width", "bins"):
             value = getattr(config, name)
             if value is not None and value < 1:
                 raise ConfigError(f"tau.{name} must be at least 1, got {value}")
@@ -143,6 +155,10 @@ class Tau(Mixer):
                 raise ConfigError(f"tau.{name} must be above 0, got {getattr(config, name)}")
         if config.value_rotation is not None and not config.value_rotation > 1:
             raise ConfigError(f"tau.value_rotation must be above 1 token, got {config.value_rotation}")
+        if config.value_width is not None and config.value_rotation is None:
+            raise ConfigError(f"tau.value_width {config.value_width} needs tau.value_rotation; without it leave it out")
+        if config.rope_repeat > 1 and not config.rope:
+            raise ConfigError(f"tau.rope_repeat {config.rope_repeat} needs tau.rope: true; without it leave it out")
         if config.laplacian_weights == "diagonal" and config.laplacian not in ("chain", "saved"):
             raise ConfigError(
                 f"tau.laplacian {config.laplacian} would not be used: tau.laplacian_weights is `diagonal`, a learned "
@@ -182,6 +198,56 @@ class Tau(Mixer):
     ) -> TauState:
         return self.cache.init_state(batch_size, **self._placement(device, dtype))
 
+    @classmethod
+    def grown_config(cls, options: TauConfig, hidden_size: int, by: Growth) -> TauConfig:
+        """Heads times a factor. Larger heads: values get new features, and keys are tiled, with L' = diag(L, L), eps' =
+        2 eps and every part rotated alike; new features of 0 would alter the energy's eps and never learn."""
+        heads, groups = by.factor("heads"), options.value_heads or options.heads
+        size = options.head_size or hidden_size // groups
+        key_size, new = options.key_size or size, by.head_size or size
+        if new % size:
+            raise ConfigError(
+                f"grow: head_size of `tau` must be a multiple of its {size}, as keys are tiled; got {new}"
+            )
+        times = new // size
+        return replace(
+            options,
+            heads=options.heads * heads,
+            value_heads=None if options.value_heads is None else options.value_heads * heads,
+            head_size=new,
+            key_size=key_size * times,
+            rope_repeat=options.rope_repeat * times if options.rope else 1,
+            eps=options.eps * times,
+            value_width=None if options.value_rotation is None else options.value_width or size,
+            laplacian=options.laplacian if times == 1 else "saved",
+        )
+
+    def growth(self, grown: Tau, width: Lift) -> Table:
+        heads, groups = tile(self.heads, grown.heads), tile(self.value_heads, grown.value_heads)
+        turned = self.config.value_rotation is not None
+        size = (append_pairs if turned else append)(self.head_size, grown.head_size)
+        key = tile(self.key_size, grown.key_size)
+        queries = heads * leaning_tile(self.key_size, grown.key_size)
+        table = tables(
+            {
+                "qk": linear(self.qk, join(queries, queries), width),
+                "v": linear(self.v, groups * size, width),
+                "out": linear(self.out, width, heads * size),
+                "gate": linear(self.gate, heads * size, width),
+                "importance": linear(self.importance, heads, width),
+                "forget": linear(self.forget, heads, width),
+            }
+        )
+        edges = {} if self.log_edges is None else {"log_edges": Grows(*[key] * self.log_edges.ndim)}
+        diagonal = torch.block_diag(*[self.laplacian] * key.copies)
+        return table | edges | {"log_temperature": Grows(heads), "tau": self.tau, "laplacian": diagonal}
+
+    @torch.no_grad()
+    def begin_like(self, other: Tau) -> None:
+        """tau is one number for the model, and L comes with the weights."""
+        self.tau.copy_(other.tau)
+        self.laplacian.copy_(other.laplacian)
+
     def flops(self, length: int) -> Flops:
         """x'L of every query and key, and p v."""
         return Flops(4.0 * self.heads * self.key_size**2 + 2.0 * self.heads * self.head_size * length)
@@ -210,7 +276,8 @@ class Tau(Mixer):
         base, size = self.config.value_rotation, self.head_size
         if base is None:
             return None
-        return rotation_after(position, x.shape[1], size, base, size, self.v.weight.dtype, x.device).unsqueeze(-2)
+        width = self.config.value_width or size
+        return rotation_after(position, x.shape[1], size, base, width, self.v.weight.dtype, x.device).unsqueeze(-2)
 
     def lambdas(self, x: Tensor, position: Tensor | None = None) -> Heard:
         """What attention is computed from; x (B, T, D) as the mixer is given it, position (B,) tokens before."""
@@ -229,9 +296,10 @@ class Tau(Mixer):
         """E (B, T, 2 H), at least float32: those of the queries, then those of the keys."""
         heads = self.qk(x).unflatten(-1, (-1, self.key_size))
         if self.config.rope:
-            base, size = self.config.rope_base, self.key_size
+            base, repeat = self.config.rope_base, self.config.rope_repeat
+            size = self.key_size // repeat
             table = rotation_after(position, x.shape[1], size, base, size, self.qk.weight.dtype, x.device)
-            heads = rotate(heads, table.unsqueeze(-2))
+            heads = rotate(heads.unflatten(-1, (repeat, size)), table[..., None, None, :]).flatten(-2)
         return energy(heads, self.matrix(), self.config.eps).clamp_min(0)
 
     def key_energies(self, x: Tensor, ctx: Context) -> Tensor:

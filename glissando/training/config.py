@@ -145,9 +145,11 @@ class TrainingConfig:
 
 @dataclass
 class Stage:
-    """One of several trainings in a row: a name, and the options that differ from the shared ones."""
+    """One of several trainings in a row: a name, the options that differ from the shared ones, and how the model of the
+    stage before is grown first (the options of glissando.growth.Growth)."""
 
     name: str
+    grow: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
@@ -159,6 +161,8 @@ class RunConfig:
 
     start_from  the run whose weights and tokenizer training starts with (--from on the command line)
     stages      trainings in a row, each from the end of the one before; see glissando.training.stages
+    grown       what growth has left to remember: [share, copies] by parameter, see glissando.training.parts.Share; it
+                comes with the run that is started from
     """
 
     preset: str | None = None
@@ -167,6 +171,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     stages: list[Stage] = field(default_factory=list)
+    grown: dict[str, list[float]] = field(default_factory=dict)
 
     def check(self, processes: int) -> None:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
@@ -188,7 +193,7 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values, without the options of mixers and corpora that are not used."""
         values = to_dict(self)
-        for name in ("start_from", "stages"):
+        for name in ("start_from", "stages", "grown"):
             if not values[name]:
                 del values[name]
         values["model"]["mixers"] = {name: values["model"]["mixers"][name] for name in self._mixers()}

@@ -40,7 +40,15 @@ from glissando.training.checkpoint import PatientCheckpointIO, RandomState, Shar
 from glissando.training.config import MACHINE, RunConfig, TrainingConfig
 from glissando.training.module import TrainingModule
 from glissando.training.progress import Progress
-from glissando.training.start import keep_base, load_start, require_base, stage_base, start_tokenizer
+from glissando.training.start import (
+    keep_base,
+    load_start,
+    require_base,
+    stage_base,
+    start_moments,
+    start_tokenizer,
+    take_growth,
+)
 
 _ASIDES = (
     ".*does not have many workers.*",
@@ -57,6 +65,7 @@ def train(config: RunConfig, out: str | Path) -> Run:
     Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C raises
     KeyboardInterrupt once the step in progress is saved.
     """
+    take_growth(config)
     config.check(math.prod(launch.processes(config.training)))
     pl.seed_everything(config.training.seed, verbose=False)
     corpus = build_corpus(config.data, start_tokenizer(config))
@@ -67,6 +76,7 @@ def train(config: RunConfig, out: str | Path) -> Run:
     require_base(config, corpus.control_names)
     job = _Job.build(config, Run(Path(out)), corpus, resuming=False)
     load_start(config, job.module.model)
+    job.module.moments = start_moments(config)
     _require_laplacian(config, job.module.model)
     config_text(config.as_dict())
     # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.

@@ -19,7 +19,8 @@ from glissando.flops import forward_flops, training_flops
 from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
 from glissando.training.meter import Meter, StepSums
-from glissando.training.parts import freeze, local, local_norms, part_norms, part_of, split_by_decay
+from glissando.training.moments import Moments, put_moments
+from glissando.training.parts import freeze, local, local_norms, optimizer_groups, part_norms, part_of, shares
 from glissando.training.schedules import Progress, build_schedule
 
 _ROW_LENGTHS = 64  # so many a compiled model is compiled for; at others it runs as it is
@@ -53,6 +54,9 @@ class TrainingModule(pl.LightningModule):
         freeze(model, config.training.freeze)
         if not corpus.control_names:
             _rest_dials(model)
+        self._shares = shares(model, config.grown)
+        #: of the optimizer, where training starts from a grown run
+        self.moments: dict[str, Moments] = {}
         self._norms: dict[str, float] = {}
         self._trained: list[tuple[str, Tensor]] = []
         if config.training.gradient_checkpointing:
@@ -84,20 +88,16 @@ class TrainingModule(pl.LightningModule):
         return any(local(p) is not p for p in self.parameters())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW; weight decay on matrices alone."""
+        """AdamW; weight decay on matrices alone, and the factors that growth has left."""
         c = self.config.training.optimizer
-        matrices, vectors = split_by_decay(self.model)
-        groups = [
-            {"params": matrices, "weight_decay": c.weight_decay, "name": "matrices"},
-            {"params": vectors, "weight_decay": 0.0, "name": "vectors"},
-        ]
-        return torch.optim.AdamW(
-            [g for g in groups if g["params"]],
+        optimizer = torch.optim.AdamW(
+            optimizer_groups(self.model, self.config.grown, c.weight_decay, c.eps),
             lr=c.learning_rate,
             betas=(c.beta1, c.beta2),
-            eps=c.eps,
             fused=not self._sharded(),
         )
+        put_moments(optimizer, self.model, self.moments)
+        return optimizer
 
     def train_dataloader(self) -> Iterator[MicroBatch]:
         """Micro-batches from the step that training has reached: data order is a function of (seed, step)."""
@@ -166,7 +166,7 @@ class TrainingModule(pl.LightningModule):
         grads = {name: p.grad for name, p in self._trained if p.grad is not None}
         nats, neutral, targets, n_bytes, flops, norms = self._finish_step(list(grads.values()))
         scale = self._nominal / max(targets, 1)  # of a mean over the step's targets to what was derived
-        self._norms = {name: norm * scale for name, norm in zip(grads, norms, strict=True)}
+        self._norms = {n: norm * scale * self._shares[n].norm for n, norm in zip(grads, norms, strict=True)}
         self.grad_norm = math.hypot(*self._norms.values())
         self._require_finite(nats)
         self.meter.add(nats, neutral, targets, n_bytes)
@@ -180,7 +180,8 @@ class TrainingModule(pl.LightningModule):
         now = Progress(self.trainer.global_step, self.share, self.grad_norm)
         self.learning_rate = self.config.training.optimizer.learning_rate * self.schedule.factor(now)
         for group in optimizer.param_groups:
-            group["lr"] = self.learning_rate
+            # A checkpoint from before models could grow has no rates: all of its groups have the same.
+            group["lr"] = self.learning_rate * group.get("rate", 1.0)
 
     def _finish_step(self, grads: list[Tensor]) -> tuple[float, float, int, int, float, list[float]]:
         """Nats, KL at u = 0, targets, bytes, FLOPs of the step, each gradient's norm; the only wait for the device."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,71 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
             parameter.requires_grad_(False)
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError("training.freeze leaves nothing to train")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What growth has left to remember of a parameter: `copies` of each entry of a smaller model's, times `share`.
+
+    The factors with which Adam moves every copy as it would have moved the entry, see glissando.lifts.Grows.
+    """
+
+    share: float = 1.0
+    copies: float = 1.0
+
+    @property
+    def rate(self) -> float:
+        return self.share
+
+    @property
+    def decay(self) -> float:
+        return 1 / self.share
+
+    @property
+    def eps(self) -> float:
+        return 1 / (self.copies * self.share)
+
+    @property
+    def norm(self) -> float:
+        """Of the smaller model's gradient, from that of all copies."""
+        return math.sqrt(self.copies) * self.share
+
+
+def shares(model: nn.Module, grown: Mapping[str, list[float]]) -> dict[str, Share]:
+    """Those of all parameters, from a run's record of the grown ones.
+
+    Raises ConfigError for the name of a parameter that the model does not have.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for name in grown:
+        if name not in names:
+            raise ConfigError(f"grown names {name!r}, which is no parameter of this model; keep its model options")
+    return {name: Share(*grown.get(name, ())) for name in names}
+
+
+def optimizer_groups(
+    model: nn.Module, grown: Mapping[str, list[float]], weight_decay: float, eps: float
+) -> list[dict[str, Any]]:
+    """The trained parameters in groups for AdamW: matrices before vectors, those of one `Share` together.
+
+    `rate` multiplies the learning rate, `names` are the parameters'.
+    """
+    named, own = {id(p): name for name, p in model.named_parameters()}, shares(model, grown)
+    groups: dict[tuple[str, Share], list[nn.Parameter]] = {}
+    for kind, parameters in zip(("matrices", "vectors"), split_by_decay(model), strict=True):
+        for parameter in parameters:
+            groups.setdefault((kind, own[named[id(parameter)]]), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "names": [named[id(p)] for p in parameters],
+            "weight_decay": weight_decay * share.decay if kind == "matrices" else 0.0,
+            "eps": eps * share.eps,
+            "rate": share.rate,
+            "name": kind,
+        }
+        for (kind, share), parameters in groups.items()
+    ]
 
 
 def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -6,25 +6,35 @@
 
 A stage is the whole configuration with its own options over it. Stage k becomes the run OUT/k-NAME, like any other, and
 starts from the weights of the stage before.
+
+      - {name: larger, grow: {width: 2, layers: 1}, training: {flops: 1.0e+12}, data: {seed: 1}}
+
+A stage may first `grow` the model of the stage before, with its optimizer's state, into the run OUT/k-NAME-start; later
+stages keep that size. Data begin anew in each stage: another data.seed gives others. OUT/loss.png is then one picture
+of the loss against FLOPs.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from glissando.config import from_dict, merge
 from glissando.errors import ConfigError, RunError
+from glissando.growth import Growth, grown_config
+from glissando.model import LanguageModel
 from glissando.runs import Run, config_text, latest_checkpoint
-from glissando.storage import write_atomic
+from glissando.storage import MANIFEST, write_atomic
 from glissando.training import launch
 from glissando.training.config import BUDGETS, RunConfig, Stage
+from glissando.training.growing import grow_run, used_options
 
 STAGES = "stages.yaml"
 
@@ -35,7 +45,7 @@ def train_stages(config: RunConfig, out: str | Path) -> list[Run]:
     Raises ConfigError for a stage that makes no sense before any of them is trained; else as `train`.
     """
     out = Path(out)
-    resolve(config, out)
+    plans(config, out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
     if launch.rank() == 0:
@@ -60,8 +70,26 @@ def resume_stages(out: str | Path, machine: Mapping[str, Any] | None = None) -> 
     return _run_all(from_dict(RunConfig, values, STAGES), out, machine or {})
 
 
+class Plan(NamedTuple):
+    """The run directory of a stage, its whole configuration, and how the stage before it is grown first."""
+
+    path: Path
+    config: RunConfig
+    growth: Growth | None = None
+
+    @property
+    def start(self) -> Path:
+        """Where the grown model is put."""
+        return self.path.with_name(f"{self.path.name}-start")
+
+
 def resolve(config: RunConfig, out: Path) -> list[tuple[Path, RunConfig]]:
-    """The run directory of each stage, and its whole configuration.
+    """The run directory of each stage, and its whole configuration; raises as `plans`."""
+    return [(plan.path, plan.config) for plan in plans(config, out)]
+
+
+def plans(config: RunConfig, out: Path) -> list[Plan]:
+    """What each stage is.
 
     Raises ConfigError for names that are no names or not unique, unknown options, and budgets that make no sense.
     """
@@ -72,23 +100,43 @@ def resolve(config: RunConfig, out: Path) -> list[tuple[Path, RunConfig]]:
         )
     shared = config.as_dict()
     del shared["stages"]
-    plans: list[tuple[Path, RunConfig]] = []
+    found: list[Plan] = []
     for number, stage in enumerate(config.stages, 1):
         _require_name(stage, config.stages)
         where = f"stages[{number}] ({stage.name})"
-        start = {"start_from": str(plans[-1][0])} if plans else {}
+        path = out / f"{number}-{stage.name}"
+        growth, model = _grown(stage, found, where)
+        start = {"start_from": str(Plan(path, config).start if growth else found[-1].path)} if found else {}
         own = {key: getattr(stage, key) for key in ("model", "data", "training")}
         if any(own["training"].get(name) is not None for name in BUDGETS):
             # A stage's budget takes the place of the shared one, whichever of them either is.
             shared_budget = dict.fromkeys(BUDGETS)
             own["training"] = {**shared_budget, **own["training"]}
-        whole = from_dict(RunConfig, merge(shared, own, start), where)
+        whole = from_dict(RunConfig, merge(shared, model, own, start), where)
         try:
             whole.check(math.prod(launch.processes(whole.training)))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
-        plans.append((out / f"{number}-{stage.name}", whole))
-    return plans
+        found.append(Plan(path, whole, growth))
+    return found
+
+
+def _grown(stage: Stage, before: list[Plan], where: str) -> tuple[Growth | None, dict[str, Any]]:
+    """How the stage before is grown, and the model's options once anything has been."""
+    if not stage.grow and not any(plan.growth for plan in before):
+        return None, {}
+    if not before:
+        raise ConfigError(f"{where}: grow makes the model of the stage before larger, and this is the first stage")
+    config = before[-1].config.model
+    if not stage.grow:
+        return None, {"model": used_options(config)}
+    growth = from_dict(Growth, stage.grow, f"{where}.grow")
+    followed = copy.deepcopy(config)
+    followed.mixers.weights_follow()
+    try:
+        return growth, {"model": used_options(grown_config(LanguageModel(followed), growth))}
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _shared(stage: Stage) -> bool:
@@ -103,19 +151,33 @@ def _require_name(stage: Stage, stages: list[Stage]) -> None:
 
 
 def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any]) -> list[Run]:
-    from glissando.training.fit import machine_only, resume, train
+    from glissando.training.fit import machine_only
 
     machine_only(machine)
+    staged = plans(config, out)
     runs = []
-    for path, stage in resolve(config, out):
+    for before, plan in zip([None, *staged], staged, strict=False):
         if launch.rank() == 0:
-            print(f"stage {path.name}", file=sys.stderr)
-        if not path.exists():
-            for name, value in machine.items():
-                setattr(stage.training, name, value)
-            runs.append(train(stage, path))
-            continue
-        if latest_checkpoint(path / "checkpoints") is None:
-            raise RunError(f"{path} was ended before its first checkpoint: move it elsewhere and resume {out} again")
-        runs.append(resume(path, machine))
+            print(f"stage {plan.path.name}", file=sys.stderr)
+        if before is not None and plan.growth is not None and not (plan.start / MANIFEST).is_file():
+            grow_run(before.path, plan.start, plan.growth)
+        runs.append(_run(plan, out, machine))
+    if any(plan.growth for plan in staged):
+        from glissando.evaluation.plots import plot_stages
+
+        picture = plot_stages(runs, out / "loss.png")
+        print(f"picture: {picture}", file=sys.stderr)
     return runs
+
+
+def _run(plan: Plan, out: Path, machine: Mapping[str, Any]) -> Run:
+    """Train the stage, or go on with it."""
+    from glissando.training.fit import resume, train
+
+    if not plan.path.exists():
+        for name, value in machine.items():
+            setattr(plan.config.training, name, value)
+        return train(plan.config, plan.path)
+    if latest_checkpoint(plan.path / "checkpoints") is None:
+        raise RunError(f"{plan.path} was ended before its first checkpoint: move it elsewhere and resume {out} again")
+    return resume(plan.path, machine)

@@ -13,6 +13,7 @@ from glissando.model import LanguageModel
 from glissando.runs import TOKENIZER, Run
 from glissando.training import launch
 from glissando.training.config import RunConfig
+from glissando.training.moments import Moments, read_moments
 
 
 def start_tokenizer(config: RunConfig) -> Tokenizer | None:
@@ -33,7 +34,7 @@ def load_start(config: RunConfig, model: LanguageModel) -> None:
     """
     if config.start_from is None:
         return
-    theirs, ours = load(config.start_from).state_dict(), model.state_dict()
+    theirs, ours = Run.open(config.start_from).read_state_dict(), model.state_dict()
     lost = sorted(set(theirs) - set(ours))
     if lost:
         raise ConfigError(
@@ -49,6 +50,33 @@ def load_start(config: RunConfig, model: LanguageModel) -> None:
     new = sorted(set(ours) - set(theirs))
     if new and launch.rank() == 0:
         print(f"not in {config.start_from}, so started anew: {_some(new)}", file=sys.stderr)
+
+
+def take_growth(config: RunConfig) -> None:
+    """Put into `config` what the run that is started from remembers of its growth.
+
+    Raises ConfigError where a record is given and no run is started from.
+    """
+    if config.start_from is not None:
+        config.grown = Run.open(config.start_from).read_config().get("grown", {})
+    elif config.grown:
+        raise ConfigError("grown is what `glissando grow` left in a run: start from that with --from, or leave it out")
+
+
+def start_moments(config: RunConfig) -> dict[str, Moments]:
+    """The optimizer's moments that the run started from was given when it was made by growing; none in any other.
+
+    Raises ConfigError with the strategy `fsdp`, whose shards they are not cut into.
+    """
+    if config.start_from is None:
+        return {}
+    moments = read_moments(Run.open(config.start_from))
+    if moments and config.training.strategy == "fsdp":
+        raise ConfigError(
+            f"{config.start_from} comes with its optimizer's state, which training.strategy `fsdp` cannot take up: use "
+            "`ddp` or `auto`"
+        )
+    return moments
 
 
 def require_base(config: RunConfig, corpus_controls: tuple[str, ...]) -> None:

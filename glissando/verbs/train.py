@@ -84,17 +84,17 @@ def _parser(preset: str | None, start: str | None, values: Mapping[str, Any]) ->
     parser.add_argument(
         "--print_config", dest="print_only", action="store_true", help="print the resolved options and stop"
     )
-    parser.add_class_arguments(RunConfig, None, skip={"start_from", "stages"})  # stages have no place on a command line
+    parser.add_class_arguments(RunConfig, None, skip={"start_from", "stages", "grown"})  # no place on a command line
     explain(parser, RunConfig)
     check_keys(RunConfig, values)
     preset, start = preset or values.get("preset"), start or values.get("start_from")
     before = _of_run(start) if start else {}
     chosen = load_preset(preset) if preset else {}
     chosen = {key: value for key, value in chosen.items() if key != "about"}
-    values = {key: value for key, value in values.items() if key not in ("start_from", "stages")}
+    values = {key: value for key, value in values.items() if key not in ("start_from", "stages", "grown")}
     preset = preset or before.get("preset")
     resolved = to_dict(from_dict(RunConfig, merge(before, chosen, values, {"preset": preset})))
-    del resolved["start_from"], resolved["stages"]
+    del resolved["start_from"], resolved["stages"], resolved["grown"]
     parser.set_defaults(flat(resolved))
     return parser
 
@@ -104,7 +104,8 @@ def _of_run(path: str) -> dict[str, Any]:
     from glissando.runs import Run
 
     config = Run.open(path).read_config()
-    config.pop("start_from", None)
+    for name in ("start_from", "grown"):  # what growth has left is taken from the run itself
+        config.pop(name, None)
     for name in (*BUDGETS, "freeze", "neutral_kl"):
         config.get("training", {}).pop(name, None)
     return config

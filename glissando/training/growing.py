@@ -1,0 +1,88 @@
+"""Growing a run: its model, its optimizer's state, and what each parameter's training has to remember of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glissando.config import to_dict
+from glissando.data.tokenizers import load_tokenizer
+from glissando.errors import ConfigError
+from glissando.growth import Grown, Growth, grow_by
+from glissando.lifts import Grows
+from glissando.loading import load
+from glissando.model import LanguageModel, ModelConfig
+from glissando.runs import TOKENIZER, Run
+from glissando.training.moments import checkpoint_moments, grow_moments, write_moments
+
+
+def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
+    """The run at `source`, or one of its checkpoints, grown into the new run `out`, for `train --from`.
+
+    Its optimizer's state is grown along; where there is none, as in a run without checkpoints, that is said.
+
+    Raises ConfigError for what cannot be grown exactly, RunError for a run that is missing or damaged or `out` that
+    is not empty.
+    """
+    run = Run.open(source)
+    if by.vocab is not None:
+        raise ConfigError(
+            "grow: a run's vocabulary is its tokenizer's, which does not grow; glissando.grow(model, vocab=...) grows "
+            "a model's"
+        )
+    checkpoint = run.checkpoint or run.latest_checkpoint()
+    grown = grow_by(_exact_model(run if checkpoint is None else Run(run.path, checkpoint)), by)
+    moments = {} if checkpoint is None else grow_moments(checkpoint_moments(checkpoint), grown)
+    if not moments:
+        print(f"{source} has no state of an optimizer that says whose it is: it starts anew", file=sys.stderr)
+    before = run.read_config()
+    config = {name: value for name, value in before.items() if name not in ("start_from", "grown")}
+    config["model"] = used_options(grown.model.config)
+    if remembered := record(grown, before.get("grown", {})):
+        config["grown"] = remembered
+    new = Run.create(out)
+    if (run.path / TOKENIZER).is_file():
+        load_tokenizer(run.path / TOKENIZER).save(new.path / TOKENIZER)
+    if moments:
+        write_moments(new, moments)
+    new.write_model(grown.model.state_dict(), config)
+    return new
+
+
+def record(grown: Grown, before: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """[share, copies] of every parameter that is not as it would be in a new model, over all growths so far."""
+    found: dict[str, list[float]] = {}
+    for name, _ in grown.model.named_parameters():
+        grows, (share, copies) = grown.table.get(name), before.get(name, [1.0, 1.0])
+        if isinstance(grows, Grows):
+            share, copies = share * grows.share, copies * grows.copies
+        if (share, copies) != (1.0, 1.0):
+            found[name] = [float(share), float(copies)]
+    return found
+
+
+@torch.no_grad()
+def difference(small: LanguageModel, large: LanguageModel | None = None, length: int = 64) -> float:
+    """The largest difference of two models' logits on random tokens; of one from 0, its largest logit."""
+    length = min(length, small.config.max_length or length)
+    ids = torch.randint(0, small.config.vocab_size, (4, length), generator=torch.Generator().manual_seed(0))
+    logits = small(ids)[0]
+    return float((logits if large is None else large(ids)[0][..., : logits.shape[-1]] - logits).abs().max())
+
+
+def _exact_model(run: Run) -> LanguageModel:
+    """As it was trained: `load` gives float32, and a run may have been trained in float64."""
+    weights, model = run.read_state_dict(), load(run.path if run.checkpoint is None else run.checkpoint)
+    if any(value.dtype == torch.float64 for value in weights.values()):
+        model.double().load_state_dict(weights)
+    return model
+
+
+def used_options(config: ModelConfig) -> dict[str, Any]:
+    """A model's options as plain values, without those of mixers that it does not have."""
+    values, names = to_dict(config), [config.mixer] if isinstance(config.mixer, str) else config.mixer
+    return values | {"mixers": {name: values["mixers"][name] for name in names}}

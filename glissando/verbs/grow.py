@@ -1,0 +1,39 @@
+"""glissando grow: a run's model made larger without changing what it computes, its optimizer along with it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from glissando.errors import ConfigError
+from glissando.growth import Growth
+from glissando.verbs.options import explain, parse, parser_for
+
+EXAMPLE = "glissando grow runs/first --width 2 --layers 2 --out runs/grown"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Grow, compare the logits of both, and say how to go on."""
+    usage = "glissando grow RUN --out DIR [--width FACTOR] [--layers NUMBER] [options]"
+    parser = parser_for("grow", "Make a run's model larger without changing what it computes.", EXAMPLE, usage)
+    parser.add_argument("run", help="run directory, or one of its checkpoints")
+    parser.add_argument("--out", help="run directory to make")
+    parser.add_class_arguments(Growth, None, skip={"vocab"})  # a run's vocabulary is its tokenizer's
+    explain(parser, Growth)
+    options = parse(parser, arguments)
+    if options.out is None:
+        raise ConfigError("--out is missing: name the run directory to make, such as --out runs/grown")
+    from glissando.flops import training_flops
+    from glissando.loading import load
+    from glissando.training.growing import difference, grow_run
+
+    by = Growth(**{name: options[name] for name in Growth.__dataclass_fields__ if name != "vocab"})
+    run = grow_run(options.run, options.out, by)
+    small, large = load(options.run), load(run.path)
+    length = large.config.max_length or 256
+    costs = [training_flops(model, length) for model in (small, large)]
+    print(f"parameters             {small.num_parameters():,} -> {large.num_parameters():,}")
+    print(f"training FLOPs a token {costs[0]:.4g} -> {costs[1]:.4g}, at {length} tokens")
+    print(f"logits                 differ by {difference(small, large):.1e}, of sizes up to {difference(small):.3g}")
+    out = shlex.quote(str(run.path))
+    print(f"go on with: glissando train --from {out} --training.tokens 1000000 --out {out}-trained")

@@ -1,0 +1,218 @@
+"""Growth computes the same function: every preset, mixer and depth, every axis, from weights without structure."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from subjects import CASES, build, random_ids
+from torch import Tensor
+
+from glissando.config import to_dict
+from glissando.errors import ConfigError
+from glissando.growth import grow
+from glissando.mixers import MIXERS
+from glissando.model import LanguageModel
+
+BOUND = {torch.float64: 1e-9, torch.float32: 1e-5}
+law = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+cases = pytest.mark.parametrize("case", CASES)
+
+
+def mixers(model: LanguageModel) -> list[str]:
+    return [model.config.mixer] if isinstance(model.config.mixer, str) else model.config.mixer
+
+
+def has(model: LanguageModel, axis: str) -> bool:
+    return any(axis in MIXERS[name].axes for name in mixers(model))
+
+
+def head_size(model: LanguageModel) -> int:
+    return next(block.mixer.head_size for block, _ in model.depth.calls())
+
+
+def axes(model: LanguageModel) -> dict[str, dict[str, Any]]:
+    """Each axis that the model has, by itself, by name."""
+    c = model.config
+    found: dict[str, dict[str, Any]] = {"width 2": {"width": 2}, "width 3": {"width": 3}}
+    if c.block.mlp.kind != "none":
+        found |= {"ffn": {"ffn": 3}, "width without ffn": {"width": 2, "ffn": 1}}
+    if has(model, "heads"):
+        found |= {"heads": {"heads": 2}, "width without heads": {"width": 2, "heads": 1}}
+    if has(model, "head_size"):
+        found |= {"head_size": {"head_size": 2 * head_size(model)}}
+    if has(model, "state") and c.mixers.spectral.projections:
+        found |= {"state": {"state": 2}}
+    found |= {"steps": {"steps": 2}} if c.depth.kind == "tied" else {"layers": {"layers": 3}}
+    return found | {"vocab": {"vocab": c.vocab_size + 5}}
+
+
+def together(model: LanguageModel) -> dict[str, Any]:
+    """Every axis at once."""
+    by: dict[str, Any] = {}
+    for one in axes(model).values():
+        by |= one
+    for name in ("ffn", "heads"):
+        if name in by:
+            by[name] = 4
+    if model.config.mixer == "spectral" and not model.config.mixers.spectral.projections:
+        by.pop("state", None)
+    return by
+
+
+def streamed(model: LanguageModel, ids: Tensor, cuts: list[int]) -> Tensor:
+    state, pieces = model.init_state(ids.shape[0]), []
+    for a, b in itertools.pairwise([0, *sorted(set(cuts)), ids.shape[1]]):
+        if a < b:
+            logits, state = model(ids[:, a:b], state)
+            pieces.append(logits)
+    return torch.cat(pieces, 1)
+
+
+def own_rounding(model: LanguageModel, ids: Tensor) -> float:
+    """How far float32 logits are from float64 ones: at a temperature of 0.01 `tau` magnifies rounding."""
+    exact = copy.deepcopy(model).double()
+    return float((exact(ids)[0] - model(ids)[0]).abs().max())
+
+
+def assert_same(model: LanguageModel, grown: LanguageModel, length: int = 20, seed: int = 0) -> None:
+    """Logits of the old vocabulary, at once and streamed; relative to 1 or the largest logit."""
+    ids, old = random_ids(model, 2, length, seed), model.config.vocab_size
+    with torch.no_grad():
+        expected = model(ids)[0]
+        bound = BOUND[expected.dtype] * max(1.0, float(expected.abs().max()))
+        if expected.dtype == torch.float32:
+            bound = max(bound, 4 * own_rounding(model, ids))
+        for got in (grown(ids)[0], streamed(grown, ids, [length // 3, length - 2, length - 1])):
+            gap = float((got[..., :old] - expected).abs().max())
+            assert gap <= bound, f"differs by {gap:.1e}, allowed {bound:.1e}"
+
+
+@cases
+@pytest.mark.parametrize("dtype", BOUND, ids=["float64", "float32"])
+def test_each_axis_by_itself_and_all_together(case, dtype):
+    model = build(case, dtype)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, by in {**axes(model), "together": together(model)}.items():
+        grown = grow(model, **by)
+        assert grown.num_parameters() > model.num_parameters(), name
+        try:
+            assert_same(model, grown)
+        except AssertionError as error:
+            raise AssertionError(f"{name} {by}: {error}") from None
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), f"growing changed {name} of the old model"
+
+
+@cases
+@law
+@given(data=st.data())
+def test_any_growth_is_exact(case: str, data: st.DataObject):
+    """Factors of 1 to 3 in any combination, and growing what has grown."""
+    model = build(case)
+    for seed in range(data.draw(st.integers(1, 2), "growths")):
+        by: dict[str, Any] = {"width": data.draw(st.integers(1, 3), "width"), "seed": seed}
+        wanted = data.draw(st.sets(st.sampled_from(sorted(together(model)))), "axes")
+        for name in wanted - {"width"}:
+            factor = name in ("heads", "ffn", "state")
+            by[name] = data.draw(st.integers(1, 3), name) if factor else together(model)[name]
+        grown = grow(model, **by, noise=data.draw(st.sampled_from([0.0, 0.2, 0.9]), "noise"))
+        assert_same(model, grown, data.draw(st.integers(3, 20), "length"))
+        model = grown
+
+
+@cases
+def test_a_long_text_and_its_masks(case):
+    """Where the fast paths run; padding on the left, where masks are taken."""
+    model = build(case)
+    grown = grow(model, **{name: value for name, value in together(model).items() if name != "vocab"})
+    length = 60 if model.position_embedding is not None else 200
+    assert_same(model, grown, length)
+    if "mask" in model.depth.honours:
+        mask = torch.arange(length) >= torch.tensor([[3], [length // 2]])
+        ids = random_ids(model, 2, length, 1)
+        with torch.no_grad():
+            gap = (grown(ids, mask=mask)[0] - model(ids, mask=mask)[0])[mask].abs().max()
+        assert float(gap) < 1e-9
+
+
+@cases
+def test_a_grown_model_is_what_its_configuration_says(case):
+    """What is pinned is in the configuration: a model built from it has the same shapes and, given weights, logits."""
+    model = build(case)
+    grown = grow(model, **together(model))
+    config = to_dict(grown.config)
+    again = LanguageModel.from_config(config).double().eval()
+    again.load_state_dict(grown.state_dict())
+    assert_same(model, again)
+
+
+@pytest.mark.parametrize(
+    ("case", "by", "why"),
+    [
+        ("depth:flow", {"steps": 1}, "another approximation of the flow"),
+        ("depth:tied", {"layers": 1}, "other turns in a tied depth"),
+        ("depth:discrete", {"steps": 1}, "this one is discrete"),
+        ("mixer:spectral-default", {"heads": 2}, "heads 2 was given, and this model's mixer is spectral"),
+        ("mixer:attention-default", {"state": 2}, "spectral would"),
+        ("preset:continuous-transformer", {"ffn": 2}, "no MLP"),
+        ("preset:continuous-transformer", {"state": 2}, "the channels of `spectral` are the width"),
+        ("mixer:tau-default", {"head_size": 6}, "multiple of its 4, as keys are tiled"),
+        ("mixer:attention-default", {"head_size": 7}, "even with RoPE; got 7"),
+        ("mixer:attention-default", {"head_size": 2}, "at least the 4"),
+        ("mixer:attention-default", {"vocab": 3}, "at least the 37 tokens"),
+        ("mixer:attention-default", {"width": 0}, "whole number of at least 1; got 0"),
+        ("mixer:attention-default", {"layers": -1}, "at least 0; got -1"),
+        ("mixer:attention-default", {"noise": 1.0}, "below 1, got 1.0"),
+    ],
+)
+def test_what_cannot_be_exact_says_why(case, by, why):
+    with pytest.raises(ConfigError, match=why):
+        grow(build(case), **by)
+
+
+def test_alternating_mixers_keep_their_places():
+    """In a stack new layers go on with the turns; around a flow two more on each side keep them and one does not."""
+    options = {"hidden_size": 16, "vocab_size": 37, "mixer": ["attention", "spectral"]}
+    stack = LanguageModel.from_config(options | {"depth": {"layers": 3}}).double()
+    assert_same(stack, grow(stack, layers=2, width=2))
+    flow = {"depth": {"kind": "flow", "layers": 4, "n_steps": 2}}
+    model = LanguageModel.from_config(options | flow).double()
+    assert_same(model, grow(model, layers=4))
+    with pytest.raises(ConfigError, match="add as many layers as keep the order"):
+        grow(model, layers=2)
+
+
+def test_plain_duplication_of_layers_is_not_exact():
+    """What the publication speaks of: every block twice."""
+    model = build("preset:minimal-transformer")
+    twice = LanguageModel.from_config(dict(to_dict(model.config), depth={"layers": 4})).double().eval()
+    weights = model.state_dict()
+    doubled = {n.replace(f"blocks.{i}.", f"blocks.{2 * i + j}."): w for i in (0, 1) for j in (0, 1) for n, w in
+               weights.items() if f"blocks.{i}." in n}  # fmt: skip
+    twice.load_state_dict({**weights, **doubled})
+    ids = random_ids(model, 4, 20, 0)
+    with torch.no_grad():
+        assert float((twice(ids)[0] - model(ids)[0]).abs().max()) > 0.1
+
+
+@cases
+def test_gradients_reach_every_new_layer(case):
+    """A layer that starts as the identity trains: its last projections or its a at once, all of it after a step."""
+    model = build(case)
+    deeper = {"steps": 2} if model.config.depth.kind == "tied" else {"layers": 2}
+    grown = grow(model, **deeper)
+    fresh = [(n, p) for n, p in grown.named_parameters() if n not in model.state_dict() and p.requires_grad]
+    ids = random_ids(model, 2, 20, 0)
+    optimizer = torch.optim.SGD(grown.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(grown(ids)[0].flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+    assert fresh
+    assert [n for n, p in fresh if p.grad is None or not p.grad.abs().any()] == []

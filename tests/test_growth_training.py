@@ -1,0 +1,243 @@
+"""Training goes on where growth left it: with no noise exactly as the small model would, and with noise nearby."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from subjects import build, random_ids
+from training_runs import assert_same_tensors, configuration, curve, last_checkpoint, metrics, weights
+
+from glissando.errors import ConfigError, RunError
+from glissando.growth import Growth, grow_by
+from glissando.model import LanguageModel
+from glissando.runs import OPTIMIZER, Run
+from glissando.training.callbacks import Samples
+from glissando.training.fit import resume, train
+from glissando.training.growing import grow_run, record
+from glissando.training.moments import Moments, checkpoint_moments, grow_moments, put_moments, read_moments
+from glissando.training.parts import Share, optimizer_groups, shares
+
+RATE, DECAY, EPS, CLIP = 0.01, 0.5, 1e-3, 0.3
+
+
+class Trainer:
+    """AdamW with the factors that growth leaves, clipped, on random tokens: what glissando.training.module does."""
+
+    def __init__(self, model: LanguageModel, grown: dict[str, list[float]], moments: dict[str, Moments]) -> None:
+        self.model, self.shares = model, shares(model, grown)
+        self.optimizer = torch.optim.AdamW(optimizer_groups(model, grown, DECAY, EPS), lr=RATE, betas=(0.9, 0.95))
+        put_moments(self.optimizer, model, moments)
+
+    def steps(self, first: int, last: int) -> torch.Tensor:
+        """Loss and gradient norm (steps, 2)."""
+        return torch.tensor([self._step(step) for step in range(first, last)], dtype=torch.float64)
+
+    def _step(self, step: int) -> tuple[float, float]:
+        ids = random_ids(self.model, 2, 12, seed=step % 3)
+        self.optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(self.model(ids)[0][:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        named = [(n, p) for n, p in self.model.named_parameters() if p.grad is not None]
+        norm = math.hypot(*(float(p.grad.norm()) * self.shares[n].norm for n, p in named))
+        for _, parameter in named:
+            parameter.grad *= min(1.0, CLIP / norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = RATE * group["rate"]
+        self.optimizer.step()
+        return loss.item(), norm
+
+    def moments(self) -> dict[str, Moments]:
+        names = {id(p): n for n, p in self.model.named_parameters()}
+        states = self.optimizer.state.items()
+        return {names[id(p)]: Moments(s["step"], s["exp_avg"], s["exp_avg_sq"]) for p, s in states}
+
+
+@pytest.mark.parametrize(
+    ("case", "by"),
+    [
+        ("preset:transformer-plus", {"width": 2}),
+        ("preset:transformer-plus", {"width": 3, "heads": 2, "ffn": 1}),
+        ("preset:minimal-transformer", {"width": 2}),
+        ("preset:minimal-transformer", {"heads": 3, "ffn": 2}),
+        ("preset:gpt", {"width": 2}),
+        ("preset:continuous-transformer", {"width": 2}),
+        ("preset:continuous-transformer-nano", {"width": 2, "state": 3}),
+        ("preset:tauformer-nano", {"width": 2}),
+        ("preset:hybrid-ode-nano", {"width": 2}),
+        ("mixer:attention-helpers", {"width": 2}),
+    ],
+    ids=str,
+)
+def test_without_noise_training_is_exactly_the_small_models(case, by):
+    """Losses and gradient norms of 30 clipped steps with weight decay after 10 of the small model, grown once, and
+    then once more: in float64."""
+    small = Trainer(build(case), {}, {})
+    small.steps(0, 10)
+    once = grow_by(copy.deepcopy(small.model), Growth(**by, noise=0.0))
+    grown = Trainer(once.model, record(once, {}), grow_moments(small.moments(), once))
+    expected = small.steps(10, 25)
+    # Fourier bins that a tile does not have get gradients of rounding's size, which Adam magnifies.
+    bound = 1e-9 if case != "preset:continuous-transformer" else 1e-6
+    torch.testing.assert_close(grown.steps(10, 25), expected, rtol=bound, atol=bound)
+    twice = grow_by(grown.model, Growth(width=2, noise=0.0))
+    again = Trainer(twice.model, record(twice, record(once, {})), grow_moments(grown.moments(), twice))
+    torch.testing.assert_close(again.steps(25, 40), small.steps(25, 40), rtol=10 * bound, atol=10 * bound)
+    assert float((expected[-1] - expected[0]).abs().max()) > 0.01  # it was training
+
+
+@pytest.mark.parametrize("part", ["rate", "decay", "eps", "norm", "moments"])
+def test_every_factor_is_needed(part, monkeypatch):
+    """With any one of them left out the grown run goes elsewhere: the test above can fail."""
+    small = Trainer(build("preset:transformer-plus"), {}, {})
+    small.steps(0, 10)
+    grown = grow_by(copy.deepcopy(small.model), Growth(width=2, noise=0.0))
+    moments = grow_moments(small.moments(), grown)
+    if part == "moments":
+        moments = {}
+    else:
+        monkeypatch.setattr(Share, part, property(lambda self: 1.0))
+    got = Trainer(grown.model, record(grown, {}), moments).steps(10, 40)
+    assert float((got[:, 0] - small.steps(10, 40)[:, 0]).abs().max()) > 1e-4
+
+
+def test_the_published_recipe_of_the_factors():
+    """Width x 2: moments m / 2 and v / 4, the untied head's unscaled; half the rate and twice the decay for readers."""
+    model = build("preset:gpt")
+    grown = grow_by(model, Growth(width=2))
+    kept = record(grown, {})
+    assert kept["embedding.weight"] == [1.0, 2.0]
+    assert kept["depth.blocks.0.mlp.up.weight"] == [0.5, 4.0]
+    assert kept["depth.blocks.0.mlp.up.bias"] == [1.0, 2.0]
+    assert kept["head.weight"] == [0.5, 2.0]
+    share = Share(*kept["depth.blocks.0.mlp.up.weight"])
+    assert (share.rate, share.decay, share.eps, share.norm) == (0.5, 2.0, 0.5, 1.0)
+    for name, ratio in (("depth.blocks.0.mlp.up.weight", 0.5), ("embedding.weight", 0.5), ("head.weight", 1.0)):
+        ones = torch.ones_like(dict(model.named_parameters())[name])
+        first, second = grown.moments(name, ones, ones)
+        assert first.unique().tolist() == [ratio]
+        assert second.unique().tolist() == [ratio**2]
+
+
+def test_copies_part_company_and_the_loss_does_not_jump():
+    """500 steps after growth with noise no two copies are alike; without noise all are. Nearby for the first 50."""
+    small = Trainer(build("preset:transformer-plus"), {}, {})
+    small.steps(0, 20)
+    runs = {}
+    for noise in (0.2, 0.0):
+        grown = grow_by(copy.deepcopy(small.model), Growth(width=2, noise=noise))
+        runs[noise] = Trainer(grown.model, record(grown, {}), grow_moments(small.moments(), grown))
+    gap = (runs[0.2].steps(20, 70) - small.steps(20, 70))[:, 0].abs().max()
+    assert float(gap) < 0.03
+    runs[0.2].steps(70, 520)
+    runs[0.0].steps(20, 40)
+    seen = torch.cat([random_ids(small.model, 2, 12, seed).flatten() for seed in range(3)]).unique()
+    table = grow_by(small.model, Growth(width=2)).table
+    for noise, trainer in runs.items():
+        for name, value in trainer.model.named_parameters():
+            for dim, lift in enumerate(table[name].lifts):  # type: ignore[union-attr]
+                if lift.copies == 2:
+                    order = lift.source.argsort(stable=True)
+                    one, other = value.detach().index_select(dim, order).unflatten(dim, (-1, 2)).unbind(dim + 1)
+                    gap = (one - other).abs()
+                    gap = (
+                        gap[seen] if name == "embedding.weight" else gap
+                    )  # of tokens that never came nothing is learned
+                    assert float(gap.min()) > 1e-9 if noise else float(gap.max()) < 1e-12, (noise, name, dim)
+
+
+# ---------------------------------------------------------------------------- runs
+
+STEADY: dict[str, Any] = {
+    "model": {"block": {"mixer_dropout": 0.0, "mlp_dropout": 0.0}},
+    "training": {
+        "precision": "64-true",
+        "schedule": {"kind": "constant", "warmup_steps": 0},
+        "optimizer": {"learning_rate": 0.01, "weight_decay": 0.5, "eps": 1e-3},
+        "clip": 0.3,
+        "log_every": 1,
+        "validate_every": 10**6,
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def unsampled(monkeypatch):
+    """Sampled text takes longer than these trainings."""
+    monkeypatch.setattr(Samples, "sample", lambda *_: "")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    return train(configuration(folder, STEADY, {"training.sample_every": 10**6}), folder / "run").path
+
+
+def gone_on(start: Path, folder: Path, *updates: dict[str, Any], out: str) -> Path:
+    """More training, as `glissando train --from` does with the options of `start`."""
+    model = {"model": Run.open(start).read_config()["model"]}
+    config = configuration(folder, STEADY, model, {"training.steps": 8, "start_from": str(start)}, *updates)
+    return train(config, folder / out).path
+
+
+def test_a_grown_run_trains_on_exactly(small, tmp_path):
+    """From checkpoint to run to Lightning and back; stopped half-way and resumed, to the same weights."""
+    same = grow_run(small, tmp_path / "same", Growth()).path
+    large = grow_run(small, tmp_path / "large", Growth(width=2, noise=0.0)).path
+    alone, grown = gone_on(same, tmp_path, out="alone"), gone_on(large, tmp_path, out="grown")
+    assert float((curve(alone) - curve(grown)).abs().max()) < 1e-6  # of seven digits that are logged
+    for one, other in zip(metrics(alone), metrics(grown), strict=True):
+        assert float(other["grad_norm"]) == pytest.approx(float(one["grad_norm"]), rel=1e-5)
+    factors = Run.open(grown).read_config()["grown"]
+    assert factors == Run.open(large).read_config()["grown"]
+    half = gone_on(large, tmp_path, {"training.save_every": 4}, out="half")
+    whole, checkpoint = weights(half), half / "checkpoints" / "step-00000008"
+    for path in checkpoint.iterdir():
+        path.unlink()
+    resume(half)
+    assert_same_tensors(weights(half), whole)
+    assert {group["rate"] for group in last_checkpoint(half)["optimizer_states"][0]["param_groups"]} == {0.5, 1.0}
+
+
+def test_what_a_grown_run_holds(small, tmp_path):
+    grown = grow_run(small, tmp_path / "grown", Growth(width=2, layers=1))
+    newest = Run(small).latest_checkpoint()
+    assert newest is not None
+    before, after = checkpoint_moments(newest), read_moments(Run.open(grown.path))
+    assert before.keys() == after.keys()
+    assert set(weights(grown.path)) - after.keys() == {n for n in weights(grown.path) if ".blocks.2." in n}
+    name = "depth.blocks.0.mlp.down.weight"
+    assert after[name].first.shape == weights(grown.path)[name].shape
+    torch.testing.assert_close(after[name].first[:16, : before[name].first.shape[1]], before[name].first / 2)
+    assert int(after[name].step) == 12
+    assert weights(grown.path)[name].dtype == torch.float64  # as it was trained
+
+
+def test_a_run_that_has_grown_grows_again(small, tmp_path):
+    once = grow_run(small, tmp_path / "once", Growth(width=2)).path
+    trained = gone_on(once, tmp_path, {"training.steps": 2}, out="trained")
+    twice = grow_run(trained, tmp_path / "twice", Growth(width=2)).path
+    assert Run.open(twice).read_config()["grown"]["depth.blocks.0.mlp.up.weight"] == [0.25, 16.0]
+
+
+def test_mistakes(small, tmp_path):
+    with pytest.raises(RunError, match="not empty"):
+        grow_run(small, small, Growth(width=2))
+    with pytest.raises(ConfigError, match="vocabulary is its tokenizer's"):
+        grow_run(small, tmp_path / "out", Growth(vocab=300))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="start from that with --from"):
+        train(replace(configuration(tmp_path), grown={"embedding.weight": [1.0, 2.0]}), tmp_path / "run")
+    large = grow_run(small, tmp_path / "large", Growth(width=2)).path
+    with pytest.raises(ConfigError, match="fsdp"):
+        gone_on(large, tmp_path, {"training.strategy": "fsdp"}, out="sharded")
+    with pytest.raises(ConfigError, match="is no parameter of this model"):
+        shares(build("preset:gpt"), {"depth.blocks.9.mlp.up.weight": [0.5, 4.0]})
+    (large / OPTIMIZER).write_bytes(b"broken")
+    with pytest.raises(RunError):
+        gone_on(large, tmp_path, out="damaged")
