@@ -65,7 +65,7 @@ def plot_text(model: LanguageModel, text: str, target: Path) -> Path:
 
     Lines of at most 80 tokens.
 
-    Raises ValueError for a model without a liquid mixer or a tokenizer, DataError for a text of no token or of over 800.
+    Raises ValueError for a model without a liquid mixer or a tokenizer, DataError for no token or more than 800.
     """
     if model.tokenizer is None:
         raise ValueError("this model has no tokenizer; draw a text with a model that was loaded from a run")
