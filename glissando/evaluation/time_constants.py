@@ -97,7 +97,8 @@ def plot_signal(model: SeriesModel, x: Tensor, target: Path, dt: Tensor | None =
     tau = time_constants(model, x.unsqueeze(0), None if dt is None else dt.unsqueeze(0))[:, 0].cpu()
     figure, (above, below) = _stacked([1.6, 0.28 * len(tau) + 0.5])
     for number in range(min(x.shape[1], 8)):
-        above.step(edges[:-1], x[:, number].tolist(), where="post", linewidth=0.9)
+        held = x[:, number].tolist()
+        above.step(edges, [*held, held[-1]], where="post", linewidth=0.9)
     above.set(xlim=(0, edges[-1]), ylabel="signal")
     above.tick_params(labelbottom=False)
     above.grid(alpha=0.25)
@@ -141,11 +142,12 @@ def _draw_heat(axes: Any, tau: Tensor, whole: Tensor, edges: list[float] | None 
 def _finish(figure: Any, drawn: list[Any], image: Any, title: str) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    bar = figure.colorbar(image, ax=drawn, label="tau (median over modes, in units of dt)", pad=0.01, aspect=30)
+    tall = sum(axes.get_position().height for axes in drawn) * figure.get_figheight()
+    bar = figure.colorbar(image, ax=drawn, label="tau", pad=0.01, aspect=6 * tall)
     bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
     bar.ax.yaxis.set_major_formatter("{x:g}")
     bar.ax.yaxis.set_minor_formatter(NullFormatter())
-    figure.suptitle(title)
+    figure.suptitle(f"{title}: median over the modes of a layer, in units of dt", fontsize=10)
 
 
 def _token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
