@@ -140,13 +140,13 @@ def _draw_heat(axes: Any, tau: Tensor, whole: Tensor, edges: list[float] | None 
 
 
 def _finish(figure: Any, drawn: list[Any], image: Any, title: str) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     tall = sum(axes.get_position().height for axes in drawn) * figure.get_figheight()
     bar = figure.colorbar(image, ax=drawn, label="tau", pad=0.01, aspect=6 * tall)
-    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
-    bar.ax.yaxis.set_major_formatter("{x:g}")
-    bar.ax.yaxis.set_minor_formatter(NullFormatter())
+    low, high = math.log10(image.norm.vmin), math.log10(image.norm.vmax)
+    # Decades are too far apart: tau of a text often stays within one.
+    at = torch.logspace(low, high, 3 if tall < 2 else 5).tolist()
+    bar.set_ticks(at, labels=[f"{tau:.3g}" for tau in at])
+    bar.minorticks_off()
     figure.suptitle(f"{title}: median over the modes of a layer, in units of dt", fontsize=10)
 
 
