@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -281,3 +283,47 @@ def test_every_initialisation_learns_to_hold_a_value_for_its_time(init: str):
         optimizer.step()
         losses.append(float(loss.detach()) / float(target.square().mean()))
     assert (sum(losses[-10:]) / 10 < 0.1) == knows
+
+
+def irregular_series() -> Any:
+    """examples/irregular_series.py as a module."""
+    path = Path(__file__).parents[1] / "examples" / "irregular_series.py"
+    spec = importlib.util.spec_from_file_location("irregular_series", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["cfc", "ltc"])
+def test_the_examples_batches_are_single_rows_of_ncps(name: str):
+    """Its own modules, given one row at a time, as their batches of times cannot be trusted."""
+    networks = pytest.importorskip("ncps.torch")
+    wirings = pytest.importorskip("ncps.wirings")
+    example = irregular_series()
+    ours = getattr(example, name)(3, 5)
+    theirs = networks.CfC(3, 5, backbone_units=10) if name == "cfc" else networks.LTC(3, wirings.FullyConnected(5))
+    theirs.rnn_cell.load_state_dict(ours.cell.state_dict())
+    x, dt = torch.randn(4, 7, 3), 0.2 + torch.rand(4, 7)
+    with torch.no_grad():
+        rows = [ours.head(theirs(x[i : i + 1], timespans=dt[i : i + 1])[0]) for i in range(4)]
+        assert_close(ours(x, dt), torch.cat(rows), "rows", 1e-5)
+
+
+def test_the_example_splits_series_whole(tmp_path):
+    """No value of a held-out file is trained on, and gaps are those of the rows that were dropped."""
+    import numpy as np
+
+    example = irregular_series()
+    for number in range(7):
+        np.save(tmp_path / f"{number}.npy", np.arange(60.0).reshape(60, 1) + 1000 * number)
+    series = example.from_folder(tmp_path, drop=0.3)
+    assert all(20 < len(values) < 60 for values, _ in series)
+    train, valid, test = example.split(series, 8)
+    seen, chosen, held = (set((1e5 * part.x).round().flatten().tolist()) for part in (train, valid, test))
+    assert not (seen & chosen) | (seen & held) | (chosen & held)
+    scale = float((train.target - train.x).abs().max() / train.dt.max())
+    for part in (train, valid, test):
+        assert_close(part.target - part.x, scale * part.dt.unsqueeze(-1), "values rise by 1 a row", 1e-4)
+    assert float(train.dt.max()) > 1

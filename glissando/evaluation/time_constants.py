@@ -65,7 +65,7 @@ def plot_text(model: LanguageModel, text: str, target: Path) -> Path:
 
     Lines of at most 80 tokens.
 
-    Raises ValueError for a model without a liquid mixer or a tokenizer, DataError for a text of no token or over 800.
+    Raises ValueError for a model without a liquid mixer or a tokenizer, DataError for no token or more than 800.
     """
     if model.tokenizer is None:
         raise ValueError("this model has no tokenizer; draw a text with a model that was loaded from a run")
@@ -97,7 +97,8 @@ def plot_signal(model: SeriesModel, x: Tensor, target: Path, dt: Tensor | None =
     tau = time_constants(model, x.unsqueeze(0), None if dt is None else dt.unsqueeze(0))[:, 0].cpu()
     figure, (above, below) = _stacked([1.6, 0.28 * len(tau) + 0.5])
     for number in range(min(x.shape[1], 8)):
-        above.step(edges[:-1], x[:, number].tolist(), where="post", linewidth=0.9)
+        held = x[:, number].tolist()
+        above.step(edges, [*held, held[-1]], where="post", linewidth=0.9)
     above.set(xlim=(0, edges[-1]), ylabel="signal")
     above.tick_params(labelbottom=False)
     above.grid(alpha=0.25)
@@ -139,13 +140,14 @@ def _draw_heat(axes: Any, tau: Tensor, whole: Tensor, edges: list[float] | None 
 
 
 def _finish(figure: Any, drawn: list[Any], image: Any, title: str) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    bar = figure.colorbar(image, ax=drawn, label="tau (median over modes, in units of dt)", pad=0.01, aspect=30)
-    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
-    bar.ax.yaxis.set_major_formatter("{x:g}")
-    bar.ax.yaxis.set_minor_formatter(NullFormatter())
-    figure.suptitle(title)
+    tall = sum(axes.get_position().height for axes in drawn) * figure.get_figheight()
+    bar = figure.colorbar(image, ax=drawn, label="tau", pad=0.01, aspect=6 * tall)
+    low, high = math.log10(image.norm.vmin), math.log10(image.norm.vmax)
+    # Decades are too far apart: tau of a text often stays within one.
+    at = torch.logspace(low, high, 3 if tall < 2 else 5).tolist()
+    bar.set_ticks(at, labels=[f"{tau:.3g}" for tau in at])
+    bar.minorticks_off()
+    figure.suptitle(f"{title}: median over the modes of a layer, in units of dt", fontsize=10)
 
 
 def _token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
