@@ -114,6 +114,11 @@ class Mixer(nn.Module, ABC):
         """How its parameters and buffers go into those of `grown`, built from `grown_config`; `width` lifts x."""
         raise ConfigError(f"mixer {type(self).__name__} cannot grow: it states neither `grown_config` nor `growth`")
 
+    def endings(self) -> list[nn.Parameter]:
+        """The parameters that its output is linear in, so that zeros there silence it; none where there are none."""
+        out = getattr(self, "out", None)
+        return list(out.parameters()) if isinstance(out, nn.Linear) else []
+
     def begin_like(self, other: Any) -> None:
         """Take from the same mixer of another layer what a new layer cannot know by itself; most need nothing."""
 
