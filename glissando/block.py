@@ -225,15 +225,14 @@ class Block(nn.Module):
 
     @property
     def can_rest(self) -> bool:
-        """Whether it is the identity once its last projections are 0: x + 0 is x, and norm(x + 0) is not."""
-        return self.order == "pre" and self.mixer.last is not None
+        """Whether it is the identity once its endings are 0: x + 0 is x, and norm(x + 0) is not."""
+        return self.order == "pre" and bool(self.mixer.endings())
 
     @torch.no_grad()
     def rest(self) -> None:
-        """Make it the identity. The last projections get gradients all the same, and all else does once they move."""
-        for module in (self.mixer.last, None if self.mlp is None else self.mlp.down):
-            for parameter in [] if module is None else module.parameters():
-                parameter.zero_()
+        """Make it the identity. The endings get gradients all the same, and all else does once they have moved."""
+        for parameter in [*self.mixer.endings(), *([] if self.mlp is None else self.mlp.down.parameters())]:
+            parameter.zero_()
 
     def flops(self, length: int) -> Flops:
         """Operations per token at `length` tokens, see glissando.flops."""

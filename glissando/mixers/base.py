@@ -88,12 +88,6 @@ class Mixer(nn.Module, ABC):
     #: which of `heads`, `head_size` and `state` it can grow, see glissando.growth
     axes: frozenset[str] = frozenset()
 
-    @property
-    def last(self) -> nn.Linear | None:
-        """The linear map that what it returns comes from; None where something is added to that."""
-        out = getattr(self, "out", None)
-        return out if isinstance(out, nn.Linear) else None
-
     @abstractmethod
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -119,6 +113,11 @@ class Mixer(nn.Module, ABC):
     def growth(self, grown: Any, width: Lift) -> Table:
         """How its parameters and buffers go into those of `grown`, built from `grown_config`; `width` lifts x."""
         raise ConfigError(f"mixer {type(self).__name__} cannot grow: it states neither `grown_config` nor `growth`")
+
+    def endings(self) -> list[nn.Parameter]:
+        """The parameters that its output is linear in, so that zeros there silence it; none where there are none."""
+        out = getattr(self, "out", None)
+        return list(out.parameters()) if isinstance(out, nn.Linear) else []
 
     def begin_like(self, other: Any) -> None:
         """Take from the same mixer of another layer what a new layer cannot know by itself; most need nothing."""

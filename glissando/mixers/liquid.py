@@ -121,9 +121,8 @@ class Liquid(Mixer):
         place["dtype"] = torch.promote_types(place["dtype"], torch.float32)
         return LiquidState(torch.zeros(batch_size, self.size, **place))
 
-    @property
-    def last(self) -> nn.Linear | None:
-        return self.layer.out if isinstance(self.layer, Gated) else None
+    def endings(self) -> list[nn.Parameter]:
+        return self.layer.endings()
 
     @classmethod
     def grown_config(cls, options: LiquidConfig, hidden_size: int, by: Growth) -> LiquidConfig:
@@ -203,6 +202,9 @@ class Gated(nn.Module):
         """What the dynamics read, then the gate."""
         return self.project(x).split(self.sizes, -1)
 
+    def endings(self) -> list[nn.Parameter]:
+        return [self.out.weight]
+
     def leave(self, x: Tensor, inputs: tuple[Tensor, ...], states: Tensor) -> Tensor:
         gate = inputs[-1]
         return self.out((states.to(gate.dtype) * F.silu(gate)).to(x.dtype))
@@ -268,6 +270,9 @@ class Published(nn.Module):
         """What the dynamics read, then u."""
         u = F.gelu(self.entry_norm(self.entry(x)))
         return (u, u) if self.b is None else (self.b(u), self.adapt(u), u)
+
+    def endings(self) -> list[nn.Parameter]:
+        return [*self.down.parameters(), self.residual]
 
     def leave(self, x: Tensor, inputs: tuple[Tensor, ...], states: Tensor) -> Tensor:
         states = states.to(x.dtype)
