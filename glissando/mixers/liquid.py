@@ -203,7 +203,7 @@ class Gated(nn.Module):
         return self.project(x).split(self.sizes, -1)
 
     def endings(self) -> list[nn.Parameter]:
-        return [self.out.weight]
+        return list(self.out.parameters())
 
     def leave(self, x: Tensor, inputs: tuple[Tensor, ...], states: Tensor) -> Tensor:
         gate = inputs[-1]
