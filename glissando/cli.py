@@ -16,6 +16,7 @@ VERBS = {
     "generate": "write text with a trained model",
     "evaluate": "bits per byte, perplexity and accuracy on held-out text",
     "grow": "make a run's model larger without changing what it computes",
+    "compare": "train several models under one budget and write a report",
     "steer": "turn a model's dials over held-out prompts, judge the texts, draw the dial",
     "presets": "list the presets, or show one",
     "corpora": "list the corpora, or show samples of one",

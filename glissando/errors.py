@@ -31,7 +31,11 @@ class RunError(GlissandoError, RuntimeError):
 
 
 class TrainingError(GlissandoError, RuntimeError):
-    """Training that cannot go on, such as a loss that is no longer finite."""
+    """Training that cannot go on, such as a disk that takes no more."""
+
+
+class DivergenceError(TrainingError):
+    """Training whose loss, gradients or weights are no longer finite: the same settings would end there again."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

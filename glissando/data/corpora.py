@@ -157,6 +157,45 @@ class TrackingOptions:
 
 
 @dataclass
+class CopyOptions:
+    """Generated symbols, a long blank, and then the symbols in their order.
+
+    symbols  how many there are to remember
+    delay    characters between the last symbol and the first answer
+    """
+
+    symbols: int = 10
+    delay: int = 100
+    valid_rows: int = 256
+
+
+@dataclass
+class SelectiveCopyOptions:
+    """Generated symbols scattered over noise, and then the symbols in their order.
+
+    symbols  how many there are to remember
+    length   characters over which they are scattered
+    """
+
+    symbols: int = 16
+    length: int = 128
+    valid_rows: int = 256
+
+
+@dataclass
+class InductionOptions:
+    """Generated random symbols with a mark among them: which symbol stood behind the mark?
+
+    length     characters of a row
+    valid_len  characters of a held-out row; none: as in training
+    """
+
+    length: int = 128
+    valid_len: int | None = None
+    valid_rows: int = 256
+
+
+@dataclass
 class HubOptions:
     """A data set by name, fetched once through the `datasets` package.
 
@@ -196,6 +235,9 @@ class DataConfig:
     recall: RecallOptions = field(default_factory=RecallOptions)
     parity: ParityOptions = field(default_factory=ParityOptions)
     tracking: TrackingOptions = field(default_factory=TrackingOptions)
+    copy: CopyOptions = field(default_factory=CopyOptions)
+    selective_copy: SelectiveCopyOptions = field(default_factory=SelectiveCopyOptions)
+    induction: InductionOptions = field(default_factory=InductionOptions)
     hub: HubOptions = field(default_factory=HubOptions)
 
 
@@ -226,6 +268,11 @@ CORPORA: dict[str, CorpusEntry] = {
     "recall": CorpusEntry("generated memory task: the values of keys", "tasks:RecallCorpus", _NEWLINE),
     "parity": CorpusEntry("generated memory task: the parity of bits", "automata:ParityCorpus", _NEWLINE),
     "tracking": CorpusEntry("generated memory task: things moved in a row", "automata:TrackingCorpus", _NEWLINE),
+    "copy": CorpusEntry("generated memory task: symbols behind a long blank", "copying:CopyCorpus", _NEWLINE),
+    "selective_copy": CorpusEntry(
+        "generated memory task: symbols picked out of noise", "copying:SelectiveCopyCorpus", _NEWLINE
+    ),
+    "induction": CorpusEntry("generated memory task: what stood behind the mark", "copying:InductionCorpus", _NEWLINE),
     "hub": CorpusEntry("a data set by name, such as tinystories", "hub:HubCorpus"),
 }
 

@@ -202,7 +202,7 @@ def _ids_of(tokenizer: Tokenizer, alphabet: str) -> np.ndarray:
     return table
 
 
-def _shuffled(size: int, seed: int, *indices: object) -> np.ndarray:
+def shuffled(size: int, seed: int, *indices: object) -> np.ndarray:
     """(n, size), a random order of range(size) for each of the indices, which are (n,) or single."""
     columns = [np.atleast_1d(np.asarray(index))[:, None] for index in indices]
     return random_words(seed, *columns, np.arange(size)).argsort(axis=1, kind="stable")
@@ -259,10 +259,10 @@ class RecallCorpus(TaskCorpus):
 
     def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
         draw = (held_out, attempt, rows)
-        keys = codes(_KEY_CHARACTERS)[_shuffled(len(_KEY_CHARACTERS), seed, _KEYS, *draw)[:, : self._pairs]]
-        values = codes(_VALUE_CHARACTERS)[_shuffled(len(_VALUE_CHARACTERS), seed, _VALUES, *draw)[:, : self._pairs]]
+        keys = codes(_KEY_CHARACTERS)[shuffled(len(_KEY_CHARACTERS), seed, _KEYS, *draw)[:, : self._pairs]]
+        values = codes(_VALUE_CHARACTERS)[shuffled(len(_VALUE_CHARACTERS), seed, _VALUES, *draw)[:, : self._pairs]]
         bound = np.stack([keys, values], axis=2)
-        asked = _shuffled(self._pairs, seed, _QUERIES, *draw)[:, : self._queries]
+        asked = shuffled(self._pairs, seed, _QUERIES, *draw)[:, : self._queries]
         asked_bound = np.take_along_axis(bound, asked[:, :, None], axis=1)
         return np.concatenate([bound, asked_bound], axis=1).reshape(len(rows), -1)[:, :-1]
 

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,12 @@ _ASIDES = (
     ".*Dynamo detected a call to a `functools.lru_cache`.*",  # the tables cached so are constants
 )
 
+#: builds the callback that shows how training goes
+ShownBy = Callable[[Budget, Validation, Metrics], Progress]
 
-def train(config: RunConfig, out: str | Path) -> Run:
-    """Train as `config` says into the new run directory `out`.
+
+def train(config: RunConfig, out: str | Path, progress: ShownBy = Progress) -> Run:
+    """Train as `config` says into the new run directory `out`; `progress` shows it.
 
     Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C raises
     KeyboardInterrupt once the step in progress is saved.
@@ -74,7 +77,7 @@ def train(config: RunConfig, out: str | Path) -> Run:
     _require_dials(config, corpus)
     _require_shardable(config)
     require_base(config, corpus.control_names)
-    job = _Job.build(config, Run(Path(out)), corpus, resuming=False)
+    job = _Job.build(config, Run(Path(out)), corpus, resuming=False, progress=progress)
     load_start(config, job.module.model)
     job.module.moments = start_moments(config)
     _require_laplacian(config, job.module.model)
@@ -88,7 +91,7 @@ def train(config: RunConfig, out: str | Path) -> Run:
     return job.fit(resume_from=None)
 
 
-def resume(path: str | Path, machine: Mapping[str, Any] | None = None) -> Run:
+def resume(path: str | Path, machine: Mapping[str, Any] | None = None, progress: ShownBy = Progress) -> Run:
     """Go on from the newest complete checkpoint of the run directory `path`, to bit-identical weights.
 
     Only training.calibration.kind `start` sets tau anew, unless its at_restart is false.
@@ -108,7 +111,8 @@ def resume(path: str | Path, machine: Mapping[str, Any] | None = None) -> Run:
         raise RunError(f"{path} has no complete checkpoint to resume from; train again into another directory")
     if (run.path / MANIFEST).is_file() and not (run.path / TOKENIZER).is_file():
         Run.open(checkpoint)  # says what is missing and what to do
-    job = _Job.build(config, run, build_corpus(config.data, load_tokenizer(run.path / TOKENIZER)), resuming=True)
+    corpus = build_corpus(config.data, load_tokenizer(run.path / TOKENIZER))
+    job = _Job.build(config, run, corpus, resuming=True, progress=progress)
     if launch.rank() == 0:
         Run.create(path, resume=True)
     return job.fit(resume_from=checkpoint)
@@ -134,7 +138,7 @@ class _Job:
     budget: Budget
 
     @classmethod
-    def build(cls, config: RunConfig, run: Run, corpus: Corpus, resuming: bool) -> _Job:
+    def build(cls, config: RunConfig, run: Run, corpus: Corpus, resuming: bool, progress: ShownBy) -> _Job:
         model = LanguageModel(
             _followed(config.model) if resuming or config.start_from else config.model, corpus.tokenizer
         )
@@ -143,7 +147,7 @@ class _Job:
         base = stage_base(config, run.path if resuming else None, model)
         module = TrainingModule(config, model, corpus, base)
         files = PatientCheckpointIO()
-        budget, callbacks = _callbacks(config, run, files)
+        budget, callbacks = _callbacks(config, run, files, progress)
         with _quiet():
             trainer = _trainer(config, callbacks, files)
         _say_what_emulation_costs(trainer)
@@ -198,13 +202,15 @@ def quoted(text: str) -> str:
     return f"$'{''.join(escaped)}'"
 
 
-def _callbacks(config: RunConfig, run: Run, files: PatientCheckpointIO) -> tuple[Budget, list[pl.Callback]]:
+def _callbacks(
+    config: RunConfig, run: Run, files: PatientCheckpointIO, shown_by: ShownBy
+) -> tuple[Budget, list[pl.Callback]]:
     t = config.training
     budget = Budget(t.steps, t.tokens, t.seconds, t.flops)
     calibration = Calibration(t.calibration, budget)
     validation = Validation(budget, t.validate_every, t.early_stopping)
     metrics = Metrics(run.path, t.log_every, validation, budget, t.tensorboard, calibration)
-    progress = Progress(budget, validation, metrics)
+    progress = shown_by(budget, validation, metrics)
     samples = Samples(run.path, budget, t.sample_every, progress.say)
     saver = Saver(run, budget, t.save_every, t.keep_checkpoints, files)
     # The order is the order within a step: what is saved must know of what was validated.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
-from glissando.errors import ConfigError, TrainingError
+from glissando.errors import ConfigError, DivergenceError
 from glissando.evaluation.scoring import Score, heard_control, score_part, to_device, token_losses
 from glissando.flops import forward_flops, training_flops
 from glissando.model import LanguageModel
@@ -208,7 +208,7 @@ class TrainingModule(pl.LightningModule):
         bad = [name for name, norm in self._norms.items() if not math.isfinite(norm)]
         where = f"the gradient first in {part_of(bad[0])} ({bad[0]})" if bad else "the gradient is finite"
         what = "the gradient is not finite" if math.isfinite(nats) else f"the loss is {nats}"
-        raise TrainingError(
+        raise DivergenceError(
             f"{what} in step {self.trainer.global_step + 1}; {where}. That step is not taken and the last checkpoint "
             "stands: train again with a lower training.optimizer.learning_rate or a lower training.clip."
         )
@@ -222,14 +222,14 @@ class TrainingModule(pl.LightningModule):
         return sorted({part_of(name) for name, p in self.model.named_parameters() if p.requires_grad})
 
     def require_finite_weights(self) -> None:
-        """Raises TrainingError, on every process, if a weight has overflowed: it must not be saved."""
+        """Raises DivergenceError, on every process, if a weight has overflowed: it must not be saved."""
         named = dict(self.model.named_parameters())
         bad = (~local_norms(named.values()).isfinite()).double()
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(bad)
         if bad.any():
             name = list(named)[int(bad.argmax())]
-            raise TrainingError(
+            raise DivergenceError(
                 f"after step {self.trainer.global_step} {part_of(name)} ({name}) is not finite; it is not saved and "
                 "the last checkpoint stands. Train again with a lower training.optimizer.learning_rate."
             )

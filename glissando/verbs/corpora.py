@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
 
     if options.name is None:
         for name, entry in CORPORA.items():
-            print(f"{name:10} {entry.about}")
+            print(f"{name:14} {entry.about}")
         return
     if options.name not in CORPORA:
         raise unknown_name("corpus", options.name, CORPORA)
@@ -36,4 +36,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 #: corpora that need no file, so that samples can be shown without options
-GENERATED = ("stories", "shift", "recall", "parity", "tracking")
+GENERATED = ("stories", "shift", "recall", "parity", "tracking", "copy", "selective_copy", "induction")

@@ -16,6 +16,7 @@ import torch
 from glissando.config import from_dict
 from glissando.data.automata import ParityCorpus, TrackingCorpus, arrangements
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
+from glissando.data.copying import CopyCorpus, InductionCorpus, SelectiveCopyCorpus
 from glissando.data.corpora import CORPORA, DataConfig, TokenizerConfig, build_corpus
 from glissando.data.tasks import RecallCorpus, TaskCorpus
 from glissando.data.tokenizers import HFTokenizer, Tokenizer, train_bpe
@@ -26,7 +27,14 @@ from glissando.training.config import RunConfig
 from glissando.training.fit import train
 from glissando.verbs.corpora import GENERATED
 
-TASKS: dict[str, type[TaskCorpus]] = {"recall": RecallCorpus, "parity": ParityCorpus, "tracking": TrackingCorpus}
+TASKS: dict[str, type[TaskCorpus]] = {
+    "recall": RecallCorpus,
+    "parity": ParityCorpus,
+    "tracking": TrackingCorpus,
+    "copy": CopyCorpus,
+    "selective_copy": SelectiveCopyCorpus,
+    "induction": InductionCorpus,
+}
 AUTOMATA = ("parity", "tracking")
 
 
@@ -75,6 +83,9 @@ def chi2(counts: Counter[Any], kinds: int) -> float:
         ("parity", {"min_len": 3, "max_len": 9, "valid_len": 20}),
         ("tracking", {}),
         ("tracking", {"items": 5, "max_len": 12, "valid_len": 30}),
+        ("copy", {"delay": 7}),
+        ("selective_copy", {"symbols": 3, "length": 20}),
+        ("induction", {"length": 9, "valid_len": 20}),
     ],
 )
 def test_order_laws(task: str, options: dict[str, Any], order_laws: Callable[[Corpus], None]) -> None:
@@ -105,6 +116,9 @@ def test_held_out_rows_are_distinct_sorted_and_keep_their_place_as_more_are_aske
         ("recall", {"pairs": 1}, 47 * 47),
         ("parity", {"min_len": 5, "max_len": 9}, 2**10 - 2**5),
         ("tracking", {"min_len": 4, "max_len": 6}, 3**4 + 3**5 + 3**6),
+        ("copy", {"symbols": 4, "delay": 2}, 8**4),
+        ("selective_copy", {"symbols": 2, "length": 6}, 14**2 * 15),
+        ("induction", {"length": 4}, 2 * 15**2),
     ],
 )
 def test_training_and_held_out_rows_are_disjoint_for_every_seed(task: str, options: Any, space: int) -> None:
@@ -141,7 +155,7 @@ def test_they_are_generated_corpora_with_samples(task: str) -> None:
     assert (corpus.seq_len, corpus.batch_size) == (256, 32)
     shown, counted = list(islice(corpus.texts(), 300)), trained(corpus, 10)
     for text, (read, said) in zip(shown, counted, strict=False):
-        assert text == (f"{read}{said[-1]}\n" if task == "recall" else f"{read}\n{said}\n")
+        assert text == (f"{read}{said[-1]}\n" if task == "recall" else f"{read}\n{said.strip()}\n")
     assert len(list(corpus.texts("valid"))) == 256
     with pytest.raises(UnknownNameError, match="Did you mean 'valid'"):
         corpus.batches("valido")  # type: ignore[arg-type]
@@ -175,6 +189,67 @@ def test_recall_is_even_over_keys_values_places_and_order() -> None:
     assert chi2(Counter(read[7] for read, _ in found), 47) < 90
     orders = Counter(tuple(read[0:8:2].index(key) for key in read[8::2]) for read, _ in found)
     assert chi2(orders, 24) < 60
+
+
+@pytest.mark.parametrize(("symbols", "delay"), [(1, 1), (10, 100), (3, 2)])
+def test_copy_says_the_symbols_behind_the_blank(symbols: int, delay: int) -> None:
+    few = {"batch_size": 16, "valid_rows": 1 if symbols == 1 else 10}
+    corpus = CopyCorpus(symbols=symbols, delay=delay, seq_len=200, **few)
+    for read, said in trained(corpus, 3) + (held_out(corpus) if symbols > 1 else []):
+        memory, blank, asked = read[:symbols], read[symbols:-symbols], read[-symbols:]
+        assert set(memory) <= set("ABCDEFGH")
+        assert blank == "." * (delay - 1)
+        assert asked == ":" + "." * (symbols - 1)
+        assert said == " " * (len(read) - symbols) + memory
+        assert len(read) + 1 == 2 * symbols + delay
+
+
+@pytest.mark.parametrize(("symbols", "length"), [(16, 128), (1, 9), (5, 5)])
+def test_selective_copy_says_what_is_no_noise(symbols: int, length: int) -> None:
+    corpus = SelectiveCopyCorpus(symbols=symbols, length=length, batch_size=16, valid_rows=5)
+    for read, said in trained(corpus, 3) + held_out(corpus):
+        memory = "".join(c for c in read[:length] if c != ".")
+        assert len(memory) == symbols
+        assert set(memory) <= set("ABCDEFGHIJKLMN")
+        assert read[length:] == ":" * symbols
+        assert said == " " * length + memory
+
+
+def test_symbols_of_selective_copy_lie_anywhere() -> None:
+    found = trained(SelectiveCopyCorpus(symbols=2, length=5, batch_size=1000), 5)
+    places = Counter(tuple(i for i, c in enumerate(read[:5]) if c != ".") for read, _ in found)
+    assert chi2(places, 10) < 35
+    assert chi2(Counter(said.strip() for _, said in found), 14**2) < 280
+
+
+@pytest.mark.parametrize("length", [3, 40])
+def test_induction_says_what_stood_behind_the_mark(length: int) -> None:
+    corpus = InductionCorpus(length=length, batch_size=64, valid_rows=1)
+    for read, said in trained(corpus, 3) + held_out(corpus):
+        before, answer_and_rest, end = read.split(":")
+        assert end == ""
+        assert set(before + answer_and_rest) <= set("ABCDEFGHIJKLMNO")
+        assert said == " " * (length - 1) + answer_and_rest[0]
+
+
+def test_the_mark_and_the_answer_of_induction_are_even() -> None:
+    found = trained(InductionCorpus(length=12, batch_size=1000), 5)
+    assert chi2(Counter(read.index(":") for read, _ in found), 10) < 35
+    assert chi2(Counter(said[-1] for _, said in found), 15) < 45
+
+
+def test_induction_may_be_held_out_at_another_length() -> None:
+    corpus = InductionCorpus(length=10, valid_len=60, valid_rows=20)
+    assert {len(read) for read, _ in held_out(corpus)} == {60} == {len(prompt) for prompt in corpus.prompts(9)}
+    assert {len(read) for read, _ in trained(corpus, 2)} == {10}
+
+
+@pytest.mark.parametrize(("task", "kinds"), [("copy", 8), ("selective_copy", 14), ("induction", 15)])
+def test_chance_of_copying_is_any_symbol(task: str, kinds: int) -> None:
+    found = make(task).chance()
+    assert found == {"chance_accuracy": 1 / kinds, "chance_bits": pytest.approx(math.log2(kinds))}
+    asked = Counter("".join(said.replace(" ", "") for _, said in trained(make(task), 10)))
+    assert chi2(asked, kinds) < 50
 
 
 def test_parity_counts_the_ones() -> None:
@@ -318,8 +393,8 @@ def test_only_answers_count_for_accuracy_and_bits(task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_every_character_is_a_token_of_any_vocabulary(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glissando.data.corpora.TOKENIZER_TEXT_BYTES", 5000)
-    as_bytes = DataConfig(corpus=task, seq_len=64, batch_size=8)
-    merged = build_corpus(DataConfig(task, 64, 8, tokenizer=TokenizerConfig("bpe", 300)))
+    as_bytes = DataConfig(corpus=task, seq_len=192, batch_size=8)
+    merged = build_corpus(DataConfig(task, 192, 8, tokenizer=TokenizerConfig("bpe", 300)))
     assert isinstance(merged.tokenizer, HFTokenizer)
     wanted, found = (next(corpus.batches("train")) for corpus in (build_corpus(as_bytes), merged))
     assert wanted.n_bytes == found.n_bytes
@@ -370,6 +445,14 @@ def test_a_vocabulary_without_a_character_is_refused() -> None:
         ("tracking", {"items": 1}, "items must be from 2 to 5.*got 1"),
         ("tracking", {"items": 6}, "items must be from 2 to 5.*got 6"),
         ("tracking", {"seq_len": 40}, r"raise data\.seq_len to 41"),
+        ("copy", {"symbols": 0}, "symbols must be at least 1, got 0"),
+        ("copy", {"delay": 0}, "delay must be at least 1, got 0"),
+        ("copy", {"seq_len": 119}, r"needs 120 tokens, more than seq_len 119"),
+        ("selective_copy", {"symbols": 20, "length": 19}, "symbols 20 and length 19 must obey"),
+        ("selective_copy", {"seq_len": 144}, r"raise data\.seq_len to 145"),
+        ("induction", {"length": 2}, "length must be at least 3"),
+        ("induction", {"valid_len": 2}, "valid_len must be at least 3"),
+        ("induction", {"seq_len": 128}, r"raise data\.seq_len to 129"),
     ],
 )
 def test_senseless_options_are_refused(task: str, options: dict[str, Any], message: str) -> None:
@@ -386,9 +469,10 @@ def test_sizes_must_be_positive(task: str, size: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_model_is_trained_and_scored(task: str, tmp_path: Path) -> None:
+    sizes = {"copy": {"delay": 5}, "selective_copy": {"length": 20}, "induction": {"length": 20}}.get(task, {})
     values = {
         "model": {"hidden_size": 16, "depth": {"layers": 1}, "mixers": {"attention": {"heads": 2}}},
-        "data": {"corpus": task, "seq_len": 64, "batch_size": 8, task: {"valid_rows": 12}},
+        "data": {"corpus": task, "seq_len": 64, "batch_size": 8, task: {"valid_rows": 12, **sizes}},
         "training": {"steps": 4, "accelerator": "cpu", "log_every": 2},
     }
     run = train(from_dict(RunConfig, values), tmp_path / "run")

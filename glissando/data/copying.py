@@ -1,0 +1,201 @@
+"""Tasks of copying: symbols behind a long blank, symbols picked out of noise, and the symbol behind a mark."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from glissando.data.order import random_below
+from glissando.data.tasks import Sizes, TaskCorpus, codes, shuffled
+from glissando.data.tokenizers import Tokenizer
+from glissando.errors import ConfigError
+
+# Keys of independent random streams; those of tasks.py are 0 to 4.
+_SYMBOLS, _PLACES = 5, 6
+_BLANK, _ASK = ".", ":"
+
+
+class _Copying(TaskCorpus):
+    """Rows of one length, scored at their end; what is said there is not read, as in the published tasks.
+
+    What is read where a symbol is due says nothing of it, so that a model cannot lean on its earlier answers.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, sizes: Sizes, symbols: str, marks: str, longest: int) -> None:
+        self._symbols = symbols
+        super().__init__(tokenizer, sizes, symbols + marks, longest)
+
+    def _drawn(self, shape: tuple[int, int], rows: np.ndarray, seed: int, *draw: object) -> np.ndarray:
+        """(n, k) symbols, evenly and independently."""
+        numbers = random_below(len(self._symbols), seed, _SYMBOLS, *draw, rows[:, None], np.arange(shape[1]))  # type: ignore[arg-type]
+        return codes(self._symbols)[numbers]
+
+    def _text(self, read: str, said: str) -> str:
+        """What is read, and under it what is to be said."""
+        return f"{read}\n{said}\n"
+
+    def chance(self) -> dict[str, float]:
+        """Of saying any symbol."""
+        return {"chance_accuracy": 1 / len(self._symbols), "chance_bits": math.log2(len(self._symbols))}
+
+
+class CopyCorpus(_Copying):
+    """`symbols` = S symbols of eight, a blank, and a question after which they must be said in their order.
+
+        eos s_1 ... s_S  . . . . :  . . .        after the colon and the S - 1 dots behind it: s_1 ... s_S
+
+    `delay` - 1 dots lie between the last symbol and the colon: T in the source, which has S = 10 and T = 100, 200,
+    300 and 500. Unlike there only the S answers are scored, and not that nothing is said before.
+
+    Source: Arjovsky, Shah and Bengio, "Unitary evolution recurrent neural networks", 2016 (arXiv 1511.06464), 4.1.
+    """
+
+    _more = "raise symbols"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        *,
+        seq_len: int = 128,
+        batch_size: int = 64,
+        seed: int = 0,
+        symbols: int = 10,
+        delay: int = 100,
+        valid_rows: int = 256,
+    ) -> None:
+        for name, value in (("symbols", symbols), ("delay", delay)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        self._count, self._delay = symbols, delay
+        sizes = Sizes(seq_len, batch_size, seed, valid_rows)
+        super().__init__(tokenizer, sizes, "ABCDEFGH", _BLANK + _ASK, 2 * symbols + delay)
+
+    def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
+        read = np.full((len(rows), 2 * self._count + self._delay - 1), ord(_BLANK), np.uint8)
+        read[:, : self._count] = self._drawn((len(rows), self._count), rows, seed, held_out, attempt)
+        read[:, -self._count] = ord(_ASK)
+        return read
+
+    def _answers(self, read: np.ndarray) -> np.ndarray:
+        said = np.zeros_like(read)
+        said[:, -self._count :] = read[:, : self._count]
+        return said
+
+    def _prompt(self, read: str) -> str:
+        """Up to the question: the next character is the first symbol."""
+        return read[: self._count + self._delay]
+
+    def describe(self) -> dict[str, object]:
+        return super().describe() | {"symbols": self._count, "delay": self._delay}
+
+
+class SelectiveCopyCorpus(_Copying):
+    """`symbols` = S symbols of fourteen at random places among `length` - S dots, then S questions: say them in order.
+
+        eos . . s_1 . s_2 s_3 . . . : : :        after the colons: s_1 s_2 s_3
+
+    With the noise and the question the vocabulary has 16 tokens. The source has S = 16 and `length` 4096.
+
+    Source: Gu and Dao, "Mamba: linear-time sequence modeling with selective state spaces", 2023 (arXiv 2312.00752),
+    4.1.1.
+    """
+
+    _more = "raise symbols"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        *,
+        seq_len: int = 192,
+        batch_size: int = 64,
+        seed: int = 0,
+        symbols: int = 16,
+        length: int = 128,
+        valid_rows: int = 256,
+    ) -> None:
+        if not 1 <= symbols <= length:
+            raise ConfigError(
+                f"symbols {symbols} and length {length} must obey 1 <= symbols <= length; lower symbols or raise length"
+            )
+        self._count, self._length = symbols, length
+        sizes = Sizes(seq_len, batch_size, seed, valid_rows)
+        super().__init__(tokenizer, sizes, "ABCDEFGHIJKLMN", _BLANK + _ASK, 1 + length + symbols)
+
+    def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
+        read = np.full((len(rows), self._length + self._count), ord(_BLANK), np.uint8)
+        read[:, self._length :] = ord(_ASK)
+        places = np.sort(shuffled(self._length, seed, _PLACES, held_out, attempt, rows)[:, : self._count], axis=1)
+        symbols = self._drawn((len(rows), self._count), rows, seed, held_out, attempt)
+        np.put_along_axis(read, places, symbols, axis=1)
+        return read
+
+    def _answers(self, read: np.ndarray) -> np.ndarray:
+        said = np.zeros_like(read)
+        scattered = read[:, : self._length]
+        # In every row as many places are no dots, so that they come out as a rectangle, row by row.
+        said[:, self._length :] = scattered[scattered != ord(_BLANK)].reshape(len(read), self._count)
+        return said
+
+    def _prompt(self, read: str) -> str:
+        """Up to the first question: the next character is the first symbol."""
+        return read[: self._length + 1]
+
+    def describe(self) -> dict[str, object]:
+        return super().describe() | {"symbols": self._count, "length": self._length}
+
+
+class InductionCorpus(_Copying):
+    """Random symbols of fifteen with a mark once among them; at the end the mark once more: say what stood behind it.
+
+        eos x_1 ... x_i : s x_{i+3} ... x_{L-1} :        after the last: s
+
+    With the mark the vocabulary has 16 tokens. The mark's first place is even over all that leave room for s. `length`
+    L of the source is 256 in training; of held-out rows it is `valid_len`, where that is given, to see whether
+    what was learned holds for longer rows (there: 64 to 2^20).
+
+    Source: Gu and Dao, "Mamba: linear-time sequence modeling with selective state spaces", 2023 (arXiv 2312.00752),
+    4.1.2, after Olsson et al., "In-context learning and induction heads", 2022 (arXiv 2209.11895).
+    """
+
+    _more = "raise length"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        *,
+        seq_len: int = 192,
+        batch_size: int = 64,
+        seed: int = 0,
+        length: int = 128,
+        valid_len: int | None = None,
+        valid_rows: int = 256,
+    ) -> None:
+        self._train_length, self._valid_length = length, length if valid_len is None else valid_len
+        for name, value in (("length", self._train_length), ("valid_len", self._valid_length)):
+            if value < 3:
+                raise ConfigError(f"{name} must be at least 3, for a mark, a symbol and the mark again; got {value}")
+        sizes = Sizes(seq_len, batch_size, seed, valid_rows)
+        longest = 1 + max(self._train_length, self._valid_length)
+        super().__init__(tokenizer, sizes, "ABCDEFGHIJKLMNO", _ASK, longest)
+
+    def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
+        length = self._valid_length if held_out else self._train_length
+        read = self._drawn((len(rows), length), rows, seed, held_out, attempt)
+        place = random_below(length - 2, seed, _PLACES, held_out, attempt, rows)
+        read[np.arange(len(rows)), place] = ord(_ASK)
+        read[:, -1] = ord(_ASK)
+        return read
+
+    def _answers(self, read: np.ndarray) -> np.ndarray:
+        said = np.zeros_like(read)
+        first = (read == ord(_ASK)).argmax(axis=1)
+        said[:, -1] = read[np.arange(len(read)), first + 1]
+        return said
+
+    def _prompt(self, read: str) -> str:
+        """The whole row: what comes next is the answer."""
+        return read
+
+    def describe(self) -> dict[str, object]:
+        return super().describe() | {"length": self._train_length, "held_out_length": self._valid_length}

@@ -1,0 +1,159 @@
+"""Several models under one budget: learning rates chosen, seeds trained, probes tried, everything measured.
+
+Whatever is finished stays: the same command again does only what is missing, and goes on with what was interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from glissando.errors import DivergenceError, RunError, TrainingError
+from glissando.lab.compare_measure import measure, read_measured, record_failure
+from glissando.lab.compare_plan import Comparison, Job
+from glissando.lab.compare_report import write_report
+from glissando.lab.compare_results import Finished, ModelResult, bits_on, choose, gather, reported
+from glissando.lab.compare_speed import measure_speed
+from glissando.lab.compare_table import Table, TableProgress
+from glissando.runs import ENVIRONMENT, Run
+from glissando.storage import remove_directory, write_atomic
+from glissando.training.fit import resume, train
+
+SPEED = "speed.json"
+
+
+def compare(comparison: Comparison) -> tuple[Path, list[ModelResult]]:
+    """Do what is missing of the comparison; returns the report's path and the results.
+
+    Raises ConfigError, UnknownNameError, DataError or RunError before anything is trained where that can be known;
+    TrainingError where no learning rate of any model works. Ctrl-C raises KeyboardInterrupt once the step in progress
+    is saved.
+    """
+    comparison.check()
+    _require_same(comparison)
+    comparison.write_plan()
+    table = Table(comparison.out)
+    try:
+        return _compare(comparison, table)
+    finally:
+        table.close()
+
+
+def _compare(comparison: Comparison, table: Table) -> tuple[Path, list[ModelResult]]:
+    for preset, count in comparison.parameters().items():
+        table.set(preset, parameters=f"{count:,}", state="waiting")
+    chosen = _chosen(comparison, table)
+    runs = [_finish(comparison, job, table) for job in comparison.run_jobs(chosen)]
+    _show(comparison, runs, table)
+    speed = _speed(comparison, runs, table)
+    for job in comparison.probe_jobs(chosen):
+        _finish(comparison, job, table)
+    table.say("writing the report")
+    results = gather(comparison, chosen, speed)
+    for preset in comparison.presets:
+        table.set(preset, state="done" if preset in chosen else "failed")
+    return write_report(comparison, results), results
+
+
+def _require_same(comparison: Comparison) -> None:
+    """Before hours of training, not after; what a sweep will choose is not known yet."""
+    known = {} if comparison.sweeps else {preset: comparison.rates(preset)[0] for preset in comparison.presets}
+    for job in [*comparison.sweep_jobs(), *comparison.run_jobs(known), *comparison.probe_jobs(known)]:
+        comparison.require_same(job)
+
+
+def _chosen(comparison: Comparison, table: Table) -> dict[str, float]:
+    """preset -> learning rate. Raises TrainingError where none works for any model."""
+    if comparison.sweeps:
+        chosen = choose([_finish(comparison, job, table) for job in comparison.sweep_jobs()])
+    else:
+        chosen = {preset: comparison.rates(preset)[0] for preset in comparison.presets}
+    if not chosen:
+        raise TrainingError(f"every training diverged at every learning rate {comparison.learning_rates}: lower them")
+    for preset, rate in chosen.items():
+        table.set(preset, rate=f"{rate:g}")
+    return chosen
+
+
+def _finish(comparison: Comparison, job: Job, table: Table) -> Finished:
+    """The job trained and measured, now or before."""
+    comparison.require_same(job)
+    path = job.path(comparison.out)
+    figures = read_measured(path)
+    if figures is None:
+        table.set(job.preset, state=job.task or job.kind)
+        figures = _train_and_measure(comparison, job, path, table)
+        end = (
+            f"failed: {figures['failed']}" if "failed" in figures else f"{bits_on(figures, slice(None)):.4f} bits/byte"
+        )
+        table.say(f"{job.title}: {end}")
+        table.set(job.preset, state="waiting")
+    _count(comparison, job, table)
+    return Finished(job, path, figures)
+
+
+def _count(comparison: Comparison, job: Job, table: Table) -> None:
+    """One more of its kind is done: as "2/3" in the model's row."""
+    column = {"sweep": "sweep", "run": "runs", "probe": "probes"}[job.kind]
+    total = {
+        "sweep": len(comparison.learning_rates), "run": comparison.seeds,
+        "probe": comparison.seeds * len(comparison.probes),
+    }[job.kind]  # fmt: skip
+    done = int(table.rows[job.preset].get(column, "0/").partition("/")[0]) + 1
+    table.set(job.preset, **{column: f"{done}/{total}"})
+
+
+def _train_and_measure(comparison: Comparison, job: Job, path: Path, table: Table) -> dict[str, Any]:
+    shown = functools.partial(TableProgress, table, job.title)
+    with contextlib.redirect_stderr(table.log):
+        try:
+            _clear_stillborn(path)
+            if path.is_dir():
+                resume(path, progress=shown)
+            else:
+                train(comparison.config(job), path, progress=shown)
+        except DivergenceError as error:
+            return record_failure(job, path, str(error))
+    table.status(f"{job.title}: measuring")
+    return measure(job, path)
+
+
+def _clear_stillborn(path: Path) -> None:
+    """Remove a run that was killed before its first checkpoint: nothing of it can be gone on with.
+
+    Raises RunError for a directory that is something else.
+    """
+    if not path.is_dir() or Run(path).latest_checkpoint() is not None:
+        return
+    if any(path.iterdir()) and not (path / ENVIRONMENT).is_file():
+        raise RunError(f"{path} is in the way and is no run: move it elsewhere")
+    remove_directory(path)
+
+
+def _show(comparison: Comparison, runs: list[Finished], table: Table) -> None:
+    for preset in comparison.presets:
+        mine = [run for run in runs if run.job.preset == preset and run.failed is None]
+        if mine:
+            each = [bits_on(run.figures, reported(comparison)) for run in mine]
+            table.set(preset, bits_byte=f"{sum(each) / len(each):.4f}")
+
+
+def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[str, Any]:
+    """Of each model's first run that ended well; measured together, anew where a run or a context has been added."""
+    first: dict[str, Path] = {}
+    for run in runs:
+        if run.failed is None:
+            first.setdefault(run.job.preset, run.path)
+    key = {"runs": {name: str(path.relative_to(comparison.out)) for name, path in first.items()}}
+    key["contexts"] = list(comparison.contexts)  # type: ignore[assignment]
+    file = comparison.out / SPEED
+    if file.is_file():
+        known = json.loads(file.read_bytes())
+        if known["of"] == key:
+            return known["models"]
+    models = measure_speed(first, comparison.contexts, table.status)
+    write_atomic(file, (json.dumps({"of": key, "models": models}, indent=2) + "\n").encode())
+    return models

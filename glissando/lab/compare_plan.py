@@ -1,0 +1,246 @@
+"""What a comparison is made of: models x seeds x learning rates x tasks, each a run directory of its own.
+
+OUT/sweep/PRESET/lr-0.002-seed-0          a smaller budget, to choose each model's learning rate
+OUT/runs/PRESET/lr-0.002-seed-1           what is compared
+OUT/probes/TASK/PRESET/lr-0.002-seed-1    the same model trained on a probe
+OUT/plan.json                             what was asked, and every run of it
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from glissando.config import from_dict, merge
+from glissando.data.corpora import build_tokenizer
+from glissando.errors import ConfigError, RunError
+from glissando.lab.probes import PROBES
+from glissando.model import LanguageModel
+from glissando.presets import load_preset
+from glissando.runs import CONFIG, Run
+from glissando.storage import write_atomic
+from glissando.training.config import BUDGETS, RunConfig
+
+PLAN = "plan.json"
+#: how far parameter counts may lie from the first model's
+TOLERANCE = 0.05
+_NEVER = 10**9
+
+
+class Amount(NamedTuple):
+    """How long to train: one of the budgets of training, and how much of it."""
+
+    kind: str
+    value: float
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Amount:
+        """ "tokens=2e6". Raises ConfigError for what is not of this form."""
+        kind, _, value = text.partition("=")
+        try:
+            amount = cls(kind.strip(), float(value))
+        except ValueError:
+            amount = cls(kind, math.nan)
+        if amount.kind not in BUDGETS or not 0 < amount.value < math.inf:
+            raise ConfigError(f"{option} is KIND=NUMBER with KIND one of {', '.join(BUDGETS)}; got {text!r}")
+        return amount
+
+    def options(self) -> dict[str, float | int]:
+        """As training options; steps and tokens are whole, at least 1."""
+        whole = self.kind in ("steps", "tokens")
+        return {self.kind: max(1, round(self.value)) if whole else self.value}
+
+    def times(self, share: float) -> Amount:
+        return Amount(self.kind, self.value * share)
+
+    def __str__(self) -> str:
+        return f"{self.value:,.10g} {self.kind}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training. `kind` is `sweep`, `run` or `probe`; `task` names the probe."""
+
+    kind: str
+    preset: str
+    seed: int
+    learning_rate: float
+    task: str = ""
+
+    def path(self, out: Path) -> Path:
+        above = {"sweep": "sweep", "run": "runs", "probe": f"probes/{self.task}"}[self.kind]
+        return out / above / self.preset / f"lr-{self.learning_rate:g}-seed-{self.seed}"
+
+    @property
+    def title(self) -> str:
+        what = {"sweep": "learning rate", "run": "run", "probe": self.task}[self.kind]
+        return f"{self.preset}, {what}, seed {self.seed}, learning rate {self.learning_rate:g}"
+
+
+@dataclass
+class Comparison:
+    """What is asked for.
+
+    learning_rates  tried for each model at `sweep_share` of the budget; none: each preset's own; one: that
+    seeds           trainings of each model, from training.seed and data.seed upwards
+    probes          names in PROBES
+    contexts        tokens behind which decoding is timed
+    allow_unequal   compare models of different size
+    model, data, training   options that differ from the presets'; data is one for all, the first preset's by default
+    """
+
+    presets: list[str]
+    out: Path
+    budget: Amount
+    seeds: int = 1
+    learning_rates: list[float] = field(default_factory=list)
+    sweep_share: float = 0.25
+    probes: list[str] = field(default_factory=list)
+    probe_budget: Amount = field(default=Amount("steps", 500))
+    contexts: list[int] = field(default_factory=lambda: [256, 1024, 4096])
+    allow_unequal: bool = False
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise ConfigError, UnknownNameError for what cannot be compared, before anything is trained."""
+        if not self.presets:
+            raise ConfigError("name the presets to compare: glissando compare transformer-nano liquid-ssm-nano ...")
+        for name, listed in (("presets", self.presets), ("learning_rates", self.learning_rates)):
+            if len(set(listed)) < len(listed):
+                raise ConfigError(f"{name} are given twice: {listed}; give each once")
+        self._check_numbers()
+        if "learning_rate" in merge(self.training).get("optimizer", {}):
+            raise ConfigError("the learning rate is given by --learning_rates (one value: no sweep)")
+        if given := set(BUDGETS) & set(self.training):
+            raise ConfigError(f"training.{min(given)} is given by --budget, such as --budget {min(given)}=1000")
+        for preset in self.presets:
+            self.config(Job("run", preset, 0, self.rates(preset)[0])).check(1)
+        if not self.allow_unequal:
+            self._require_equal()
+
+    def _check_numbers(self) -> None:
+        for rate in self.learning_rates:
+            if not 0 < rate < math.inf:
+                raise ConfigError(f"--learning_rates must be positive, got {rate}")
+        if self.seeds < 1:
+            raise ConfigError(f"--seeds must be at least 1, got {self.seeds}")
+        if not 0 < self.sweep_share <= 1:
+            raise ConfigError(f"--sweep_share must be above 0 and at most 1, got {self.sweep_share}")
+        if not self.contexts or min(self.contexts) < 1:
+            raise ConfigError(f"--contexts must be token counts of at least 1, got {self.contexts}")
+
+    def parameters(self) -> dict[str, int]:
+        """Trainable numbers of each model; a complex number counts twice."""
+        counts = {}
+        for preset in self.presets:
+            config = self.config(Job("run", preset, 0, self.rates(preset)[0]))
+            config.model.vocab_size = build_tokenizer(config.data).vocab_size
+            with torch.device("meta"):  # counted, not computed with
+                counts[preset] = LanguageModel.from_config(config.model).num_parameters()
+        return counts
+
+    def _require_equal(self) -> None:
+        counts = self.parameters()
+        first = counts[self.presets[0]]
+        if any(abs(count - first) > TOLERANCE * first for count in counts.values()):
+            told = ", ".join(f"{name} {count:,} ({count / first - 1:+.1%})" for name, count in counts.items())
+            raise ConfigError(
+                f"parameters differ by more than {TOLERANCE:.0%} from the first model's: {told}. Change a size, as "
+                "with --model.hidden_size, name other presets, or compare them all the same with --allow_unequal"
+            )
+
+    # ------------------------------------------------------------------ jobs
+
+    def rates(self, preset: str) -> list[float]:
+        """The learning rates to try."""
+        if self.learning_rates:
+            return self.learning_rates
+        training = {k: v for k, v in load_preset(preset).get("training", {}).items() if k == "optimizer"}
+        return [from_dict(RunConfig, {"training": training}).training.optimizer.learning_rate]
+
+    @property
+    def sweeps(self) -> bool:
+        return len(self.learning_rates) > 1
+
+    def sweep_jobs(self) -> list[Job]:
+        if not self.sweeps:
+            return []
+        return [Job("sweep", preset, 0, rate) for preset in self.presets for rate in self.rates(preset)]
+
+    def run_jobs(self, chosen: dict[str, float]) -> list[Job]:
+        """Seed by seed, so that all models have one before any has two; a model without a rate is left out."""
+        return [Job("run", p, seed, chosen[p]) for seed in range(self.seeds) for p in self.presets if p in chosen]
+
+    def probe_jobs(self, chosen: dict[str, float]) -> list[Job]:
+        seeds, presets = range(self.seeds), [p for p in self.presets if p in chosen]
+        return [Job("probe", p, seed, chosen[p], task) for task in self.probes for seed in seeds for p in presets]
+
+    def config(self, job: Job) -> RunConfig:
+        """The resolved configuration of one training. All models read the same batches under the same seed."""
+        preset = load_preset(job.preset)
+        data = PROBES[job.task].data() if job.kind == "probe" else self.shared_data()
+        sizes = {"run": self.budget, "sweep": self.budget.times(self.sweep_share), "probe": self.probe_budget}
+        rate = {"optimizer": {"learning_rate": job.learning_rate}}
+        training = merge(
+            preset.get("training", {}), {"sample_every": _NEVER}, self.training, rate, sizes[job.kind].options()
+        )
+        values = {"preset": job.preset, "model": merge(preset["model"], self.model), "data": data, "training": training}
+        config = from_dict(RunConfig, values)
+        config.data.seed += job.seed
+        config.training.seed += job.seed
+        return config
+
+    def shared_data(self) -> dict[str, Any]:
+        """The first preset's data options with what was asked for; stories where it names no corpus."""
+        return merge(load_preset(self.presets[0]).get("data", {}), self.data)
+
+    # ------------------------------------------------------------------ on disk
+
+    def require_same(self, job: Job) -> None:
+        """Raise ConfigError where the job's directory holds a run of other options."""
+        path = job.path(self.out)
+        if not (path / CONFIG).is_file():
+            return
+        there = from_dict(RunConfig, Run(path).read_config(), "config.yaml").as_dict()
+        wanted = self.config(job).as_dict()
+        there["model"].pop("vocab_size"), wanted["model"].pop("vocab_size")  # the tokenizer decides it
+        differing = _differences(there, wanted)
+        if differing:
+            raise ConfigError(
+                f"{path} was trained with other options: {'; '.join(differing[:4])}. Give the same, or another --out"
+            )
+
+    def write_plan(self) -> Path:
+        """What is asked for and the jobs known so far. Raises RunError for a directory that is no comparison."""
+        target = self.out / PLAN
+        if not target.is_file() and self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out]):
+            raise RunError(f"{self.out} is not empty and holds no {PLAN}; nothing is overwritten: name another --out")
+        asked = {
+            "presets": self.presets, "budget": str(self.budget), "seeds": self.seeds,
+            "learning_rates": {preset: self.rates(preset) for preset in self.presets},
+            "sweep_budget": str(self.budget.times(self.sweep_share)) if self.sweeps else None,
+            "probes": self.probes, "probe_budget": str(self.probe_budget) if self.probes else None,
+            "contexts": self.contexts, "allow_unequal": self.allow_unequal,
+            "model": self.model, "data": self.data, "training": self.training,
+        }  # fmt: skip
+        write_atomic(target, (json.dumps(asked, indent=2) + "\n").encode())
+        return target
+
+
+def _differences(there: dict[str, Any], wanted: dict[str, Any], where: str = "") -> list[str]:
+    """What differs in nested mappings, a line each."""
+    lines = []
+    for key in {**there, **wanted}:
+        a, b, name = there.get(key), wanted.get(key), f"{where}{key}"
+        if isinstance(a, dict) and isinstance(b, dict):
+            lines += _differences(a, b, f"{name}.")
+        elif a != b:
+            lines.append(f"{name} was {a!r} and is {b!r}")
+    return lines

@@ -1,0 +1,393 @@
+"""The report of a comparison: one HTML file that needs nothing else, a CSV and a Markdown of the same figures.
+
+Every figure names the runs it comes from by number; the last table says where each run lies, and its seed, commit and
+machine.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from glissando.lab.compare_figures import colour_name, figures
+from glissando.lab.compare_plan import TOLERANCE, Comparison
+from glissando.lab.compare_results import Estimate, Finished, ModelResult, accuracy, bits_on, reported
+from glissando.lab.probes import PROBES
+from glissando.storage import write_atomic
+
+HTML, CSV, MARKDOWN = "report.html", "results.csv", "report.md"
+_COLUMNS = (
+    "section", "model", "measure", "value", "low", "high", "unit", "seed", "learning_rate", "run", "commit", "modified",
+    "machine", "date",
+)  # fmt: skip
+
+
+class Table(NamedTuple):
+    """Headings and rows of cells as text; the first column names the row."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+
+def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path:
+    """Write all three; returns the HTML's path."""
+    runs = _Runs(comparison.out, results)
+    floor = next((result.floor for result in results if result.floor is not None), None)
+    about, notes, tables = _about(comparison, results, runs), _notes(comparison, results, runs), _tables(results, runs)
+    page = _html(comparison, results, runs, floor, about, notes, tables)
+    write_atomic(comparison.out / HTML, page.encode())
+    write_atomic(comparison.out / CSV, _csv(results, runs).encode())
+    write_atomic(comparison.out / MARKDOWN, _markdown(about, notes, tables, results).encode())
+    return comparison.out / HTML
+
+
+class _Runs:
+    """The runs in the order in which they are told of, numbered from 1."""
+
+    def __init__(self, out: Path, results: Sequence[ModelResult]) -> None:
+        self.out = out
+        self.all = [run for result in results for run in (*result.sweep, *result.runs)]
+        tasks = dict.fromkeys(task for result in results for task in result.probes)
+        self.all += [run for task in tasks for result in results for run in result.probes.get(task, [])]
+        self.numbers = {run.path: number for number, run in enumerate(self.all, 1)}
+
+    def named(self, runs: Sequence[Finished]) -> str:
+        """R3 R5–R9"""
+        spans: list[list[int]] = []
+        for number in sorted(self.numbers[run.path] for run in runs):
+            if spans and number == spans[-1][1] + 1:
+                spans[-1][1] = number
+            else:
+                spans.append([number, number])
+        return " ".join(f"R{first}" if first == last else f"R{first}–R{last}" for first, last in spans)
+
+    def place(self, run: Finished) -> str:
+        return str(run.path.relative_to(self.out))
+
+
+# ---------------------------------------------------------------------- what is said
+
+
+def _about(comparison: Comparison, results: Sequence[ModelResult], runs: _Runs) -> list[tuple[str, str]]:
+    """What was compared, as pairs of a name and a text."""
+    data = comparison.shared_data()
+    seeds = "seed" if comparison.seeds == 1 else "seeds"
+    about = [
+        ("models", ", ".join(f"{r.preset} ({r.parameters:,} parameters)" for r in results)),
+        ("budget", f"{comparison.budget} for each training, {comparison.seeds} {seeds}"),
+        (
+            "data",
+            f"{data.get('corpus', 'stories')}, rows of {data.get('seq_len', 256)} tokens, {data.get('batch_size', 32)} "
+            "a step; the same batches for every model under the same seed",
+        ),
+    ]
+    if comparison.sweeps:
+        rates = ", ".join(f"{rate:g}" for rate in comparison.learning_rates)
+        swept = comparison.budget.times(comparison.sweep_share)
+        about.append(("learning rates", f"{rates}, each tried for {swept}; chosen on held-out rows not reported here"))
+    else:
+        about.append(("learning rates", ", ".join(f"{r.preset} {r.learning_rate:g}" for r in results)))
+    changed = {"model": comparison.model, "training": comparison.training}
+    about += [(f"{name} options", _flat(values)) for name, values in changed.items() if values]
+    for name, title in (("machine", "machine"), ("commit", "commit"), ("torch", "PyTorch")):
+        found = list(dict.fromkeys(str(run.figures["provenance"][name] or "unknown") for run in runs.all))
+        about.append((title, ", ".join(found)))
+    return about
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> str:
+    parts = [
+        _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else f"{prefix}{key} {value}"
+        for key, value in values.items()
+    ]
+    return ", ".join(parts)
+
+
+def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: _Runs) -> list[str]:
+    """What a reader must know before comparing."""
+    notes = []
+    if comparison.seeds == 1:
+        notes.append("One seed a model: the intervals say nothing of what another seed would have given.")
+    first = results[0].parameters
+    unequal = [r.preset for r in results if abs(r.parameters - first) > TOLERANCE * first]
+    if unequal:
+        notes.append(f"Not of equal size: {', '.join(unequal)} differ from {results[0].preset} by more than 5 %.")
+    notes += [
+        f"{r.preset}: {r.learning_rate:g} is the {edge} learning rate that was tried; a better one may lie beyond."
+        for r in results
+        if (edge := r.at_edge())
+    ]
+    if not comparison.sweeps:
+        notes.append("No learning rates were swept: each model was trained with its preset's or the one given.")
+    notes += [f"R{runs.numbers[run.path]} failed: {run.failed}" for run in runs.all if run.failed]
+    modified = [run for run in runs.all if run.figures["provenance"]["modified"]]
+    if modified:
+        notes.append(f"{runs.named(modified)}: trained from a working tree with changes that the commit does not have.")
+    resumed = [run for run in runs.all if run.figures["provenance"]["resumed"]]
+    if resumed:
+        notes.append(f"{runs.named(resumed)}: interrupted and resumed.")
+    return notes
+
+
+def _tables(results: Sequence[ModelResult], runs: _Runs) -> dict[str, Table]:
+    tables = {"summary": _summary(results, runs), "cost": _cost(results, runs)}
+    if any(result.speed.get("decode") for result in results):
+        tables["contexts"] = _contexts(results)
+    if any(result.sweep for result in results):
+        tables["sweep"] = _sweep(results, runs)
+    if any(result.probes for result in results):
+        tables["probes"] = _probes(results, runs)
+    tables["runs"] = _all_runs(runs)
+    return tables
+
+
+def _summary(results: Sequence[ModelResult], runs: _Runs) -> Table:
+    rows = [
+        [
+            r.preset,
+            _interval(r.bits),
+            _number(r.excess, ".4f"),
+            "(the first)" if i == 0 else _interval(r.against_first, "+.4f"),
+            _number(r.mean("epiplexity", "bits"), ",.0f"),
+            f"{r.parameters:,}",
+            _number(r.learning_rate, "g"),
+            runs.named(r.runs),
+        ]
+        for i, r in enumerate(results)
+    ]
+    headings = ["model", "bits per byte", "above the floor", "against the first", "epiplexity, bits", "parameters",
+                "learning rate", "runs"]  # fmt: skip
+    return Table("Learned", headings, rows, "In brackets 95 % intervals. Lower bits per byte are better.")
+
+
+def _cost(results: Sequence[ModelResult], runs: _Runs) -> Table:
+    rows = [
+        [
+            r.preset,
+            *(_number(r.mean("spent", name), ",.0f") for name in ("step", "tokens")),
+            _number(r.mean("spent", "flops"), ".3g"),
+            _number(r.mean("spent", "seconds"), ",.0f"),
+            _number(r.mean("tokens_per_second"), ",.0f"),
+            _spread(r.speed.get("train"), ",.0f"),
+            _number(r.speed.get("memory_mib"), ",.0f"),
+            runs.named(r.runs),
+        ]
+        for r in results
+    ]
+    headings = ["model", "steps", "tokens", "FLOPs", "seconds", "tokens/s as trained", "tokens/s in turn",
+                "memory, MiB", "runs"]  # fmt: skip
+    note = (
+        "Means over seeds. As trained: the median of the log, whatever else the machine did then. In turn: the models "
+        "take turns at single steps, median (lowest to highest). Memory: the peak of a process of its own over what it "
+        "had before the model. Speed and memory are of each model's first run."
+    )
+    return Table("Spent", headings, rows, note)
+
+
+def _contexts(results: Sequence[ModelResult]) -> Table:
+    contexts = sorted({int(c) for r in results for c in r.speed.get("decode", {})})
+    headings = ["model", *(f"ms a token at {c:,}" for c in contexts), *(f"state at {c:,}, bytes" for c in contexts)]
+    rows = []
+    for r in results:
+        times = [_spread(r.speed.get("decode", {}).get(str(c)), ".3g") for c in contexts]
+        rows.append([r.preset, *times, *(_number(r.speed.get("state", {}).get(str(c)), ",d") for c in contexts)])
+    note = (
+        "Greedy, batch 1, behind so many tokens; models take turns: median (lowest to highest). A dash: no positions "
+        "for so many. Of each model's first run."
+    )
+    return Table("Decoding", headings, rows, note)
+
+
+def _sweep(results: Sequence[ModelResult], runs: _Runs) -> Table:
+    rates = sorted({run.job.learning_rate for r in results for run in r.sweep})
+    rows = []
+    for r in results:
+        cells = []
+        for rate in rates:
+            run = next((run for run in r.sweep if run.job.learning_rate == rate), None)
+            cells.append("—" if run is None else _tried(run, rate == r.learning_rate))
+        rows.append([r.preset, *cells, runs.named(r.sweep)])
+    headings = ["model", *(f"{rate:g}" for rate in rates), "runs"]
+    note = "Bits per byte on the held-out rows that choose; chosen rates are marked *."
+    return Table("Learning rates tried", headings, rows, note)
+
+
+def _tried(run: Finished, chosen: bool) -> str:
+    if run.failed is not None:
+        return "diverged"
+    return f"{bits_on(run.figures, slice(0, None, 2)):.4f}{' *' if chosen else ''}"
+
+
+def _probes(results: Sequence[ModelResult], runs: _Runs) -> Table:
+    tasks = list(dict.fromkeys(task for r in results for task in r.probes))
+    rows = []
+    for task in tasks:
+        chances = [
+            run.figures.get("chance_accuracy") for r in results for run in r.probes.get(task, []) if not run.failed
+        ]
+        cells = [_percent(accuracy(r.probes.get(task, []))) for r in results]
+        told = runs.named([run for r in results for run in r.probes.get(task, [])])
+        rows.append([task, *cells, _number(chances[0] if chances else None, ".1%"), PROBES[task].about, told])
+    headings = ["probe", *(r.preset for r in results), "chance", "setting", "runs"]
+    note = "Accuracy of the answers on held-out rows (95 %), mean over seeds. Lengths and loads are in the setting."
+    return Table("Probes", headings, rows, note)
+
+
+def _all_runs(runs: _Runs) -> Table:
+    rows = []
+    for run in runs.all:
+        origin = run.figures["provenance"]
+        bits = "failed" if run.failed else f"{bits_on(run.figures, slice(None)):.4f}"
+        commit = (origin["commit"] or "unknown")[:10] + (" (modified)" if origin["modified"] else "")
+        machine = f"{origin['machine']}, {origin['threads']} of {origin['cores']} cores"
+        seed, rate = str(run.job.seed), f"{run.job.learning_rate:g}"
+        rows.append([f"R{runs.numbers[run.path]}", runs.place(run), seed, rate, bits, commit, machine, origin["date"]])
+    headings = ["run", "directory", "seed", "learning rate", "bits per byte", "commit", "machine", "started"]
+    return Table("Every run", headings, rows, "Directories are beside this report. Bits per byte of all held-out rows.")
+
+
+# ---------------------------------------------------------------------- numbers as text
+
+
+def _number(value: float | None, form: str) -> str:
+    return "—" if value is None else format(value, form)
+
+
+def _interval(estimate: Estimate | None, form: str = ".4f") -> str:
+    if estimate is None:
+        return "—"
+    return f"{estimate.value:{form}} ({estimate.low:{form}} to {estimate.high:{form}})"
+
+
+def _percent(estimate: Estimate | None) -> str:
+    return "—" if estimate is None else f"{estimate.value:.1%} ({estimate.low:.1%} to {estimate.high:.1%})"
+
+
+def _spread(figure: dict[str, float] | None, form: str) -> str:
+    if figure is None:
+        return "—"
+    return f"{figure['median']:{form}} ({figure['low']:{form}} to {figure['high']:{form}})"
+
+
+# ---------------------------------------------------------------------- the files
+
+
+def _html(
+    comparison: Comparison,
+    results: Sequence[ModelResult],
+    runs: _Runs,
+    floor: float | None,
+    about: list[tuple[str, str]],
+    notes: list[str],
+    tables: dict[str, Table],
+) -> str:
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((resources.files(__package__) / "compare_report.html.j2").read_text("utf-8"))
+    pictures = {name: Markup(svg) for name, svg in figures(results, floor).items()}
+    names = [(result.preset, colour_name(number)) for number, result in enumerate(results)]
+    samples = [
+        (f"R{runs.numbers[run.path]}", result.preset, run.figures["sample"])
+        for result in results
+        for run in result.runs[:1]
+        if run.failed is None
+    ]
+    return template.render(
+        title=f"{len(results)} models, {comparison.budget} each",
+        about=about, notes=notes, tables=tables, pictures=pictures,
+        floor=floor, names=names, samples=samples, half=reported(comparison) != slice(None),
+    )  # fmt: skip
+
+
+def _markdown(
+    about: list[tuple[str, str]], notes: list[str], tables: dict[str, Table], results: Sequence[ModelResult]
+) -> str:
+    lines = ["# Comparison", "", *(f"- {name}: {text}" for name, text in about), ""]
+    lines += [f"> {note}\n" for note in notes]
+    for table in tables.values():
+        lines += [f"## {table.title}", "", _markdown_row(table.headings), "|---" * len(table.headings) + "|"]
+        lines += [*(_markdown_row(row) for row in table.rows), "", table.note, ""]
+    samples = [run for result in results for run in result.runs[:1] if run.failed is None]
+    for run in samples:
+        told = run.figures["sample"]
+        quoted = f"{told['prompt']}|{told['text']}".replace("\n", "\n    ")
+        lines += [f"## Sample of {run.job.preset}, after the bar", "", f"    {quoted}", ""]
+    return "\n".join(lines)
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _csv(results: Sequence[ModelResult], runs: _Runs) -> str:
+    """A line a measure: of models over their runs, and of every run by itself."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for result in results:
+        for line in _model_lines(result):
+            writer.writerow(line | _origin(result.runs, runs) | {"section": "model", "model": result.preset})
+        for task, mine in result.probes.items():
+            line = _estimated("accuracy", accuracy(mine), "share")
+            writer.writerow(line | _origin(mine, runs) | {"section": f"probe {task}", "model": result.preset})
+    for run in runs.all:
+        for line in _run_lines(run):
+            section = f"one {run.job.kind} {run.job.task}".strip()
+            writer.writerow(line | _origin([run], runs) | {"section": section, "model": run.job.preset})
+    return text.getvalue()
+
+
+def _estimated(measure: str, estimate: Estimate | None, unit: str) -> dict[str, Any]:
+    if estimate is None:
+        return {"measure": measure, "unit": unit}
+    return {"measure": measure, "value": estimate.value, "low": estimate.low, "high": estimate.high, "unit": unit}
+
+
+def _model_lines(result: ModelResult) -> Iterator[dict[str, Any]]:
+    yield {"measure": "parameters", "value": result.parameters, "unit": "numbers"}
+    yield _estimated("bits_per_byte", result.bits, "bits/byte")
+    yield _estimated("bits_per_byte_against_first", result.against_first, "bits/byte")
+    yield {"measure": "entropy_floor", "value": result.floor, "unit": "bits/byte"}
+    yield {"measure": "epiplexity", "value": result.mean("epiplexity", "bits"), "unit": "bits"}
+    yield {"measure": "tokens_per_second", "value": result.mean("tokens_per_second"), "unit": "tokens/s"}
+    if not result.speed:
+        return
+    yield _timed("tokens_per_second_in_turn", result.speed["train"], "tokens/s")
+    yield {"measure": "peak_memory", "value": result.speed["memory_mib"], "unit": "MiB"}
+    for context, figure in result.speed["decode"].items():
+        yield _timed(f"decode_at_{context}", figure, "ms/token")
+        yield {"measure": f"state_at_{context}", "value": result.speed["state"][context], "unit": "bytes"}
+
+
+def _timed(measure: str, figure: dict[str, float], unit: str) -> dict[str, Any]:
+    return {"measure": measure, "value": figure["median"], "low": figure["low"], "high": figure["high"], "unit": unit}
+
+
+def _run_lines(run: Finished) -> Iterator[dict[str, Any]]:
+    if run.failed is not None:
+        yield {"measure": "failed", "value": run.failed}
+        return
+    yield {"measure": "bits_per_byte", "value": bits_on(run.figures, slice(None)), "unit": "bits/byte"}
+    held = run.figures["held_out"]
+    yield {"measure": "accuracy", "value": sum(held["correct"]) / sum(held["targets"]), "unit": "share"}
+    yield {"measure": "epiplexity", "value": run.figures["epiplexity"]["bits"], "unit": "bits"}
+    yield {"measure": "tokens_per_second", "value": run.figures["tokens_per_second"], "unit": "tokens/s"}
+    for name, value in run.figures["spent"].items():
+        yield {"measure": name, "value": value, "unit": {"seconds": "s", "step": "steps"}.get(name, name)}
+
+
+def _origin(mine: Sequence[Finished], runs: _Runs) -> dict[str, Any]:
+    """Where a figure comes from; several values of several runs with spaces between, each once."""
+    told = [run.figures["provenance"] for run in mine]
+    columns = {name: [origin[name] for origin in told] for name in ("commit", "modified", "machine", "date")}
+    columns |= {"run": [runs.place(run) for run in mine]}
+    columns |= {name: [getattr(run.job, name) for run in mine] for name in ("seed", "learning_rate")}
+    return {name: "; ".join(dict.fromkeys(str(value) for value in values)) for name, values in columns.items()}

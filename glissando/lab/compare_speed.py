@@ -1,0 +1,182 @@
+"""Speed and size of the compared models, measured when all are trained: machines are noisy, so they take turns.
+
+decode    milliseconds of a token behind so many, batch 1: `rounds` times each model writes a few, the median counts
+train     tokens/s of a step (loss, gradients, AdamW) on random ids in the shape and precision of training
+state     bytes of the state behind so many tokens, all tensors of it
+memory    MiB that a process of its own takes at its peak for two such steps, beyond what it had before the model
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glissando.config import from_dict
+from glissando.errors import GlissandoError
+from glissando.lab.compare_measure import device_of
+from glissando.lab.speed import trainer
+from glissando.loading import load
+from glissando.model import LanguageModel
+from glissando.runs import Run
+from glissando.state import State, state_bytes
+from glissando.training.config import RunConfig
+
+ROUNDS = 5
+_TOKENS = 16
+
+
+@dataclass
+class _Entry:
+    """A trained model, and how it was trained."""
+
+    model: LanguageModel
+    config: RunConfig
+
+    @classmethod
+    def open(cls, path: Path) -> _Entry:
+        config = from_dict(RunConfig, Run.open(path).read_config(), "config.yaml")
+        return cls(load(path).to(device_of(config)), config)
+
+    def ids(self, rows: int, length: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, self.model.config.vocab_size, (rows, length), generator=generator)
+        return ids.to(self.model.embedding.weight.device)
+
+    def room(self) -> float:
+        limit = self.model.config.max_length
+        return float("inf") if self.model.position_embedding is None or limit is None else limit
+
+
+def measure_speed(
+    runs: dict[str, Path], contexts: Sequence[int], say: Callable[[str], None], rounds: int = ROUNDS
+) -> dict[str, Any]:
+    """name -> its figures, of the run at each path."""
+    entries = {name: _Entry.open(path) for name, path in runs.items()}
+    result: dict[str, Any] = {name: {"decode": {}, "state": {}} for name in runs}
+    for context in contexts:
+        say(f"decoding behind {context} tokens")
+        able = {name: entry for name, entry in entries.items() if context + _TOKENS <= entry.room()}
+        for name, (times, size) in _decoding(able, context, rounds).items():
+            result[name]["decode"][str(context)] = _figure(times)
+            result[name]["state"][str(context)] = size
+    say("training steps in turn")
+    for name, rates in _training(entries, rounds).items():
+        result[name]["train"] = _figure(rates)
+    for name, path in runs.items():
+        say(f"memory of {name}")
+        result[name]["memory_mib"] = training_memory(path)
+    return result
+
+
+def _figure(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def _decoding(entries: dict[str, _Entry], context: int, rounds: int) -> dict[str, tuple[list[float], int]]:
+    """Milliseconds a token of each round, and bytes of the state behind `context` tokens."""
+    with torch.no_grad():
+        read = {name: _read(entry, context) for name, entry in entries.items()}
+        times: dict[str, list[float]] = {name: [] for name in entries}
+        for turn in range(rounds + 1):
+            for name, entry in entries.items():
+                taken = _milliseconds(entry.model, *read[name])
+                if turn:  # the first warms up
+                    times[name].append(taken)
+        return {name: (times[name], state_bytes(read[name][1])) for name in entries}
+
+
+def _read(entry: _Entry, context: int) -> tuple[Tensor, State]:
+    logits, state = entry.model(entry.ids(1, context), entry.model.init_state(1))
+    return logits[:, -1:].argmax(-1), state
+
+
+def _milliseconds(model: LanguageModel, latest: Tensor, state: State) -> float:
+    """Of a greedy token; the first one, which copies the state because others still need it, is not counted."""
+    logits, state = model(latest, state)
+    _wait(latest)
+    began = time.perf_counter()
+    for _ in range(_TOKENS - 1):
+        logits, state = model(logits[:, -1:].argmax(-1), state, donate=True)
+    _wait(latest)
+    return 1e3 * (time.perf_counter() - began) / (_TOKENS - 1)
+
+
+def _training(entries: dict[str, _Entry], rounds: int) -> dict[str, list[float]]:
+    """Tokens/s of a step of each round."""
+    steps = {name: _step_of(entry) for name, entry in entries.items()}
+    rates: dict[str, list[float]] = {name: [] for name in entries}
+    for turn in range(rounds + 1):
+        for name, step in steps.items():
+            rate = step()
+            if turn:
+                rates[name].append(rate)
+    return rates
+
+
+def _step_of(entry: _Entry) -> Callable[[], float]:
+    model, data = entry.model, entry.config.data
+    ids = entry.ids(data.batch_size, 1 + int(min(data.seq_len, entry.room())))
+    step = trainer(model, ids)
+
+    def once() -> float:
+        _wait(ids)
+        began = time.perf_counter()
+        with _arithmetic(entry):
+            step()
+        _wait(ids)
+        return ids[:, 1:].numel() / (time.perf_counter() - began)
+
+    return once
+
+
+def _arithmetic(entry: _Entry) -> contextlib.AbstractContextManager:
+    if entry.config.training.precision != "bf16-mixed":
+        return contextlib.nullcontext()
+    return torch.autocast(entry.model.embedding.weight.device.type, torch.bfloat16)
+
+
+def _wait(tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+
+
+def training_memory(path: Path) -> float:
+    """MiB, by a process of its own. Raises GlissandoError, with what it said, if that fails."""
+    command = [sys.executable, "-m", "glissando.lab.compare_speed", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise GlissandoError(f"measuring the memory of {path} failed: {done.stderr.strip() or done.returncode}")
+    return json.loads(done.stdout)["mib"]
+
+
+def _own_memory(path: Path) -> float:
+    """MiB that two training steps take in this process."""
+    before = _peak_mib()
+    entry = _Entry.open(path)
+    step = _step_of(entry)
+    step()
+    step()
+    if entry.model.embedding.weight.is_cuda:
+        return torch.cuda.max_memory_allocated() / 2**20
+    return _peak_mib() - before
+
+
+def _peak_mib() -> float:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+if __name__ == "__main__":
+    print(json.dumps({"mib": _own_memory(Path(sys.argv[1]))}))

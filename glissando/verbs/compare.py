@@ -1,0 +1,92 @@
+"""glissando compare: several models under one budget, and a report that traces every figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from glissando.config import merge
+from glissando.errors import ConfigError
+from glissando.verbs.options import explain, parse, parser_for
+
+EXAMPLE = (
+    "glissando compare transformer-nano transformer-plus-nano liquid-ssm-nano --budget tokens=2e6 --seeds 3 "
+    "--learning_rates 1e-3,2e-3,4e-3 --probes recall,induction,tracking --out runs/compare"
+)
+_SECTIONS = ("model", "data", "training")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train what is missing, measure, and write the report."""
+    options, given = _parse(arguments)
+    for name in ("out", "budget"):
+        if getattr(options, name) is None:
+            example = {"out": "--out runs/compare", "budget": "--budget tokens=2e6"}[name]
+            raise ConfigError(f"--{name} is missing, such as {example}")
+    from glissando.allocator import keep_freed_memory
+    from glissando.lab.compare import compare
+    from glissando.lab.compare_plan import Amount, Comparison
+    from glissando.lab.probes import select_probes
+
+    keep_freed_memory()
+    comparison = Comparison(
+        list(options.presets),
+        Path(options.out),
+        Amount.parse(options.budget, "--budget"),
+        seeds=options.seeds,
+        learning_rates=_numbers(options.learning_rates, "--learning_rates", float),
+        sweep_share=options.sweep_share,
+        probes=select_probes(_words(options.probes)),
+        probe_budget=Amount.parse(options.probe_budget, "--probe_budget"),
+        contexts=_numbers(options.contexts, "--contexts", int),
+        allow_unequal=options.allow_unequal,
+        **{section: _section(options, section, given) for section in _SECTIONS},
+    )
+    report, _ = compare(comparison)
+    print(f"report: {report}")
+
+
+def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """The options, and the names of those that were given: what was not given is each preset's own."""
+    parser = parser_for("compare", "Train several models under one budget and write a report.", EXAMPLE)
+    parser.add_argument("presets", nargs="*", default=[], help="models; the first is the one that others are held to")
+    parser.add_argument("--out", help="directory of the comparison; the same command again does what is missing")
+    parser.add_argument("--budget", help="of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of each model")
+    parser.add_argument("--learning_rates", help="with commas, tried for each model; by default each preset's own")
+    parser.add_argument("--sweep_share", type=float, default=0.25, help="of the budget, to try a learning rate")
+    parser.add_argument("--probes", help="with commas: recall, copy, induction, selective_copy, parity, tracking")
+    parser.add_argument("--probe_budget", default="steps=500", help="of each training on a probe")
+    parser.add_argument(
+        "--contexts", default="256,1024,4096", help="with commas, tokens behind which decoding is timed"
+    )
+    parser.add_argument("--allow_unequal", action="store_true", help="compare models of different size")
+    from glissando.training.config import RunConfig
+
+    parser.add_class_arguments(RunConfig, None, skip={"start_from", "stages", "preset"})
+    explain(parser, RunConfig)
+    names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    given = [name[2:].removesuffix("+") for name in names if name.partition(".")[0][2:] in _SECTIONS]
+    if whole := [name for name in given if "." not in name]:
+        raise ConfigError(
+            f"--{whole[0]} takes one option at a time, such as --{whole[0]}.seed or as its --help names it"
+        )
+    return parse(parser, arguments), given
+
+
+def _section(options: Any, section: str, given: Sequence[str]) -> dict[str, Any]:
+    """What was given of a section, nested."""
+    chosen = {name.partition(".")[2]: options[name] for name in given if name.startswith(f"{section}.")}
+    return merge(chosen)
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _numbers(text: str | None, option: str, kind: type) -> list[Any]:
+    try:
+        return [kind(word) for word in _words(text)]
+    except ValueError as error:
+        raise ConfigError(f"{option} takes numbers with commas between, such as 1e-3,2e-3; got {text!r}") from error

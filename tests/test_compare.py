@@ -1,0 +1,346 @@
+"""Comparisons: what is planned, chosen, measured and reported, and a whole one at toy size."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from training_runs import environment
+
+from glissando.cli import main
+from glissando.errors import ConfigError, UnknownNameError
+from glissando.lab.compare_measure import MEASURED, epiplexity, read_measured
+from glissando.lab.compare_plan import Amount, Comparison, Job
+from glissando.lab.compare_results import Finished, bits_on, choose, difference, estimate
+from glissando.lab.compare_table import Table
+from glissando.lab.probes import PROBES, select_probes
+from glissando.runs import latest_checkpoint
+
+TOY = [
+    "transformer-nano", "liquid-ssm-nano", "--budget", "steps=6", "--seeds", "2", "--learning_rates", "1e-3,1e-2",
+    "--sweep_share", "0.5", "--contexts", "8,24", "--allow_unequal", "--model.hidden_size", "16",
+    "--model.depth.layers", "1", "--data.seq_len", "32", "--data.batch_size", "2", "--data.stories.valid_stories", "4",
+    "--training.accelerator", "cpu", "--training.log_every", "2", "--training.schedule.warmup_steps", "2",
+]  # fmt: skip
+PROBED = ["--probes", "recall-8", "--probe_budget", "steps=2"]
+
+
+def comparison(tmp_path: Path, **changes: Any) -> Comparison:
+    values: dict[str, Any] = {"model": {"hidden_size": 16, "depth.layers": 1}, "allow_unequal": True}
+    return Comparison(
+        ["transformer-nano", "tauformer-nano"], tmp_path / "out", Amount("steps", 4), **(values | changes)
+    )
+
+
+# ---------------------------------------------------------------------- the plan
+
+
+def test_amounts():
+    assert Amount.parse("tokens=2e6", "--budget").options() == {"tokens": 2_000_000}
+    assert Amount.parse("seconds=1.5", "--budget").times(0.5).options() == {"seconds": 0.75}
+    assert Amount("steps", 1).times(0.1).options() == {"steps": 1}
+    for text in ("tokens", "tokens=many", "hours=3", "tokens=-1", "tokens=nan"):
+        with pytest.raises(ConfigError, match=re.escape(repr(text))):
+            Amount.parse(text, "--budget")
+
+
+def test_models_read_the_same_batches_under_the_same_seed(tmp_path):
+    asked = comparison(tmp_path, data={"seed": 5}, seeds=2)
+    for seed in (0, 1):
+        jobs = [Job("run", preset, seed, 1e-3) for preset in asked.presets]
+        first, second = (asked.config(job) for job in jobs)
+        assert first.data == second.data
+        assert first.data.seed == 5 + seed
+        assert first.training.seed == second.training.seed == seed
+    labelled = comparison(tmp_path)
+    labelled.presets = ["transformer-nano", "hybrid-ode-nano"]
+    assert not labelled.config(Job("run", "hybrid-ode-nano", 0, 1e-3)).data.stories.labelled
+
+
+def test_options_of_all_come_after_the_presets_own(tmp_path):
+    asked = comparison(tmp_path, training={"precision": "64-true", "optimizer": {"beta2": 0.5}})
+    config = asked.config(Job("sweep", "tauformer-nano", 0, 0.25))
+    assert (config.training.precision, config.training.optimizer.beta2) == ("64-true", 0.5)
+    assert config.training.optimizer.learning_rate == 0.25
+    assert config.training.schedule.final_ratio == 0.02  # the preset's
+    assert config.training.steps == 1
+    assert config.model.mixer == "tau"
+    probe = asked.config(Job("probe", "tauformer-nano", 0, 0.25, "recall-8"))
+    assert (probe.data.corpus, probe.data.recall.pairs, probe.training.steps) == ("recall", 8, 500)
+
+
+def test_unequal_models_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"transformer-nano .*\(\+0\.0%\), tauformer-nano .*--allow_unequal"):
+        comparison(tmp_path, allow_unequal=False).check()
+    Comparison(["transformer-nano", "minimal-transformer-nano"], tmp_path, Amount("steps", 1)).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": 0}, "--seeds must be at least 1"),
+        ({"learning_rates": [1e-3, 0.0]}, "--learning_rates must be positive"),
+        ({"learning_rates": [1e-3, 1e-3]}, "given twice"),
+        ({"sweep_share": 0.0}, "--sweep_share"),
+        ({"contexts": []}, "--contexts"),
+        ({"training": {"optimizer.learning_rate": 1.0}}, "given by --learning_rates"),
+        ({"training": {"tokens": 3}}, r"training\.tokens is given by --budget"),
+        ({"model": {"hiden_size": 3}}, "Did you mean 'hidden_size'"),
+        ({"data": {"corpus": "text", "batch_size": 0}}, "batch_size"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(changes, message, tmp_path):
+    with pytest.raises((ConfigError, UnknownNameError), match=message):
+        comparison(tmp_path, **changes).check()
+
+
+def test_probes_are_chosen_by_name_and_by_beginning():
+    assert select_probes(["recall", "copy", "recall-8"]) == ["recall-8", "recall-16", "recall-32", "copy"]
+    assert select_probes(["selective_copy"]) == ["selective_copy"]
+    with pytest.raises(UnknownNameError, match="Did you mean 'induction'"):
+        select_probes(["inductoin"])
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_probes_are_corpora_that_fit_their_rows(name, tmp_path):
+    if name.endswith("4096"):
+        pytest.skip("rows of 4096 take seconds to draw")
+    from glissando.data.corpora import build_corpus
+
+    corpus = build_corpus(comparison(tmp_path).config(Job("probe", "transformer-nano", 0, 1e-3, name)).data)
+    assert next(corpus.batches("train")).ids.shape[0] == PROBES[name].batch_size
+    assert 0 < float(corpus.describe()["chance_accuracy"]) < 1  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def test_epiplexity_of_a_known_curve():
+    """Loss 3, 2, 1, ..., 1 nats over 20 rows of 50 tokens: (2 + 1) * 50 nats above the end."""
+    losses = [3.0, 2.0] + [1.0] * 18
+    rows = [{"tokens": 50.0 * (i + 1), "train_loss": loss} for i, loss in enumerate(losses)]
+    found = epiplexity(rows)
+    assert found["end_loss"] == 1.0
+    assert found["bits"] == pytest.approx(150 / math.log(2))
+
+
+def test_epiplexity_does_not_depend_on_how_often_rows_are_logged():
+    fine = [{"tokens": 10.0 * (i + 1), "train_loss": 1 + 2.0 ** -(i / 5)} for i in range(100)]
+    pairs = zip(fine[::2], fine[1::2], strict=True)
+    coarse = [{"tokens": b["tokens"], "train_loss": (a["train_loss"] + b["train_loss"]) / 2} for a, b in pairs]
+    assert epiplexity(coarse)["bits"] == pytest.approx(epiplexity(fine)["bits"])
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say():
+    """Rows of random cost: 95 % intervals of a mean hold it in 90 to 99 of 100 draws."""
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(100):
+        n_bytes = rng.integers(50, 150, size=200).astype(float)
+        bits = n_bytes * (1 + 0.3 * rng.standard_normal(200))
+        found = estimate(bits[None], n_bytes[None])
+        held += found.low <= 1.0 <= found.high
+    assert 90 <= held <= 99
+
+
+def test_seeds_widen_an_interval():
+    n_bytes = np.full((2, 100), 10.0)
+    rows = np.random.default_rng(0).uniform(0.9, 1.1, 100)
+    apart = estimate(n_bytes * rows * np.array([[1.0], [1.5]]), n_bytes)
+    alike = estimate(n_bytes * rows * np.array([[1.25], [1.25]]), n_bytes)
+    assert apart.value == pytest.approx(alike.value)
+    assert apart.low < 1.05 < 1.45 < apart.high
+    assert alike.high - alike.low < 0.1
+
+
+def test_differences_are_taken_on_the_same_rows():
+    """A model that costs 1 % more in every row is worse without a doubt, however much the rows differ."""
+    n_bytes = np.full((1, 50), 10.0)
+    bits = 10 * np.random.default_rng(0).uniform(0.1, 4.0, (1, 50))
+    found = difference((1.01 * bits, n_bytes), (bits, n_bytes))
+    assert 0 < found.low <= found.value <= found.high
+    assert estimate(bits, n_bytes).high - estimate(bits, n_bytes).low > 20 * found.value
+
+
+def tried(rate: float, nats: list[float], failed: bool = False) -> Finished:
+    figures: dict[str, Any] = {"held_out": {"nats": nats, "bytes": [1.0] * len(nats)}}
+    return Finished(Job("sweep", "a", 0, rate), Path(), {"failed": "diverged"} if failed else figures)
+
+
+def test_a_rate_is_chosen_on_rows_that_are_not_reported():
+    """0.2 is best where rows are reported (odd), 0.1 where they choose (even)."""
+    sweep = [tried(0.1, [1.0, 9.0] * 2), tried(0.2, [2.0, 0.0] * 2), tried(0.4, [], failed=True)]
+    assert choose(sweep) == {"a": 0.1}
+    assert choose(sweep[2:]) == {}
+
+
+def test_the_table_as_text(tmp_path):
+    table = Table(tmp_path)
+    table.set("short", parameters="1,000", state="waiting")
+    table.set("a-longer-name", parameters="10", runs="1/3")
+    assert table.lines() == [
+        "model          parameters  runs    state",
+        "short               1,000        waiting",
+        "a-longer-name          10   1/3",
+    ]
+    table.close()
+
+
+# ---------------------------------------------------------------------- all of it, at toy size
+
+
+def stamps(out: Path) -> dict[str, int]:
+    """When each file that is not the report was written."""
+    kept = [p for p in out.rglob("*") if p.is_file() and p.parent != out]
+    return {str(p): p.stat().st_mtime_ns for p in [*kept, out / "speed.json"]}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("compare") / "out"
+    assert main(["compare", *TOY, *PROBED, "--out", str(out)]) == 0
+    return out
+
+
+def test_a_whole_comparison(finished):
+    page = (finished / "report.html").read_text()
+    for name in ("transformer-nano", "liquid-ssm-nano", "entropy floor", "epiplexity", "recall-8", "R1"):
+        assert name in page
+    assert page.count("<svg") == 7
+    assert "<script" not in page
+    assert not re.findall(r"""(?:src|href)=["'](?!#)(?!data:)[^"']*["']""", page)
+    assert "None" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
+    markdown = (finished / "report.md").read_text()
+    assert "## Probes" in markdown
+
+
+def test_every_figure_is_traced_to_a_run(finished):
+    with (finished / "results.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    for line in lines:
+        places = [finished / place for place in line["run"].split("; ")]
+        assert all((place / "environment.json").is_file() for place in places)
+        assert line["commit"]
+        assert line["machine"]
+    one = next(row for row in lines if row["section"] == "one run" and row["measure"] == "bits_per_byte")
+    figures = read_measured(finished / one["run"])
+    assert figures is not None
+    assert float(one["value"]) == pytest.approx(bits_on(figures, slice(None)))
+    mine = [
+        row for row in lines if row["section"] == "one run" and row["model"] == "liquid-ssm-nano"
+        and row["measure"] == "epiplexity"
+    ]  # fmt: skip
+    told = next(
+        r for r in lines if r["section"] == "model" and r["model"] == "liquid-ssm-nano" and r["measure"] == "epiplexity"
+    )
+    assert float(told["value"]) == pytest.approx(np.mean([float(row["value"]) for row in mine]))
+    assert len(mine) == 2
+
+
+def test_what_was_chosen_was_trained(finished):
+    sweep = sorted(finished.glob("sweep/liquid-ssm-nano/*"))
+    assert [path.name for path in sweep] == ["lr-0.001-seed-0", "lr-0.01-seed-0"]
+    bits = {path.name: bits_on(json.loads((path / MEASURED).read_bytes()), slice(0, None, 2)) for path in sweep}
+    best = min(bits, key=lambda name: bits[name]).partition("-seed")[0]
+    assert sorted(path.name for path in finished.glob("runs/liquid-ssm-nano/*")) == [f"{best}-seed-0", f"{best}-seed-1"]
+
+
+def test_a_second_run_does_nothing_and_a_wider_one_only_what_is_missing(finished, capsys):
+    before = stamps(finished)
+    assert main(["compare", *TOY, *PROBED, "--out", str(finished)]) == 0
+    assert stamps(finished) == before
+    assert (
+        main(["compare", *TOY, "--probes", "recall-8,parity", "--probe_budget", "steps=2", "--out", str(finished)]) == 0
+    )
+    after = stamps(finished)
+    assert {name: after[name] for name in before} == before
+    assert {Path(name).relative_to(finished).parts[1] for name in set(after) - set(before)} == {"parity"}
+    capsys.readouterr()
+    other = [a if a != "steps=6" else "steps=7" for a in TOY]
+    assert main(["compare", *other, "--out", str(finished)]) == 1
+    assert "training.steps was 3 and is 4" in capsys.readouterr().err
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path):
+    """Ctrl-C in the middle of a training: the same command resumes that run and ends as if nothing had been."""
+    options = [*TOY[:1], *[a for a in TOY[2:] if a not in ("--learning_rates", "1e-3,1e-2")]]
+    options[options.index("steps=6")] = "steps=200"
+    options[options.index("2")] = "1"  # one seed
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        "-m",
+        "glissando.cli",
+        "compare",
+        *options,
+        "--training.save_every",
+        "5",
+        "--out",
+        str(out),
+    ]
+    process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    path = out / "runs/transformer-nano/lr-0.002-seed-0"
+    deadline = time.monotonic() + 200
+    while latest_checkpoint(path / "checkpoints") is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=100)
+    assert process.returncode == 130, told
+    assert read_measured(path) is None
+    assert main(["compare", *options, "--training.save_every", "5", "--out", str(out)]) == 0
+    figures = read_measured(path)
+    assert figures is not None
+    assert figures["spent"]["step"] == 200
+    assert figures["provenance"]["resumed"] == 1
+
+
+def test_a_training_that_diverges_is_told_and_not_repeated(tmp_path, capsys):
+    out = tmp_path / "out"
+    options = [a if a != "1e-3,1e-2" else "1e-3,1e30" for a in TOY if a != "liquid-ssm-nano"]
+    assert main(["compare", *options, "--training.clip", "null", "--out", str(out)]) == 0
+    failed = out / "sweep/transformer-nano/lr-1e+30-seed-0"
+    assert "not finite" in json.loads((failed / MEASURED).read_bytes())["failed"]
+    assert "diverged" in (out / "report.html").read_text()
+    before = stamps(out)
+    assert main(["compare", *options, "--training.clip", "null", "--out", str(out)]) == 0
+    assert stamps(out) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["transformer-nano", "--budget", "steps=1"], "--out is missing"),
+        (["transformer-nano", "--out", "x"], "--budget is missing"),
+        (["--budget", "steps=1", "--out", "x"], "name the presets"),
+        (["transformer-nan", "--budget", "steps=1", "--out", "x"], "Did you mean 'transformer-nano'"),
+        (["transformer-nano", "--budget", "weeks=1", "--out", "x"], "steps, tokens, seconds, flops"),
+        (["transformer-nano", "--budget", "steps=1", "--learning_rates", "a,b", "--out", "x"], "takes numbers"),
+        (["transformer-nano", "--budget", "steps=1", "--probes", "recal", "--out", "x"], "Did you mean 'recall'"),
+        (["transformer-nano", "--budget", "steps=1", "--data", "x.yaml", "--out", "x"], "one option at a time"),
+    ],
+)
+def test_mistakes_on_the_command_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *arguments]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_nothing_else_is_overwritten(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["compare", *TOY, "--out", str(tmp_path)]) == 1
+    assert "holds no plan.json" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt"]
