@@ -112,7 +112,8 @@ def _time_constants(model: LanguageModel, corpus: Corpus, options: Any) -> None:
     """The picture, and what patterns over time do to tau."""
     from glissando.evaluation.time_constants import compare_patterns, pattern_table, plot_text, texts
 
-    ids = next(iter(corpus.batches("valid"))).ids.flatten().tolist()
+    batch = next(iter(corpus.batches("valid")))
+    ids = (batch.ids.flatten() if batch.mask is None else batch.ids[batch.mask]).tolist()
     assert model.tokenizer is not None
     text = model.tokenizer.decode(ids[:_DRAWN]) if options.prompt is None else options.prompt
     target = Path(options.time_constants)
