@@ -34,6 +34,10 @@ class TrainingError(GlissandoError, RuntimeError):
     """Training that cannot go on, such as a loss that is no longer finite."""
 
 
+class MissingExtraError(GlissandoError, ImportError):
+    """A part of the library whose optional packages are not installed."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like `name`, or None if nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
