@@ -38,6 +38,10 @@ class DivergenceError(TrainingError):
     """Training whose loss, gradients or weights are no longer finite: the same settings would end there again."""
 
 
+class MissingExtraError(GlissandoError, ImportError):
+    """A part of the library whose optional packages are not installed."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like `name`, or None if nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

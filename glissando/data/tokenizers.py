@@ -136,8 +136,12 @@ class HFTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def backend_json(self) -> str:
+        """Hugging Face's own file, which need not say which token ends a document."""
+        return self._tokenizer.to_str()
+
     def to_json(self) -> str:
-        text = self._tokenizer.to_str()
+        text = self.backend_json()
         if not self._eos_is_named:
             return text
         # Hugging Face's own file has no field for the end token.
@@ -145,7 +149,7 @@ class HFTokenizer(Tokenizer):
 
     @cached_property
     def token_bytes(self) -> list[bytes] | None:
-        spec = json.loads(self._tokenizer.to_str())
+        spec = json.loads(self.backend_json())
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         if not _is_byte_level(spec, vocabulary):
             return None
@@ -170,14 +174,14 @@ def _utf8(text: str) -> bytes:
         ) from None
 
 
-def _byte_alphabet() -> dict[str, int]:
+def stand_ins() -> dict[str, int]:
     """Byte-level BPE's printable stand-ins for the 256 bytes (Radford et al., 2019)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+_BYTE_OF = stand_ins()
 
 
 def _byte_level_bytes(token: str) -> bytes:

@@ -26,7 +26,6 @@ EXAMPLE = "glissando evaluate runs/first --file book.txt"
 
 def main(arguments: Sequence[str]) -> None:
     """Score the run's own held-out text, a file, or another corpus."""
-    from glissando.loading import load
     from glissando.runs import Run
 
     parser = parser_for("evaluate", "Score a run on held-out text.", EXAMPLE)
@@ -38,6 +37,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--steps", type=bool, default=False, help="measure every solver and number of steps of a flow")
     parser.add_argument("--time_constants", help="picture (.png) of a liquid model's time constants over a text")
     parser.add_argument("--prompt", help="that text; if absent, the beginning of the held-out one")
+    parser.add_argument("--tasks", help="tasks of lm-eval with commas between, or `list`; glissando_* need no network")
+    parser.add_argument("--limit", type=int | None, default=None, help="documents of each of the --tasks")
     add_inference_options(parser)
     parser.add_argument("--data", type=DataConfig, default=DataConfig())
     explain(parser, DataConfig, "data.")
@@ -48,6 +49,17 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(parser, arguments)
     if options.exact_match < 1:
         raise ConfigError(f"--exact_match must be at least 1, got {options.exact_match}")
+    _refuse_mixed(options)
+    if options.tasks is not None:
+        _tasks(options)
+        return
+    _score(run, trained, options)
+
+
+def _score(run: Run, trained: dict[str, Any], options: Any) -> None:
+    """The run's own text, a file or another corpus, and what else was asked for."""
+    from glissando.loading import load
+
     config = from_dict(DataConfig, plain(options.data), "data")
     if options.file is not None:
         config.corpus, config.text = "text", TextOptions(path=options.file, valid_path=options.file)
@@ -80,6 +92,37 @@ def main(arguments: Sequence[str]) -> None:
             print(f"picture: {picture}", file=sys.stderr)
     if options.time_constants:
         _time_constants(model, corpus, options)
+
+
+def _refuse_mixed(options: Any) -> None:
+    if options.tasks is None:
+        if options.limit is not None:
+            raise ConfigError(f"--limit {options.limit} is for --tasks, and none are given; name some or leave it out")
+        return
+    for name in ("file", "plots", "steps", "time_constants"):
+        if options[name]:
+            raise ConfigError(f"--tasks scores texts of its own, and --{name} was given too; leave one of them out")
+
+
+def _tasks(options: Any) -> None:
+    """The tasks of lm-eval in place of the run's own text."""
+    from glissando.evaluation.harness import run_tasks, task_names
+    from glissando.loading import load
+
+    if options.tasks == "list":
+        print("\n".join(task_names()))
+        return
+    names = [name.strip() for name in options.tasks.split(",")]
+    results = run_tasks(load(options.run, inference_overrides(options)), names, options.limit)
+    if options.json:
+        print(json.dumps(results, indent=2))
+        return
+    for task, metrics in results.items():
+        for name, value in metrics.items():
+            if name.endswith("_stderr"):
+                continue
+            error = metrics.get(f"{name}_stderr")
+            print(f"{task:24} {name:16} {value:.4f}" + ("" if error is None else f" +- {error:.4f}"))
 
 
 def _require_flow(model: LanguageModel, options: Any) -> None:
