@@ -22,6 +22,7 @@ from glissando.errors import ConfigError, UnknownNameError
 from glissando.lab.compare_measure import MEASURED, epiplexity, read_measured
 from glissando.lab.compare_plan import Amount, Comparison, Job
 from glissando.lab.compare_results import Finished, bits_on, choose, difference, estimate
+from glissando.lab.compare_speed import _forget_peak, _peak_mib
 from glissando.lab.compare_table import Table
 from glissando.lab.probes import PROBES, select_probes
 from glissando.runs import latest_checkpoint
@@ -95,6 +96,7 @@ def test_unequal_models_are_refused(tmp_path):
         ({"contexts": []}, "--contexts"),
         ({"training": {"optimizer.learning_rate": 1.0}}, "given by --learning_rates"),
         ({"training": {"tokens": 3}}, r"training\.tokens is given by --budget"),
+        ({"training": {"devices": 2}}, "in one process on one device"),
         ({"model": {"hiden_size": 3}}, "Did you mean 'hidden_size'"),
         ({"data": {"corpus": "text", "batch_size": 0}}, "batch_size"),
     ],
@@ -182,6 +184,16 @@ def test_a_rate_is_chosen_on_rows_that_are_not_reported():
     sweep = [tried(0.1, [1.0, 9.0] * 2), tried(0.2, [2.0, 0.0] * 2), tried(0.4, [], failed=True)]
     assert choose(sweep) == {"a": 0.1}
     assert choose(sweep[2:]) == {}
+
+
+def test_a_peak_is_counted_from_where_it_was_forgotten():
+    """64 MiB that came and went before are not counted, 32 MiB after are."""
+    np.ones(2**23)
+    before = _forget_peak()
+    if before == _peak_mib() and sys.platform != "linux":
+        pytest.skip("this system does not forget a peak")
+    np.ones(2**22)
+    assert 30 < _peak_mib() - before < 60
 
 
 def test_the_table_as_text(tmp_path):

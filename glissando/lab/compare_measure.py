@@ -23,8 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from glissando.config import from_dict
 from glissando.data.base import Corpus
 from glissando.data.corpora import build_corpus
@@ -32,6 +30,7 @@ from glissando.errors import RunError
 from glissando.evaluation.scoring import score
 from glissando.generation import generate, room_after, visible
 from glissando.lab.compare_plan import Job
+from glissando.lab.compare_speed import device_of
 from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.runs import ENVIRONMENT, METRICS, Run
@@ -105,12 +104,6 @@ def _described(job: Job) -> dict[str, Any]:
 def _write(path: Path, figures: dict[str, Any]) -> dict[str, Any]:
     write_atomic(path / MEASURED, (json.dumps(figures) + "\n").encode())
     return figures
-
-
-def device_of(config: RunConfig) -> torch.device:
-    """Where this run is measured: where it was trained."""
-    on_gpu = config.training.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    return torch.device("cuda" if on_gpu else "cpu")
 
 
 def floor_by_row(config: RunConfig, corpus: Corpus) -> list[float] | None:

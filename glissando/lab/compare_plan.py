@@ -121,7 +121,12 @@ class Comparison:
         if given := set(BUDGETS) & set(self.training):
             raise ConfigError(f"training.{min(given)} is given by --budget, such as --budget {min(given)}=1000")
         for preset in self.presets:
-            self.config(Job("run", preset, 0, self.rates(preset)[0])).check(1)
+            config = self.config(Job("run", preset, 0, self.rates(preset)[0]))
+            config.check(1)
+            if config.training.devices * config.training.num_nodes > 1:
+                raise ConfigError(
+                    "compare trains in one process on one device; leave training.devices and num_nodes out"
+                )
         if not self.allow_unequal:
             self._require_equal()
 

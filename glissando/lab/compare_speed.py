@@ -25,7 +25,6 @@ from torch import Tensor
 
 from glissando.config import from_dict
 from glissando.errors import GlissandoError
-from glissando.lab.compare_measure import device_of
 from glissando.lab.speed import trainer
 from glissando.loading import load
 from glissando.model import LanguageModel
@@ -57,6 +56,12 @@ class _Entry:
     def room(self) -> float:
         limit = self.model.config.max_length
         return float("inf") if self.model.position_embedding is None or limit is None else limit
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """Where this run is measured: where it was trained."""
+    on_gpu = config.training.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return torch.device("cuda" if on_gpu else "cpu")
 
 
 def measure_speed(
@@ -162,8 +167,8 @@ def training_memory(path: Path) -> float:
 
 
 def _own_memory(path: Path) -> float:
-    """MiB that two training steps take in this process."""
-    before = _peak_mib()
+    """MiB that a model and two steps of its training take in this process, at their peak."""
+    before = _forget_peak()
     entry = _Entry.open(path)
     step = _step_of(entry)
     step()
@@ -173,9 +178,26 @@ def _own_memory(path: Path) -> float:
     return _peak_mib() - before
 
 
+def _forget_peak() -> float:
+    """MiB in use, from where the peak counts again; where the system cannot forget it (not Linux): the peak so far."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return _peak_mib()
+    return _status("VmRSS")
+
+
 def _peak_mib() -> float:
+    if Path("/proc/self/status").is_file():
+        return _status("VmHWM")
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def _status(field: str) -> float:
+    """MiB of a field of /proc/self/status, which has KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
 if __name__ == "__main__":

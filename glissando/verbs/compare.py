@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,11 @@ def main(arguments: Sequence[str]) -> None:
         allow_unequal=options.allow_unequal,
         **{section: _section(options, section, given) for section in _SECTIONS},
     )
-    report, _ = compare(comparison)
+    try:
+        report, _ = compare(comparison)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        raise
     print(f"report: {report}")
 
 

@@ -216,10 +216,10 @@ def test_selective_copy_says_what_is_no_noise(symbols: int, length: int) -> None
 
 
 def test_symbols_of_selective_copy_lie_anywhere() -> None:
-    found = trained(SelectiveCopyCorpus(symbols=2, length=5, batch_size=1000, valid_rows=8), 5)
+    found = trained(SelectiveCopyCorpus(symbols=2, length=5, batch_size=1000, valid_rows=1), 5)
     places = Counter(tuple(i for i, c in enumerate(read[:5]) if c != ".") for read, _ in found)
     assert chi2(places, 10) < 35
-    assert chi2(Counter(said.strip() for _, said in found), 14**2) < 280
+    assert chi2(Counter("".join(said.strip() for _, said in found)), 14) < 45
 
 
 @pytest.mark.parametrize("length", [3, 40])
