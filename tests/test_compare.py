@@ -187,13 +187,13 @@ def test_a_rate_is_chosen_on_rows_that_are_not_reported():
 
 
 def test_a_peak_is_counted_from_where_it_was_forgotten():
-    """64 MiB that came and went before are not counted, 32 MiB after are."""
-    np.ones(2**23)
+    """128 MiB that came and went before are not counted, 64 MiB after are: more than an allocator keeps for itself."""
+    np.ones(2**24)
     before = _forget_peak()
     if before == _peak_mib() and sys.platform != "linux":
         pytest.skip("this system does not forget a peak")
-    np.ones(2**22)
-    assert 30 < _peak_mib() - before < 60
+    np.ones(2**23)
+    assert 60 < _peak_mib() - before < 120
 
 
 def test_the_table_as_text(tmp_path):
