@@ -21,11 +21,14 @@ from glissando.cli import main
 from glissando.errors import ConfigError, UnknownNameError
 from glissando.lab.compare_measure import MEASURED, epiplexity, read_measured
 from glissando.lab.compare_plan import Amount, Comparison, Job
-from glissando.lab.compare_results import Finished, bits_on, choose, difference, estimate
+from glissando.lab.compare_results import Finished, accuracy, bits_on, choose, difference, estimate
 from glissando.lab.compare_speed import _forget_peak, _peak_mib
 from glissando.lab.compare_table import Table
 from glissando.lab.probes import PROBES, select_probes
 from glissando.runs import latest_checkpoint
+
+#: two processes are started and a few models trained: seconds on a machine of one's own, minutes on a busy one
+pytestmark = pytest.mark.timeout(900)
 
 TOY = [
     "transformer-nano", "liquid-ssm-nano", "--budget", "steps=6", "--seeds", "2", "--learning_rates", "1e-3,1e-2",
@@ -184,6 +187,15 @@ def test_a_rate_is_chosen_on_rows_that_are_not_reported():
     sweep = [tried(0.1, [1.0, 9.0] * 2), tried(0.2, [2.0, 0.0] * 2), tried(0.4, [], failed=True)]
     assert choose(sweep) == {"a": 0.1}
     assert choose(sweep[2:]) == {}
+
+
+def test_an_accuracy_without_a_mistake_is_not_certain():
+    """50 of 50: a bootstrap has no width there, Wilson's interval has."""
+    held = {"correct": [10] * 5, "targets": [10] * 5}
+    found = accuracy([Finished(Job("probe", "a", 0, 1e-3, "copy"), Path(), {"held_out": held})])
+    assert found is not None
+    assert (found.value, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(50 / (50 + 1.96**2))
 
 
 def test_a_peak_is_counted_from_where_it_was_forgotten():

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glissando.errors import RunError
+from glissando.evaluation.scoring import wilson
 from glissando.lab.compare_measure import Rows, metric_rows, read_measured
 from glissando.lab.compare_plan import Comparison, Job
 
@@ -194,6 +195,10 @@ def _summarise(result: ModelResult, comparison: Comparison, first: ModelResult |
 
 
 def accuracy(runs: Sequence[Finished]) -> Estimate | None:
-    """Of the answers of a probe; None where no training of it ended well."""
+    """Of the answers of a probe, at least as wide as Wilson's interval; None where no training of it ended well."""
     good = [run for run in runs if run.failed is None]
-    return estimate(*sums(good, "correct", "targets", slice(None))) if good else None
+    if not good:
+        return None
+    correct, targets = sums(good, "correct", "targets", slice(None))
+    drawn, least = estimate(correct, targets), wilson(int(correct.sum()), int(targets.sum()))
+    return drawn._replace(low=min(drawn.low, least[0]), high=max(drawn.high, least[1]))
