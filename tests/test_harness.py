@@ -114,7 +114,7 @@ def test_generation_stops_and_is_ours(model):
     from glissando.evaluation.harness import GlissandoLM
 
     asked = {"until": ["\x07\x07"], "max_gen_toks": 6, "do_sample": False}
-    prompts = ["Once upon a time", "The"]
+    prompts = [model.tokenizer.decode([model.tokenizer.eos_id]) + "Once upon a time", "The"]
     requests = [Instance("generate_until", {}, (prompt, dict(asked)), n) for n, prompt in enumerate(prompts)]
     got = GlissandoLM(model, batch_size=2).generate_until(requests, disable_tqdm=True)
     assert got == generate(model, prompts, max_tokens=6, temperature=0)

@@ -167,8 +167,13 @@ def training_memory(path: Path) -> float:
 
 
 def _own_memory(path: Path) -> float:
-    """MiB that a model and two steps of its training take in this process, at their peak."""
-    before = _forget_peak()
+    """MiB that a model and two steps of its training take in this process, at their peak.
+
+    Where the system does not forget a peak (macOS, some containers) and importing took more, that is counted: at most
+    too much, never too little.
+    """
+    before = _resident_mib()
+    _forget_peak()
     entry = _Entry.open(path)
     step = _step_of(entry)
     step()
@@ -178,20 +183,28 @@ def _own_memory(path: Path) -> float:
     return _peak_mib() - before
 
 
-def _forget_peak() -> float:
-    """MiB in use, from where the peak counts again; where the system cannot forget it (not Linux): the peak so far."""
+def _forget_peak() -> bool:
+    """The peak of this process counts from now on; False where the system does not let it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        return _peak_mib()
-    return _status("VmRSS")
+        return False
+    return True
+
+
+def _resident_mib() -> float:
+    return _status("VmRSS") if _has_status() else _peak_mib()
 
 
 def _peak_mib() -> float:
-    if Path("/proc/self/status").is_file():
+    if _has_status():
         return _status("VmHWM")
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def _has_status() -> bool:
+    return Path("/proc/self/status").is_file()
 
 
 def _status(field: str) -> float:
