@@ -229,7 +229,7 @@ def _stream_all(
     stops = [stop] if isinstance(stop, str) else list(stop)
     if any(not s for s in stops):
         raise ConfigError("a stop text is empty: it would stop at once")
-    rows = [_Row(tokenizer, stops) for _ in prompts]
+    rows = [TextRow(tokenizer, stops) for _ in prompts]
     ids = [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
     dial = None if control is None else _dial(model, control, len(prompts))
     pieces = [""] * len(rows)
@@ -254,7 +254,7 @@ def _dial(model: LanguageModel, control: Control | Callable[[], Control], rows: 
     return now if callable(control) else now()
 
 
-class _Row:
+class TextRow:
     """One row's text: whole characters, held back while they may yet become a stop text."""
 
     def __init__(self, tokenizer: Tokenizer, stops: list[str]) -> None:

@@ -5,10 +5,11 @@ Every function here returns a new tree and never changes the one it was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 #: A tree of tensors; each mixer names its own leaves in a NamedTuple.
@@ -47,6 +48,25 @@ def state_bytes(state: State) -> int:
 def select_rows(state: State, rows: Tensor) -> State:
     """The rows `rows` (int64) of a batched state, in that order."""
     return map_state(lambda leaf: leaf.index_select(0, rows), state)
+
+
+def join_rows(*states: State) -> State:
+    """The rows of several states of one model, one below the other: rows that have read more and rows that have read less.
+
+    A leaf with fewer slots than another's gets zeros behind its own: room to grow, which no mixer reads.
+    """
+    return map_state(lambda *leaves: torch.cat(_same_room(leaves)), *states)
+
+
+def _same_room(leaves: Sequence[Tensor]) -> list[Tensor]:
+    sizes = [leaf.shape[1:] for leaf in leaves]
+    most = [max(axis) for axis in zip(*sizes, strict=True)]
+    return [
+        leaf
+        if list(size) == most
+        else F.pad(leaf, [n for m, s in zip(most[::-1], size[::-1], strict=True) for n in (0, m - s)])
+        for leaf, size in zip(leaves, sizes, strict=True)
+    ]
 
 
 def detach(state: State) -> State:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import mmap
 import math
+import mmap
 import re
 import signal
 import subprocess

@@ -13,7 +13,7 @@ from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 
 from glissando.model import LanguageModel
-from glissando.state import leaves, map_state, select_rows, state_bytes
+from glissando.state import join_rows, leaves, map_state, select_rows, state_bytes
 
 LIMIT = 60  # below every learned position table
 law = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -298,6 +298,20 @@ def test_rows_of_a_state_can_be_taken(case: str):
         _, state = model(ids, model.init_state(3))
         rows = torch.tensor([2, 0])
         assert_close(model(more[rows], select_rows(state, rows))[0], model(more, state)[0][rows], "rows")
+
+
+@cases
+def test_rows_of_different_states_join(case: str):
+    """Rows that have read 9, 3 and 14 tokens go on together as each goes on alone."""
+    model = build(case)
+    ids = random_ids(model, 3, 20, seed=5)
+    with torch.no_grad():
+        alone = [model(ids[row : row + 1, :n], model.init_state(1)) for row, n in enumerate((9, 3, 14))]
+        together = join_rows(*[state for _, state in alone])
+        for step in range(14, 17):
+            got, together = model(ids[:, step : step + 1], together, donate=step > 14)
+            alone = [model(ids[row : row + 1, step : step + 1], state) for row, (_, state) in enumerate(alone)]
+            assert_close(got, torch.cat([logits for logits, _ in alone]), "joined")
 
 
 @cases
