@@ -15,6 +15,7 @@ VERBS = {
     "train": "train a preset on text, or resume a run",
     "generate": "write text with a trained model",
     "evaluate": "bits per byte, perplexity and accuracy on held-out text",
+    "serve": "answer HTTP requests as OpenAI's interface does, with a page to play on",
     "grow": "make a run's model larger without changing what it computes",
     "compare": "train several models under one budget and write a report",
     "steer": "turn a model's dials over held-out prompts, judge the texts, draw the dial",

@@ -51,7 +51,7 @@ def select_rows(state: State, rows: Tensor) -> State:
 
 
 def join_rows(*states: State) -> State:
-    """The rows of several states of one model, one below the other: rows that have read more and rows that have read less.
+    """The rows of several states of one model, one below the other, however much each has read.
 
     A leaf with fewer slots than another's gets zeros behind its own: room to grow, which no mixer reads.
     """

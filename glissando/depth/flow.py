@@ -92,6 +92,8 @@ class FlowDepth(Depth):
         self.after = nn.ModuleList(make_block(i + 1) for i in range(half, config.layers))
         size = self.field.hidden_size
         self.time = nn.Sequential(nn.Linear(1, size), nn.SiLU(), nn.Linear(size, size))
+        #: shown (tau, alpha F) of every evaluation of the field
+        self.watcher: Callable[[float, Tensor], None] | None = None
         n_controls = len(config.control)
         self.control = nn.Linear(n_controls, size) if n_controls else None
         self.alpha = nn.Parameter(torch.tensor(float(flow.alpha)))
@@ -275,7 +277,10 @@ class _Field:
             slope, _ = depth.field.branches(at, None, self.ctx, active)
         else:
             slope = _seeded(self.seed, tau, h.device, lambda: depth.field.branches(at, None, self.ctx, active)[0])
-        return depth.alpha * slope
+        slope = depth.alpha * slope
+        if depth.watcher is not None:
+            depth.watcher(tau, slope)
+        return slope
 
 
 def _seed(depth: FlowDepth) -> int | None:

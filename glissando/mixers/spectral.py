@@ -213,6 +213,12 @@ class Spectral(Mixer):
             gamma = gamma * 8 * torch.sigmoid(exact(self.decay_bias))
         return gamma, given.turn
 
+    def decay_times(self, x: Tensor) -> Tensor:
+        """1 / gamma (B, T, N) in tokens, how long a channel remembers; x (B, T, D) as the mixer is given it."""
+        _, rate, _ = self._project(x)
+        gamma = self._rates(rate, self._derive())
+        return (1 / gamma).expand(*x.shape[:2], self.channels)
+
     def mix(self, x: Tensor, state: SpectralState | None, ctx: Context) -> tuple[Tensor, SpectralState | None]:
         entry, rate, gate = self._project(x)
         with without_autocast(x.device.type):
@@ -268,10 +274,14 @@ class Spectral(Mixer):
         """lambda, (N,) or (B, T, N), and what is added to the state."""
         if not self.config.projections:
             return given.factor, u
-        gamma = given.gamma
-        if rate is not None and self.decay_bias is not None:
-            gamma = 8 * gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))
+        gamma = self._rates(rate, given)
         return torch.exp(-gamma) * given.factor, u * torch.sqrt(-torch.expm1(-2 * gamma))
+
+    def _rates(self, rate: Tensor | None, given: _Given) -> Tensor:
+        """gamma, (N,) or, where the decay depends on the input, (B, T, N)."""
+        if rate is None or self.decay_bias is None:
+            return given.gamma
+        return 8 * given.gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))
 
     def _after(self, h: Tensor, last: Tensor, state: SpectralState, ctx: Context) -> SpectralState:
         last = torch.view_as_real(last)

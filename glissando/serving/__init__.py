@@ -1,0 +1,1 @@
+"""Many texts at once from one model, over HTTP: `glissando serve`, the `[serve]` extra."""

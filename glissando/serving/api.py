@@ -1,0 +1,340 @@
+"""The server: OpenAI's completions and chats, /health, /metrics, and the playground."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from glissando.errors import nearest
+from glissando.model import LanguageModel
+from glissando.serving.answers import Answer, ChatAnswer
+from glissando.serving.engine import BusyError, Engine, Outbox
+from glissando.serving.group import DisconnectedError, Group
+from glissando.serving.limits import BodyLimit, KeyRequired, Limits, Receive, Scope, Send, error_body
+from glissando.serving.metrics import Metrics
+from glissando.serving.planning import BadRequestError, ChatTemplate, Planner
+from glissando.serving.schema import ChatBody, CompletionBody, ControlBody
+from glissando.serving.session import Piece
+from glissando.serving.session import Request as Wanted
+
+_log = logging.getLogger("glissando.serve")
+
+
+class Server:
+    """A model and its engine's thread behind an ASGI application, `app`.
+
+    name      the model's name in requests
+    api_key   asked for by /v1 and /metrics; None: anyone may
+    hosts     names that requests may call this server by; None: any. Guards a server on loopback against pages of
+              other origins whose name was made to point here
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        name: str,
+        *,
+        limits: Limits | None = None,
+        api_key: str | None = None,
+        template: ChatTemplate | None = None,
+        hosts: Sequence[str] | None = None,
+        **engine_options: Any,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.engine = Engine(model, deliver=self._deliver, **engine_options)
+        self.planner = Planner(self.engine, self.limits, name, template or ChatTemplate())
+        self.metrics = Metrics(self.engine)
+        self.name, self.started = name, int(time.time())
+        self.groups: dict[str, Group] = {}
+        #: the same weights in modules of its own, as what is watched there must not be the engine's batches
+        self.viewer, self.viewing = _twin(model), threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self.app = self._application(api_key, hosts)
+
+    # ------------------------------------------------------------------ the engine's thread
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self.engine.run, name="glissando-engine", daemon=True)
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self.engine.close()
+            await asyncio.to_thread(self._thread.join)
+
+    def _deliver(self, outbox: Outbox) -> None:
+        """From the engine's thread: a whole step at a time wakes the loop once."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(_hand_out, outbox)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    # ------------------------------------------------------------------ routes
+
+    def _application(self, api_key: str | None, hosts: Sequence[str] | None) -> FastAPI:
+        from glissando.serving.playground import add_playground
+
+        # FastAPI's own pages of documentation load scripts from elsewhere.
+        app = FastAPI(title="glissando", docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
+        app.add_api_route("/v1/completions", self.completions, methods=["POST"], response_model=None)
+        app.add_api_route("/v1/completions/{id}/control", self.turn, methods=["POST"], response_model=None)
+        app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], response_model=None)
+        app.add_api_route("/v1/models", self.models, methods=["GET"], response_model=None)
+        app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"], response_model=None)
+        app.add_api_route("/health", self.health, methods=["GET"], response_model=None)
+        app.add_api_route("/metrics", self.told_metrics, methods=["GET"], response_model=None)
+        add_playground(app, self)
+        for kind, handler in _HANDLERS.items():
+            app.add_exception_handler(kind, handler)
+        app.add_middleware(BodyLimit, limit=self.limits.max_body)
+        if api_key is not None:
+            app.add_middleware(KeyRequired, key=api_key)
+        if hosts is not None:
+            app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+        app.add_middleware(_Counted, metrics=self.metrics)
+        return app
+
+    async def completions(self, body: CompletionBody, request: Request) -> Response:
+        """POST /v1/completions."""
+        plan = self.planner.completion(body)
+        answer = Answer(self.name, self.engine.tokenizer, body.logprobs is not None)
+        echoed = [self._echoed(prompt) for prompt in body.prompts for _ in range(body.n)] if body.echo else None
+        return await self._answer(request, plan, answer, body, echoed)
+
+    async def chat(self, body: ChatBody, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        plan = self.planner.chat(body)
+        return await self._answer(request, plan, ChatAnswer(self.name, self.engine.tokenizer, body.logprobs), body)
+
+    async def turn(self, id: str, body: ControlBody) -> Response:
+        """POST /v1/completions/ID/control: the dials of a text that streams, from its next token on."""
+        values = self.planner.control(body.control)
+        assert values is not None
+        if id not in self.groups:
+            raise BadRequestError(f"no text {id} is being written", "id", "not_found")
+        for session in self.groups[id].sessions:
+            session.turn(values)
+        names = self.engine.model.config.depth.control
+        return JSONResponse({"id": id, "control": dict(zip(names, values, strict=True))})
+
+    async def models(self) -> Response:
+        """GET /v1/models: the one that is served."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, name: str) -> Response:
+        """GET /v1/models/NAME."""
+        self.planner.check_model(name)
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        return {"id": self.name, "object": "model", "created": self.started, "owned_by": "glissando"}
+
+    async def health(self) -> Response:
+        """GET /health: 200 while the engine runs."""
+        return JSONResponse({"status": "ok"} if self.healthy else {"status": "stopped"}, 200 if self.healthy else 503)
+
+    async def told_metrics(self) -> Response:
+        """GET /metrics."""
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # ------------------------------------------------------------------ answers
+
+    def _echoed(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self.engine.tokenizer.decode(prompt)
+
+    async def _answer(
+        self,
+        request: Request,
+        plan: list[Wanted],
+        answer: Answer,
+        body: CompletionBody | ChatBody,
+        echoed: list[str] | None = None,
+    ) -> Response:
+        group = Group(self.engine, plan)
+        usage = _Usage(plan)
+        began = time.monotonic()
+        if body.stream:
+            told = body.stream_options is not None and body.stream_options.include_usage
+            return _EventStream(self, group, answer, usage if told else None, echoed)
+        texts, pieces = list(echoed or [""] * len(group.sessions)), [list[Piece]() for _ in group.sessions]
+        try:
+            async for index, piece in group.pieces(request.receive):
+                self._note_first(pieces, began)
+                texts[index] += piece.text
+                pieces[index].append(piece)
+        except DisconnectedError:
+            self.metrics.disconnects.inc()
+            return Response(status_code=499)  # nobody reads it
+        return JSONResponse(answer.whole(texts, pieces, usage.of(group)))
+
+    def _note_first(self, pieces: list[list[Piece]], began: float) -> None:
+        if not any(pieces):
+            self.metrics.first_token.observe(time.monotonic() - began)
+
+
+class _Usage:
+    """Tokens that were read and written."""
+
+    def __init__(self, plan: Sequence[Wanted]) -> None:
+        self.read = sum(len(wanted.ids) for wanted in plan)
+
+    def of(self, group: Group) -> dict[str, int]:
+        written = sum(len(session.written) for session in group.sessions)
+        return {"prompt_tokens": self.read, "completion_tokens": written, "total_tokens": self.read + written}
+
+
+class _EventStream(Response):
+    """Server-sent events, a piece as it comes. A client that leaves gives up its texts at once."""
+
+    def __init__(
+        self, server: Server, group: Group, answer: Answer, usage: _Usage | None, echoed: list[str] | None
+    ) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self.server, self.group, self.answer, self.usage, self.echoed = server, group, answer, usage, echoed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, first = time.monotonic(), True
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self.server.groups[self.answer.id] = self.group
+        try:
+            for event in self._openings():
+                await self._send(send, event)
+            async for index, piece in self.group.pieces(receive):
+                if first:
+                    self.server.metrics.first_token.observe(time.monotonic() - began)
+                    first = False
+                if piece.text or piece.tokens or piece.finish:
+                    await self._send(send, self.answer.chunk(index, piece.text, piece))
+            if self.usage is not None:
+                await self._send(send, self.answer.usage(self.usage.of(self.group)))
+            await self._write(send, "[DONE]")
+        except DisconnectedError:
+            self.server.metrics.disconnects.inc()
+            return
+        except Exception as error:  # noqa: BLE001 - the status is sent: the stream itself must say so
+            _log.exception("a text was given up")
+            await self._send(send, _failure(error)[1])
+        finally:
+            self.group.cancel()
+            del self.server.groups[self.answer.id]
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _openings(self) -> Sequence[Mapping[str, Any]]:
+        every = [self.answer.opening(index) for index in range(len(self.group.sessions))]
+        echoes = [self.answer.chunk(index, text, Piece()) for index, text in enumerate(self.echoed or [])]
+        return [event for event in every if event is not None] + echoes
+
+    async def _send(self, send: Send, event: Mapping[str, Any]) -> None:
+        await self._write(send, json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+
+    async def _write(self, send: Send, data: str) -> None:
+        await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+
+
+def _twin(model: LanguageModel) -> LanguageModel:
+    shared = [*model.parameters(), *model.buffers(), model.tokenizer]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+
+
+def _hand_out(outbox: Outbox) -> None:
+    for listener, piece in outbox:
+        listener(piece)
+
+
+# ---------------------------------------------------------------------- errors
+
+
+def _failure(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    if isinstance(error, BadRequestError):
+        status = 404 if error.code in ("model_not_found", "not_found") else 400
+        return status, error_body(str(error), "invalid_request_error", error.code, error.param), {}
+    if isinstance(error, BusyError):
+        return 429, error_body(str(error), "rate_limit_error", "too_many_texts"), {"retry-after": "1"}
+    told = f"the model failed on this text: {type(error).__name__}: {error}"
+    return 500, error_body(told, "server_error", "model_failed"), {}
+
+
+async def _told_failure(request: Request, error: Exception) -> Response:
+    status, body, headers = _failure(error)
+    if status == 500:
+        _log.error("a text was given up", exc_info=error)
+    return JSONResponse(body, status, headers)
+
+
+async def _told_http(request: Request, error: HTTPException) -> Response:
+    path = request.url.path
+    told = {404: f"there is no {path} here; POST /v1/completions is", 405: f"{path} does not take {request.method}"}
+    message = told.get(error.status_code, str(error.detail))
+    return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
+
+
+async def _told_validation(request: Request, error: RequestValidationError) -> Response:
+    """The first thing that is wrong, in a line."""
+    first = _likeliest(error.errors())
+    where = [str(part) for part in first["loc"] if part != "body"]
+    param = where[0] if where else None
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        close = nearest(where[-1], {*CompletionBody.model_fields, *ChatBody.model_fields})
+        message = f"unknown field {where[-1]!r}." + (f" Did you mean {close!r}?" if close else " Leave it out.")
+    elif first["type"] == "json_invalid":
+        message = f"the body is no JSON: {first.get('ctx', {}).get('error', message)}"
+    elif where:
+        given = json.dumps(first.get("input"), default=str)[:60]
+        message = f"{'.'.join(where[:1])}: {message[:1].lower()}{message[1:]}; got {given}"
+    return JSONResponse(error_body(message, "invalid_request_error", first["type"], param), 400)
+
+
+def _likeliest(errors: Sequence[Any]) -> Any:
+    """Of a field that may be of several types every one is told: what was said of the value itself counts most."""
+    return next((e for e in errors if e["type"] in ("value_error", "extra_forbidden")), errors[0])
+
+
+_HANDLERS: dict[type[Exception], Any] = {
+    BadRequestError: _told_failure,
+    BusyError: _told_failure,
+    HTTPException: _told_http,
+    RequestValidationError: _told_validation,
+    Exception: _told_failure,
+}
+
+
+class _Counted:
+    """Requests by path and status; unknown paths are one, or a client could fill the memory with names."""
+
+    def __init__(self, app: Any, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def counted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                path = getattr(scope.get("route"), "path", "other")
+                self.metrics.requests.labels(path, str(message["status"])).inc()
+            await send(message)
+
+        return await self.app(scope, receive, counted)

@@ -1,0 +1,48 @@
+"""What /metrics tells, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from glissando.serving.engine import Engine
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class _OfEngine:
+    """Read off the engine when asked, so that a step counts nothing twice."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        e = self.engine
+        yield GaugeMetricFamily("glissando_texts_running", "Texts under way, or being read for", e.running)
+        yield GaugeMetricFamily("glissando_texts_waiting", "Texts for which nothing was read yet", e.waiting)
+        yield GaugeMetricFamily("glissando_prefix_bytes", "Bytes of states kept to go on from", e.prefixes.bytes)
+        yield CounterMetricFamily("glissando_tokens_read", "Tokens of prompts read", e.tokens_read)
+        yield CounterMetricFamily("glissando_tokens_reused", "Tokens of prompts known from before", e.tokens_reused)
+        yield CounterMetricFamily("glissando_tokens_written", "Tokens written", e.tokens_written)
+
+
+class Metrics:
+    """One server's numbers, in a registry of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_OfEngine(engine))
+        self.requests = Counter(
+            "glissando_requests", "Requests by path and HTTP status", ["path", "status"], registry=self.registry
+        )
+        self.disconnects = Counter(
+            "glissando_disconnects", "Clients that left before their text was done", registry=self.registry
+        )
+        self.first_token = Histogram(
+            "glissando_first_token_seconds", "From request to first token", buckets=_SECONDS, registry=self.registry
+        )
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,132 @@
+"""From what a client asks to what the engine is given."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jinja2.sandbox
+
+from glissando.errors import ConfigError, UnknownNameError
+from glissando.generation import Sampling, control_values
+from glissando.serving.engine import Engine
+from glissando.serving.limits import Limits
+from glissando.serving.schema import ChatBody, CompletionBody, Message, refuse_control_bytes
+from glissando.serving.session import Request
+
+
+class BadRequestError(ValueError):
+    """A request that cannot be answered; `param` is the field, `code` OpenAI's word for it."""
+
+    def __init__(self, message: str, param: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
+
+
+class ChatTemplate:
+    """Messages as one text. By default one behind the other, without roles: these models were not trained on chats.
+
+    A template file is Jinja, as Hugging Face's are: `messages`, `add_generation_prompt`, `eos_token`.
+    """
+
+    def __init__(self, source: str | Path | None = None) -> None:
+        self.template = None
+        if source is not None:
+            environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+            try:
+                self.template = environment.from_string(Path(source).read_text("utf-8"))
+            except (OSError, jinja2.TemplateError) as error:
+                raise ConfigError(f"the chat template {source} cannot be used: {error}") from error
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt. Raises BadRequestError where the template refuses the messages."""
+        if self.template is None:
+            return " ".join(message.text for message in messages)
+        told = [{"role": message.role, "content": message.text} for message in messages]
+        try:
+            text = self.template.render(messages=told, add_generation_prompt=True, eos_token="")
+            return refuse_control_bytes(text)
+        except (jinja2.TemplateError, ValueError) as error:
+            raise BadRequestError(f"the server's chat template refuses these messages: {error}", "messages") from error
+
+
+class Planner:
+    """Checks of what only the model and the server's limits can tell."""
+
+    def __init__(self, engine: Engine, limits: Limits, name: str, template: ChatTemplate) -> None:
+        self.engine, self.limits, self.name, self.template = engine, limits, name, template
+
+    def completion(self, body: CompletionBody) -> list[Request]:
+        """A request for each prompt."""
+        self.check_model(body.model)
+        if len(body.prompts) * body.n > self.limits.max_copies:
+            asked = f"{len(body.prompts)} prompts with n = {body.n}"
+            raise BadRequestError(f"{asked} are more than {self.limits.max_copies} texts; send several requests", "n")
+        every = [self._ids(prompt) for prompt in body.prompts]
+        return [self._request(body, ids, body.max_tokens, body.logprobs, body.echo) for ids in every]
+
+    def chat(self, body: ChatBody) -> list[Request]:
+        """The one request of a chat."""
+        self.check_model(body.model)
+        if body.n > self.limits.max_copies:
+            raise BadRequestError(f"n = {body.n} is more than {self.limits.max_copies} texts", "n")
+        ids = self._ids(self.template.render(body.messages), "messages")
+        given = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
+        count = given[0] if given else min(self.limits.max_tokens, max(1, self.engine.room(len(ids))))
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        return [self._request(body, ids, count, top, False)]
+
+    def control(self, values: Mapping[str, float] | None) -> tuple[float, ...] | None:
+        """Every dial's value, in the model's order."""
+        if values is None:
+            return None
+        try:
+            return tuple(control_values(self.engine.model, values))
+        except (ConfigError, UnknownNameError) as error:
+            raise BadRequestError(str(error), "control") from error
+
+    def check_model(self, name: str) -> None:
+        """Raise BadRequestError for a model that is not served."""
+        if name != self.name:
+            raise BadRequestError(
+                f"this server has the model {self.name!r} and no {name!r}; GET /v1/models lists what there is",
+                "model", "model_not_found",
+            )  # fmt: skip
+
+    def _ids(self, prompt: str | Sequence[int], param: str = "prompt") -> tuple[int, ...]:
+        """With the end token before them, which every text was trained behind."""
+        tokenizer, size = self.engine.tokenizer, self.engine.model.config.vocab_size
+        if isinstance(prompt, str) and len(prompt) > 16 * self.limits.max_prompt:
+            raise BadRequestError(f"the prompt has {len(prompt):,} characters; send a shorter one", param)
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        outside = [token for token in ids if token >= size]
+        if outside:
+            raise BadRequestError(f"token {outside[0]} is outside the vocabulary of {size}", param)
+        if not ids or isinstance(prompt, str) or ids[0] != tokenizer.eos_id:
+            ids = [tokenizer.eos_id, *ids]
+        limit = self.limits.max_prompt
+        if len(ids) > limit:
+            raise BadRequestError(
+                f"the prompt has {len(ids):,} tokens with its beginning, and {limit:,} may be sent", param,
+                "context_length_exceeded",
+            )  # fmt: skip
+        return tuple(ids)
+
+    def _request(
+        self, body: CompletionBody | ChatBody, ids: tuple[int, ...], count: int, top: int | None, echo: bool
+    ) -> Request:
+        if count > self.limits.max_tokens:
+            raise BadRequestError(
+                f"max_tokens is {count:,}, and a text here has at most {self.limits.max_tokens:,}", "max_tokens"
+            )
+        room = self.engine.room(len(ids))
+        if room == 0:
+            raise BadRequestError(
+                f"this model has learned positions for {self.engine.model.config.max_length} tokens, and the prompt "
+                f"has {len(ids)} with its beginning; shorten it", "prompt", "context_length_exceeded",
+            )  # fmt: skip
+        seed = secrets.randbelow(2**31) if body.seed is None else body.seed
+        sampling = Sampling(body.temperature, body.top_k, None if body.top_p == 1 else body.top_p, seed)
+        control = self.control(body.control)
+        return Request(ids, min(count, room), sampling, body.n, body.stops, control, top, echo)

@@ -1,0 +1,89 @@
+"""The page at /: files of `page/`, what they need to know of the model, and what is to be seen of it over a text."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import torch
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+
+from glissando.evaluation.looks import looks
+from glissando.serving.answers import token_text
+from glissando.serving.schema import LookBody
+
+if TYPE_CHECKING:
+    from glissando.serving.api import Server
+
+_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+#: nothing from elsewhere, no inline script, and no page may frame this one
+_HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+#: tokens that a look covers: the last of the text
+LOOK_TOKENS = 160
+
+
+def add_playground(app: FastAPI, server: Server) -> None:
+    """The page's routes."""
+    folder = resources.files("glissando.serving") / "page"
+    for path, (name, kind) in _FILES.items():
+        content = (folder / name).read_bytes()
+        app.add_api_route(path, _file(content, kind), methods=["GET"], response_model=None)
+
+    async def about() -> Response:
+        """GET /v1/glissando: the model, its dials, and what a text may ask for."""
+        return JSONResponse(_about(server))
+
+    async def look(body: LookBody) -> Response:
+        """POST /v1/glissando/look: the looks over the last tokens of a text."""
+        control = server.planner.control(body.control)
+        return JSONResponse(await asyncio.to_thread(_look, server, body.text, control))
+
+    app.add_api_route("/v1/glissando", about, methods=["GET"], response_model=None)
+    app.add_api_route("/v1/glissando/look", look, methods=["POST"], response_model=None)
+
+
+def _file(content: bytes, kind: str) -> Any:
+    async def send() -> Response:
+        return Response(content, media_type=kind, headers=_HEADERS)
+
+    return send
+
+
+def _about(server: Server) -> dict[str, Any]:
+    config = server.engine.model.config
+    mixers = [config.mixer] if isinstance(config.mixer, str) else list(dict.fromkeys(config.mixer))
+    return {
+        "model": server.name,
+        "parameters": server.engine.model.num_parameters(),
+        "mixers": mixers,
+        "depth": config.depth.kind,
+        "controls": list(config.depth.control),
+        "max_tokens": server.limits.max_tokens,
+        "max_prompt": server.limits.max_prompt,
+        "max_length": config.max_length if config.positions == "learned" else None,
+    }
+
+
+def _look(server: Server, text: str, control: tuple[float, ...] | None) -> dict[str, Any]:
+    """In a thread of its own, while the engine's goes on."""
+    model, tokenizer = server.viewer, server.engine.tokenizer
+    limit = model.config.max_length if model.position_embedding is not None else None
+    ids = [tokenizer.eos_id, *tokenizer.encode(text)][-min(LOOK_TOKENS, limit or LOOK_TOKENS) :]
+    device = model.embedding.weight.device
+    values = None if control is None else model.embedding.weight.new_tensor([control])
+    with server.viewing:
+        found = looks(model, torch.tensor([ids], device=device), values)
+    return {"tokens": [token_text(tokenizer, token) for token in ids], "looks": [asdict(look) for look in found]}
