@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 
 import pytest
 import torch
 
 from glissando.generation import Sampling, generate
 from glissando.model import LanguageModel
-from glissando.serving.engine import Engine
+from glissando.serving.engine import BusyError, Engine
 from glissando.serving.session import Piece, Request, Session
+from glissando.state import state_bytes
 
 SMALL = {"hidden_size": 32, "depth": {"layers": 2}}
 PRESETS = {
@@ -25,12 +28,15 @@ PROMPTS = ["Once upon a time", "The", "", "A fox and a hen went to the market to
 
 
 def model_of(preset: str, seed: int = 0) -> LanguageModel:
-    """In float64, where rounding flips no draw; its weights are spread, so that its texts differ."""
+    """In float64, where rounding flips no draw; its weights are large, so that its texts differ."""
     torch.manual_seed(seed)
     model = LanguageModel.from_preset(preset, **PRESETS.get(preset, {}) | {"vocab_size": 256}).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3) if parameter.ndim > 1 else None
+        for name, parameter in model.named_parameters():
+            if name.startswith("depth.control") or name == "depth.alpha":
+                parameter.copy_(torch.randn_like(parameter).sign() * 2)  # dials that a text shows
     return model
 
 
@@ -95,3 +101,265 @@ def test_texts_that_join_and_leave_are_those_written_alone(preset):
     for prompt, count, seed, one in heard:
         assert [one.text] == generate(model, [prompt], max_tokens=count, seed=seed)
         assert one.finish in ("stop", "length")
+
+
+def alone(model: LanguageModel, request: Request) -> list[Heard]:
+    """What comes of a request that nobody shares the model with, and of which nothing is known."""
+    engine = Engine(model, prefix_bytes=0)
+    _, heard = submit(engine, request)
+    run_down(engine)
+    return heard
+
+
+# ---------------------------------------------------------------------- what is read
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_known_beginning_is_not_read_again(preset):
+    model = model_of(preset)
+    engine = Engine(model)
+    first = request_for(model, "Once upon", 8)
+    [one] = submit(engine, first)[1]
+    run_down(engine)
+    assert engine.tokens_read == 10
+    again = request_for(model, "Once upon", 8, seed=3)
+    longer = request_for(model, "Once upon a time", 8)
+    goes_on = request_for(model, "Once upon" + one.text, 8)
+    for request, read in ((again, 0), (longer, 7)):
+        before = engine.tokens_read
+        [heard] = submit(engine, request)[1]
+        run_down(engine)
+        assert engine.tokens_read - before == read
+        assert [heard.text] == [each.text for each in alone(model, request)]
+    if len(goes_on.ids) == 18 and "\ufffd" not in one.text:  # its bytes are text
+        before = engine.tokens_read
+        [heard] = submit(engine, goes_on)[1]
+        run_down(engine)
+        assert engine.tokens_read - before == 1
+        assert heard.text == alone(model, goes_on)[0].text
+
+
+def test_states_kept_stay_within_their_bytes(model):
+    limit = 40_000
+    engine = Engine(model, prefix_bytes=limit)
+    for n in range(30):
+        submit(engine, request_for(model, f"{n} hens", 2))
+        run_down(engine)
+        kept = engine.prefixes
+        assert kept.bytes == sum(state_bytes((k.state, k.logits)) for k in kept._known.values()) <= limit
+    assert 1 <= len(kept) < 30
+    assert sum(kept._lengths.values()) == len(kept)
+    before = engine.tokens_reused
+    submit(engine, request_for(model, "0 hens", 2))  # the oldest has gone
+    run_down(engine)
+    assert engine.tokens_reused - before < 7
+
+
+def test_another_control_is_another_state():
+    model = model_of("hybrid-ode-nano")
+    engine = Engine(model)
+    told = {}
+    for control in (None, (0.0, 0.0), (1.0, -1.0), (0.0, 0.0)):
+        request = request_for(model, "Once upon", 12, control=control)
+        [heard] = submit(engine, request)[1]
+        run_down(engine)
+        assert heard.text == alone(model, request)[0].text
+        told[control] = heard.text
+    assert engine.tokens_reused == 10  # (0, 0) again
+    assert len(set(told.values())) == 3
+
+
+def test_a_long_prompt_holds_up_neither_texts_nor_short_prompts(model):
+    engine = Engine(model, chunk=8)
+    _, [under_way] = submit(engine, request_for(model, "The", 200))
+    engine.step()
+    submit(engine, request_for(model, "x" * 200, 5))
+    _, [short] = submit(engine, request_for(model, "Ben", 5))
+    for _ in range(8):
+        engine.step()
+    assert len(under_way.pieces) == 9
+    assert short.pieces, "a short prompt waits for all of a long one"
+
+
+def test_log_probabilities_of_prompt_and_text(model):
+    """Against one forward over the whole text."""
+    request = request_for(model, "Once upon a time, there was", 9, top=3, echo=True)
+    engine = Engine(model, chunk=10)
+    _, [heard] = submit(engine, request)
+    run_down(engine)
+    tokens = [token for piece in heard.pieces for token in piece.tokens]
+    ids = [*request.ids, *(token.id for token in tokens[len(request.ids) - 1 :])]
+    assert [token.id for token in tokens] == ids[1:]
+    with torch.no_grad():
+        logp = model(torch.tensor([ids]))[0][0, :-1].log_softmax(-1)
+    for token, at in zip(tokens, logp, strict=True):
+        assert token.logprob == pytest.approx(float(at[token.id]), abs=1e-9)
+        best = at.topk(3)
+        assert [i for i, _ in token.top] == best.indices.tolist()
+        assert [v for _, v in token.top] == pytest.approx(best.values.tolist(), abs=1e-9)
+
+
+def test_a_text_of_no_tokens_is_its_prompt(model):
+    engine = Engine(model)
+    _, [heard] = submit(engine, request_for(model, "Once", 0, top=0, echo=True))
+    _, [silent] = submit(engine, request_for(model, "Once", 0))
+    run_down(engine)
+    assert [piece.finish for piece in heard.pieces] == ["length"]
+    assert bytes(token.id for token in heard.pieces[0].tokens) == b"Once"
+    assert silent.pieces == [Piece(finish="length")]
+    assert engine.tokens_written == 0
+
+
+# ---------------------------------------------------------------------- several texts
+
+
+def test_copies_are_drawn_with_seeds_of_their_own(model):
+    engine = Engine(model)
+    _, heard = submit(engine, request_for(model, "Once upon", 12, seed=5, copies=3))
+    run_down(engine)
+    assert engine.tokens_read == 10
+    for number, one in enumerate(heard):
+        assert [one.text] == generate(model, ["Once upon"], max_tokens=12, seed=5 + number)
+    assert len({one.text for one in heard}) == 3
+
+
+def test_sampling_is_each_texts_own(model):
+    kinds = [{"temperature": 0}, {"temperature": 1.5}, {"temperature": 0.3}]
+    requests = [request_for(model, "The", 15, seed=1, **kind) for kind in kinds]
+    engine = Engine(model)
+    heard = [submit(engine, request)[1][0] for request in requests]
+    run_down(engine)
+    for kind, one in zip(kinds, heard, strict=True):
+        assert [one.text] == generate(model, ["The"], max_tokens=15, seed=1, **kind)
+
+
+def test_a_stop_text_ends_one_and_no_other(model):
+    plain = request_for(model, "Once", 40)
+    [whole] = alone(model, plain)
+    stop = whole.text[10:12]
+    engine = Engine(model)
+    _, [other] = submit(engine, plain)
+    _, [stopped] = submit(engine, request_for(model, "Once", 40, stop=(stop,)))
+    run_down(engine)
+    assert other.text == whole.text
+    assert stopped.text == whole.text[: whole.text.find(stop)]
+    assert stopped.finish == "stop"
+
+
+def test_more_than_fit_wait_their_turn(model):
+    engine = Engine(model, max_sessions=2, max_waiting=3)
+    heard = [submit(engine, request_for(model, "a", 4, seed=n))[1][0] for n in range(3)]
+    with pytest.raises(BusyError, match="3 texts wait already, and 3 may"):
+        submit(engine, request_for(model, "a", 4))
+    engine.step()
+    assert (engine.running, engine.waiting) == (2, 1)
+    run_down(engine)
+    assert all(one.finish for one in heard)
+
+
+def test_who_is_given_up_leaves_before_the_next_token(model):
+    engine = Engine(model)
+    [gone], [heard] = submit(engine, request_for(model, "Once", 100))
+    _, [stays] = submit(engine, request_for(model, "Once", 30, seed=2))
+    for _ in range(5):
+        engine.step()
+    written = len(gone.written)
+    gone.cancel()
+    engine.step()
+    assert engine.running == 1
+    assert len(gone.written) == written
+    assert heard.finish is None
+    run_down(engine)
+    assert [stays.text] == generate(model, ["Once"], max_tokens=30, seed=2)
+
+
+def test_who_is_given_up_while_waiting_or_read_for_costs_nothing(model):
+    engine = Engine(model, max_sessions=1, chunk=4)
+    [first], _ = submit(engine, request_for(model, "x" * 30, 5))
+    [second], _ = submit(engine, request_for(model, "Once", 5))
+    engine.step()
+    read = engine.tokens_read
+    first.cancel()
+    second.cancel()
+    run_down(engine)
+    assert engine.tokens_read == read
+    assert not first.written + second.written
+
+
+def test_a_dial_turned_on_the_way():
+    """As `generate` does with a control that changes, from the very token on; the others' texts stay theirs."""
+    model = model_of("hybrid-ode-nano")
+    engine = Engine(model)
+    request = request_for(model, "Once upon", 24)
+    [turned], [heard] = submit(engine, request)
+    _, [other] = submit(engine, request)
+    for _ in range(9):
+        engine.step()
+    turned.turn((1.0, -1.0))
+    run_down(engine)
+    assert other.text == alone(model, request)[0].text
+    # Without a control first and with one then is what no single call of `generate` says; here by hand.
+    ids, generator = list(request.ids), torch.Generator().manual_seed(0)
+    control = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    with torch.no_grad():
+        logits, state = model(torch.tensor([ids]), model.init_state(1))
+        for n in range(24):
+            token = request.sampling.draw(logits[:, -1], [generator])
+            ids.append(int(token))
+            # The step that follows the turn reads the token drawn before it.
+            logits, state = model(token.view(1, 1), state, control=control if n >= 9 else None)
+    assert turned.written == ids[len(request.ids) :][: len(turned.written)]
+    assert heard.text != other.text
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+def test_a_model_that_fails_ends_the_texts_it_failed_for(model, monkeypatch):
+    engine = Engine(model)
+    _, [heard] = submit(engine, request_for(model, "Once", 50))
+    engine.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(engine, "_draw", lambda batch: torch.full((1,), torch.nan).multinomial(1))
+        engine.step()
+    assert isinstance(heard.error, RuntimeError)
+    assert engine.running == 0
+    _, [after] = submit(engine, request_for(model, "Once", 5))
+    run_down(engine)
+    assert [after.text] == generate(model, ["Once"], max_tokens=5)
+
+
+def test_a_prompt_that_fails_ends_alone(model):
+    engine = Engine(model)
+    _, [fine] = submit(engine, request_for(model, "Once", 10))
+    engine.step()
+    _, [bad] = submit(engine, Request((0, 999), 5))
+    run_down(engine)
+    assert isinstance(bad.error, IndexError)
+    assert [fine.text] == generate(model, ["Once"], max_tokens=10)
+
+
+def test_closing_tells_everyone(model):
+    engine = Engine(model, max_sessions=1)
+    heard = [submit(engine, request_for(model, "Once", 10**6, seed=n))[1][0] for n in range(3)]
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    while not heard[0].pieces:
+        time.sleep(0.01)
+    engine.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert all(isinstance(one.error, BusyError) for one in heard)
+    with pytest.raises(BusyError, match="stopping"):
+        submit(engine, request_for(model, "Once", 1))
+
+
+def test_learned_positions_end_a_text():
+    model = LanguageModel.from_preset(
+        "transformer-nano", **PRESETS["transformer-nano"], positions="learned", max_length=12
+    ).double()
+    engine = Engine(model)
+    assert engine.room(5) == 8
+    _, [heard] = submit(engine, request_for(model, "Once", 8, temperature=0))
+    run_down(engine)
+    assert [heard.text] == generate(model, ["Once"], max_tokens=99, temperature=0)

@@ -22,7 +22,7 @@ from glissando.errors import nearest
 from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer
 from glissando.serving.engine import BusyError, Engine, Outbox
-from glissando.serving.group import DisconnectedError, Group
+from glissando.serving.group import DisconnectedError, Group, ModelFailedError
 from glissando.serving.limits import BodyLimit, KeyRequired, Limits, Receive, Scope, Send, error_body
 from glissando.serving.metrics import Metrics
 from glissando.serving.planning import BadRequestError, ChatTemplate, Planner
@@ -233,7 +233,7 @@ class _EventStream(Response):
         except DisconnectedError:
             self.server.metrics.disconnects.inc()
             return
-        except Exception as error:  # noqa: BLE001 - the status is sent: the stream itself must say so
+        except (ModelFailedError, BusyError) as error:  # the status is sent: the stream itself must say so
             _log.exception("a text was given up")
             await self._send(send, _failure(error)[1])
         finally:
@@ -272,8 +272,7 @@ def _failure(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         return status, error_body(str(error), "invalid_request_error", error.code, error.param), {}
     if isinstance(error, BusyError):
         return 429, error_body(str(error), "rate_limit_error", "too_many_texts"), {"retry-after": "1"}
-    told = f"the model failed on this text: {type(error).__name__}: {error}"
-    return 500, error_body(told, "server_error", "model_failed"), {}
+    return 500, error_body(str(error), "server_error", "model_failed"), {}
 
 
 async def _told_failure(request: Request, error: Exception) -> Response:
@@ -285,7 +284,11 @@ async def _told_failure(request: Request, error: Exception) -> Response:
 
 async def _told_http(request: Request, error: HTTPException) -> Response:
     path = request.url.path
-    told = {404: f"there is no {path} here; POST /v1/completions is", 405: f"{path} does not take {request.method}"}
+    told = {
+        400: "the body is no JSON in UTF-8 that can be read",  # FastAPI's own word for it says no more
+        404: f"there is no {path} here; POST /v1/completions is",
+        405: f"{path} does not take {request.method}",
+    }
     message = told.get(error.status_code, str(error.detail))
     return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
 
@@ -301,15 +304,21 @@ async def _told_validation(request: Request, error: RequestValidationError) -> R
         message = f"unknown field {where[-1]!r}." + (f" Did you mean {close!r}?" if close else " Leave it out.")
     elif first["type"] == "json_invalid":
         message = f"the body is no JSON: {first.get('ctx', {}).get('error', message)}"
+    elif first["type"].endswith("_type") and param in _UNIONS:
+        message = f"{param}: {_UNIONS[param]}; got {json.dumps(first.get('input'), default=str)[:60]}"
     elif where:
         given = json.dumps(first.get("input"), default=str)[:60]
         message = f"{'.'.join(where[:1])}: {message[:1].lower()}{message[1:]}; got {given}"
     return JSONResponse(error_body(message, "invalid_request_error", first["type"], param), 400)
 
 
+#: what fields of several types take
+_UNIONS = {"prompt": "a text, a list of texts, token ids, or a list of those", "stop": "a text, or at most 16 texts"}
+
+
 def _likeliest(errors: Sequence[Any]) -> Any:
     """Of a field that may be of several types every one is told: what was said of the value itself counts most."""
-    return next((e for e in errors if e["type"] in ("value_error", "extra_forbidden")), errors[0])
+    return next((e for e in errors if not e["type"].endswith("_type")), errors[0])
 
 
 _HANDLERS: dict[type[Exception], Any] = {
@@ -317,7 +326,7 @@ _HANDLERS: dict[type[Exception], Any] = {
     BusyError: _told_failure,
     HTTPException: _told_http,
     RequestValidationError: _told_validation,
-    Exception: _told_failure,
+    ModelFailedError: _told_failure,
 }
 
 

@@ -7,12 +7,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, 
 from functools import partial
 from typing import Any
 
-from glissando.serving.engine import Engine
+from glissando.serving.engine import BusyError, Engine
 from glissando.serving.session import Piece, Request, Session
 
 
 class DisconnectedError(Exception):
     """The client left."""
+
+
+class ModelFailedError(RuntimeError):
+    """Something went wrong in the model; the cause says what."""
 
 
 class Group:
@@ -45,7 +49,7 @@ class Group:
     ) -> AsyncIterator[tuple[int, Piece]]:
         """(text, what is new of it) until all are done.
 
-        Raises DisconnectedError when the client leaves, and what went wrong in the model.
+        Raises DisconnectedError when the client leaves, BusyError when the server stops, else ModelFailedError.
         """
         gone = asyncio.ensure_future(_disconnected(receive))
         left = len(self.sessions)
@@ -53,7 +57,7 @@ class Group:
             while left:
                 for index, piece in await self._next(gone):
                     if piece.error is not None:
-                        raise piece.error
+                        raise _told(piece.error)
                     left -= piece.finish is not None
                     yield index, piece
         finally:
@@ -70,6 +74,14 @@ class Group:
         if gone.done():
             raise DisconnectedError
         return [self.queue.get_nowait() for _ in range(self.queue.qsize())]
+
+
+def _told(error: BaseException) -> Exception:
+    if isinstance(error, BusyError):
+        return error
+    failed = ModelFailedError(f"the model failed on this text: {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
 
 
 async def _disconnected(receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:

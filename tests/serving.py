@@ -1,0 +1,64 @@
+"""A server in a thread, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import uvicorn
+
+from glissando.model import LanguageModel
+from glissando.serving.api import Server
+from glissando.serving.limits import Limits, patient_protocol
+
+NAME = "tiny"
+
+
+def tiny(preset: str = "liquid-ssm-nano", **options: Any) -> LanguageModel:
+    """A model in float64, where rounding flips no draw, with weights so large that its texts differ."""
+    torch.manual_seed(0)
+    model = LanguageModel.from_preset(preset, hidden_size=32, vocab_size=256, **options).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3) if parameter.ndim > 1 else None
+        for name, parameter in model.named_parameters():
+            if name.startswith("depth.control") or name == "depth.alpha":
+                parameter.copy_(torch.randn_like(parameter).sign() * 2)
+    return model
+
+
+@contextlib.contextmanager
+def serving(model: LanguageModel, limits: Limits | None = None, **options: Any) -> Iterator[tuple[Server, str]]:
+    """The server and its address."""
+    limits = limits or Limits()
+    server = Server(model, NAME, limits=limits, **options)
+    config = uvicorn.Config(
+        server.app, port=0, http=patient_protocol(limits.patience), ws="none", log_level="error",
+        timeout_graceful_shutdown=2, limit_concurrency=limits.connections,
+    )  # fmt: skip
+    web = uvicorn.Server(config)
+    thread = threading.Thread(target=web.run, daemon=True)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not web.started:
+            assert thread.is_alive(), "the server does not start"
+            assert time.monotonic() < deadline, "the server takes too long to start"
+            time.sleep(0.01)
+        yield server, f"http://127.0.0.1:{web.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        web.should_exit = True
+        thread.join(20)
+    assert not thread.is_alive(), "the server does not stop"
+
+
+def wait_until(true: Any, seconds: float = 10.0) -> None:
+    """Until `true()` is; fails where that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.01)
