@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from glissando.errors import unknown_name
-from glissando.lab import flow, liquid, scans, spectral, speed, tau
+from glissando.lab import flow, liquid, scans, serving, spectral, speed, tau
 from glissando.lab.speed import Row
 
 ROWS: dict[str, Callable[[int], Row]] = {
@@ -32,6 +32,9 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "liquid-context": liquid.context,
     "liquid-memory": liquid.memory,
     "liquid-cfc": liquid.cfc,
+    "serving-texts": serving.throughput,
+    "serving-streamed": serving.throughput_streamed,
+    "serving-generate": serving.against_generate,
     **{f"scan-{case}": partial(scans.scan_row, case) for case in scans.CASES},
 }
 
