@@ -160,3 +160,27 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(MissingExtraError, match=r"glissando\[eval\]"):
         import glissando.evaluation.harness  # noqa: F401
+
+
+def test_the_server_answers_lm_eval_as_the_run_does(model, tmp_path):
+    """Through `local-completions`, lm-eval's client of OpenAI's interface."""
+    pytest.importorskip("fastapi", reason="needs the [serve] extra")
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'glissando[eval]'")
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+    from serving import NAME, serving
+
+    from glissando.evaluation.harness import FOLDER, run_tasks
+    from glissando.hf import fast_tokenizer
+
+    fast_tokenizer(model.tokenizer).save_pretrained(tmp_path)
+    tasks = ["glissando_endings", "glissando_stories"]
+    manager = TaskManager(include_path=str(FOLDER), include_defaults=False)
+    with serving(model) as (_, url):
+        arguments = f"model={NAME},base_url={url}/v1/completions,tokenizer={tmp_path},max_length=8192"
+        found = simple_evaluate(
+            "local-completions", model_args=arguments, tasks=tasks, task_manager=manager, limit=2, log_samples=False
+        )
+    expected = run_tasks(model, tasks, limit=2)
+    for task, metric in (("glissando_endings", "acc_norm"), ("glissando_stories", "bits_per_byte")):
+        assert found["results"][task][f"{metric},none"] == pytest.approx(expected[task][metric], rel=1e-6)

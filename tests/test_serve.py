@@ -110,6 +110,10 @@ def test_echo_and_log_probabilities(client, model):
     assert told.logprobs.token_logprobs[:9] == pytest.approx(own)
     assert all(len(top) == 2 for top in told.logprobs.top_logprobs)
     assert len(told.logprobs.tokens) == 15
+    begun = ask(client, ids, max_tokens=0, echo=True, logprobs=0).choices[0].logprobs  # as lm-eval sends it
+    assert begun.token_logprobs[0] is None
+    assert begun.top_logprobs[0] is None
+    assert begun.token_logprobs[1:] == pytest.approx(own)
     silent = ask(client, "Once upon", max_tokens=0, echo=True, logprobs=0).choices[0]
     assert silent.text == "Once upon"
     assert silent.logprobs.token_logprobs == pytest.approx(own)

@@ -35,7 +35,8 @@ class GlissandoLM(HFLM):
         limit = model.config.max_length if model.position_embedding is not None else LONGEST
         super().__init__(
             pretrained=GlissandoForCausalLM.of(model.eval()),
-            tokenizer=fast_tokenizer(tokenizer_of(model)),
+            # Without a name for what begins a text, HFLM does not leave it out where a text starts with a newline.
+            tokenizer=fast_tokenizer(tokenizer_of(model), bos_token=None),
             backend="causal",
             batch_size=batch_size,
             max_length=limit,

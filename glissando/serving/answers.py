@@ -74,9 +74,15 @@ class Answer:
         return {
             "tokens": texts,
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{token_text(self.tokenizer, i): value for i, value in token.top} for token in tokens],
+            "top_logprobs": [self._top(token) for token in tokens],
             "text_offset": offsets,
         }
+
+    def _top(self, token: Token) -> dict[str, float] | None:
+        """None for a token of which nothing was said."""
+        if token.logprob is None:
+            return None
+        return {token_text(self.tokenizer, i): value for i, value in token.top}
 
 
 class ChatAnswer(Answer):

@@ -271,8 +271,9 @@ class Engine:
         request, ids = reading.request, reading.request.ids[reading.done :][: len(logits)]
         before = logits[:1] if reading.logits is None else reading.logits.unsqueeze(0)
         told = _told(torch.cat([before, logits[:-1]]), ids, request.top or 0)
-        # Nothing is said of the first: it stands for the beginning.
-        reading.told += told[1:] if reading.logits is None else told
+        if reading.logits is None:  # nothing was said before the first, which stands for the beginning
+            told[:1] = [Token(ids[0])] if request.begun else []
+        reading.told += told
 
     def _start(self, reading: Reading) -> None:
         """Every text of a prompt that was read becomes a row."""

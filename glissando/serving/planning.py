@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jinja2.sandbox
@@ -64,7 +65,11 @@ class Planner:
             asked = f"{len(body.prompts)} prompts with n = {body.n}"
             raise BadRequestError(f"{asked} are more than {self.limits.max_copies} texts; send several requests", "n")
         every = [self._ids(prompt) for prompt in body.prompts]
-        return [self._request(body, ids, body.max_tokens, body.logprobs, body.echo) for ids in every]
+        requests = [self._request(body, ids, body.max_tokens, body.logprobs, body.echo) for ids in every]
+        return [
+            replace(request, begun=not isinstance(prompt, str) and tuple(prompt) == request.ids)
+            for request, prompt in zip(requests, body.prompts, strict=True)
+        ]
 
     def chat(self, body: ChatBody) -> list[Request]:
         """The one request of a chat."""

@@ -26,6 +26,7 @@ class Request:
     control     a value for each of the model's dials, in its order; None: the model without its control
     top         with each token the log-probabilities of the likeliest `top`; None: none, not even its own
     echo        with `top`, those of the prompt's tokens too
+    begun       the client itself sent the first token: it is told, and nothing was said of it before
     """
 
     ids: tuple[int, ...]
@@ -36,6 +37,7 @@ class Request:
     control: tuple[float, ...] | None = None
     top: int | None = None
     echo: bool = False
+    begun: bool = False
 
     @property
     def reads_all(self) -> bool:
