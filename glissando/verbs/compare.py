@@ -94,4 +94,5 @@ def _numbers(text: str | None, option: str, kind: type) -> list[Any]:
     try:
         return [kind(word) for word in _words(text)]
     except ValueError as error:
-        raise ConfigError(f"{option} takes numbers with commas between, such as 1e-3,2e-3; got {text!r}") from error
+        such = "256,1024" if kind is int else "1e-3,2e-3"
+        raise ConfigError(f"{option} takes numbers with commas between, such as {such}; got {text!r}") from error
