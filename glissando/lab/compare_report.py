@@ -163,7 +163,7 @@ def _summary(results: Sequence[ModelResult], runs: _Runs) -> Table:
     ]
     headings = ["model", "bits per byte", "above the floor", "against the first", "epiplexity, bits", "parameters",
                 "learning rate", "runs"]  # fmt: skip
-    return Table("Learned", headings, rows, "The smaller figures are 95 % intervals. Lower bits per byte are better.")
+    return Table("Learned", headings, rows, "Intervals are of 95 %. Lower bits per byte are better.")
 
 
 def _cost(results: Sequence[ModelResult], runs: _Runs) -> Table:
