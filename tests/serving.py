@@ -25,6 +25,7 @@ def tiny(preset: str = "liquid-ssm-nano", **options: Any) -> LanguageModel:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3) if parameter.ndim > 1 else None
+        model.embedding.weight[0] = 0  # the end token is never the likeliest
         for name, parameter in model.named_parameters():
             if name.startswith("depth.control") or name == "depth.alpha":
                 parameter.copy_(torch.randn_like(parameter).sign() * 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -119,24 +120,18 @@ def test_a_known_beginning_is_not_read_again(preset):
     model = model_of(preset)
     engine = Engine(model)
     first = request_for(model, "Once upon", 8)
-    [one] = submit(engine, first)[1]
+    [writer], _ = submit(engine, first)
     run_down(engine)
     assert engine.tokens_read == 10
     again = request_for(model, "Once upon", 8, seed=3)
     longer = request_for(model, "Once upon a time", 8)
-    goes_on = request_for(model, "Once upon" + one.text, 8)
-    for request, read in ((again, 0), (longer, 7)):
+    goes_on = replace(first, ids=(*first.ids, *writer.written, 65))
+    for request, read in ((again, 0), (longer, 7), (goes_on, 2)):
         before = engine.tokens_read
         [heard] = submit(engine, request)[1]
         run_down(engine)
         assert engine.tokens_read - before == read
         assert [heard.text] == [each.text for each in alone(model, request)]
-    if len(goes_on.ids) == 18 and "\ufffd" not in one.text:  # its bytes are text
-        before = engine.tokens_read
-        [heard] = submit(engine, goes_on)[1]
-        run_down(engine)
-        assert engine.tokens_read - before == 1
-        assert heard.text == alone(model, goes_on)[0].text
 
 
 def test_states_kept_stay_within_their_bytes(model):
@@ -153,6 +148,34 @@ def test_states_kept_stay_within_their_bytes(model):
     submit(engine, request_for(model, "0 hens", 2))  # the oldest has gone
     run_down(engine)
     assert engine.tokens_reused - before < 7
+
+
+def test_what_is_used_stays(model):
+    """Of two states, the one asked for again outlives the other."""
+    engine = Engine(model)
+    for prompt in ("Ben", "Ada"):
+        submit(engine, request_for(model, prompt, 1))
+        run_down(engine)
+    engine.prefixes.limit = engine.prefixes.bytes  # two states and no more
+    for prompt in ("Ben", "Eve"):
+        submit(engine, request_for(model, prompt, 1))
+        run_down(engine)
+    kept = {bytes(ids[1:]).decode() for ids, _ in engine.prefixes._known}
+    assert kept == {"Ben", "Eve"}
+
+
+def test_padding_stays_within_the_chunk(model, monkeypatch):
+    engine, shapes = Engine(model, chunk=64), []
+    features = model.features
+    monkeypatch.setattr(
+        model, "features", lambda ids, *args, **kw: (shapes.append(ids.shape), features(ids, *args, **kw))[1]
+    )
+    for length in (50, 1, 1, 30, 30, 2, 3, 100):
+        submit(engine, request_for(model, "x" * length, 1, seed=length))
+    run_down(engine)
+    read = [rows * columns for rows, columns in shapes if columns > 1]
+    assert max(read) <= 64
+    assert max(rows for rows, _ in shapes) >= 2
 
 
 def test_another_control_is_another_state():
@@ -309,6 +332,10 @@ def test_a_dial_turned_on_the_way():
             # The step that follows the turn reads the token drawn before it.
             logits, state = model(token.view(1, 1), state, control=control if n >= 9 else None)
     assert turned.written == ids[len(request.ids) :][: len(turned.written)]
+    reused = engine.tokens_reused
+    submit(engine, replace(request, ids=(*request.ids, *turned.written)))
+    run_down(engine)
+    assert engine.tokens_reused - reused == len(request.ids), "its state was read under two controls"
     assert heard.text != other.text
 
 
@@ -327,6 +354,17 @@ def test_a_model_that_fails_ends_the_texts_it_failed_for(model, monkeypatch):
     _, [after] = submit(engine, request_for(model, "Once", 5))
     run_down(engine)
     assert [after.text] == generate(model, ["Once"], max_tokens=5)
+
+
+def test_who_ended_before_the_model_failed_is_told_no_error(model, monkeypatch):
+    engine = Engine(model)
+    _, [ends] = submit(engine, request_for(model, "Once", 1))
+    _, [goes_on] = submit(engine, request_for(model, "Once", 9))
+    with monkeypatch.context() as broken:
+        broken.setattr(engine, "_control", lambda values: 1 / 0 if len(values) == 1 else None)
+        engine.step()
+    assert (ends.finish, ends.error) == ("length", None)
+    assert isinstance(goes_on.error, ZeroDivisionError)
 
 
 def test_a_prompt_that_fails_ends_alone(model):

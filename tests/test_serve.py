@@ -114,6 +114,9 @@ def test_echo_and_log_probabilities(client, model):
     assert begun.token_logprobs[0] is None
     assert begun.top_logprobs[0] is None
     assert begun.token_logprobs[1:] == pytest.approx(own)
+    wide = ask(client, "é x", max_tokens=0, echo=True, logprobs=0).choices[0].logprobs
+    assert wide.tokens == ["bytes:\\xc3", "bytes:\\xa9", " ", "x"]
+    assert wide.text_offset == [0, 0, 1, 2]
     silent = ask(client, "Once upon", max_tokens=0, echo=True, logprobs=0).choices[0]
     assert silent.text == "Once upon"
     assert silent.logprobs.token_logprobs == pytest.approx(own)
@@ -279,10 +282,10 @@ def test_too_many_at_once_are_sent_away(model):
     with (
         serving(model, LIMITS, max_sessions=1, max_waiting=1) as (server, url),
         openai.OpenAI(base_url=url + "/v1", api_key="any", max_retries=0) as client,
-        ask(client, max_tokens=50_000, stream=True) as running,
+        ask(client, max_tokens=50_000, temperature=0, stream=True) as running,
     ):
         next(iter(running))
-        with ask(client, max_tokens=50_000, stream=True):
+        with ask(client, max_tokens=50_000, temperature=0, stream=True):
             wait_until(lambda: server.engine.waiting == 1)
             with pytest.raises(openai.RateLimitError, match="1 texts wait already") as refused:
                 ask(client)
@@ -292,10 +295,18 @@ def test_too_many_at_once_are_sent_away(model):
 # ---------------------------------------------------------------------- those who leave, and the slow
 
 
+#: greedily the model never comes to an end
+ENDLESS = {"model": NAME, "prompt": "Once", "max_tokens": 50_000, "temperature": 0}
+
+
+def test_greedily_the_model_never_comes_to_an_end(client):
+    assert ask(client, "Once", max_tokens=3000, temperature=0).usage.completion_tokens == 3000
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_disconnects_frees_the_place(server, web, stream):
     engine = server[0].engine
-    body = json.dumps({"model": NAME, "prompt": "Once", "max_tokens": 50_000, "stream": stream}).encode()
+    body = json.dumps({**ENDLESS, "stream": stream}).encode()
     with connected(server[1]) as link:
         link.sendall(head(len(body)) + body)
         wait_until(lambda: engine.running == 1)
@@ -350,8 +361,7 @@ def test_who_drips_is_cut_off(server):
 
 def test_who_reads_slowly_holds_nobody_up(server, client):
     engine = server[0].engine
-    asked = {"model": NAME, "prompt": "Once", "max_tokens": 50_000, "stream": True, "logprobs": 20}
-    body = json.dumps(asked).encode()
+    body = json.dumps({**ENDLESS, "stream": True, "logprobs": 20}).encode()
     with connected(server[1]) as link:
         link.sendall(head(len(body)) + body)
         wait_until(lambda: engine.running == 1)

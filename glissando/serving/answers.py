@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from glissando.data.tokenizers import Tokenizer
+from glissando.data.tokenizers import StreamDecoder, Tokenizer
 from glissando.serving.session import Piece, Token
 
 
@@ -22,6 +22,18 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
+class _Characters:
+    """How many whole characters of a text stand before each of its tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.decoder, self.count = StreamDecoder(tokenizer), 0
+
+    def before(self, token: int) -> int:
+        before = self.count
+        self.count += len(self.decoder.push(token))
+        return before
+
+
 class Answer:
     """The answer to one request, whole or in pieces.
 
@@ -33,7 +45,7 @@ class Answer:
     def __init__(self, model: str, tokenizer: Tokenizer, asked: bool) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.model, self.tokenizer, self.asked, self.created = model, tokenizer, asked, int(time.time())
-        self.offsets: dict[int, int] = {}
+        self.characters: dict[int, _Characters] = {}
 
     def whole(self, texts: Sequence[str], pieces: Sequence[Sequence[Piece]], usage: dict[str, int]) -> dict[str, Any]:
         """Every text with its tokens and why it ended."""
@@ -66,11 +78,8 @@ class Answer:
 
     def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, Any]:
         texts = [token_text(self.tokenizer, token.id) for token in tokens]
-        offsets, at = [], self.offsets.get(index, 0)
-        for text in texts:
-            offsets.append(at)
-            at += 0 if text.startswith("bytes:\\x") else len(text)
-        self.offsets[index] = at
+        characters = self.characters.setdefault(index, _Characters(self.tokenizer))
+        offsets = [characters.before(token.id) for token in tokens]
         return {
             "tokens": texts,
             "token_logprobs": [token.logprob for token in tokens],
