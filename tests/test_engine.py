@@ -361,7 +361,7 @@ def test_who_ended_before_the_model_failed_is_told_no_error(model, monkeypatch):
     _, [ends] = submit(engine, request_for(model, "Once", 1))
     _, [goes_on] = submit(engine, request_for(model, "Once", 9))
     with monkeypatch.context() as broken:
-        broken.setattr(engine, "_control", lambda values: 1 / 0 if len(values) == 1 else None)
+        broken.setattr(engine, "_remember", lambda batch, row: 1 / 0)
         engine.step()
     assert (ends.finish, ends.error) == ("length", None)
     assert isinstance(goes_on.error, ZeroDivisionError)
