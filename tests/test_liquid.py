@@ -87,6 +87,21 @@ def test_dense_dynamics_of_separate_modes_are_diagonal_ones():
     assert_close(got, diagonal((entry, torch.zeros_like(entry)), before, dt), "x", 1e-11)
 
 
+def test_a_dense_step_takes_what_a_diagonal_one_takes():
+    """A state of another type, inputs in bfloat16 and autocast; and refuses time that runs backwards."""
+    x, options = inputs(2, 3, 6).float(), {"dynamics": "dense", "state_size": 4}
+    mixer = liquid(**options).float()
+    exact = mixer(x, mixer.init_state(2))[0]
+    given = mixer(x, mixer.init_state(2, dtype=torch.float64))[0]
+    assert_close(given, exact, "y", 1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, after = mixer(x, mixer.init_state(2))
+    assert after.x.dtype == torch.float32
+    for value, message in ((-1.0, "cannot be negative"), (float("nan"), "must be finite")):
+        with pytest.raises(ValueError, match=message):
+            mixer(x, None, Context(dt=torch.full((2, 3), value)))
+
+
 def test_the_state_is_as_large_as_it_says_whatever_the_context():
     mixer = liquid(state_size=10).float()
     _, state = mixer(torch.zeros(1, 3, 6), mixer.init_state(1))
