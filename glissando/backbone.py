@@ -83,10 +83,9 @@ class Backbone(nn.Module, ABC):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        for name, parameter in self.named_parameters():
-            # The two projections that end in the residual: "mixer.out" and "mlp.down".
-            if name.endswith(("mixer.out.weight", "mlp.down.weight")):
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(self.depth.n_residuals))
+        blocks = [module for module in self.modules() if isinstance(module, Block)]
+        for matrix in (ending for block in blocks for ending in block.damped()):
+            nn.init.normal_(matrix, std=0.02 / math.sqrt(self.depth.n_residuals))
 
     def _init_xavier(self) -> None:
         for module in self.modules():
