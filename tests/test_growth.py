@@ -18,6 +18,7 @@ from glissando.errors import ConfigError
 from glissando.growth import grow
 from glissando.mixers import MIXERS
 from glissando.model import LanguageModel
+from glissando.series import SeriesModel
 
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-5}
 law = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -169,11 +170,43 @@ def test_a_grown_model_is_what_its_configuration_says(case):
         ("mixer:attention-default", {"width": 0}, "whole number of at least 1; got 0"),
         ("mixer:attention-default", {"layers": -1}, "at least 0; got -1"),
         ("mixer:attention-default", {"noise": 1.0}, "below 1, got 1.0"),
+        ("mixer:attention-default", {"noise": "0.2"}, "below 1, got '0.2'"),
+        ("mixer:attention-default", {"noise": None}, "below 1, got None"),
+        ("mixer:attention-default", {"width": True}, "whole number of at least 1; got True"),
+        ("mixer:attention-default", {"layers": 1.5}, "at least 0; got 1.5"),
+        ("mixer:attention-default", {"layers": None}, "at least 0; got None"),
+        ("mixer:attention-default", {"head_size": 0}, "at least 1; got 0"),
+        ("mixer:attention-default", {"head_size": 6.0}, "whole number of at least 1; got 6.0"),
+        ("mixer:attention-default", {"vocab": 40.0}, "whole number of at least 1; got 40.0"),
+        ("mixer:attention-default", {"seed": 1.5}, "seed must be a whole number, got 1.5"),
     ],
 )
 def test_what_cannot_be_exact_says_why(case, by, why):
     with pytest.raises(ConfigError, match=why):
         grow(build(case), **by)
+
+
+def test_what_is_no_language_model_is_refused():
+    model = SeriesModel.from_config({"hidden_size": 8}, inputs=3, outputs=2)
+    with pytest.raises(ConfigError, match=r"grow makes language models larger.*got a SeriesModel"):
+        grow(model, width=2)  # type: ignore[arg-type]
+
+
+def test_a_dense_state_of_the_published_size_grows():
+    """Noise on A would drive the difference of two copies, which is rounding, by factors of 1e10 a token."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "vocab_size": 37, "depth": {"layers": 1}}
+    model = LanguageModel.from_preset("liquid-ssm-dense", **size).double().eval()
+    assert_same(model, grow(model, width=2), 10)
+    assert_same(model, grow(model, state=2, noise=0.9), 10)
+
+
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_a_gate_whose_hidden_units_are_no_multiple(width: int):
+    """A quarter of the width, rounded down: 10 has 2, and 20, 30 and 50 have 5, 7 and 12."""
+    depth = {"layers": 2, "mean_gate": True}
+    model = LanguageModel.from_config({"hidden_size": 10, "vocab_size": 37, "mixer": "liquid", "depth": depth}).double()
+    assert_same(model, grow(model, width=width))
 
 
 def test_alternating_mixers_keep_their_places():

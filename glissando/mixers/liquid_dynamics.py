@@ -166,7 +166,9 @@ class Dense(_Adaptive):
             "adapt.1": grow_norm(self.adapt[1], inner),
             "adapt.3": linear(self.adapt[3], n, inner),
         }
-        matrices: Table = {"a": Grows(n, Reads(n)), "b": Grows(n, Reads(n))}
+        # The difference of two copies of x then decays by 1 / tau alone, whatever A is. With noise N its rates would be
+        # those of N, which at the published size multiply rounding by 1e10 and more a token.
+        matrices: Table = {"a": Grows(n, Reads(n, equal=True)), "b": Grows(n, Reads(n))}
         return matrices | tables(network) | {"raw_tau": Grows(n), "raw_adaptation": Grows(tile(1, 1))}
 
     def flops(self) -> Flops:
