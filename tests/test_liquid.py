@@ -144,6 +144,16 @@ def test_time_constants_are_in_tokens_and_bounded():
     assert share.max() > 1.3 > 0.7 > share.min()
 
 
+@pytest.mark.parametrize("dynamics", ["diagonal", "dense"])
+def test_time_constants_go_on_from_a_state(dynamics: str):
+    mixer = liquid(state_size=8, adaptation=0.9, dynamics=dynamics)
+    given, start = mixer.layer.enter(3 * inputs(2, 12, 6)), inputs(2, 8, seed=1)
+    whole, states = mixer.dynamics.time_constants(given, start, None), mixer.dynamics(given, start, None)
+    late = mixer.dynamics.time_constants(tuple(part[:, 5:] for part in given), states[:, 4], None)
+    assert_close(late, whole[:, 5:], "tau", 1e-12)
+    assert (whole - mixer.dynamics.time_constants(given, 0 * start, None))[:, 0].abs().max() > 1e-3
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

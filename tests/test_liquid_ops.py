@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glissando.errors import UnknownNameError
 from glissando.ops import newton
-from glissando.ops.block_scan import block_scan
+from glissando.ops.block_scan import adjoint, block_scan
 from glissando.ops.liquid import Modes, liquid, time_constants
 
 EXACT = 1e-10
@@ -236,6 +236,15 @@ def test_block_scan_is_its_definition(backend: str, time: int):
         assert_close(got, expected, name, EXACT)
 
 
+@pytest.mark.parametrize("backend", ["numba", "doubling"])
+def test_the_adjoint_is_the_gradient(backend: str):
+    a, x, h0 = 0.6 * draw(2, 9, 3, 2, 2, seed=1), draw(2, 9, 3, 2, seed=2), draw(2, 3, 2, seed=3)
+    leaves, grad = [v.requires_grad_() for v in (x, h0)], draw(2, 9, 3, 2, seed=4)
+    expected = torch.autograd.grad((block_scan(a, *leaves, backend="reference")[0] * grad).sum(), leaves)
+    for name, got, wanted in zip(("x", "h0"), adjoint(a, grad, backend), expected, strict=True):
+        assert_close(got, wanted, name, EXACT)
+
+
 def test_a_block_scan_of_rotations_is_a_complex_scan():
     from glissando.ops.scan import scan
 
@@ -320,8 +329,24 @@ def test_damping_reaches_what_full_steps_do_not():
     """A step whose undamped iterates leave the finite numbers: slopes of 12 multiply over the sequence."""
     x0, u = torch.full((1, 2, 1), 0.1).double(), draw(1, 400, 2, 1, seed=3)
     x, report = newton.solve(steep, x0, [u], max_iterations=400)
+    assert int(report.iterations) < 20  # a hundred where a row is not begun again, 400 without damping
     assert not report.sequential.any()
     assert_close(x, newton.sequential(steep, x0, [u]), "x", 1e-9)
+
+
+def test_the_residual_is_what_the_equation_leaves():
+    """Stopped early, with the tolerance wide: relative to the largest entry of the row, at least 1."""
+    x0, u = draw(2, 3, 1, seed=1), 3 * draw(2, 30, 3, 1, seed=2)
+    w = torch.full((3, 1), 0.9).double()
+
+    def step(x: Tensor, u: Tensor, w: Tensor) -> Tensor:
+        return 3 * logistic(x, u, w)
+
+    x, report = newton.solve(step, x0, [u], [w], tolerance=0.3)
+    past = torch.cat([x0.unsqueeze(1), x[:, :-1]], 1)
+    expected = (step(past, u, w) - x).flatten(1).abs().amax(1) / x.flatten(1).abs().amax(1).clamp_min(1)
+    assert float(expected.min()) > 1e-6
+    assert_close(report.residual / expected, torch.ones(2).double(), "residual", 1e-9)
 
 
 def test_newton_says_what_does_not_fit():
