@@ -193,7 +193,7 @@ def test_what_is_no_language_model_is_refused():
 
 
 def test_a_dense_state_of_the_published_size_grows():
-    """Noise on A would drive the difference of two copies, which is rounding, by factors of 1e10 a token."""
+    """Noise on A would drive the difference of two copies, which is rounding, by exp(22) a token."""
     torch.manual_seed(0)
     size = {"hidden_size": 16, "vocab_size": 37, "depth": {"layers": 1}}
     model = LanguageModel.from_preset("liquid-ssm-dense", **size).double().eval()

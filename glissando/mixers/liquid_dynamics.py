@@ -167,7 +167,7 @@ class Dense(_Adaptive):
             "adapt.3": linear(self.adapt[3], n, inner),
         }
         # The difference of two copies of x then decays by 1 / tau alone, whatever A is. With noise N its rates would be
-        # those of N, which at the published size multiply rounding by 1e10 and more a token.
+        # those of N, which at the published size multiply rounding by exp(22) a token.
         matrices: Table = {"a": Grows(n, Reads(n, equal=True)), "b": Grows(n, Reads(n))}
         return matrices | tables(network) | {"raw_tau": Grows(n), "raw_adaptation": Grows(tile(1, 1))}
 
