@@ -16,6 +16,7 @@ from torch import Tensor
 from glissando.config import to_dict
 from glissando.errors import ConfigError
 from glissando.growth import grow
+from glissando.lifts import Grows, Reads, tile
 from glissando.mixers import MIXERS
 from glissando.model import LanguageModel
 from glissando.series import SeriesModel
@@ -184,6 +185,18 @@ def test_a_grown_model_is_what_its_configuration_says(case):
 def test_what_cannot_be_exact_says_why(case, by, why):
     with pytest.raises(ConfigError, match=why):
         grow(build(case), **by)
+
+
+@pytest.mark.parametrize("copies", [2, 3, 5])
+def test_noise_is_as_large_as_it_says_and_cancels(copies: int):
+    """A deviation of 2 noise / k of the weights', as W / k is, for any number k of copies."""
+    generator = torch.Generator().manual_seed(0)
+    old = 3 * torch.randn(80, 60, generator=generator, dtype=torch.float64)
+    grows = Grows(tile(80, 80), Reads(tile(60, 60 * copies)))
+    blank = old.new_zeros(80, 60 * copies)
+    noise = grows.value(old, blank, 0.2, generator) - grows.place(old, blank, grows.share)
+    assert float(noise.std()) == pytest.approx(2 * 0.2 * float(old.std()) / copies, rel=0.05)
+    assert float(noise.view(80, copies, 60).sum(1).abs().max()) < 1e-12
 
 
 def test_what_is_no_language_model_is_refused():
