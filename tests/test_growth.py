@@ -199,6 +199,14 @@ def test_noise_is_as_large_as_it_says_and_cancels(copies: int):
     assert float(noise.view(80, copies, 60).sum(1).abs().max()) < 1e-12
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_growing_leaves_the_generator_and_the_mode_alone(training: bool):
+    model = build("mixer:liquid-default").train(training)
+    before = torch.random.get_rng_state()
+    assert grow(model, width=2).training == training
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_what_is_no_language_model_is_refused():
     model = SeriesModel.from_config({"hidden_size": 8}, inputs=3, outputs=2)
     with pytest.raises(ConfigError, match=r"grow makes language models larger.*got a SeriesModel"):
