@@ -102,6 +102,26 @@ def test_a_dense_step_takes_what_a_diagonal_one_takes():
             mixer(x, None, Context(dt=torch.full((2, 3), value)))
 
 
+def test_the_gated_layer_is_its_equation():
+    """W_out (x silu(g)), with the input, z and g the parts of one linear map in this order."""
+    mixer, v = liquid(state_size=8), inputs(2, 5, 6)
+    entry, z, gate = (v @ mixer.layer.project.weight.T).split([4, 4, 8], -1)
+    states = mixer.dynamics((entry, z), torch.zeros(2, 8).double(), None)
+    expected = (states * gate / (1 + torch.exp(-gate))) @ mixer.layer.out.weight.T
+    assert_close(mixer(v)[0], expected, "y", 1e-12)
+
+
+def test_the_published_layer_is_its_equation():
+    mixer, v = liquid(state_size=8, layer="published"), inputs(2, 5, 6)
+    layer = mixer.layer
+    u = torch.nn.functional.gelu(layer.entry_norm(layer.entry(v)))
+    states = mixer.dynamics((layer.b(u), layer.adapt(u)), torch.zeros(2, 8).double(), None)
+    y = layer.scale * (layer.c(layer.state_norm(states)) + layer.d(u)) + layer.shift
+    y = y * torch.sigmoid(layer.gate[2](torch.tanh(layer.gate[0](states))))
+    expected = layer.down(torch.nn.functional.gelu(layer.up_norm(layer.up(y)))) + layer.residual * v
+    assert_close(mixer(v)[0], expected, "out", 1e-12)
+
+
 def test_the_state_is_as_large_as_it_says_whatever_the_context():
     mixer = liquid(state_size=10).float()
     _, state = mixer(torch.zeros(1, 3, 6), mixer.init_state(1))
