@@ -20,6 +20,7 @@ from glissando.block import Block, BlockConfig, NormConfig, build_norm
 from glissando.depth import Depth, DepthConfig, build_depth
 from glissando.errors import ConfigError
 from glissando.mixers import Context, MixerConfigs, build_mixer, refuse_unhonoured
+from glissando.ops.liquid import require_time
 from glissando.state import State, zeros_position
 
 
@@ -82,10 +83,9 @@ class Backbone(nn.Module, ABC):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        for name, parameter in self.named_parameters():
-            # The two projections that end in the residual: "mixer.out" and "mlp.down".
-            if name.endswith(("mixer.out.weight", "mlp.down.weight")):
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(self.depth.n_residuals))
+        blocks = [module for module in self.modules() if isinstance(module, Block)]
+        for matrix in (ending for block in blocks for ending in block.damped()):
+            nn.init.normal_(matrix, std=0.02 / math.sqrt(self.depth.n_residuals))
 
     def _init_xavier(self) -> None:
         for module in self.modules():
@@ -131,8 +131,12 @@ class Backbone(nn.Module, ABC):
     def _check(self, inputs: Tensor, state: ModelState | None, ctx: Context) -> None:
         shape, name = tuple(inputs.shape[:2]), self._inputs
         for signal, given in (("mask", ctx.mask), ("dt", ctx.dt)):
+            if given is not None and not isinstance(given, Tensor):
+                raise ValueError(f"{signal} must be a tensor of the shape {shape}, got a {type(given).__name__}")
             if given is not None and given.shape != inputs.shape[:2]:
                 raise ValueError(f"{signal} must have the shape of {name} {shape}, got {tuple(given.shape)}")
+        if ctx.dt is not None:
+            require_time(ctx.dt)
         if ctx.mask is not None and ctx.mask.dtype != torch.bool:
             raise ValueError(f"mask must be bool, True at real tokens, got {ctx.mask.dtype}; use mask.bool()")
         # Numbers, not shapes, are compared: torch.compile takes a length that varies for another in a tuple.

@@ -223,6 +223,15 @@ class Block(nn.Module):
             table |= under("conv", {"weight": Grows(width, tile(taps, taps))})
         return table if self.mixer_scale is None else table | {"mixer_scale": Grows()}
 
+    def endings(self) -> list[nn.Parameter]:
+        """The parameters that its branches are linear in: the mixer's, and the MLP's last projection."""
+        return [*self.mixer.endings(), *([] if self.mlp is None else self.mlp.down.parameters())]
+
+    def damped(self) -> list[nn.Parameter]:
+        """The matrices among them that the `scaled` initialisation divides by the root of the number of residuals."""
+        left = set() if self.mixer.damped else {*self.mixer.endings()}
+        return [ending for ending in self.endings() if ending.ndim == 2 and ending not in left]
+
     @property
     def can_rest(self) -> bool:
         """Whether it is the identity once its endings are 0: x + 0 is x, and norm(x + 0) is not."""
@@ -231,7 +240,7 @@ class Block(nn.Module):
     @torch.no_grad()
     def rest(self) -> None:
         """Make it the identity. The endings get gradients all the same, and all else does once they have moved."""
-        for parameter in [*self.mixer.endings(), *([] if self.mlp is None else self.mlp.down.parameters())]:
+        for parameter in self.endings():
             parameter.zero_()
 
     def flops(self, length: int) -> Flops:

@@ -7,7 +7,7 @@ change silently is pinned in the configuration: head size, RoPE's frequencies, t
     width      hidden_size, tiled; a tied head's logits are scaled by 1 / width
     heads      heads of `attention` and `tau`, those that share keys or values too
     ffn        hidden units of the MLPs
-    state      channels of `spectral`
+    state      channels of `spectral`, entries of the state of `liquid`
     layers     new blocks at the end (of a flow: on both of its sides), whose last projections are 0; where that is not
                the identity, as in post-norm models, x <- (1 - a) x + a block(x) with a = 0, learned
     steps      further applications of a tied depth, each with such an a
@@ -41,7 +41,7 @@ class Growth:
     width      factor of the width
     heads      factor of the heads; that of the width if None
     ffn        factor of the MLPs' hidden units; that of the width if None
-    state      factor of the channels of a `spectral` mixer; that of the width if None
+    state      factor of the channels of `spectral` or the state of `liquid`; that of the width if None
     layers     new blocks
     steps      new applications of a tied depth
     head_size  new size of a head
@@ -63,20 +63,29 @@ class Growth:
 
     def check(self) -> None:
         """Raise ConfigError for a number out of its range."""
-        for name in ("width", "heads", "ffn", "state"):
+        what = {
+            **dict.fromkeys(("width", "heads", "ffn", "state"), ("a factor", 1)),
+            **dict.fromkeys(("layers", "steps"), ("a number of new ones", 0)),
+            **dict.fromkeys(("head_size", "vocab"), ("a new size", 1)),
+        }
+        optional = ("heads", "ffn", "state", "head_size", "vocab")
+        for name, (meaning, least) in what.items():
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"grow: {name} is a factor, a whole number of at least 1; got {value}")
-        for name in ("layers", "steps"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"grow: {name} is a number of new ones, at least 0; got {getattr(self, name)}")
-        if not 0 <= self.noise < 1:
-            raise ConfigError(f"grow: noise must be at least 0 and below 1, got {self.noise}; 0.2 works well")
+            if not (value is None and name in optional) and not (_is_whole(value) and value >= least):
+                raise ConfigError(f"grow: {name} is {meaning}, a whole number of at least {least}; got {value!r}")
+        if not _is_whole(self.seed):
+            raise ConfigError(f"grow: seed must be a whole number, got {self.seed!r}")
+        if isinstance(self.noise, bool) or not isinstance(self.noise, int | float) or not 0 <= self.noise < 1:
+            raise ConfigError(f"grow: noise must be at least 0 and below 1, got {self.noise!r}; 0.2 works well")
 
     def factor(self, name: str) -> int:
         """That of `heads`, `ffn` or `state`, which follow the width unless they are given."""
         given = getattr(self, name)
         return self.width if given is None else given
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def grow(
@@ -122,6 +131,8 @@ class Grown:
 @torch.no_grad()
 def grow_by(model: LanguageModel, by: Growth) -> Grown:
     """As `grow`, and what its optimizer's state has to know."""
+    if not isinstance(model, LanguageModel):
+        raise ConfigError(f"grow makes language models larger, a glissando.LanguageModel; got a {type(model).__name__}")
     config = grown_config(model, by)
     followed = copy.deepcopy(config)
     followed.mixers.weights_follow()

@@ -88,6 +88,14 @@ def append(old: int, new: int) -> Lift:
     return Lift(torch.where(index < old, index, NEW), old)
 
 
+def fill(old: int, new: int) -> Lift:
+    """All entries as often as they fit, and new ones behind them. Raises ValueError if `new` is smaller."""
+    if new < old:
+        raise ValueError(f"{old} entries cannot become {new}: nothing is taken away")
+    index = torch.arange(new)
+    return Lift(torch.where(index < new - new % old, index % old, NEW), old, new // old)
+
+
 def append_pairs(old: int, new: int) -> Lift:
     """`append` to both halves, whose entries RoPE turns in pairs; both sizes are even."""
     half = append(old // 2, new // 2)
@@ -117,9 +125,13 @@ def join(*parts: Lift) -> Lift:
 
 @dataclass(frozen=True)
 class Reads:
-    """A dimension that reads an activation lifted so: weights are shared by the copies, new entries are not heard."""
+    """A dimension that reads an activation lifted so: weights are shared by the copies, new entries are not heard.
+
+    equal  the shares get no noise: in a recurrence it would drive the difference of two copies, which is rounding
+    """
 
     lift: Lift
+    equal: bool = False
 
 
 class Grows:
@@ -136,6 +148,7 @@ class Grows:
     def __init__(self, *dims: Lift | Reads, scale: float = 1.0) -> None:
         self.lifts = [d.lift if isinstance(d, Reads) else d for d in dims]
         self.reads = [isinstance(d, Reads) for d in dims]
+        self.noisy = [isinstance(d, Reads) and not d.equal and d.lift.copies > 1 for d in dims]
         self.scale = scale
 
     @property
@@ -168,8 +181,8 @@ class Grows:
     def value(self, old: Tensor, new: Tensor, noise: float, generator: torch.Generator) -> Tensor:
         """The grown parameter; `new` is what a new model starts with, `noise` relative to the deviation of `old`."""
         grown = self.place(old, new, self.share)
-        for dim, (lift, reads) in enumerate(zip(self.lifts, self.reads, strict=True)):
-            if noise and lift.copies > 1 and reads:
+        for dim, (lift, reads, noisy) in enumerate(zip(self.lifts, self.reads, self.noisy, strict=True)):
+            if noise and noisy:
                 grown = grown + self._opposite(dim, grown, noise * _deviation(old), generator)
             if noise and not reads:
                 sizes = (1 + noise * lift.leans().double()).sqrt()

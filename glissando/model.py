@@ -201,7 +201,7 @@ class LanguageModel(Backbone):
         else:
             counts = ctx.counts(ids)  # padding needs no position
             start = torch.zeros_like(counts) if position is None else position
-            furthest = int((start + counts).max())
+            furthest = int((start + counts).max()) if len(counts) else 0
         if furthest > limit:
             raise LengthError(
                 f"this model has learned positions for {limit} tokens, and was given {furthest}. Shorten the input, "

@@ -16,8 +16,10 @@ from torch import Tensor
 from glissando.config import to_dict
 from glissando.errors import ConfigError
 from glissando.growth import grow
+from glissando.lifts import Grows, Reads, tile
 from glissando.mixers import MIXERS
 from glissando.model import LanguageModel
+from glissando.series import SeriesModel
 
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-5}
 law = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -169,11 +171,63 @@ def test_a_grown_model_is_what_its_configuration_says(case):
         ("mixer:attention-default", {"width": 0}, "whole number of at least 1; got 0"),
         ("mixer:attention-default", {"layers": -1}, "at least 0; got -1"),
         ("mixer:attention-default", {"noise": 1.0}, "below 1, got 1.0"),
+        ("mixer:attention-default", {"noise": "0.2"}, "below 1, got '0.2'"),
+        ("mixer:attention-default", {"noise": None}, "below 1, got None"),
+        ("mixer:attention-default", {"width": True}, "whole number of at least 1; got True"),
+        ("mixer:attention-default", {"layers": 1.5}, "at least 0; got 1.5"),
+        ("mixer:attention-default", {"layers": None}, "at least 0; got None"),
+        ("mixer:attention-default", {"head_size": 0}, "at least 1; got 0"),
+        ("mixer:attention-default", {"head_size": 6.0}, "whole number of at least 1; got 6.0"),
+        ("mixer:attention-default", {"vocab": 40.0}, "whole number of at least 1; got 40.0"),
+        ("mixer:attention-default", {"seed": 1.5}, "seed must be a whole number, got 1.5"),
     ],
 )
 def test_what_cannot_be_exact_says_why(case, by, why):
     with pytest.raises(ConfigError, match=why):
         grow(build(case), **by)
+
+
+@pytest.mark.parametrize("copies", [2, 3, 5])
+def test_noise_is_as_large_as_it_says_and_cancels(copies: int):
+    """A deviation of 2 noise / k of the weights', as W / k is, for any number k of copies."""
+    generator = torch.Generator().manual_seed(0)
+    old = 3 * torch.randn(80, 60, generator=generator, dtype=torch.float64)
+    grows = Grows(tile(80, 80), Reads(tile(60, 60 * copies)))
+    blank = old.new_zeros(80, 60 * copies)
+    noise = grows.value(old, blank, 0.2, generator) - grows.place(old, blank, grows.share)
+    assert float(noise.std()) == pytest.approx(2 * 0.2 * float(old.std()) / copies, rel=0.05)
+    assert float(noise.view(80, copies, 60).sum(1).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_growing_leaves_the_generator_and_the_mode_alone(training: bool):
+    model = build("mixer:liquid-default").train(training)
+    before = torch.random.get_rng_state()
+    assert grow(model, width=2).training == training
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_what_is_no_language_model_is_refused():
+    model = SeriesModel.from_config({"hidden_size": 8}, inputs=3, outputs=2)
+    with pytest.raises(ConfigError, match=r"grow makes language models larger.*got a SeriesModel"):
+        grow(model, width=2)  # type: ignore[arg-type]
+
+
+def test_a_dense_state_of_the_published_size_grows():
+    """Noise on A would drive the difference of two copies, which is rounding, by exp(22) a token."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "vocab_size": 37, "depth": {"layers": 1}}
+    model = LanguageModel.from_preset("liquid-ssm-dense", **size).double().eval()
+    assert_same(model, grow(model, width=2), 10)
+    assert_same(model, grow(model, state=2, noise=0.9), 10)
+
+
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_a_gate_whose_hidden_units_are_no_multiple(width: int):
+    """A quarter of the width, rounded down: 10 has 2, and 20, 30 and 50 have 5, 7 and 12."""
+    depth = {"layers": 2, "mean_gate": True}
+    model = LanguageModel.from_config({"hidden_size": 10, "vocab_size": 37, "mixer": "liquid", "depth": depth}).double()
+    assert_same(model, grow(model, width=width))
 
 
 def test_alternating_mixers_keep_their_places():

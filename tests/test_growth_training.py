@@ -71,6 +71,9 @@ class Trainer:
         ("preset:tauformer-nano", {"width": 2}),
         ("preset:hybrid-ode-nano", {"width": 2}),
         ("mixer:attention-helpers", {"width": 2}),
+        ("preset:liquid-ssm", {"width": 2}),
+        ("preset:liquid-ssm-nano", {"width": 2, "state": 3}),
+        ("mixer:liquid-dense", {"width": 2}),
     ],
     ids=str,
 )

@@ -87,6 +87,41 @@ def test_dense_dynamics_of_separate_modes_are_diagonal_ones():
     assert_close(got, diagonal((entry, torch.zeros_like(entry)), before, dt), "x", 1e-11)
 
 
+def test_a_dense_step_takes_what_a_diagonal_one_takes():
+    """A state of another type, inputs in bfloat16 and autocast; and refuses time that runs backwards."""
+    x, options = inputs(2, 3, 6).float(), {"dynamics": "dense", "state_size": 4}
+    mixer = liquid(**options).float()
+    exact = mixer(x, mixer.init_state(2))[0]
+    given = mixer(x, mixer.init_state(2, dtype=torch.float64))[0]
+    assert_close(given, exact, "y", 1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, after = mixer(x, mixer.init_state(2))
+    assert after.x.dtype == torch.float32
+    for value, message in ((-1.0, "cannot be negative"), (float("nan"), "must be finite")):
+        with pytest.raises(ValueError, match=message):
+            mixer(x, None, Context(dt=torch.full((2, 3), value)))
+
+
+def test_the_gated_layer_is_its_equation():
+    """W_out (x silu(g)), with the input, z and g the parts of one linear map in this order."""
+    mixer, v = liquid(state_size=8), inputs(2, 5, 6)
+    entry, z, gate = (v @ mixer.layer.project.weight.T).split([4, 4, 8], -1)
+    states = mixer.dynamics((entry, z), torch.zeros(2, 8).double(), None)
+    expected = (states * gate / (1 + torch.exp(-gate))) @ mixer.layer.out.weight.T
+    assert_close(mixer(v)[0], expected, "y", 1e-12)
+
+
+def test_the_published_layer_is_its_equation():
+    mixer, v = liquid(state_size=8, layer="published"), inputs(2, 5, 6)
+    layer = mixer.layer
+    u = torch.nn.functional.gelu(layer.entry_norm(layer.entry(v)))
+    states = mixer.dynamics((layer.b(u), layer.adapt(u)), torch.zeros(2, 8).double(), None)
+    y = layer.scale * (layer.c(layer.state_norm(states)) + layer.d(u)) + layer.shift
+    y = y * torch.sigmoid(layer.gate[2](torch.tanh(layer.gate[0](states))))
+    expected = layer.down(torch.nn.functional.gelu(layer.up_norm(layer.up(y)))) + layer.residual * v
+    assert_close(mixer(v)[0], expected, "out", 1e-12)
+
+
 def test_the_state_is_as_large_as_it_says_whatever_the_context():
     mixer = liquid(state_size=10).float()
     _, state = mixer(torch.zeros(1, 3, 6), mixer.init_state(1))
@@ -127,6 +162,16 @@ def test_time_constants_are_in_tokens_and_bounded():
     assert tau.shape == (2, 50, 4)
     assert ((share - 1).abs() <= dynamics.adaptations()).all()
     assert share.max() > 1.3 > 0.7 > share.min()
+
+
+@pytest.mark.parametrize("dynamics", ["diagonal", "dense"])
+def test_time_constants_go_on_from_a_state(dynamics: str):
+    mixer = liquid(state_size=8, adaptation=0.9, dynamics=dynamics)
+    given, start = mixer.layer.enter(3 * inputs(2, 12, 6)), inputs(2, 8, seed=1)
+    whole, states = mixer.dynamics.time_constants(given, start, None), mixer.dynamics(given, start, None)
+    late = mixer.dynamics.time_constants(tuple(part[:, 5:] for part in given), states[:, 4], None)
+    assert_close(late, whole[:, 5:], "tau", 1e-12)
+    assert (whole - mixer.dynamics.time_constants(given, 0 * start, None))[:, 0].abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

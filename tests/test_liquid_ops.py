@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glissando.errors import UnknownNameError
 from glissando.ops import newton
-from glissando.ops.block_scan import block_scan
+from glissando.ops.block_scan import adjoint, block_scan
 from glissando.ops.liquid import Modes, liquid, time_constants
 
 EXACT = 1e-10
@@ -176,6 +176,49 @@ def test_shapes_that_do_not_fit_are_refused():
         liquid(b, z, modes, x0, backend="newtom")
 
 
+@pytest.mark.parametrize("backend", ["numba", "newton", "reference"])
+def test_types_that_no_backend_computes_in_are_refused(backend: str):
+    """Whole numbers were rounded towards 0 by the kernel, step after step, in silence."""
+    b, z, x0, _ = problem(4)
+    modes = some_modes()
+    for changed in ((b.long(), z, modes, x0), (b, z.float(), modes, x0), (b, z, some_modes(dtype=torch.float32), x0)):
+        with pytest.raises(ValueError, match="all float32 or all float64"):
+            liquid(*changed, backend=backend)
+    half = Modes(*(w.bfloat16() for w in modes if w is not None))
+    with pytest.raises(ValueError, match="bfloat16"):
+        liquid(b.bfloat16(), z.bfloat16(), half, x0.bfloat16(), backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(-1.0, "negative, got -1.0"), (float("nan"), r"finite, got nan at \[1, 2\]"), (float("inf"), "finite, got inf")],
+)
+def test_time_that_cannot_pass_is_refused(value: float, message: str):
+    b, z, x0, dt = problem(4)
+    dt[1, 2] = value
+    with pytest.raises(ValueError, match=message):
+        liquid(b, z, some_modes(), x0, dt)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex128])
+def test_time_is_a_real_number(dtype: torch.dtype):
+    b, z, x0, dt = problem(4)
+    with pytest.raises(ValueError, match=f"a real number a step; got {dtype}"):
+        liquid(b, z, some_modes(), x0, dt.to(dtype))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
+def test_torch_compile_leaves_the_kernel_alone(monkeypatch):
+    """It can follow neither the kernel nor Newton's method, and the kernel is the faster of the two by far."""
+    monkeypatch.setattr(newton, "solve", None)
+    b, z, x0, dt = problem(20)
+    modes = some_modes()
+    expected = liquid(b, z, modes, x0, dt)[0]
+    torch._dynamo.reset()
+    got = torch.compile(lambda b, z: liquid(b, z, modes, x0, dt)[0], backend="eager")(b, z)
+    assert torch.equal(got, expected)
+
+
 # ---------------------------------------------------------------------- block scan
 
 
@@ -193,6 +236,15 @@ def test_block_scan_is_its_definition(backend: str, time: int):
         assert_close(got, expected, name, EXACT)
 
 
+@pytest.mark.parametrize("backend", ["numba", "doubling"])
+def test_the_adjoint_is_the_gradient(backend: str):
+    a, x, h0 = 0.6 * draw(2, 9, 3, 2, 2, seed=1), draw(2, 9, 3, 2, seed=2), draw(2, 3, 2, seed=3)
+    leaves, grad = [v.requires_grad_() for v in (x, h0)], draw(2, 9, 3, 2, seed=4)
+    expected = torch.autograd.grad((block_scan(a, *leaves, backend="reference")[0] * grad).sum(), leaves)
+    for name, got, wanted in zip(("x", "h0"), adjoint(a, grad, backend), expected, strict=True):
+        assert_close(got, wanted, name, EXACT)
+
+
 def test_a_block_scan_of_rotations_is_a_complex_scan():
     from glissando.ops.scan import scan
 
@@ -208,8 +260,13 @@ def test_block_scan_says_what_does_not_fit():
         block_scan(a, x[..., :1])
     with pytest.raises(ValueError, match="a must be"):
         block_scan(a[:, :3], x)
-    with pytest.raises(ValueError, match="bring them to one type"):
-        block_scan(a.float(), x)
+    for other in (torch.float32, torch.bfloat16, torch.int64):
+        with pytest.raises(ValueError, match="all float32 or all float64"):
+            block_scan(a.to(other), x)
+    with pytest.raises(ValueError, match="bfloat16"):
+        block_scan(a.bfloat16(), x.bfloat16())
+    with pytest.raises(UnknownNameError, match="doubling"):
+        block_scan(a, x, backend="dubling")
 
 
 # ---------------------------------------------------------------------- Newton's method
@@ -272,8 +329,24 @@ def test_damping_reaches_what_full_steps_do_not():
     """A step whose undamped iterates leave the finite numbers: slopes of 12 multiply over the sequence."""
     x0, u = torch.full((1, 2, 1), 0.1).double(), draw(1, 400, 2, 1, seed=3)
     x, report = newton.solve(steep, x0, [u], max_iterations=400)
+    assert int(report.iterations) < 20  # a hundred where a row is not begun again, 400 without damping
     assert not report.sequential.any()
     assert_close(x, newton.sequential(steep, x0, [u]), "x", 1e-9)
+
+
+def test_the_residual_is_what_the_equation_leaves():
+    """Stopped early, with the tolerance wide: relative to the largest entry of the row, at least 1."""
+    x0, u = draw(2, 3, 1, seed=1), 3 * draw(2, 30, 3, 1, seed=2)
+    w = torch.full((3, 1), 0.9).double()
+
+    def step(x: Tensor, u: Tensor, w: Tensor) -> Tensor:
+        return 3 * logistic(x, u, w)
+
+    x, report = newton.solve(step, x0, [u], [w], tolerance=0.3)
+    past = torch.cat([x0.unsqueeze(1), x[:, :-1]], 1)
+    expected = (step(past, u, w) - x).flatten(1).abs().amax(1) / x.flatten(1).abs().amax(1).clamp_min(1)
+    assert float(expected.min()) > 1e-6
+    assert_close(report.residual / expected, torch.ones(2).double(), "residual", 1e-9)
 
 
 def test_newton_says_what_does_not_fit():
@@ -281,3 +354,5 @@ def test_newton_says_what_does_not_fit():
         newton.solve(logistic, torch.zeros(2, 3, 3), [torch.zeros(2, 4, 3, 3)])
     with pytest.raises(ValueError, match="one length"):
         newton.solve(logistic, torch.zeros(2, 3, 1), [torch.zeros(2, 4, 3, 1), torch.zeros(2, 5, 3, 1)])
+    with pytest.raises(ValueError, match=r"x0 torch\.bfloat16"):
+        newton.solve(logistic, torch.zeros(2, 3, 1).bfloat16(), [torch.zeros(2, 4, 3, 1)])

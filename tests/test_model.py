@@ -8,7 +8,7 @@ from subjects import build, random_ids
 
 import glissando
 from glissando.errors import ConfigError, RunError, UnknownNameError
-from glissando.mixers import Context, ContextError
+from glissando.mixers import MIXERS, Context, ContextError
 from glissando.model import LanguageModel
 from glissando.presets import load_preset, preset_names
 from glissando.state import state_bytes
@@ -106,6 +106,27 @@ def test_learned_positions_end_with_an_error_that_says_so():
     _, state = model(random_ids(model, 1, 60, 0), model.init_state(1))
     with pytest.raises(ValueError, match="was given 65"):
         model(random_ids(model, 1, 5, 0), state)
+
+
+def test_no_rows_need_no_positions():
+    model = LanguageModel.from_preset("liquid-ssm-dense", hidden_size=16, vocab_size=37, depth={"layers": 1})
+    logits, state = model(torch.zeros(0, 5, dtype=torch.int64), model.init_state(0))
+    assert logits.shape == (0, 5, 37)
+    assert len(state.position) == 0
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_scaled_initialisation_finds_the_ends_of_branches(mixer: str):
+    """Whatever a mixer calls what its output is linear in; that of `liquid` asks to be left as it is."""
+    torch.manual_seed(0)
+    model = LanguageModel.from_config({"mixer": mixer, "hidden_size": 64, "depth": {"layers": 8}})
+    for block, _ in model.depth.calls():
+        endings = [ending for ending in block.mixer.endings() if ending.ndim == 2]
+        assert len(endings) == 1
+        expected = 0.02 / 4 if block.mixer.damped else 0.02
+        assert float(endings[0].detach().std()) == pytest.approx(expected, rel=0.1)
+        assert float(block.mlp.down.weight.detach().std()) == pytest.approx(0.02 / 4, rel=0.1)
+    assert block.mixer.damped == (mixer != "liquid")
 
 
 def test_attention_state_is_as_large_as_it_says():

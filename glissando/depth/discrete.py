@@ -16,7 +16,7 @@ from glissando.depth.base import BlockFactory, SequentialDepth
 from glissando.depth.mean_gate import MeanGate
 from glissando.errors import ConfigError
 from glissando.flops import Flops, linear_flops
-from glissando.lifts import Lift, Table, linear, tables, tile, under
+from glissando.lifts import Lift, Table, fill, linear, tables, tile, under
 from glissando.mixers import Context
 from glissando.state import State
 
@@ -49,7 +49,7 @@ class DiscreteDepth(SequentialDepth):
         table = super().growth(grown, width)
         if self.gate is None or grown.gate is None:
             return table
-        inner = tile(self.gate.up.out_features, grown.gate.up.out_features)
+        inner = fill(self.gate.up.out_features, grown.gate.up.out_features)
         up, down = linear(self.gate.up, inner, width), linear(self.gate.down, tile(1, 1), inner)
         return table | under("gate", tables({"up": up, "down": down}))
 

@@ -85,6 +85,8 @@ class Mixer(nn.Module, ABC):
     observed: tuple[str, ...] = ()
     #: those of `observed` of which the first layer's is a column too
     observed_first: tuple[str, ...] = ()
+    #: whether the `scaled` initialisation makes its endings smaller, the more residual branches there are
+    damped: bool = True
     #: which of `heads`, `head_size` and `state` it can grow, see glissando.growth
     axes: frozenset[str] = frozenset()
 

@@ -81,6 +81,8 @@ class Liquid(Mixer):
     honours = frozenset({"mask", "dt"})
     axes = frozenset({"state"})
     observed = ("tau_p05", "tau_p50", "tau_p95", "adaptation", "newton_iterations", "newton_residual")
+    #: modes start from an empty state and are quiet by themselves: smaller endings were measured, and learn more slowly
+    damped = False
     #: of the dynamics: filters of a mode, not matrices
     undecayed = Diagonal.undecayed
 

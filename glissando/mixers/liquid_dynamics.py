@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from glissando.flops import Flops
 from glissando.lifts import Grows, Reads, Table, grow_norm, join, linear, tables, tile
-from glissando.ops.liquid import Backend, Modes, liquid, time_constants
+from glissando.ops.liquid import Backend, Modes, liquid, require_time, time_constants
 from glissando.ops.newton import Report
 from glissando.ops.zero_order_hold import discretize, hippo_legs, legs_modes
 from glissando.precision import exact, without_autocast
@@ -166,7 +166,9 @@ class Dense(_Adaptive):
             "adapt.1": grow_norm(self.adapt[1], inner),
             "adapt.3": linear(self.adapt[3], n, inner),
         }
-        matrices: Table = {"a": Grows(n, Reads(n)), "b": Grows(n, Reads(n))}
+        # The difference of two copies of x then decays by 1 / tau alone, whatever A is. With noise N its rates would be
+        # those of N, which at the published size multiply rounding by exp(22) a token.
+        matrices: Table = {"a": Grows(n, Reads(n, equal=True)), "b": Grows(n, Reads(n))}
         return matrices | tables(network) | {"raw_tau": Grows(n), "raw_adaptation": Grows(tile(1, 1))}
 
     def flops(self) -> Flops:
@@ -187,8 +189,12 @@ class Dense(_Adaptive):
         return before.new_zeros(()), before.new_zeros(())
 
     def _run(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
-        u, x = inputs[0], before
-        entry = exact(u) @ exact(self.b).T
+        u = inputs[0]
+        with without_autocast(u.device.type):
+            entry = exact(u) @ exact(self.b).T
+        x = before.to(entry.dtype)
+        if dt is not None:
+            require_time(dt)
         times = u.new_ones(1, 1).expand(u.shape[:2]) if dt is None else dt
         states, taus = [], []
         for now, drive, time in zip(u.unbind(1), entry.unbind(1), times.unbind(1), strict=True):

@@ -9,13 +9,14 @@ time constant that depends on the state is: glissando.ops.newton solves with it.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, kernel, over_rows, use_numba
+from glissando.errors import unknown_name
+from glissando.ops.compiled import as_rows, kernel, over_rows, require_types, use_numba
 
 Backend = Literal["auto", "reference", "numba", "doubling"]
 
@@ -31,9 +32,11 @@ def block_scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend 
              `doubling`   plain tensor code in log2 T passes, for any device; forms products of A, which must not grow
              `reference`  a loop under autograd
 
-    Raises ValueError for shapes that do not fit, ConfigError for a backend that cannot run here.
+    Raises ValueError for shapes or types that do not fit, ConfigError for a backend that cannot run here.
     """
     h0 = _check(a, x, h0)
+    if backend not in get_args(Backend):
+        raise unknown_name("block_scan backend", backend, get_args(Backend))
     if backend == "reference":
         return reference(a, x, h0)
     if backend == "doubling" or not use_numba("block_scan", backend, x):
@@ -75,13 +78,9 @@ def _check(a: Tensor, x: Tensor, h0: Tensor | None) -> Tensor:
     for name, (tensor, shape) in expected.items():
         if tuple(tensor.shape) != shape:
             raise ValueError(f"block_scan: {name} must be {shape} for x {tuple(x.shape)}, got {tuple(tensor.shape)}")
-        if tensor.dtype != x.dtype or tensor.device != x.device:
-            raise ValueError(
-                f"block_scan: {name} is {tensor.dtype} on {tensor.device} and x is {x.dtype} on {x.device}; "
-                "bring them to one type and device"
-            )
-    if not x.is_floating_point():
-        raise ValueError(f"block_scan: x must be real floating point pairs, got {x.dtype}; use torch.view_as_real")
+        if tensor.device != x.device:
+            raise ValueError(f"block_scan: {name} is on {tensor.device} and x on {x.device}; bring them to one")
+    require_types("block_scan", a=a, x=x, h0=h0)
     return h0
 
 

@@ -69,6 +69,14 @@ def require_shapes(operation: str, **shapes: tuple[Tensor, tuple[int, ...]]) -> 
             raise ValueError(f"{operation}: {name} must be {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
+def require_types(operation: str, **tensors: Tensor) -> None:
+    """Raise ValueError unless all are float32, or all float64: what is kept over thousands of steps needs as much."""
+    types = {tensor.dtype for tensor in tensors.values()}
+    if len(types) > 1 or not types <= {torch.float32, torch.float64}:
+        given = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
+        raise ValueError(f"{operation}: tensors must be all float32 or all float64, got {given}; use .float()")
+
+
 def as_rows(tensor: Tensor, leading: int) -> Any:
     """A contiguous array with the leading dimensions kept and the features flat, complex numbers as pairs.
 

@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 
 from glissando.errors import unknown_name
 from glissando.ops import newton
-from glissando.ops.compiled import as_rows, over_rows, require_shapes, use_numba
+from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, use_numba
 from glissando.ops.scan import scan
 
 Backend = Literal["auto", "reference", "newton", "numba"]
@@ -66,13 +66,17 @@ def liquid(
              `newton`     all tokens at once (glissando.ops.newton); without modes.state one linear scan, and no Report
              `reference`  a loop under autograd
 
-    Raises ValueError for shapes that do not fit or a negative dt, ConfigError for a backend that cannot run here.
+    Raises ValueError for shapes or types that do not fit or a dt that is negative or not finite, ConfigError for a
+    backend that cannot run here.
     """
     _check(b, z, modes, x0, dt)
     if backend not in ("auto", "reference", "newton", "numba"):
         raise unknown_name("liquid backend", backend, ["auto", "newton", "numba", "reference"])
     if backend in ("auto", "numba") and use_numba("liquid", backend, b):
         return _fused(b, z, modes, x0, dt, coupled), None
+    if backend == "auto" and b.device.type == "cpu" and modes.state is not None:
+        # torch.compile looks on. It cannot follow Newton's method either, whose iterations depend on values.
+        return torch.compiler.disable(_fused)(b, z, modes, x0, dt, coupled), None
     time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
     pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
     step, inputs = _step(coupled), (pairs, z, time.to(b.dtype))
@@ -82,6 +86,17 @@ def liquid(
     if modes.state is not None:
         return newton.solve(step, x0, inputs, weights, linearise=_linearised(coupled))
     return _linear(pairs, z, time.to(b.dtype), modes, x0, coupled), None
+
+
+def require_time(dt: Tensor) -> None:
+    """Raise ValueError unless dt are real numbers, finite and at least 0."""
+    if dt.is_complex() or dt.dtype == torch.bool:
+        raise ValueError(f"dt is time that passes, a real number a step; got {dt.dtype}")
+    if bool((dt < 0).any()):
+        raise ValueError(f"dt is time that passes and cannot be negative, got {float(dt.min())}")
+    if not bool(dt.isfinite().all()):
+        where = (~dt.isfinite()).nonzero()[0].tolist()
+        raise ValueError(f"dt is time that passes and must be finite, got {float(dt[tuple(where)])} at {where}")
 
 
 def time_constants(z: Tensor, past: Tensor, modes: Modes) -> Tensor:
@@ -100,10 +115,10 @@ def _check(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None) ->
         name: (w, (size, 2) if name == "state" else (size,)) for name, w in modes._asdict().items() if w is not None
     }
     require_shapes("liquid", b=(b, (*z.shape, *pair)), x0=(x0, (z.shape[0], size, 2)), **vectors)
+    require_types("liquid", b=b, z=z, x0=x0, **{name: w for name, w in modes._asdict().items() if w is not None})
     if dt is not None:
         require_shapes("liquid", dt=(dt, tuple(z.shape[:2])))
-        if bool((dt < 0).any()):
-            raise ValueError(f"liquid: dt is time that passes and cannot be negative, got {float(dt.min())}")
+        require_time(dt)
 
 
 def _rates(z: Tensor, past: Tensor, modes: Modes, time: Tensor, coupled: bool) -> tuple[Tensor, ...]:

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.ops.block_scan import adjoint, block_scan
+from glissando.ops.compiled import require_types
 from glissando.ops.scan import scan
 
 #: F: (x_{t-1} (B, T, N, K), *inputs (B, T, ...), *weights) -> x_t (B, T, N, K), position by position
@@ -73,7 +74,7 @@ def solve(
     a row's change grows, its Jacobian is damped by a half, which leaves the solution where it is. A row that has not
     converged after `max_iterations` is computed one step after the other, and a warning says so.
 
-    Raises ValueError for shapes that do not fit.
+    Raises ValueError for shapes that do not fit, or an x0 that is neither float32 nor float64.
     """
     if x0.ndim != 3 or x0.shape[2] not in (1, 2):
         raise ValueError(f"newton: x0 must be (batch, channels, 1 or 2), got {tuple(x0.shape)}")
@@ -82,6 +83,7 @@ def solve(
         raise ValueError(
             f"newton: inputs must be (batch {len(x0)}, time, ...) with one length, got: {shapes or 'none'}"
         )
+    require_types("newton", x0=x0)
     tolerance = TOLERANCE[x0.dtype] if tolerance is None else tolerance
     report: list[Report] = []
     jacobian = by_differentiation(step) if linearise is None else linearise
