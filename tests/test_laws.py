@@ -301,6 +301,15 @@ def test_rows_of_a_state_can_be_taken(case: str):
 
 
 @cases
+def test_no_rows_go_on_as_no_rows(case: str):
+    model = build(case)
+    with torch.no_grad():
+        logits, state = model(random_ids(model, 1, 4, seed=1)[:0], model.init_state(0))
+        logits, state = model(random_ids(model, 1, 2, seed=1)[:0], state)
+    assert logits.shape[:2] == (0, 2)
+
+
+@cases
 def test_rows_of_different_states_join(case: str):
     """Rows that have read 9, 3 and 14 tokens go on together as each goes on alone."""
     model = build(case)

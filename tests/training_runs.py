@@ -99,7 +99,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "PYTHONWARNINGS": ""}
 
 
-def call(arguments: list[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def call(arguments: list[str], timeout: float = 250) -> subprocess.CompletedProcess[str]:
     """The finished process; if it hangs, it is ended with all that it has started."""
     process = subprocess.Popen(
         arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

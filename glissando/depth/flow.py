@@ -120,12 +120,12 @@ class FlowDepth(Depth):
     def grown_config(self, config: DepthConfig, by: Growth) -> DepthConfig:
         if by.steps:
             raise ConfigError(
-                f"grow: {by.steps} more steps of a solver are another approximation of the flow and cannot be exact; "
+                f"{by.steps} more steps of a solver are another approximation of the flow and cannot be exact; "
                 "load the model with another depth.n_steps, or add layers"
             )
         if by.layers and not self.field.can_rest:
             raise ConfigError(
-                "grow: a new layer starts as the identity with a last projection of 0, and the mixer of this flow has "
+                "a new layer starts as the identity with a last projection of 0, and the mixer of this flow has "
                 "no such projection; grow the width instead"
             )
         return replace(config, layers=config.layers + by.layers)

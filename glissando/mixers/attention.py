@@ -146,7 +146,7 @@ class Attention(Mixer):
         new = by.head_size or size
         if new < size or (options.rope and new % 2):
             raise ConfigError(
-                f"grow: head_size must be at least the {size} that the heads have, and even with RoPE; got {new}"
+                f"head_size must be at least the {size} that the heads have, and even with RoPE; got {new}"
             )
         return replace(
             options,
@@ -254,8 +254,8 @@ class Attention(Mixer):
         donate: bool,
     ) -> tuple[Tensor, AttentionState]:
         lengths = state.length.tolist()
-        new, end = k.shape[2], max(lengths) + k.shape[2]
-        uniform = min(lengths) == max(lengths)
+        new, end = k.shape[2], max(lengths, default=0) + k.shape[2]
+        uniform = len(set(lengths)) <= 1
 
         def append(slots: Tensor, latest: Tensor) -> Tensor:
             return append_slots(slots, latest, state.length, end, uniform, donate)

@@ -179,7 +179,7 @@ class Spectral(Mixer):
             return replace(options, channels=(options.channels or hidden_size) * by.factor("state"))
         if by.factor("state") != by.width:
             raise ConfigError(
-                f"grow: state {by.state} was given, but without projections the channels of `spectral` are the width: "
+                f"state {by.state} was given, but without projections the channels of `spectral` are the width: "
                 "grow that, and leave state out"
             )
         return options

@@ -206,9 +206,7 @@ class Tau(Mixer):
         size = options.head_size or hidden_size // groups
         key_size, new = options.key_size or size, by.head_size or size
         if new % size:
-            raise ConfigError(
-                f"grow: head_size of `tau` must be a multiple of its {size}, as keys are tiled; got {new}"
-            )
+            raise ConfigError(f"head_size of `tau` must be a multiple of its {size}, as keys are tiled; got {new}")
         times = new // size
         return replace(
             options,

@@ -82,8 +82,8 @@ class ExactCache:
 
     def hear(self, heard: Heard, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, ExactState]:
         lengths = state.position.tolist()
-        end = max(lengths) + heard.q.shape[2]
-        uniform = min(lengths) == max(lengths)
+        end = max(lengths, default=0) + heard.q.shape[2]
+        uniform = len(set(lengths)) <= 1
 
         def grown(slots: Tensor, latest: Tensor) -> Tensor:
             if slots.ndim == 3:

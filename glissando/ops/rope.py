@@ -59,7 +59,7 @@ def rotation_after(
     if position is None:
         return rotation_from_zero(length, head_size, base, width, dtype, device).unsqueeze(1)
     starts = position.tolist()
-    if min(starts) == max(starts) and starts[0] + length <= _TABLE:
+    if len(set(starts)) == 1 and starts[0] + length <= _TABLE:
         # Decoding: all rows stand at one place, and a slice of a table that every layer shares is free.
         table = rotation_from_zero(_TABLE, head_size, base, width, dtype, device)
         return table[:, None, starts[0] : starts[0] + length]

@@ -31,7 +31,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     run = Run.open(source)
     if by.vocab is not None:
         raise ConfigError(
-            "grow: a run's vocabulary is its tokenizer's, which does not grow; glissando.grow(model, vocab=...) grows "
+            "a run's vocabulary is its tokenizer's, which does not grow; glissando.grow(model, vocab=...) grows "
             "a model's"
         )
     checkpoint = run.checkpoint or run.latest_checkpoint()

@@ -138,6 +138,8 @@ def _require_flow(model: LanguageModel, options: Any) -> None:
 def _require_liquid(model: LanguageModel, options: Any) -> None:
     from glissando.evaluation.time_constants import liquid_mixers
 
+    if options.prompt == "":
+        raise ConfigError("--prompt is an empty text, of which nothing can be drawn; give one, or leave --prompt out")
     if options.prompt is not None and options.time_constants is None:
         raise ConfigError("--prompt is the text of --time_constants; give that too, or leave --prompt out")
     if options.time_constants is None:
