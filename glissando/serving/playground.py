@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{
+        f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
+        for name in ("page", "client", "text", "dials", "picture")
+    },
 }
 #: nothing from elsewhere, no inline script, and no page may frame this one
 _HEADERS = {

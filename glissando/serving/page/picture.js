@@ -1,0 +1,168 @@
+// Tables of rows by tokens as heat maps.
+
+const WIDEST = 12; // of a token, in pixels
+const GAP = 8; // between the rows' names and the map
+const FONT = 11;
+
+/** The figures of a box: one for each look, kept from answer to answer. */
+export class Pictures {
+  constructor(box) {
+    this.box = box;
+    this.figures = new Map();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    new ResizeObserver(() => this.redraw()).observe(box);
+  }
+
+  show({ tokens, looks }) {
+    const names = looks.map((look) => look.name);
+    for (const [name, picture] of this.figures) {
+      if (names.includes(name)) continue;
+      picture.figure.remove();
+      this.figures.delete(name);
+    }
+    for (const look of looks) {
+      if (!this.figures.has(look.name)) this.figures.set(look.name, new Picture(this.box));
+      this.figures.get(look.name).show(look, tokens);
+    }
+  }
+
+  redraw() {
+    for (const picture of this.figures.values()) picture.draw();
+  }
+}
+
+class Picture {
+  constructor(box) {
+    this.figure = append(box, "figure");
+    this.title = append(this.figure, "figcaption");
+    this.canvas = append(this.figure, "canvas");
+    this.canvas.setAttribute("role", "img");
+    const scale = append(this.figure, "div", "scale");
+    this.low = append(scale, "span");
+    append(scale, "span", "ramp").setAttribute("aria-hidden", "true");
+    this.high = append(scale, "span");
+    this.told = append(this.figure, "p", "told");
+    this.about = append(this.figure, "p");
+    this.canvas.addEventListener("pointermove", (event) => this.tell(event));
+    this.canvas.addEventListener("pointerleave", () => this.rest());
+  }
+
+  show(look, tokens) {
+    Object.assign(this, { look, tokens, range: rangeOf(look) });
+    const { low, middle, high } = this.range;
+    this.title.textContent = look.title;
+    this.about.textContent = look.about;
+    this.low.textContent = number(low);
+    this.high.textContent = `${amount(high, look.unit)}${look.log ? ", logarithmic" : ""}`;
+    const size = `${look.rows.length} rows from ${look.rows[0]} to ${look.rows.at(-1)}, ${tokens.length} tokens`;
+    const ends = `at least ${number(low)}, median ${number(middle)}, at most ${amount(high, look.unit)}`;
+    this.canvas.setAttribute("aria-label", `${look.title} over ${size}: ${ends}.`);
+    this.rest();
+    this.draw();
+  }
+
+  rest() {
+    const count = this.tokens.length;
+    this.told.textContent = `Median ${amount(this.range.middle, this.look.unit)}; the last ${count} tokens, the newest at the right.`;
+  }
+
+  draw() {
+    const { canvas, look, tokens } = this;
+    const pen = canvas.getContext("2d");
+    const style = getComputedStyle(canvas);
+    const font = `${FONT}px ${style.fontFamily}`;
+    pen.font = font;
+    const left = Math.ceil(Math.max(...look.rows.map((row) => pen.measureText(row).width))) + GAP;
+    const width = canvas.clientWidth;
+    const tall = Math.max(2, Math.min(16, Math.floor(260 / look.rows.length)));
+    const wide = Math.min(WIDEST, (width - left) / tokens.length);
+    const spelled = tokens.every((token) => pen.measureText(token).width <= wide);
+    this.grid = { left, tall, wide };
+    const height = tall * look.rows.length + (spelled ? FONT + 6 : 0);
+    const ratio = window.devicePixelRatio;
+    canvas.style.height = `${height}px`;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    this.paint(pen, heat(style), ratio);
+    pen.scale(ratio, ratio);
+    Object.assign(pen, { font, fillStyle: style.getPropertyValue("--soft"), textBaseline: "middle" });
+    this.name(pen);
+    if (spelled) this.spell(pen);
+  }
+
+  /** In the device's own pixels, so that no cell's border is blurred. */
+  paint(pen, colours, ratio) {
+    const { left, tall, wide } = this.grid;
+    const { rows, values } = this.look;
+    const edge = (at) => Math.round(at * ratio);
+    for (const [row, line] of values.entries()) {
+      const top = edge(tall * (rows.length - 1 - row));
+      const bottom = edge(tall * (rows.length - row));
+      for (const [column, value] of line.entries()) {
+        const [from, to] = [edge(left + wide * column), edge(left + wide * (column + 1))];
+        pen.fillStyle = colours(this.range.place(value));
+        pen.fillRect(from, top, to - from, bottom - top);
+      }
+    }
+  }
+
+  name(pen) {
+    const { left, tall } = this.grid;
+    const { rows } = this.look;
+    const every = Math.ceil((FONT + 1) / tall);
+    pen.textAlign = "right";
+    for (let row = 0; row < rows.length; row += every) {
+      pen.fillText(rows[row], left - GAP, tall * (rows.length - row - 0.5));
+    }
+  }
+
+  /** The tokens below the map, where all of them have room. */
+  spell(pen) {
+    const { left, tall, wide } = this.grid;
+    const below = tall * this.look.rows.length + FONT / 2 + 4;
+    pen.textAlign = "center";
+    for (const [column, token] of this.tokens.entries()) pen.fillText(token, left + wide * (column + 0.5), below);
+  }
+
+  tell(event) {
+    const { left, tall, wide } = this.grid;
+    const { rows, values, unit } = this.look;
+    const column = Math.floor((event.offsetX - left) / wide);
+    const row = rows.length - 1 - Math.floor(event.offsetY / tall);
+    const value = values[row]?.[column];
+    if (value === undefined) this.rest();
+    else this.told.textContent = `${JSON.stringify(this.tokens[column])}, ${rows[row]}: ${amount(value, unit)}`;
+  }
+}
+
+/** The ends and the middle of a look's numbers, and where among them one stands, in [0, 1]. */
+export function rangeOf({ values, log }) {
+  const all = values.flat().sort((a, b) => a - b);
+  const [low, middle, high] = [all[0], all[Math.floor(all.length / 2)], all.at(-1)];
+  const least = log ? all.find((value) => value > 0) ?? 1 : low;
+  const at = log ? (value) => Math.log(Math.max(value, least)) : (value) => value;
+  const [from, to] = [at(low), at(high)];
+  return { low, middle, high, place: (value) => (to > from ? (at(value) - from) / (to - from) : 0.5) };
+}
+
+/** From a place in [0, 1] to a colour of the style's --heat-0 to --heat-4. */
+function heat(style) {
+  const stops = [0, 1, 2, 3, 4].map((n) => rgb(style.getPropertyValue(`--heat-${n}`).trim()));
+  return (place) => {
+    const below = Math.min(stops.length - 2, Math.floor(place * (stops.length - 1)));
+    const part = place * (stops.length - 1) - below;
+    return `rgb(${stops[below].map((value, c) => Math.round(value + part * (stops[below + 1][c] - value))).join(" ")})`;
+  };
+}
+
+const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+
+const number = (value) => Number(value.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 });
+const amount = (value, unit) => `${number(value)}${unit ? ` ${unit}` : ""}`;
+
+function append(parent, tag, className = "") {
+  const node = document.createElement(tag);
+  node.className = className;
+  parent.append(node);
+  return node;
+}
