@@ -32,8 +32,8 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "liquid-context": liquid.context,
     "liquid-memory": liquid.memory,
     "liquid-cfc": liquid.cfc,
-    "serving-texts": serving.throughput,
-    "serving-streamed": serving.throughput_streamed,
+    **{f"serving-whole-{case}": partial(serving.throughput, case, False) for case in serving.MODELS},
+    **{f"serving-streamed-{case}": partial(serving.throughput, case, True) for case in serving.MODELS},
     "serving-generate": serving.against_generate,
     **{f"scan-{case}": partial(scans.scan_row, case) for case in scans.CASES},
 }

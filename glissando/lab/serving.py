@@ -87,21 +87,16 @@ def _clients(port: int, texts: int, stream: bool, turn: int) -> float:
     return tokens / (time.perf_counter() - began)
 
 
-def _throughput(rounds: int, stream: bool) -> Row:
-    with _served(LanguageModel.from_preset("transformer-nano")) as port:
+#: presets of equal size
+MODELS = {"transformer": "transformer-nano", "liquid": "liquid-ssm-nano", "tau": "tauformer-nano"}
+
+
+def throughput(case: str, stream: bool, rounds: int) -> Row:
+    """32 texts at a time against one, answers sent whole, or every token as it comes."""
+    with _served(LanguageModel.from_preset(MODELS[case])) as port:
         many, one, ratio = paired(lambda: _rate(port, _TEXTS, stream), lambda: _rate(port, 1, stream), rounds)
     how = "streamed" if stream else "whole"
-    return Row(f"serving, 1M, 32 texts, {how}", many, one, "tokens/s", ratio, "8x", ratio >= 8, "one text")
-
-
-def throughput(rounds: int) -> Row:
-    """32 texts at a time against one, answers sent whole."""
-    return _throughput(rounds, False)
-
-
-def throughput_streamed(rounds: int) -> Row:
-    """The same, every token sent as it comes."""
-    return _throughput(rounds, True)
+    return Row(f"serving {MODELS[case]}, {how}", many, one, "tokens/s", ratio, "8x", ratio >= 8, "one text")
 
 
 def against_generate(rounds: int) -> Row:

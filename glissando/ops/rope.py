@@ -63,7 +63,10 @@ def rotation_after(
         # Decoding: all rows stand at one place, and a slice of a table that every layer shares is free.
         table = rotation_from_zero(_TABLE, head_size, base, width, dtype, device)
         return table[:, None, starts[0] : starts[0] + length]
-    return rotation(position.unsqueeze(1) + torch.arange(length, device=device), head_size, base, width, dtype)
+    where = position.unsqueeze(1) + torch.arange(length, device=device)
+    if max(starts, default=0) + length <= _TABLE:
+        return rotation_from_zero(_TABLE, head_size, base, width, dtype, device)[:, where]
+    return rotation(where, head_size, base, width, dtype)
 
 
 @lru_cache(maxsize=16)

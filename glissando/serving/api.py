@@ -169,26 +169,20 @@ class Server:
         body: CompletionBody | ChatBody,
         echoed: list[str] | None = None,
     ) -> Response:
-        group = Group(self.engine, plan)
+        group = Group(self.engine, plan, not body.stream, self.metrics.first_token.observe)
         usage = _Usage(plan)
-        began = time.monotonic()
         if body.stream:
             told = body.stream_options is not None and body.stream_options.include_usage
             return _EventStream(self, group, answer, usage if told else None, echoed)
         texts, pieces = list(echoed or [""] * len(group.sessions)), [list[Piece]() for _ in group.sessions]
         try:
             async for index, piece in group.pieces(request.receive):
-                self._note_first(pieces, began)
                 texts[index] += piece.text
                 pieces[index].append(piece)
         except DisconnectedError:
             self.metrics.disconnects.inc()
             return Response(status_code=499)  # nobody reads it
         return JSONResponse(answer.whole(texts, pieces, usage.of(group)))
-
-    def _note_first(self, pieces: list[list[Piece]], began: float) -> None:
-        if not any(pieces):
-            self.metrics.first_token.observe(time.monotonic() - began)
 
 
 class _Usage:
@@ -215,16 +209,12 @@ class _EventStream(Response):
         self.server, self.group, self.answer, self.usage, self.echoed = server, group, answer, usage, echoed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began, first = time.monotonic(), True
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         self.server.groups[self.answer.id] = self.group
         try:
             for event in self._openings():
                 await self._send(send, event)
             async for index, piece in self.group.pieces(receive):
-                if first:
-                    self.server.metrics.first_token.observe(time.monotonic() - began)
-                    first = False
                 if piece.text or piece.tokens or piece.finish:
                     await self._send(send, self.answer.chunk(index, piece.text, piece))
             if self.usage is not None:

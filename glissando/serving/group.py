@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any
 
 from glissando.serving.engine import BusyError, Engine
+from glissando.serving.limits import Receive
 from glissando.serving.session import Piece, Request, Session
 
 
@@ -20,16 +21,24 @@ class ModelFailedError(RuntimeError):
 
 
 class Group:
-    """Started texts; `pieces` yields what comes of them, and giving it up gives up the texts."""
+    """Started texts; `pieces` yields what comes of them, and giving it up gives up the texts.
 
-    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
+    whole  wake the reader when a text ends, and not at every token
+    first  told the seconds from here to the first piece
+    """
+
+    def __init__(
+        self, engine: Engine, requests: Sequence[Request], whole: bool, first: Callable[[float], None]
+    ) -> None:
         """Raises BusyError if they cannot all wait; then none does."""
-        self.queue: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
         self.sessions: list[Session] = []
+        self._whole, self._come, self._gone = whole, list[tuple[int, Piece]](), False
+        self._awake, self._first, self._began = asyncio.Event(), first, time.monotonic()
+        self._silent = True
         try:
             for request in requests:
-                first = len(self.sessions)
-                listeners = [partial(self._hear, first + copy) for copy in range(request.copies)]
+                before = len(self.sessions)
+                listeners = [partial(self._hear, before + copy) for copy in range(request.copies)]
                 self.sessions += engine.submit(request, listeners)
         except BaseException:
             self.cancel()
@@ -37,43 +46,46 @@ class Group:
 
     def _hear(self, index: int, piece: Piece) -> None:
         """In the server's loop."""
-        self.queue.put_nowait((index, piece))
+        if self._silent:
+            self._silent = False
+            self._first(time.monotonic() - self._began)
+        self._come.append((index, piece))
+        if not self._whole or piece.finish is not None or piece.error is not None:
+            self._awake.set()
 
     def cancel(self) -> None:
         """Whatever is not done is not written."""
         for session in self.sessions:
             session.cancel()
 
-    async def pieces(
-        self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]
-    ) -> AsyncIterator[tuple[int, Piece]]:
+    async def pieces(self, receive: Receive) -> AsyncIterator[tuple[int, Piece]]:
         """(text, what is new of it) until all are done.
 
         Raises DisconnectedError when the client leaves, BusyError when the server stops, else ModelFailedError.
         """
-        gone = asyncio.ensure_future(_disconnected(receive))
+        watch = asyncio.ensure_future(self._watch(receive))
         left = len(self.sessions)
         try:
             while left:
-                for index, piece in await self._next(gone):
+                await self._awake.wait()
+                self._awake.clear()
+                if self._gone:
+                    raise DisconnectedError
+                come, self._come = self._come, []
+                for index, piece in come:
                     if piece.error is not None:
                         raise _told(piece.error)
                     left -= piece.finish is not None
                     yield index, piece
         finally:
-            gone.cancel()
+            watch.cancel()
             self.cancel()
 
-    async def _next(self, gone: asyncio.Future[None]) -> list[tuple[int, Piece]]:
-        if self.queue.empty() and not gone.done():
-            coming = asyncio.ensure_future(self.queue.get())
-            await asyncio.wait((coming, gone), return_when=asyncio.FIRST_COMPLETED)
-            if coming.done():
-                return [coming.result()]
-            coming.cancel()
-        if gone.done():
-            raise DisconnectedError
-        return [self.queue.get_nowait() for _ in range(self.queue.qsize())]
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._awake.set()
 
 
 def _told(error: BaseException) -> Exception:
@@ -82,8 +94,3 @@ def _told(error: BaseException) -> Exception:
     failed = ModelFailedError(f"the model failed on this text: {type(error).__name__}: {error}")
     failed.__cause__ = error
     return failed
-
-
-async def _disconnected(receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
