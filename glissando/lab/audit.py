@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glissando.errors import unknown_name
-from glissando.lab import hybrid_claims
+from glissando.lab import continuous_claims, hybrid_claims
 from glissando.lab.claim import Claim, Finding, Plan
 
 FORMS = ("published", "corrected")
 
-CLAIMS: dict[str, Claim] = {claim.name: claim for claim in hybrid_claims.CLAIMS}
+CLAIMS: dict[str, Claim] = {claim.name: claim for claim in (*continuous_claims.CLAIMS, *hybrid_claims.CLAIMS)}
 
 
 def select(names: Sequence[str]) -> list[Claim]:
