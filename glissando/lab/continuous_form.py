@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -198,16 +197,16 @@ def _published_seconds(model: PublishedContinuousTransformer, context: int, roun
         began = time.perf_counter()
         model.next_logits(ids)
         found.append(time.perf_counter() - began)
-    return statistics.median(found)
+    return min(found)
 
 
 @lru_cache(maxsize=1)
 def _our_seconds(plan: Plan, contexts: tuple[int, ...]) -> dict[int, float]:
-    """Seconds a character, medians of three rounds in turn, so that a busy machine slows all alike."""
+    """Seconds a character, the least of five rounds in turn, so that a busy machine slows none alone."""
     from glissando.lab.spectral import _seconds_a_token
 
     model, found = _ours(plan), {context: list[float]() for context in contexts}
-    for _ in range(1 if plan.quick else 3):
+    for _ in range(1 if plan.quick else 5):
         for context, seconds in found.items():
             seconds.append(_seconds_a_token(model, context, 8 if plan.quick else 64))
-    return {context: statistics.median(seconds) for context, seconds in found.items()}
+    return {context: min(seconds) for context, seconds in found.items()}
