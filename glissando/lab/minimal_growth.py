@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
@@ -76,7 +77,7 @@ def _repeated(small: PublishedMinimal) -> PublishedMinimal:
 
 
 @torch.no_grad()
-def _compared(small: nn.Module, grown: dict[str, nn.Module]) -> Finding:
+def _compared(small: nn.Module, grown: Mapping[str, nn.Module]) -> Finding:
     ids = torch.randint(32, 127, (16, 24), generator=torch.Generator().manual_seed(0))
     before = logits_of(small, ids)
     told, figures, checks = [], {}, {}
