@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ def cache_as_published(plan: Plan) -> Finding:
     """Bytes of (v, lambda_k) over those of (k, v), at the published head size."""
     ids, kept = random_bytes(1, 64), []
     for softmax in (False, True):
-        model = seeded(0, lambda softmax=softmax: PublishedTauformer(256, WIDTH, HEADS, 1, softmax=softmax))
+        model = seeded(0, partial(PublishedTauformer, 256, WIDTH, HEADS, 1, softmax=softmax))
         kept.append(sum(part.nbytes for layer in model.cache(ids) for part in layer))
     ratio = kept[0] / kept[1]
     said = f"{kept[0] // 64} against {kept[1] // 64} bytes a token and layer: {ratio:.4f} (heads of 64: 65 / 128)"
@@ -43,8 +44,8 @@ def cache_corrected(plan: Plan) -> Finding:
     told = "; ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items())
     said = (
         f"behind {lengths[-1]:,} tokens, the whole state over attention's: {told}. The binned cache takes "
-        f"{bounded[0] / 1024:,.0f} KiB behind {lengths[0]:,} tokens and {bounded[1] / 1024:,.0f} behind {lengths[1]:,}, where "
-        f"attention's takes {standard[0] / 1024:,.0f} and {standard[1] / 1024:,.0f}"
+        f"{bounded[0] / 1024:,.0f} KiB behind {lengths[0]:,} tokens and {bounded[1] / 1024:,.0f} behind "
+        f"{lengths[1]:,}, where attention's takes {standard[0] / 1024:,.0f} and {standard[1] / 1024:,.0f}"
     )
     checks = {"half of it within 2 %": abs(ratios["exact"] / 0.5 - 1) <= 0.02}
     return Finding(said, {"ratios": ratios, "binned": bounded, "attention": standard, "lengths": lengths}, checks)
@@ -79,10 +80,7 @@ FASTER = 1.2
 def speed_as_published(plan: Plan) -> Finding:
     """Training tokens/s of the published form beside the same with softmax attention, at the published length."""
     length, width = (64, 48) if plan.quick else (1024, WIDTH)
-    forms = [
-        seeded(0, lambda softmax=softmax: PublishedTauformer(256, width, HEADS, 2, softmax=softmax))
-        for softmax in (False, True)
-    ]
+    forms = [seeded(0, partial(PublishedTauformer, 256, width, HEADS, 2, softmax=softmax)) for softmax in (False, True)]
     ours, peer, ratio = _trained(forms, length, plan)
     said = f"2 layers of {width}, {length} tokens, training: {ours:,.0f} against {peer:,.0f} tokens/s: {ratio:.2f}x"
     return Finding(said, {"tokens_per_s": [ours, peer], "ratio": ratio}, {"a fifth faster": ratio >= FASTER})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -260,7 +260,7 @@ def laplacian_as_published(plan: Plan) -> Finding:
     """The published form with the text's graph and with a chain: training loss, one seed."""
     made, losses = graphs_of(plan), {}
     for name in ("domain", "chain"):
-        model = seeded(0, lambda name=name: _published(plan, laplacian=made[name]))
+        model = seeded(0, partial(_published, plan, laplacian=made[name]))
         losses[name] = learn(model, read_bytes(plan).train, _how(plan, 0)).last()
     said = (
         f"{_told(plan)}: training loss {losses['domain']:.3f} with the text's graph, {losses['chain']:.3f} with a chain"
