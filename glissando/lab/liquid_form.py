@@ -249,8 +249,8 @@ def endless_as_published(plan: Plan) -> Finding:
         moved = float((model(ids[:, :24])[0, :8] - model(ids[:, :8])[0]).abs().max())
     said = (
         f"of {ids.shape[1]} tokens {longer} are read with a table of {limit} positions (published: 512), and the "
-        f"rest is cut without a word; the logits of eight tokens move by {moved:.1e} when 16 more follow (the gate is a mean "
-        "over the whole sequence)"
+        f"rest cut without a word; the logits of eight tokens move by {moved:.1e} when 16 more follow (the gate is a "
+        "mean over the whole sequence)"
     )
     checks = {
         "more than the table holds can be read": longer > limit,
