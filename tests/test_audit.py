@@ -108,7 +108,7 @@ def test_every_claim_runs_in_both_forms(name: str, tmp_path):
         assert told[form]["verdict"] == finding.verdict
         assert finding.checks or finding.needs
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in written if path.suffix == ".png")
-    assert f"{name} (Hybrid" in report(claim, findings, quick=True)
+    assert f"{name} ({claim.system})" in report(claim, findings, quick=True)
 
 
 def test_clipping_hides_what_explodes():

@@ -69,7 +69,7 @@ class Finding:
         return f"{verdict}. The published figure itself needs {self.needs}" if self.needs else verdict
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: what is none is null."""
+        """For JSON, which knows neither NaN nor infinity: what is none is null."""
         told = {"outcome": self.outcome, "verdict": self.verdict, "said": self.said, "checks": dict(self.checks)}
         return told | {"figures": _known(self.figures)} | ({"needs": self.needs} if self.needs else {})
 
@@ -79,7 +79,7 @@ def _known(value: Any) -> Any:
         return {key: _known(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_known(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)

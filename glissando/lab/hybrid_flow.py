@@ -39,9 +39,9 @@ def jacobian_corrected(plan: Plan) -> Finding:
     small, _ = _step_norm(model, plan, scale=0.1)
     bound = alpha / 4
     said = (
-        f"after {size_of(plan).steps} steps, alpha {alpha:.3f}: away from 1 by {norm:.3f}, and by {small:.3f} where H is "
-        f"a tenth as large; alpha dt is {bound:.3f}. The norms of attention and MLP divide by the size of H, and their "
-        "weights are free: alpha bounds nothing of J_F"
+        f"after {size_of(plan).steps} steps, alpha {alpha:.3f}: away from 1 by {norm:.3f}, and by {small:.3f} where H "
+        f"is a tenth as large; alpha dt is {bound:.3f}. It is a bound only where |J_F| is at most 1, and of that alpha "
+        "says nothing: weights are free, and the norms of attention and MLP divide by the size of H"
     )
     checks = {
         "trained: within alpha dt": norm <= bound,
@@ -125,7 +125,7 @@ def neutral_as_published(plan: Plan) -> Finding:
     models = [steer_on_prompt(plan, seed) for seed in range(plan.seeds if plan.quick else max(3, plan.seeds))]
     rest = [model.probabilities([0.0, None]).tolist() for model in models]
     told = "; ".join(
-        f"seed {seed}: {zero[0]:.1%} good, {zero[1]:.1%} bad at u = 0, {none[0]:.1%} and {none[1]:.1%} without a control"
+        f"seed {seed}: {zero[0]:.1%} good, {zero[1]:.1%} bad at u = 0, {none[0]:.1%} and {none[1]:.1%} without"
         for seed, (zero, none) in enumerate(rest)
     )
     said = f"after {PROMPT!r}, {told}; no step of training has shown the model a neutral control"
@@ -150,6 +150,6 @@ def neutral_corrected(plan: Plan) -> Finding:
         told.append(
             f"{f['dial']}: mean judged label {lean:+.2f} at u = 0, perplexity {cost:.4f} of that without a control"
         )
-        checks[f"{f['dial']}: perplexity at rest within 1 % of that without a control"] = abs(cost - 1) <= 0.01
+        checks[f"{f['dial']}: perplexity at rest within 1 % of its own"] = abs(cost - 1) <= 0.01
         figures.append(f)
     return Finding("; ".join(told), {"dials": figures}, checks)

@@ -194,7 +194,9 @@ def _shared(plan: Plan, seed: int) -> dict[str, Any]:
         "save_every": 10**9,
         "log_every": every,
     }
-    return merge(preset, {"data": {"corpus": "shift", "seq_len": 32, "batch_size": 128}, "training": training})
+    shift = {"shift": {"valid_pairs": 32}} if plan.quick else {}
+    data = {"corpus": "shift", "seq_len": 32, "batch_size": 128, **shift}
+    return merge(preset, {"data": data, "training": training})
 
 
 def _stages(flops: float, seed: int) -> list[dict[str, Any]]:

@@ -55,7 +55,8 @@ class PublishedTauformer(nn.Module):
     ) -> None:
         super().__init__()
         self.register_buffer("tau", torch.tensor(1.0))
-        graph = chain(hidden_size // heads) if laplacian is None else laplacian
+        with torch.device("cpu"):  # a model without memory has a graph with values all the same
+            graph = chain(hidden_size // heads) if laplacian is None else laplacian
         self.embedding = nn.Embedding(vocab_size, hidden_size)
         self.blocks = nn.ModuleList(
             Block(hidden_size, heads, graph.float(), temperature, softmax, detached) for _ in range(layers)
