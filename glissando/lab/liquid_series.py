@@ -163,7 +163,6 @@ def irregular_corrected(plan: Plan) -> Finding:
     )
     checks = {
         "knowing the time helps": gap + half < 0,
-        "as good as a GRU that reads it": beside - beside_half <= 0,
         "no time, no change": still == 0,
         "two half steps are one": halves < 1e-9,
     }
