@@ -191,7 +191,7 @@ def run(tmp_path_factory) -> Path:
     ).path
 
 
-@pytest.mark.parametrize("name", ["hybrid-steering", "hybrid-dial", "hybrid-solver"])
+@pytest.mark.parametrize("name", ["hybrid-steering", "hybrid-dial", "hybrid-neutral", "hybrid-solver"])
 def test_a_run_is_measured(name: str, run, tmp_path):
     findings = measure(CLAIMS[name], Plan(quick=True, run=str(run)), ["corrected"])
     write(tmp_path, CLAIMS[name], findings)

@@ -210,7 +210,10 @@ def _drift(
 def drift_as_published(plan: Plan) -> Finding:
     """The published form, recalibrated every ten steps: do tau and the loss fall together?"""
     model = seeded(0, lambda: _published(plan))
-    median = lambda: float(model.key_energies(_some(plan)).median())  # noqa: E731
+
+    def median() -> float:
+        return float(model.key_energies(_some(plan)).median())
+
     found = _drift(plan, model, median, lambda tau: model.tau.fill_(tau))
     said = f"{_told(plan)}, tau recalibrated every {EVERY} steps: {_drifted(found)}"
     checks = {"tau falls": found.medians[-1] < found.medians[0], "with the loss": found.spearman() > 0.5}
@@ -219,12 +222,7 @@ def drift_as_published(plan: Plan) -> Finding:
 
 def drift_corrected(plan: Plan) -> Finding:
     """Energies that learn, on a tau that stays and on one that follows: is it the loss that pulls them down?"""
-    found = {}
-    for name in ("frozen", "recalibrated"):
-        model = seeded(0, lambda: _ours(plan, temperature=0.01))
-        median = lambda model=model: float(key_energies(model, _some(plan)).median())  # noqa: E731
-        follow = (lambda tau, model=model: set_tau(model, tau)) if name == "recalibrated" else None
-        found[name] = _drift(plan, model, median, follow)
+    found = {name: _our_drift(plan, follows=name == "recalibrated") for name in ("frozen", "recalibrated")}
     told = "; ".join(f"tau {name}: {_drifted(drift)}, held out {drift.held_out:.3f}" for name, drift in found.items())
     frozen = found["frozen"]
     checks = {
@@ -233,6 +231,15 @@ def drift_corrected(plan: Plan) -> Finding:
     }
     figures = {name: {**drift._asdict(), "spearman": drift.spearman()} for name, drift in found.items()}
     return Finding(f"{_told(plan)}, energies with gradients: {told}", figures, checks)
+
+
+def _our_drift(plan: Plan, follows: bool) -> Drift:
+    model = seeded(0, lambda: _ours(plan, temperature=0.01))
+
+    def median() -> float:
+        return float(key_energies(model, _some(plan)).median())
+
+    return _drift(plan, model, median, (lambda tau: set_tau(model, tau)) if follows else None)
 
 
 def _drifted(found: Drift) -> str:
