@@ -178,6 +178,7 @@ def test_pairs_are_counted_and_held_against_the_rule(tmp_path: Path):
     assert minimal_form.pairs_as_published(plan).figures["lines"] == [3, 3]
     found = minimal_form.pairs_corrected(plan)
     assert (found.figures["pairs"], found.figures["rule"]) == ([2, 2], [1, 1])
+    assert str(tmp_path) not in json.dumps(found.as_dict()), "a record tells no paths"
     assert minimal_form.pairs_as_published(QUICK).outcome == "not reproduced here"
 
 

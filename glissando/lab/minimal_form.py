@@ -135,7 +135,6 @@ def pairs_corrected(plan: Plan) -> Finding:
     found = _files(plan)
     pairs = [len(file.pairs) for file in found]
     true = [sum(shift(pair.input) == pair.output for pair in file.pairs) for file in found]
-    reasons = "; ".join(str(file.problems) for file in found if file.problems)
     said = (
         f"{pairs[0]} of {found[0].lines} and {pairs[1]} of {found[1].lines} lines are pairs at all, {true[0]} and "
         f"{true[1]} follow the rule that the good ones show"
@@ -144,7 +143,7 @@ def pairs_corrected(plan: Plan) -> Finding:
         "every line is a pair": pairs == [file.lines for file in found],
         "every pair follows the rule": pairs == true,
     }
-    figures = {"lines": [file.lines for file in found], "pairs": pairs, "rule": true, "problems": reasons}
+    figures = {"lines": [file.lines for file in found], "pairs": pairs, "rule": true}
     return Finding(said, figures, checks)
 
 

@@ -43,7 +43,7 @@ class Size(NamedTuple):
 
 
 def size_of(plan: Plan) -> Size:
-    return Size(32, 2, 1, 2, 32, plan.steps or 12) if plan.quick else Size(96, 4, 3, 4, 256, plan.steps or 200)
+    return Size(32, 2, 1, 2, 32, plan.steps or 12) if plan.quick else Size(96, 4, 3, 4, 256, plan.steps or 300)
 
 
 def _published(plan: Plan, **options: Any) -> PublishedTauformer:
