@@ -271,7 +271,9 @@ def rope_as_published(plan: Plan) -> Finding:
     """The published size with values rotated and not, everything else as published: training loss."""
     losses = _compare_published(plan, {"rotated": {"as_text": True, "dropout": 0.0}, "not": {}})
     said = _told_pair(losses, "values rotated", "not", "training loss")
-    return Finding(said, losses, {"training loss is lower where values turn": losses["rotated"] < losses["not"]})
+    # Half a per cent is what another seed is worth.
+    checks = {"training loss is lower where values turn, by 0.5 %": losses["rotated"] < 0.995 * losses["not"]}
+    return Finding(said, losses, checks)
 
 
 def rope_corrected(plan: Plan) -> Finding:
