@@ -108,7 +108,7 @@ def test_every_claim_runs_in_both_forms(name: str, tmp_path):
         assert told[form]["verdict"] == finding.verdict
         assert finding.checks or finding.needs
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in written if path.suffix == ".png")
-    assert f"{name} (Hybrid" in report(claim, findings, quick=True)
+    assert f"{name} ({claim.system})" in report(claim, findings, quick=True)
 
 
 def test_clipping_hides_what_explodes():
@@ -191,7 +191,7 @@ def run(tmp_path_factory) -> Path:
     ).path
 
 
-@pytest.mark.parametrize("name", ["hybrid-steering", "hybrid-dial", "hybrid-solver"])
+@pytest.mark.parametrize("name", ["hybrid-steering", "hybrid-dial", "hybrid-neutral", "hybrid-solver"])
 def test_a_run_is_measured(name: str, run, tmp_path):
     findings = measure(CLAIMS[name], Plan(quick=True, run=str(run)), ["corrected"])
     write(tmp_path, CLAIMS[name], findings)

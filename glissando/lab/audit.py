@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glissando.errors import unknown_name
-from glissando.lab import hybrid_claims
+from glissando.lab import continuous_claims, hybrid_claims, liquid_claims, minimal_claims, tau_claims
 from glissando.lab.claim import Claim, Finding, Plan
 
 FORMS = ("published", "corrected")
 
-CLAIMS: dict[str, Claim] = {claim.name: claim for claim in hybrid_claims.CLAIMS}
+_SYSTEMS = (continuous_claims, minimal_claims, hybrid_claims, tau_claims, liquid_claims)
+CLAIMS: dict[str, Claim] = {claim.name: claim for system in _SYSTEMS for claim in system.CLAIMS}
 
 
 def select(names: Sequence[str]) -> list[Claim]:

@@ -19,6 +19,7 @@ class Plan:
     text       file to train on; None: the built-in stories
     tokenizer  a tokenizer.json; None: one trained on the text
     run        a run of ours that a corrected form measures
+    pairs      two files of base64 pairs, to train on and held out, as published with the Minimal Transformer
     """
 
     quick: bool = False
@@ -27,6 +28,7 @@ class Plan:
     text: str | None = None
     tokenizer: str | None = None
     run: str | None = None
+    pairs: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,21 +49,29 @@ class Finding:
     draw: Callable[[Path], Path] | None = None
 
     @property
+    def outcome(self) -> str:
+        """holds; does not hold; holds in part; or not reproduced here."""
+        if not self.checks:
+            return "not reproduced here"
+        held = self.checks.values()
+        return "holds" if all(held) else "holds in part" if any(held) else "does not hold"
+
+    @property
     def verdict(self) -> str:
-        """holds; does not hold; holds in part, with what does and what does not; or what it needs."""
+        """The outcome, with what holds and what does not, and with what it needs."""
         kept = [name for name, held in self.checks.items() if held]
         broken = [name for name, held in self.checks.items() if not held]
         if not self.checks:
-            return f"not reproduced here: needs {self.needs}"
-        verdict = "holds" if not broken else "does not hold" if not kept else "holds in part"
+            return f"{self.outcome}: needs {self.needs}"
+        verdict = self.outcome
         if broken:
             verdict += f" (not: {'; '.join(broken)}" + (f". It does: {'; '.join(kept)})" if kept else ")")
         return f"{verdict}. The published figure itself needs {self.needs}" if self.needs else verdict
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: what is none is null."""
-        needs = {"needs": self.needs} if self.needs else {}
-        return {"verdict": self.verdict, "checks": dict(self.checks), "figures": _known(self.figures), **needs}
+        """For JSON, which knows neither NaN nor infinity: what is none is null."""
+        told = {"outcome": self.outcome, "verdict": self.verdict, "said": self.said, "checks": dict(self.checks)}
+        return told | {"figures": _known(self.figures)} | ({"needs": self.needs} if self.needs else {})
 
 
 def _known(value: Any) -> Any:
@@ -69,7 +79,7 @@ def _known(value: Any) -> Any:
         return {key: _known(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_known(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)

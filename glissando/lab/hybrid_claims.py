@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from glissando.lab import hybrid_costs as costs
+from glissando.lab import hybrid_flow as flow
 from glissando.lab import hybrid_gradients as gradients
 from glissando.lab import hybrid_solvers as solvers
 from glissando.lab import hybrid_steering as steering
@@ -29,7 +30,16 @@ CLAIMS = (
         steering.steering_as_published,
         steering.steering_corrected,
         notes="one prompt, on which it was trained; all but the ODE block frozen; the token of good is a bare space; "
-        "how long it was trained is not told, and is taken from experiment 1",
+        "how long it was trained is not told, and is taken from experiment 1. A run of ours: see hybrid-ode.md",
+    ),
+    Claim(
+        "hybrid-neutral",
+        SYSTEM,
+        "At rest the model answers as it would by itself, mostly good",
+        "91.4 % good, 3.3 % bad",
+        flow.neutral_as_published,
+        flow.neutral_corrected,
+        notes="u = 0 was never trained; a run of ours, corrected, is in hybrid-ode.md",
     ),
     Claim(
         "hybrid-dial",
@@ -38,6 +48,7 @@ CLAIMS = (
         "a smooth sigmoid that crosses 0 at 0 (-0.2 and +0.26 in the figures published)",
         steering.dial_as_published,
         steering.dial_corrected,
+        notes="a run of ours, corrected, is in hybrid-ode.md",
     ),
     Claim(
         "hybrid-latency",
@@ -47,6 +58,23 @@ CLAIMS = (
         costs.latency_as_published,
         costs.latency_corrected,
         notes="eight evaluations of a layer beside six: 1.33; the head of 50,257 rows counts in the measurement",
+    ),
+    Claim(
+        "hybrid-locality",
+        SYSTEM,
+        "That it is faster than theory says comes of reused weights, which stay in the cache",
+        "1.27x where 1.33x was expected",
+        flow.locality_as_published,
+        flow.locality_corrected,
+        notes="the theory counted no head; with it the multiplications are 1.095 times as many",
+    ),
+    Claim(
+        "hybrid-jacobian",
+        SYSTEM,
+        "Alpha times the step bounds the Jacobian, which is why gradients are stable",
+        "0.1 / 4 = 0.025",
+        flow.jacobian_as_published,
+        flow.jacobian_corrected,
     ),
     Claim(
         "hybrid-memory",

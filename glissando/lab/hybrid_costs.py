@@ -18,7 +18,7 @@ from glissando.lab.published.hybrid_ode import ODEBlock, PublishedHybrid
 
 def latency_as_published(plan: Plan) -> Finding:
     """Whole passes of both models with their heads of 50,257 rows, in turn."""
-    measured, counted = _latency(plan, head=True)
+    measured, counted = latency_of(plan, head=True)
     hybrid, baseline, ratio = measured
     said = (
         f"{1e3 * hybrid:.1f} against {1e3 * baseline:.1f} ms a batch of {_batch(plan)}: {ratio:.2f}x (median of pairs)"
@@ -31,7 +31,7 @@ def latency_corrected(plan: Plan) -> Finding:
     """The same with and without the head, beside the ratio of multiplications in matrix products."""
     said, figures, checks = [], {}, {}
     for name, head in (("with the head", True), ("without it", False)):
-        (hybrid, baseline, ratio), counted = _latency(plan, head=head)
+        (hybrid, baseline, ratio), counted = latency_of(plan, head=head)
         said.append(f"{name} {ratio:.2f}x, of {counted:.3f}x the multiplications")
         figures[name] = {"seconds": [hybrid, baseline], "ratio": ratio, "multiplications": counted}
         checks[f"{name}, 1.33 times the multiplications"] = abs(counted / (4 / 3) - 1) < 0.02
@@ -45,7 +45,7 @@ def _batch(plan: Plan) -> str:
 
 
 @lru_cache(maxsize=4)
-def _latency(plan: Plan, head: bool) -> tuple[tuple[float, float, float], float]:
+def latency_of(plan: Plan, head: bool) -> tuple[tuple[float, float, float], float]:
     """Median seconds of the hybrid and the baseline, the median ratio of pairs; the ratio of multiplications.
 
     Both forms of the claim read the same measurement.

@@ -25,7 +25,7 @@ OTHERS = ("the book was", "my new hat is", "once upon a time", "2 + 2 =")
 SWEPT = [v / 10 for v in range(-15, 16)]
 NEAR_ZERO = 0.05
 FLAT = 0.02  # of a probability: so much a curve may fall and still count as rising
-_RUN = (
+NEEDS_RUN = (
     "a run that was steered: glissando train --config examples/steer.yaml --out runs/dial, "
     "then glissando audit NAME --run runs/dial/2-steer"
 )
@@ -57,8 +57,8 @@ def steering_as_published(plan: Plan) -> Finding:
 def steering_corrected(plan: Plan) -> Finding:
     """Success of each dial of a run at u = 1 and -1 over held-out prompts."""
     if plan.run is None:
-        return Finding("not measured", needs=_RUN.replace("NAME", "hybrid-steering"))
-    figures = [sweep.as_dict() for sweep in _sweeps(plan, (-1.0, 0.0, 1.0))]
+        return Finding("not measured", needs=NEEDS_RUN.replace("NAME", "hybrid-steering"))
+    figures = [sweep.as_dict() for sweep in sweeps(plan, (-1.0, 0.0, 1.0))]
     said, checks = [], {}
     for f in figures:
         for side, published in zip(("+1", "-1"), PUBLISHED, strict=True):
@@ -99,11 +99,11 @@ def dial_as_published(plan: Plan) -> Finding:
 def dial_corrected(plan: Plan) -> Finding:
     """The mean judged label against u for each dial of a run, its crossing bootstrapped over held-out prompts."""
     if plan.run is None:
-        return Finding("not measured", needs=_RUN.replace("NAME", "hybrid-dial"))
+        return Finding("not measured", needs=NEEDS_RUN.replace("NAME", "hybrid-dial"))
     from glissando.evaluation.steering import VALUES
 
     figures, said, checks = [], [], {}
-    for sweep in _sweeps(plan, (-1.0, 0.0, 1.0) if plan.quick else VALUES):
+    for sweep in sweeps(plan, (-1.0, 0.0, 1.0) if plan.quick else VALUES):
         f = sweep.as_dict()
         low, high = f["crossing_95"]
         said.append(
@@ -116,7 +116,7 @@ def dial_corrected(plan: Plan) -> Finding:
     return Finding(f"{figures[0]['prompts']} held-out prompts: {'; '.join(said)}", {"dials": figures}, checks)
 
 
-def _sweeps(plan: Plan, values: tuple[float, ...]) -> list[Sweep]:
+def sweeps(plan: Plan, values: tuple[float, ...]) -> list[Sweep]:
     from glissando.evaluation.steering import sweep
 
     dials = _dials(plan)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glissando.errors import ConfigError, unknown_name
 from glissando.verbs.options import parse, parser_for
+
+if TYPE_CHECKING:
+    from glissando.lab.claim import Claim, Plan
 
 EXAMPLE = "glissando audit hybrid-memory hybrid-latency --out runs/audit"
 
@@ -24,25 +29,67 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--text", help="file to train on instead of the built-in stories")
     parser.add_argument("--tokenizer", help="tokenizer.json for it; by default one is trained on the text")
     parser.add_argument("--run", help="a run of ours, where the corrected form measures one")
+    parser.add_argument(
+        "--pairs", nargs=2, metavar=("TRAIN", "HELD_OUT"), help="base64 pairs as published, for minimal-pairs"
+    )
     parser.add_argument("--out", help="directory to make for JSON and pictures")
+    parser.add_argument("--ledger", help="a Markdown file to bring up to date: measures what has no record beside it")
+    parser.add_argument("--again", action="store_true", help="with --ledger: measure what has a record too")
     options = parse(parser, arguments)
     out = _check(options)
-    from glissando.lab.audit import listing, measure, report, select, write
+    from glissando.lab.audit import CLAIMS, listing, measure, report, select, write
     from glissando.lab.claim import Plan
 
+    names = ("quick", "steps", "seeds", "text", "tokenizer", "run")
+    plan = Plan(**{name: getattr(options, name) for name in names}, pairs=options.pairs and tuple(options.pairs))
+    claims = select(options.claims) if options.claims else list(CLAIMS.values())
+    if options.ledger is not None:
+        _keep(Path(options.ledger), claims, plan, options.again)
+        return
     if not options.claims:
         print(listing())
         return
-    names = ("quick", "steps", "seeds", "text", "tokenizer", "run")
-    plan = Plan(**{name: getattr(options, name) for name in names})
     forms = ("published", "corrected") if options.form == "both" else (options.form,)
-    for claim in select(options.claims):
+    for claim in claims:
         findings = measure(claim, plan, forms)
         print(report(claim, findings, options.quick), flush=True)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             for path in write(out, claim, findings):
                 print(f"written: {path}", file=sys.stderr)
+
+
+def _keep(ledger: Path, claims: list[Claim], plan: Plan, again: bool) -> None:
+    """Measure the claims that have no record, or all of them `again`, and write the ledger after each."""
+    from glissando.lab.audit import CLAIMS, measure, report
+    from glissando.lab.ledger import is_recorded, record, write_ledger
+
+    for claim in claims:
+        if is_recorded(ledger, claim) and not again:
+            print(f"kept: {claim.name}; --again measures it anew", file=sys.stderr)
+            continue
+        began = time.perf_counter()
+        findings = measure(claim, plan)
+        print(report(claim, findings, plan.quick), flush=True)
+        record(ledger, claim, findings, _command(claim, plan), time.perf_counter() - began, plan.quick)
+        write_ledger(ledger, CLAIMS.values())
+    print(f"written: {write_ledger(ledger, CLAIMS.values())}", file=sys.stderr)
+
+
+def _command(claim: Claim, plan: Plan) -> str:
+    """What shows this claim; files by their names alone where their place is this machine's own."""
+    words = ["glissando", "audit", claim.name, *(["--quick"] if plan.quick else [])]
+    for name in ("steps", "text", "tokenizer", "run"):
+        value = getattr(plan, name)
+        words += [] if value is None else [f"--{name}", _told(value)]
+    words += [f"--seeds {plan.seeds}"] if plan.seeds != 1 else []
+    words += [] if plan.pairs is None else ["--pairs", *map(_told, plan.pairs)]
+    return " ".join(words)
+
+
+def _told(value: object) -> str:
+    path = Path(str(value))
+    return shlex.quote(path.name if path.is_absolute() else str(value))
 
 
 def _check(options: Any) -> Path | None:
@@ -53,10 +100,15 @@ def _check(options: Any) -> Path | None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, got {value}")
-    for name in ("text", "tokenizer"):
-        path = getattr(options, name)
-        if path is not None and not Path(path).is_file():
-            raise ConfigError(f"cannot read --{name} {path}: there is no such file")
+    for name in ("text", "tokenizer", "pairs"):
+        given = getattr(options, name) or []
+        for path in [given] if isinstance(given, str) else given:
+            if not Path(path).is_file():
+                raise ConfigError(f"cannot read --{name} {path}: there is no such file")
+    if options.again and options.ledger is None:
+        raise ConfigError("--again is for --ledger, which keeps what it has measured; name one")
+    if options.ledger is not None:
+        _check_ledger(options)
     if options.run is not None:
         from glissando.runs import Run
 
@@ -67,3 +119,11 @@ def _check(options: Any) -> Path | None:
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise ConfigError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
     return out
+
+
+def _check_ledger(options: Any) -> None:
+    """Raise ConfigError for what a ledger cannot be combined with."""
+    if Path(options.ledger).suffix != ".md":
+        raise ConfigError(f"--ledger must name a Markdown file, such as docs/audit.md, got {options.ledger}")
+    if options.out is not None or options.form != "both":
+        raise ConfigError("--ledger keeps both forms and its own pictures; leave --out and --form out")

@@ -1,0 +1,144 @@
+"""The ledger: what every claim was measured to be, in one Markdown file; docs/audit.md is one.
+
+    FILE.md             the table and an entry a claim, written anew from the records
+    FILE/CLAIM.json     a record: the figures of both forms, the command, the date and the machine
+    FILE/CLAIM-*.png    its pictures
+
+Measuring takes hours in all and a record stays, so that a ledger grows claim by claim.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glissando.errors import DataError
+from glissando.lab.claim import Claim, Finding
+
+HEAD = """\
+# The audit: what was published, and what it was measured to be
+
+Every headline of the five publications, measured twice: *as published*, with a small form of the published system that
+keeps its defects (`glissando/lab/published/`) and the way its authors measured; and *corrected*, with held-out data,
+paired comparisons, or the form of this library, whatever the claim asks for. Written by
+
+    glissando audit --ledger docs/audit.md
+
+which measures what has no record yet (`--again` measures anew); the records, with all figures, lie in `docs/audit/`.
+
+How to read it:
+
+- A verdict is read off checks, each of which is a figure against a bound fixed in the code: *holds*, *does not hold*,
+  *holds in part* (what does and what does not is told), or *not reproduced here*, with what it would need.
+- "As published" says whether the authors' own measurement gives what they reported; "corrected" says whether the claim
+  is true where it is measured as it should be. One can hold without the other.
+- The corrected form of a claim about a defect is often this library's repaired form: where that one *holds*, the idea
+  was right and its publication was not.
+- Sizes are those of the command under each entry, far below the published ones where those take days. A comparison of
+  learning at such a size is evidence of that size alone; what needs the published one says so.
+- Every entry has the one command that shows it. Seconds are wall time on a shared machine.
+"""
+
+
+def folder_of(ledger: Path) -> Path:
+    """Where the records of a ledger lie."""
+    return ledger.with_suffix("")
+
+
+def is_recorded(ledger: Path, claim: Claim) -> bool:
+    return (folder_of(ledger) / f"{claim.name}.json").exists()
+
+
+def record(ledger: Path, claim: Claim, findings: dict[str, Finding], command: str, seconds: float, quick: bool) -> None:
+    """The record of a claim and its pictures, in place of those that there were."""
+    folder = folder_of(ledger)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(f"{claim.name}-*.png"):
+        if old.stem.removeprefix(f"{claim.name}-") in findings:
+            old.unlink()
+    pictures = {form: f"{claim.name}-{form}.png" for form, found in findings.items() if found.draw is not None}
+    for form, name in pictures.items():
+        draw = findings[form].draw
+        assert draw is not None
+        draw(folder / name)
+    told: dict[str, Any] = {"command": command, "date": datetime.date.today().isoformat(), "machine": machine()}
+    told |= {"seconds": round(seconds, 1), "quick": quick, "pictures": pictures}
+    told |= {form: finding.as_dict() for form, finding in findings.items()}
+    (folder / f"{claim.name}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def machine() -> str:
+    """Cores, architecture, torch and its device."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    version, threads = torch.__version__.split("+")[0], torch.get_num_threads()
+    return f"{os.cpu_count()}-core {platform.machine()}, {threads} thread(s), torch {version} {device}"
+
+
+def write_ledger(ledger: Path, claims: Iterable[Claim]) -> Path:
+    """The Markdown of every claim that has a record, in the order of `claims`.
+
+    Raises DataError for a record that cannot be read.
+    """
+    records = {claim: _read(folder_of(ledger) / f"{claim.name}.json") for claim in claims if is_recorded(ledger, claim)}
+    parts = [HEAD, _table(records)]
+    system = ""
+    for claim, told in records.items():
+        if claim.system != system:
+            system = claim.system
+            parts.append(f"## {system}\n")
+        parts.append(_entry(claim, told, folder_of(ledger).name))
+    ledger.parent.mkdir(parents=True, exist_ok=True)
+    ledger.write_text("\n".join(parts), encoding="utf-8")
+    return ledger
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if {"command", "date", "machine", "published", "corrected"} <= told.keys():
+            return told
+        raise ValueError("a part of it is missing")
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the record {path}: {error}; remove it, and its claim is measured anew") from error
+
+
+def _table(records: dict[Claim, dict[str, Any]]) -> str:
+    lines = ["| claim | published | as published | corrected |", "|---|---|---|---|"]
+    for claim, told in records.items():
+        toy = " (toy sizes)" if told.get("quick") else ""
+        outcomes = " | ".join(f"{told[form]['outcome']}{toy}" for form in ("published", "corrected"))
+        lines.append(
+            f"| [`{claim.name}`](#{claim.name}) {_cell(claim.claim)} | {_cell(claim.published)} | {outcomes} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _entry(claim: Claim, told: dict[str, Any], folder: str) -> str:
+    """One claim's section."""
+    lines = [f"### {claim.name}", "", f"{claim.claim}.", "", f"- **Published:** {_cell(claim.published)}"]
+    if claim.notes:
+        lines.append(f"- **Notes:** {_cell(claim.notes)}")
+    for form, heading in (("published", "Reproduced"), ("corrected", "Corrected")):
+        lines += [f"- **{heading}:** {_lines(told[form]['said'])}", f"  - verdict: {_lines(told[form]['verdict'])}"]
+    lines += ["", f"`{told['command']}` ({told['seconds']:.0f} s; {told['date']}; {told['machine']})", ""]
+    for form, name in told["pictures"].items():
+        lines += [f"![{claim.name}, {form}]({folder}/{name})", ""]
+    return "\n".join(lines)
+
+
+def _lines(text: str) -> str:
+    """As Markdown: what would be read as its marks is escaped, and lines stay lines."""
+    for mark in ("\\", "|", "*", "_", "<", "`", "["):
+        text = text.replace(mark, f"\\{mark}")
+    return text.replace("\n", "<br>\n  ")
