@@ -18,6 +18,7 @@ from glissando.growth import Growth, grow_by
 from glissando.model import LanguageModel
 from glissando.runs import OPTIMIZER, Run
 from glissando.training.callbacks import Samples
+from glissando.training.config import OptimizerConfig
 from glissando.training.fit import resume, train
 from glissando.training.growing import grow_run, record
 from glissando.training.moments import Moments, checkpoint_moments, grow_moments, put_moments, read_moments
@@ -226,6 +227,33 @@ def test_a_run_that_has_grown_grows_again(small, tmp_path):
     trained = gone_on(once, tmp_path, {"training.steps": 2}, out="trained")
     twice = grow_run(trained, tmp_path / "twice", Growth(width=2)).path
     assert Run.open(twice).read_config()["grown"]["depth.blocks.0.mlp.up.weight"] == [0.25, 16.0]
+
+
+def test_shares_of_the_rate_are_given_back(small, tmp_path):
+    """Held for `release` steps and gone after as many again; rate times weight decay is the same throughout."""
+    large = grow_run(small, tmp_path / "large", Growth(width=2, noise=0.0)).path
+    alone = gone_on(grow_run(small, tmp_path / "same", Growth()).path, tmp_path, out="alone")
+    trained = gone_on(large, tmp_path, {"training.optimizer.release": 3}, out="trained")
+    apart = (curve(alone) - curve(trained)).abs()
+    assert float(apart[:3].max()) < 1e-6
+    assert float(apart[5:].min()) > 1e-5
+    name = "depth.blocks.0.mlp.up.weight"
+    [group] = [g for g in last_checkpoint(trained)["optimizer_states"][0]["param_groups"] if name in g["names"]]
+    [same] = [g for g in last_checkpoint(alone)["optimizer_states"][0]["param_groups"] if name in g["names"]]
+    assert group["rate"] == 0.5
+    assert group["lr"] == pytest.approx(same["lr"])  # step 8 is beyond 6
+    assert group["weight_decay"] == pytest.approx(same["weight_decay"])
+    twice = grow_run(trained, tmp_path / "twice", Growth(width=2)).path
+    remembered = Share(*Run.open(twice).read_config()["grown"][name])
+    assert (remembered.share, remembered.copies, remembered.rate) == (0.25, 16.0, 0.5)
+
+
+def test_how_much_of_the_shares_is_held():
+    held = OptimizerConfig(release=100).held
+    assert [held(step) for step in (0, 100, 150, 200, 10**6)] == [1.0, 1.0, 0.5, 0.0, 0.0]
+    assert OptimizerConfig().held(10**6) == 1.0
+    with pytest.raises(ConfigError, match=r"release must be at least 1 step, or null"):
+        OptimizerConfig(release=0).check()
 
 
 def test_mistakes(small, tmp_path):

@@ -27,13 +27,18 @@ _POSITIVE = (
 
 @dataclass
 class OptimizerConfig:
-    """AdamW. Weight decay applies to matrices alone, not to gains, biases and vectors."""
+    """AdamW. Weight decay applies to matrices alone, not to gains, biases and vectors.
+
+    release   of a grown model: steps at the shares of the learning rate that growth left its matrices; in as many again
+              they go to the whole rate, geometrically; none: they stay
+    """
 
     learning_rate: float = 2e-3
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
+    release: int | None = None
 
     def check(self) -> None:
         """Raise ConfigError for a number out of its range."""
@@ -45,6 +50,11 @@ class OptimizerConfig:
         require(0 < self.eps < math.inf, f"{where}.eps", self.eps, "positive and finite")
         decay = self.weight_decay
         require(0 <= decay < math.inf, f"{where}.weight_decay", decay, "at least 0 and finite")
+        require(self.release is None or self.release >= 1, f"{where}.release", self.release, "at least 1 step, or null")
+
+    def held(self, step: int) -> float:
+        """How much of growth's shares is left at a step, from 1 to 0: a share s of the rate is then s to this power."""
+        return 1.0 if self.release is None else min(1.0, max(0.0, 2 - step / self.release))
 
 
 @dataclass

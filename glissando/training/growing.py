@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 
-from glissando.config import to_dict
+from glissando.config import from_dict, to_dict
 from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError
 from glissando.growth import Grown, Growth, grow_by
 from glissando.lifts import Grows
 from glissando.loading import load
 from glissando.model import LanguageModel, ModelConfig
-from glissando.runs import TOKENIZER, Run
+from glissando.runs import TOKENIZER, Run, checkpoint_step
+from glissando.training.config import OptimizerConfig
 from glissando.training.moments import checkpoint_moments, grow_moments, write_moments
+from glissando.training.parts import Share
 
 
 def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
@@ -42,7 +44,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     before = run.read_config()
     config = {name: value for name, value in before.items() if name not in ("start_from", "grown")}
     config["model"] = used_options(grown.model.config)
-    if remembered := record(grown, before.get("grown", {})):
+    if remembered := record(grown, before.get("grown", {}), _held(before, checkpoint)):
         config["grown"] = remembered
     new = Run.create(out)
     if (run.path / TOKENIZER).is_file():
@@ -53,16 +55,30 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     return new
 
 
-def record(grown: Grown, before: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    """[share, copies] of every parameter that is not as it would be in a new model, over all growths so far."""
+def record(grown: Grown, before: Mapping[str, list[float]], held: float = 1.0) -> dict[str, list[float]]:
+    """[share, copies, released] of every parameter that is not as it would be in a new model, over all growths so far.
+
+    held  how much of the shares before was left at the end of training, see OptimizerConfig.held
+    """
     found: dict[str, list[float]] = {}
     for name, _ in grown.model.named_parameters():
-        grows, (share, copies) = grown.table.get(name), before.get(name, [1.0, 1.0])
+        grows, old = grown.table.get(name), Share(*before.get(name, ()))
+        share, copies, released = old.share, old.copies, old.rate**held / old.share
         if isinstance(grows, Grows):
             share, copies = share * grows.share, copies * grows.copies
         if (share, copies) != (1.0, 1.0):
-            found[name] = [float(share), float(copies)]
+            found[name] = [float(share), float(copies), *([float(released)] if released != 1.0 else [])]
     return found
+
+
+def _held(config: Mapping[str, Any], checkpoint: Path | None) -> float:
+    """At the end of a run's training."""
+    options = config.get("training", {}).get("optimizer", {})
+    return (
+        1.0
+        if checkpoint is None
+        else from_dict(OptimizerConfig, options, "optimizer").held(checkpoint_step(checkpoint))
+    )
 
 
 @torch.no_grad()

@@ -179,9 +179,18 @@ class TrainingModule(pl.LightningModule):
             torch._foreach_mul_([local(g) for g in grads.values()], scale)
         now = Progress(self.trainer.global_step, self.share, self.grad_norm)
         self.learning_rate = self.config.training.optimizer.learning_rate * self.schedule.factor(now)
+        self._set_rates(optimizer)
+
+    def _set_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Each group's share of the learning rate; decay is by rate times weight decay, which release leaves alone."""
+        c = self.config.training.optimizer
+        held = c.held(self.trainer.global_step)
         for group in optimizer.param_groups:
             # A checkpoint from before models could grow has no rates: all of its groups have the same.
-            group["lr"] = self.learning_rate * group.get("rate", 1.0)
+            rate = group.get("rate", 1.0) ** held
+            group["lr"] = self.learning_rate * rate
+            if group["weight_decay"]:
+                group["weight_decay"] = c.weight_decay / rate
 
     def _finish_step(self, grads: list[Tensor]) -> tuple[float, float, int, int, float, list[float]]:
         """Nats, KL at u = 0, targets, bytes, FLOPs of the step, each gradient's norm; the only wait for the device."""

@@ -36,19 +36,21 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 class Share:
     """What growth has left to remember of a parameter: `copies` of each entry of a smaller model's, times `share`.
 
-    The factors with which Adam moves every copy as it would have moved the entry, see glissando.lifts.Grows.
+    The factors with which Adam moves every copy as it would have moved the entry, see glissando.lifts.Grows. `released`
+    is what earlier trainings have given back of the learning rate, see OptimizerConfig.
     """
 
     share: float = 1.0
     copies: float = 1.0
+    released: float = 1.0
 
     @property
     def rate(self) -> float:
-        return self.share
+        return self.share * self.released
 
     @property
     def decay(self) -> float:
-        return 1 / self.share
+        return 1 / self.rate
 
     @property
     def eps(self) -> float:
