@@ -229,19 +229,35 @@ def test_what_cannot_be_done_is_told(web, changed, param, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "required"),
+        (b"", "must be a JSON object, sent with the header"),
         (b"{", "no JSON"),
-        (b'"text"', "dictionary"),
+        (b'"text"', "must be a JSON object"),
+        (b'{"model": "tiny", "%s": 1}' % (b"x" * 9000), "unknown field 'xxx"),
         (b"[" * 40_000, "no JSON"),
         (b'{"model": "tiny", "prompt": "\xff"}', "no JSON"),
         (b'{"model": "tiny", "temperature": NaN}', "finite"),
     ],
-    ids=["empty", "cut", "string", "deep", "not-utf8", "nan"],
+    ids=["empty", "cut", "string", "long-name", "deep", "not-utf8", "nan"],
 )
 def test_bodies_that_are_no_requests(web, content, message):
     got = web.post("/v1/completions", content=content, headers={"content-type": "application/json"})
     assert got.status_code == 400
     assert message in got.json()["error"]["message"]
+    assert len(got.json()["error"]["message"]) < 300
+
+
+def test_null_is_a_field_left_out(web):
+    """As in OpenAI's schema: clients that fill in every field send it."""
+    asked = {"model": NAME, "prompt": "Once", "seed": 1}
+    names = ("temperature", "top_p", "n", "stop", "stream", "stream_options", "max_tokens", "logprobs", "logit_bias")
+    told = [web.post("/v1/completions", json=asked | extra).json() for extra in ({}, dict.fromkeys([*names, "echo"]))]
+    assert told[0]["choices"] == told[1]["choices"]
+    assert told[0]["usage"]["completion_tokens"] == 16
+    chat = {"model": NAME, "messages": [{"role": "user", "content": "Once"}], "max_completion_tokens": 3}
+    assert web.post("/v1/chat/completions", json=chat | dict.fromkeys(names)).status_code == 200
+    for name in ("model", "prompt"):
+        assert web.post("/v1/completions", json=asked | {name: None}).json()["error"]["param"] == name
+    assert "temperature" in web.post("/v1/completions", json=asked | {"tempratur": None}).json()["error"]["message"]
 
 
 def test_a_page_of_another_origin_cannot_ask(web):
@@ -249,8 +265,14 @@ def test_a_page_of_another_origin_cannot_ask(web):
     body = json.dumps({"model": NAME, "prompt": "Once"})
     assert web.post("/v1/completions", content=body, headers={"content-type": "text/plain"}).status_code == 400
     with serving(tiny(), LIMITS, hosts=["127.0.0.1"]) as (_, url):
-        assert httpx.get(url + "/health", headers={"host": "evil.example"}).status_code == 400
+        for name in ("evil.example", "127.0.0.1.evil.example", "[::1]", ""):
+            refused = httpx.get(url + "/health", headers={"host": name})
+            assert refused.status_code == 400
+            assert "answers to 127.0.0.1; call it by one of these" in refused.json()["error"]["message"]
         assert httpx.get(url + "/health").status_code == 200
+    with serving(tiny(), LIMITS, hosts=["::1", "localhost"]) as (_, url):
+        for name in ("[::1]:80", "[::1]", "localhost:80", "LocalHost"):
+            assert httpx.get(url + "/health", headers={"host": name}).status_code == 200
 
 
 def test_bodies_that_are_too_large(web):
@@ -264,6 +286,10 @@ def test_other_paths_and_methods(web):
     assert web.get("/v1/completion").json()["error"]["message"].startswith("there is no /v1/completion here")
     assert web.get("/v1/completions").status_code == 405
     assert web.get("/docs").status_code == 404
+    for path in ("/", "/health", "/v1/models", f"/v1/models/{NAME}"):
+        told = web.head(path)
+        assert (told.status_code, told.content) == (200, b"")
+        assert told.headers["content-length"] == web.get(path).headers["content-length"]
 
 
 def test_the_key(model):
@@ -315,6 +341,43 @@ def test_who_disconnects_frees_the_place(server, web, stream):
     assert engine.tokens_written - written < 20_000
     assert not server[0].groups
     wait_until(lambda: "glissando_disconnects_total 0.0" not in web.get("/metrics").text)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_sent_a_further_request_and_leaves_frees_the_place(server, stream):
+    """It waits its turn, and the connection is heard all the same."""
+    engine = server[0].engine
+    body = json.dumps({**ENDLESS, "stream": stream}).encode()
+    with connected(server[1]) as link:
+        link.sendall(head(len(body)) + body)
+        wait_until(lambda: engine.running == 1)
+        link.sendall(head(len(body)) + body)
+        time.sleep(0.1)
+        link.sendall(head(len(body)))
+        time.sleep(0.1)
+        assert engine.running == 1
+    wait_until(lambda: engine.running == 0, 2)
+    assert not server[0].groups
+
+
+def test_further_requests_are_answered_in_turn(server):
+    body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
+    with connected(server[1]) as link:
+        link.sendall((head(len(body)) + body) * 20)
+        told = b""
+        while told.count(b"HTTP/1.1 200") < 20 or not told.endswith(b"}"):
+            told += link.recv(4096)
+    assert told.count(b'"completion_tokens":3') == 20
+
+
+def test_who_sends_ahead_without_end_is_cut_off(server):
+    body = json.dumps(ENDLESS).encode()
+    with connected(server[1]) as link:
+        link.sendall(head(len(body)) + body)
+        wait_until(lambda: server[0].engine.running == 1)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            link.sendall(b"GET /health HTTP/1.1\r\nx: " + b"x" * 2**25)
+    wait_until(lambda: server[0].engine.running == 0, 2)
 
 
 def connected(url: str) -> socket.socket:
@@ -523,6 +586,8 @@ def test_the_verb_serves_and_stops(tmp_path):
     [
         (["--port", "70000"], "at most 65535"),
         (["--max_sessions", "0"], "--max_sessions must be at least 1"),
+        (["--api_key", ""], "--api_key is empty, and anyone could come in"),
+        (["--host", "192.0.2.1", "--api_key", "k"], "cannot listen at 192.0.2.1:8000"),
         (["--patience", "0"], "--patience must be a positive number"),
         (["--chat_template", "absent.jinja"], "absent.jinja cannot be used"),
         (["--prot", "1"], "Did you mean --port"),

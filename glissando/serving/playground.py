@@ -43,7 +43,7 @@ def add_playground(app: FastAPI, server: Server) -> None:
     folder = resources.files("glissando.serving") / "page"
     for path, (name, kind) in _FILES.items():
         content = (folder / name).read_bytes()
-        app.add_api_route(path, _file(content, kind), methods=["GET"], response_model=None)
+        app.add_api_route(path, _file(content, kind), methods=["GET", "HEAD"], response_model=None)
 
     async def about() -> Response:
         """GET /v1/glissando: the model, its dials, and what a text may ask for."""
@@ -54,7 +54,7 @@ def add_playground(app: FastAPI, server: Server) -> None:
         control = server.planner.control(body.control)
         return JSONResponse(await asyncio.to_thread(_look, server, body.text, control))
 
-    app.add_api_route("/v1/glissando", about, methods=["GET"], response_model=None)
+    app.add_api_route("/v1/glissando", about, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/v1/glissando/look", look, methods=["POST"], response_model=None)
 
 
