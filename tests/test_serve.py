@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -557,7 +558,7 @@ def test_a_server_that_lost_its_engine_says_so(model):
 def test_the_verb_serves_and_stops(tmp_path):
     run = tmp_path / "fox"
     tiny().float().save(run)
-    command = [sys.executable, "-m", "glissando.cli", "serve", str(run), "--port", "0"]
+    command = [sys.executable, "-m", "glissando.cli", "serve", str(run), "--max_tokens", "50000", "--port", "0"]
     with subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -574,8 +575,18 @@ def test_the_verb_serves_and_stops(tmp_path):
         assert taken.returncode == 1
         assert f"cannot listen at 127.0.0.1:{port}" in taken.stderr
         assert "Traceback" not in taken.stderr
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
+        body = json.dumps({**ENDLESS, "model": "fox", "stream": True}).encode()
+        waits = json.dumps({**ENDLESS, "model": "fox"}).encode()
+        with connected(url[1]) as link, connected(url[1]) as other:
+            other.sendall(head(len(waits)) + waits)
+            link.sendall(head(len(body)) + body)
+            assert link.recv(4096).startswith(b"HTTP/1.1 200")
+            process.send_signal(signal.SIGINT)
+            began, ends = time.monotonic(), [b"".join(iter(partial(each.recv, 4096), b"")) for each in (link, other)]
+            process.wait(30)
+        assert time.monotonic() - began < 4  # it waits for no text to end
+        assert b'data: {"error":{"message":"the server is stopping' in ends[0]
+        assert ends[1].startswith(b"HTTP/1.1 503")
         error = process.stderr.read() if process.stderr else ""
     assert process.returncode in (0, 130), error
     assert "Traceback" not in error

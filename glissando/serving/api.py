@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from glissando.errors import nearest
 from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer
-from glissando.serving.engine import BusyError, Engine, Outbox
+from glissando.serving.engine import BusyError, Engine, Outbox, StoppingError
 from glissando.serving.group import DisconnectedError, Group, ModelFailedError
 from glissando.serving.limits import BodyLimit, KeyRequired, Limits, OwnNames, Receive, Scope, Send, error_body
 from glissando.serving.metrics import Metrics
@@ -223,7 +223,8 @@ class _EventStream(Response):
             self.server.metrics.disconnects.inc()
             return
         except (ModelFailedError, BusyError) as error:  # the status is sent: the stream itself must say so
-            _log.exception("a text was given up")
+            if isinstance(error, ModelFailedError):
+                _log.exception("a text was given up")
             await self._send(send, _failure(error)[1])
         finally:
             self.group.cancel()
@@ -259,6 +260,8 @@ def _failure(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     if isinstance(error, BadRequestError):
         status = 404 if error.code in ("model_not_found", "not_found") else 400
         return status, error_body(str(error), "invalid_request_error", error.code, error.param), {}
+    if isinstance(error, StoppingError):
+        return 503, error_body(str(error), "server_error", "stopping"), {"retry-after": "1"}
     if isinstance(error, BusyError):
         return 429, error_body(str(error), "rate_limit_error", "too_many_texts"), {"retry-after": "1"}
     return 500, error_body(str(error), "server_error", "model_failed"), {}

@@ -32,6 +32,13 @@ class BusyError(GlissandoError, RuntimeError):
     """More texts wait than may."""
 
 
+class StoppingError(BusyError):
+    """No text is taken up or written any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping; ask again later")
+
+
 @dataclass(eq=False)
 class Reading:
     """A prompt that is being read, once for all texts that go on from it."""
@@ -124,7 +131,7 @@ class Engine:
         sessions = [Session(request, n, self.tokenizer, listener) for n, listener in enumerate(listeners)]
         with self._lock:
             if self._closed:
-                raise BusyError("the server is stopping; ask again later")
+                raise StoppingError
             room = max(0, self.max_sessions - self.running)  # who is taken up in the next step does not count
             if self.waiting + len(sessions) > self.max_waiting + room:
                 wait = max(0, self.waiting - room)
@@ -173,7 +180,7 @@ class Engine:
         waiting = [s for sessions in self._waiting for s in sessions]
         self.batches, self.reading = {False: Batch(), True: Batch()}, []
         self._waiting.clear()
-        error = BusyError("the server is stopping; ask again later")
+        error = StoppingError()
         self.deliver([(s.listener, Piece(error=error)) for s in (*under_way, *read_for, *waiting)])
 
     # ------------------------------------------------------------------ a step

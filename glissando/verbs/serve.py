@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +89,11 @@ def serve(o: Any) -> None:
         limit_concurrency=limits.connections, timeout_keep_alive=int(max(1, limits.patience)), access_log=False,
         log_level="warning", server_header=False, timeout_graceful_shutdown=5,
     )  # fmt: skip
-    _run(config, name)
+    _run(config, name, server.engine.close)
 
 
-def _run(config: Any, name: str) -> None:
+def _run(config: Any, name: str, give_up: Callable[[], None]) -> None:
+    """`give_up` tells who is being answered that the server stops, so that stopping waits for no text to end."""
     import uvicorn
 
     class Telling(uvicorn.Server):
@@ -102,6 +103,10 @@ def _run(config: Any, name: str) -> None:
                 host, port = self.servers[0].sockets[0].getsockname()[:2]
                 host = f"[{host}]" if ":" in host else host
                 print(f"{name} at http://{host}:{port} (page at /, completions at /v1); Ctrl-C stops", flush=True)
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            give_up()
+            await super().shutdown(sockets)
 
     server = Telling(config)
     try:
