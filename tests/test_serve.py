@@ -545,6 +545,20 @@ def test_a_model_that_fails_is_a_500_and_the_server_lives(model, monkeypatch):
         assert httpx.get(url + "/health").status_code == 200
 
 
+def test_looks_do_not_pile_up(model):
+    """They are read one by one; clients that ask and leave must not hold up those who come after."""
+    with serving(model, LIMITS) as (server, url), ThreadPoolExecutor(20) as pool:
+
+        def look() -> int:
+            return httpx.post(url + "/v1/glissando/look", json={"text": "Once"}, timeout=30).status_code
+
+        with server.viewing:
+            asked = [pool.submit(look) for _ in range(20)]
+            wait_until(lambda: sum(each.done() for each in asked) == 12)
+        assert sorted(each.result() for each in asked) == [200] * 8 + [429] * 12
+        assert look() == 200
+
+
 def test_a_server_that_lost_its_engine_says_so(model):
     with serving(model, LIMITS) as (server, url):
         server.engine.close()

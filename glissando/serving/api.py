@@ -59,7 +59,7 @@ class Server:
         self.name, self.started = name, int(time.time())
         self.groups: dict[str, Group] = {}
         #: the same weights in modules of its own, as what is watched there must not be the engine's batches
-        self.viewer, self.viewing = _twin(model), threading.Lock()
+        self.viewer, self.viewing, self.looking = _twin(model), threading.Lock(), 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self.app = self._application(api_key, hosts)

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from glissando.evaluation.looks import looks
 from glissando.serving.answers import token_text
+from glissando.serving.engine import BusyError
 from glissando.serving.schema import LookBody
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _HEADERS = {
 }
 #: tokens that a look covers: the last of the text
 LOOK_TOKENS = 160
+#: looks that may be under way or wait their turn; each is read alone, beside the texts
+_MAX_LOOKS = 8
 
 
 def add_playground(app: FastAPI, server: Server) -> None:
@@ -52,7 +55,13 @@ def add_playground(app: FastAPI, server: Server) -> None:
     async def look(body: LookBody) -> Response:
         """POST /v1/glissando/look: the looks over the last tokens of a text."""
         control = server.planner.control(body.control)
-        return JSONResponse(await asyncio.to_thread(_look, server, body.text, control))
+        if server.looking >= _MAX_LOOKS:
+            raise BusyError(f"{_MAX_LOOKS} looks at texts wait already; ask again in a while")
+        server.looking += 1
+        try:
+            return JSONResponse(await asyncio.to_thread(_look, server, body.text, control))
+        finally:
+            server.looking -= 1
 
     app.add_api_route("/v1/glissando", about, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/v1/glissando/look", look, methods=["POST"], response_model=None)
