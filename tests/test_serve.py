@@ -244,7 +244,7 @@ def test_bodies_that_are_no_requests(web, content, message):
     got = web.post("/v1/completions", content=content, headers={"content-type": "application/json"})
     assert got.status_code == 400
     assert message in got.json()["error"]["message"]
-    assert len(got.json()["error"]["message"]) < 300
+    assert len(got.text) < 500
 
 
 def test_null_is_a_field_left_out(web):
@@ -299,6 +299,8 @@ def test_the_key(model):
             headers = {"authorization": f"Bearer {key}"}
             for path in ("/v1/models", "/metrics"):
                 assert httpx.get(url + path, headers=headers).status_code == status
+        for header, status in (("bearer right", 200), ("Basic right", 401), ("right", 401), ("Bearer", 401)):
+            assert httpx.get(url + "/v1/models", headers={"authorization": header}).status_code == status
         assert httpx.get(url + "/v1/models").json()["error"]["code"] == "invalid_api_key"
         assert httpx.get(url + "/health").status_code == 200
         with pytest.raises(openai.AuthenticationError), openai.OpenAI(base_url=url + "/v1", api_key="x") as client:

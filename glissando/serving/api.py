@@ -222,6 +222,8 @@ class _EventStream(Response):
         except DisconnectedError:
             self.server.metrics.disconnects.inc()
             return
+        except asyncio.CancelledError:  # by a server that stops and waits for this reader no longer
+            return
         except (ModelFailedError, BusyError) as error:  # the status is sent: the stream itself must say so
             if isinstance(error, ModelFailedError):
                 _log.exception("a text was given up")
@@ -288,12 +290,12 @@ async def _told_http(request: Request, error: HTTPException) -> Response:
 async def _told_validation(request: Request, error: RequestValidationError) -> Response:
     """The first thing that is wrong, in a line."""
     first = _likeliest(error.errors())
-    where = [str(part) for part in first["loc"] if part != "body"]
+    where = [str(part)[:60] for part in first["loc"] if part != "body"]
     param = where[0] if where else None
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         close = nearest(where[-1], {*CompletionBody.model_fields, *ChatBody.model_fields})
-        message = f"unknown field {where[-1][:60]!r}." + (f" Did you mean {close!r}?" if close else " Leave it out.")
+        message = f"unknown field {where[-1]!r}." + (f" Did you mean {close!r}?" if close else " Leave it out.")
     elif first["type"] == "json_invalid":
         message, param = f"the body is no JSON: {first.get('ctx', {}).get('error', message)}", None
     elif not where and first["type"] in ("missing", "model_attributes_type", "dict_type"):

@@ -88,12 +88,12 @@ class KeyRequired:
     """401 for /v1 and /metrics without `Authorization: Bearer KEY`; the key is compared in constant time."""
 
     def __init__(self, app: App, key: str) -> None:
-        self.app, self.expected = app, f"Bearer {key}".encode()
+        self.app, self.expected = app, key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(("/v1", "/metrics")):
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self.expected):
+            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if not hmac.compare_digest(given, self.expected) or scheme.lower() != b"bearer":
                 message = "this server wants its key: send the header `Authorization: Bearer KEY`"
                 challenge = [(b"www-authenticate", b"Bearer")]
                 return await _refuse(send, 401, message, "invalid_api_key", challenge)
