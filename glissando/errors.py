@@ -48,9 +48,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """An error for `name` that lists what is known and offers the nearest."""
+def unknown_name(kind: str, name: str, known: Iterable[str], listed_by: str | None = None) -> UnknownNameError:
+    """An error for `name` that offers the nearest and lists what is known, or says what lists it."""
     known = sorted(known)
     close = nearest(name, known)
     hint = f" Did you mean {close!r}?" if close else ""
-    return UnknownNameError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
+    told = f"Known: {', '.join(known)}" if listed_by is None else f"{listed_by} lists all {len(known):,}"
+    return UnknownNameError(f"unknown {kind} {name!r}.{hint} {told}.")

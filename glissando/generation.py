@@ -20,6 +20,10 @@ from glissando.state import State, select_rows
 Control = Mapping[str, float] | Sequence[float]
 
 
+#: below it logits over the temperature are no longer float32 numbers; any difference of theirs is certainty long before
+_COLDEST = 1e-30
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is drawn from the logits z.
@@ -48,7 +52,7 @@ class Sampling:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperature == 0:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-        logits = logits / self.temperature
+        logits = logits / max(self.temperature, _COLDEST)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             # By place and not by value: among equal logits no more than k stay.
             chosen = logits.topk(self.top_k, -1)
@@ -57,8 +61,10 @@ class Sampling:
         if self.top_p is None or self.top_p == 1:
             return probabilities
         ordered, index = probabilities.sort(-1, descending=True)
-        # A token stays if those before it have not yet reached top_p: the likeliest always does.
-        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= self.top_p, 0.0)
+        # A token stays if those before it have not yet reached top_p: the likeliest always does, also where top_p is
+        # nothing in float32.
+        before = ordered.cumsum(-1) - ordered
+        ordered = ordered.masked_fill((before >= self.top_p) & (before > 0), 0.0)
         kept = torch.zeros_like(probabilities).scatter_(-1, index, ordered)
         return kept / kept.sum(-1, keepdim=True)
 

@@ -13,6 +13,7 @@ import torch
 from glissando.generation import Sampling, generate
 from glissando.model import LanguageModel
 from glissando.serving.engine import BusyError, Engine
+from glissando.serving.prefixes import Prefixes
 from glissando.serving.session import Piece, Request, Session
 from glissando.state import state_bytes
 
@@ -141,7 +142,8 @@ def test_states_kept_stay_within_their_bytes(model):
         submit(engine, request_for(model, f"{n} hens", 2))
         run_down(engine)
         kept = engine.prefixes
-        assert kept.bytes == sum(state_bytes((k.state, k.logits)) for k in kept._known.values()) <= limit
+        known = list(kept._known.values())
+        assert kept.bytes == sum(state_bytes((k.state, k.logits)) + 8 * len(k.ids) for k in known) <= limit
     assert 1 <= len(kept) < 30
     assert sum(kept._lengths.values()) == len(kept)
     before = engine.tokens_reused
@@ -160,8 +162,43 @@ def test_what_is_used_stays(model):
     for prompt in ("Ben", "Eve"):
         submit(engine, request_for(model, prompt, 1))
         run_down(engine)
-    kept = {bytes(ids[1:]).decode() for ids, _ in engine.prefixes._known}
+    kept = {bytes(known.ids[1:]).decode() for known in engine.prefixes._known.values()}
     assert kept == {"Ben", "Eve"}
+
+
+def test_a_long_text_with_a_small_state_counts_its_tokens():
+    kept = Prefixes(100_000)
+    for first in range(100):
+        kept.keep([first, *range(999)], None, torch.zeros(1), torch.zeros(1))
+    assert len(kept) == 12  # of 8 bytes and 1000 tokens each
+
+
+def test_what_is_known_is_found_without_reading_each_beginning_anew(monkeypatch):
+    """Hashing every beginning of which a state is kept would be quadratic: a second in which nobody's text goes on."""
+    kept, slices = Prefixes(2**30), []
+    ids = list(range(3000))
+    for length in range(1, 3000):
+        kept.keep([9999, *ids[:length]], None, torch.zeros(1), torch.zeros(1))
+    kept.keep(ids[:700], None, torch.zeros(1), torch.zeros(1))
+
+    class Counting(list):
+        def __getitem__(self, where):
+            slices.append(where)
+            return super().__getitem__(where)
+
+    known = kept.longest(Counting(ids), None)
+    assert known is not None
+    assert known.length == 700
+    assert slices == [slice(None, 700)]
+    assert kept.longest(ids, (0.5,)) is None
+
+
+def test_texts_of_one_hash_are_two():
+    kept = Prefixes(2**20)
+    kept._base = 0  # the hash is then that of the last token
+    kept.keep([1, 2], None, torch.zeros(1), torch.zeros(1))
+    assert kept.longest([1, 2, 3], None) is not None
+    assert kept.longest([7, 2, 3], None) is None
 
 
 def test_padding_stays_within_the_chunk(model, monkeypatch):
@@ -271,11 +308,11 @@ def test_a_stop_text_ends_one_and_no_other(model):
 
 def test_more_than_fit_wait_their_turn(model):
     engine = Engine(model, max_sessions=2, max_waiting=3)
-    heard = [submit(engine, request_for(model, "a", 4, seed=n))[1][0] for n in range(3)]
+    heard = [submit(engine, request_for(model, "a", 4, seed=n))[1][0] for n in range(5)]
     with pytest.raises(BusyError, match="3 texts wait already, and 3 may"):
         submit(engine, request_for(model, "a", 4))
     engine.step()
-    assert (engine.running, engine.waiting) == (2, 1)
+    assert (engine.running, engine.waiting) == (2, 3)
     run_down(engine)
     assert all(one.finish for one in heard)
 
@@ -354,6 +391,60 @@ def test_a_model_that_fails_ends_the_texts_it_failed_for(model, monkeypatch):
     _, [after] = submit(engine, request_for(model, "Once", 5))
     run_down(engine)
     assert [after.text] == generate(model, ["Once"], max_tokens=5)
+
+
+@pytest.mark.parametrize("options", [{}, {"top": 2, "echo": True}, {"max_tokens": 0, "top": 2, "echo": True}])
+def test_a_text_whose_numbers_overflow_ends_alone(options):
+    """A draw fails for its whole batch, and a client may turn a dial to any number."""
+    model = model_of("hybrid-ode-nano")
+    good = replace(request_for(model, "Once", 30), control=(0.5, 0.0))
+    bad = replace(good, control=(1e308, 0.0), **options)
+    engine = Engine(model)
+    _, [heard] = submit(engine, good)
+    for _ in range(4):
+        engine.step()
+    [[ill], [later]] = [submit(engine, bad)[1], submit(engine, good)[1]]
+    run_down(engine)
+    assert isinstance(ill.pieces[-1].error, FloatingPointError)
+    assert "are not finite, under the control (1e+308, 0.0)" in str(ill.pieces[-1].error)
+    assert heard.text == later.text == alone(model, good)[0].text
+    _, [heard] = submit(engine, good)
+    [turned], [ill] = submit(engine, good)
+    for _ in range(4):
+        engine.step()
+    turned.turn((1e308, 0.0))
+    run_down(engine)
+    assert isinstance(ill.pieces[-1].error, FloatingPointError)
+    assert heard.text == alone(model, good)[0].text
+
+
+def test_an_engine_that_breaks_leaves_nobody_waiting(model, monkeypatch):
+    def breaks() -> None:
+        raise MemoryError("no room for a row")
+
+    engine = Engine(model)
+    _, [heard] = submit(engine, request_for(model, "Once", 30))
+    monkeypatch.setattr(engine, "_let_go", breaks)
+    with pytest.raises(MemoryError):
+        engine.run()
+    assert isinstance(heard.pieces[-1].error, BusyError)
+    with pytest.raises(BusyError, match="stopping"):
+        submit(engine, request_for(model, "Once", 30))
+
+
+def test_for_whom_there_is_room_need_not_be_allowed_to_wait(model):
+    engine = Engine(model, max_sessions=4, max_waiting=0)
+    four = replace(request_for(model, "Once", 3), copies=4)
+    with pytest.raises(BusyError, match="0 texts wait already, and 0 may"):
+        submit(engine, replace(four, copies=5))
+    submit(engine, four)
+    with pytest.raises(BusyError):
+        submit(engine, request_for(model, "Once", 3))
+    engine.step()
+    with pytest.raises(BusyError):
+        submit(engine, request_for(model, "Once", 3))
+    run_down(engine)
+    submit(engine, four)
 
 
 def test_who_ended_before_the_model_failed_is_told_no_error(model, monkeypatch):

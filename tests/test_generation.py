@@ -78,6 +78,14 @@ def test_probabilities_keep_the_likeliest(logits, top_k, top_p, temperature):
     assert float(within[kept].sum() - within[kept].min()) < top_p + 1e-9
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("coldest", [{"temperature": 1e-40}, {"temperature": 1e-320}, {"top_p": 1e-300}])
+def test_the_smallest_numbers_are_greedy(coldest, dtype):
+    """A number that float32 does not have is no division by zero."""
+    logits = torch.tensor([[-2.0, 30.0, 29.99], [0.0, -1.0, 5.0]], dtype=dtype)
+    assert Sampling(**coldest).probabilities(logits).tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
 def test_temperature_zero_is_one_hot():
     assert Sampling(temperature=0).probabilities(torch.tensor([0.1, 0.9, 0.3])).tolist() == [0, 1, 0]
 

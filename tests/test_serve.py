@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -229,19 +230,35 @@ def test_what_cannot_be_done_is_told(web, changed, param, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "required"),
+        (b"", "must be a JSON object, sent with the header"),
         (b"{", "no JSON"),
-        (b'"text"', "dictionary"),
+        (b'"text"', "must be a JSON object"),
+        (b'{"model": "tiny", "%s": 1}' % (b"x" * 9000), "unknown field 'xxx"),
         (b"[" * 40_000, "no JSON"),
         (b'{"model": "tiny", "prompt": "\xff"}', "no JSON"),
         (b'{"model": "tiny", "temperature": NaN}', "finite"),
     ],
-    ids=["empty", "cut", "string", "deep", "not-utf8", "nan"],
+    ids=["empty", "cut", "string", "long-name", "deep", "not-utf8", "nan"],
 )
 def test_bodies_that_are_no_requests(web, content, message):
     got = web.post("/v1/completions", content=content, headers={"content-type": "application/json"})
     assert got.status_code == 400
     assert message in got.json()["error"]["message"]
+    assert len(got.text) < 500
+
+
+def test_null_is_a_field_left_out(web):
+    """As in OpenAI's schema: clients that fill in every field send it."""
+    asked = {"model": NAME, "prompt": "Once", "seed": 1}
+    names = ("temperature", "top_p", "n", "stop", "stream", "stream_options", "max_tokens", "logprobs", "logit_bias")
+    told = [web.post("/v1/completions", json=asked | extra).json() for extra in ({}, dict.fromkeys([*names, "echo"]))]
+    assert told[0]["choices"] == told[1]["choices"]
+    assert told[0]["usage"]["completion_tokens"] == 16
+    chat = {"model": NAME, "messages": [{"role": "user", "content": "Once"}], "max_completion_tokens": 3}
+    assert web.post("/v1/chat/completions", json=chat | dict.fromkeys(names)).status_code == 200
+    for name in ("model", "prompt"):
+        assert web.post("/v1/completions", json=asked | {name: None}).json()["error"]["param"] == name
+    assert "temperature" in web.post("/v1/completions", json=asked | {"tempratur": None}).json()["error"]["message"]
 
 
 def test_a_page_of_another_origin_cannot_ask(web):
@@ -249,8 +266,14 @@ def test_a_page_of_another_origin_cannot_ask(web):
     body = json.dumps({"model": NAME, "prompt": "Once"})
     assert web.post("/v1/completions", content=body, headers={"content-type": "text/plain"}).status_code == 400
     with serving(tiny(), LIMITS, hosts=["127.0.0.1"]) as (_, url):
-        assert httpx.get(url + "/health", headers={"host": "evil.example"}).status_code == 400
+        for name in ("evil.example", "127.0.0.1.evil.example", "[::1]", ""):
+            refused = httpx.get(url + "/health", headers={"host": name})
+            assert refused.status_code == 400
+            assert "answers to 127.0.0.1; call it by one of these" in refused.json()["error"]["message"]
         assert httpx.get(url + "/health").status_code == 200
+    with serving(tiny(), LIMITS, hosts=["::1", "localhost"]) as (_, url):
+        for name in ("[::1]:80", "[::1]", "localhost:80", "LocalHost"):
+            assert httpx.get(url + "/health", headers={"host": name}).status_code == 200
 
 
 def test_bodies_that_are_too_large(web):
@@ -264,6 +287,10 @@ def test_other_paths_and_methods(web):
     assert web.get("/v1/completion").json()["error"]["message"].startswith("there is no /v1/completion here")
     assert web.get("/v1/completions").status_code == 405
     assert web.get("/docs").status_code == 404
+    for path in ("/", "/health", "/v1/models", f"/v1/models/{NAME}"):
+        told = web.head(path)
+        assert (told.status_code, told.content) == (200, b"")
+        assert told.headers["content-length"] == web.get(path).headers["content-length"]
 
 
 def test_the_key(model):
@@ -272,6 +299,8 @@ def test_the_key(model):
             headers = {"authorization": f"Bearer {key}"}
             for path in ("/v1/models", "/metrics"):
                 assert httpx.get(url + path, headers=headers).status_code == status
+        for header, status in (("bearer right", 200), ("Basic right", 401), ("right", 401), ("Bearer", 401)):
+            assert httpx.get(url + "/v1/models", headers={"authorization": header}).status_code == status
         assert httpx.get(url + "/v1/models").json()["error"]["code"] == "invalid_api_key"
         assert httpx.get(url + "/health").status_code == 200
         with pytest.raises(openai.AuthenticationError), openai.OpenAI(base_url=url + "/v1", api_key="x") as client:
@@ -315,6 +344,43 @@ def test_who_disconnects_frees_the_place(server, web, stream):
     assert engine.tokens_written - written < 20_000
     assert not server[0].groups
     wait_until(lambda: "glissando_disconnects_total 0.0" not in web.get("/metrics").text)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_sent_a_further_request_and_leaves_frees_the_place(server, stream):
+    """It waits its turn, and the connection is heard all the same."""
+    engine = server[0].engine
+    body = json.dumps({**ENDLESS, "stream": stream}).encode()
+    with connected(server[1]) as link:
+        link.sendall(head(len(body)) + body)
+        wait_until(lambda: engine.running == 1)
+        link.sendall(head(len(body)) + body)
+        time.sleep(0.1)
+        link.sendall(head(len(body)))
+        time.sleep(0.1)
+        assert engine.running == 1
+    wait_until(lambda: engine.running == 0, 2)
+    assert not server[0].groups
+
+
+def test_further_requests_are_answered_in_turn(server):
+    body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
+    with connected(server[1]) as link:
+        link.sendall((head(len(body)) + body) * 20)
+        told = b""
+        while told.count(b"HTTP/1.1 200") < 20 or not told.endswith(b"}"):
+            told += link.recv(4096)
+    assert told.count(b'"completion_tokens":3') == 20
+
+
+def test_who_sends_ahead_without_end_is_cut_off(server):
+    body = json.dumps(ENDLESS).encode()
+    with connected(server[1]) as link:
+        link.sendall(head(len(body)) + body)
+        wait_until(lambda: server[0].engine.running == 1)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            link.sendall(b"GET /health HTTP/1.1\r\nx: " + b"x" * 2**25)
+    wait_until(lambda: server[0].engine.running == 0, 2)
 
 
 def connected(url: str) -> socket.socket:
@@ -481,6 +547,20 @@ def test_a_model_that_fails_is_a_500_and_the_server_lives(model, monkeypatch):
         assert httpx.get(url + "/health").status_code == 200
 
 
+def test_looks_do_not_pile_up(model):
+    """They are read one by one; clients that ask and leave must not hold up those who come after."""
+    with serving(model, LIMITS) as (server, url), ThreadPoolExecutor(20) as pool:
+
+        def look() -> int:
+            return httpx.post(url + "/v1/glissando/look", json={"text": "Once"}, timeout=30).status_code
+
+        with server.viewing:
+            asked = [pool.submit(look) for _ in range(20)]
+            wait_until(lambda: sum(each.done() for each in asked) == 12)
+        assert sorted(each.result() for each in asked) == [200] * 8 + [429] * 12
+        assert look() == 200
+
+
 def test_a_server_that_lost_its_engine_says_so(model):
     with serving(model, LIMITS) as (server, url):
         server.engine.close()
@@ -494,7 +574,7 @@ def test_a_server_that_lost_its_engine_says_so(model):
 def test_the_verb_serves_and_stops(tmp_path):
     run = tmp_path / "fox"
     tiny().float().save(run)
-    command = [sys.executable, "-m", "glissando.cli", "serve", str(run), "--port", "0"]
+    command = [sys.executable, "-m", "glissando.cli", "serve", str(run), "--max_tokens", "50000", "--port", "0"]
     with subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -511,8 +591,18 @@ def test_the_verb_serves_and_stops(tmp_path):
         assert taken.returncode == 1
         assert f"cannot listen at 127.0.0.1:{port}" in taken.stderr
         assert "Traceback" not in taken.stderr
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
+        body = json.dumps({**ENDLESS, "model": "fox", "stream": True}).encode()
+        waits = json.dumps({**ENDLESS, "model": "fox"}).encode()
+        with connected(url[1]) as link, connected(url[1]) as other:
+            other.sendall(head(len(waits)) + waits)
+            link.sendall(head(len(body)) + body)
+            assert link.recv(4096).startswith(b"HTTP/1.1 200")
+            process.send_signal(signal.SIGINT)
+            began, ends = time.monotonic(), [b"".join(iter(partial(each.recv, 4096), b"")) for each in (link, other)]
+            process.wait(30)
+        assert time.monotonic() - began < 4  # it waits for no text to end
+        assert b'data: {"error":{"message":"the server is stopping' in ends[0]
+        assert ends[1].startswith(b"HTTP/1.1 503")
         error = process.stderr.read() if process.stderr else ""
     assert process.returncode in (0, 130), error
     assert "Traceback" not in error
@@ -523,6 +613,8 @@ def test_the_verb_serves_and_stops(tmp_path):
     [
         (["--port", "70000"], "at most 65535"),
         (["--max_sessions", "0"], "--max_sessions must be at least 1"),
+        (["--api_key", ""], "--api_key is empty, and anyone could come in"),
+        (["--host", "192.0.2.1", "--api_key", "k"], "cannot listen at 192.0.2.1:8000"),
         (["--patience", "0"], "--patience must be a positive number"),
         (["--chat_template", "absent.jinja"], "absent.jinja cannot be used"),
         (["--prot", "1"], "Did you mean --port"),

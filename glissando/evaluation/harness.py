@@ -77,7 +77,7 @@ def run_tasks(
     manager = _manager(include_defaults=not set(names) <= set(bundled()))
     for name in names:
         if name not in manager.all_tasks:
-            raise unknown_name("task", name, manager.all_tasks)
+            raise unknown_name("task", name, manager.all_tasks, listed_by="--tasks list")
     model_of_tasks = GlissandoLM(model, batch_size)
     found = simple_evaluate(
         model_of_tasks, tasks=list(names), task_manager=manager, limit=limit, log_samples=False, bootstrap_iters=1000

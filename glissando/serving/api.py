@@ -16,14 +16,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from glissando.errors import nearest
 from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer
-from glissando.serving.engine import BusyError, Engine, Outbox
+from glissando.serving.engine import BusyError, Engine, Outbox, StoppingError
 from glissando.serving.group import DisconnectedError, Group, ModelFailedError
-from glissando.serving.limits import BodyLimit, KeyRequired, Limits, Receive, Scope, Send, error_body
+from glissando.serving.limits import BodyLimit, KeyRequired, Limits, OwnNames, Receive, Scope, Send, error_body
 from glissando.serving.metrics import Metrics
 from glissando.serving.planning import BadRequestError, ChatTemplate, Planner
 from glissando.serving.schema import ChatBody, CompletionBody, ControlBody
@@ -60,7 +59,7 @@ class Server:
         self.name, self.started = name, int(time.time())
         self.groups: dict[str, Group] = {}
         #: the same weights in modules of its own, as what is watched there must not be the engine's batches
-        self.viewer, self.viewing = _twin(model), threading.Lock()
+        self.viewer, self.viewing, self.looking = _twin(model), threading.Lock(), 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self.app = self._application(api_key, hosts)
@@ -98,10 +97,10 @@ class Server:
         app.add_api_route("/v1/completions", self.completions, methods=["POST"], response_model=None)
         app.add_api_route("/v1/completions/{id}/control", self.turn, methods=["POST"], response_model=None)
         app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], response_model=None)
-        app.add_api_route("/v1/models", self.models, methods=["GET"], response_model=None)
-        app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"], response_model=None)
-        app.add_api_route("/health", self.health, methods=["GET"], response_model=None)
-        app.add_api_route("/metrics", self.told_metrics, methods=["GET"], response_model=None)
+        app.add_api_route("/v1/models", self.models, methods=["GET", "HEAD"], response_model=None)
+        app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET", "HEAD"], response_model=None)
+        app.add_api_route("/health", self.health, methods=["GET", "HEAD"], response_model=None)
+        app.add_api_route("/metrics", self.told_metrics, methods=["GET", "HEAD"], response_model=None)
         add_playground(app, self)
         for kind, handler in _HANDLERS.items():
             app.add_exception_handler(kind, handler)
@@ -109,7 +108,7 @@ class Server:
         if api_key is not None:
             app.add_middleware(KeyRequired, key=api_key)
         if hosts is not None:
-            app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+            app.add_middleware(OwnNames, names=hosts)
         app.add_middleware(_Counted, metrics=self.metrics)
         return app
 
@@ -223,8 +222,11 @@ class _EventStream(Response):
         except DisconnectedError:
             self.server.metrics.disconnects.inc()
             return
+        except asyncio.CancelledError:  # by a server that stops and waits for this reader no longer
+            return
         except (ModelFailedError, BusyError) as error:  # the status is sent: the stream itself must say so
-            _log.exception("a text was given up")
+            if isinstance(error, ModelFailedError):
+                _log.exception("a text was given up")
             await self._send(send, _failure(error)[1])
         finally:
             self.group.cancel()
@@ -260,6 +262,8 @@ def _failure(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     if isinstance(error, BadRequestError):
         status = 404 if error.code in ("model_not_found", "not_found") else 400
         return status, error_body(str(error), "invalid_request_error", error.code, error.param), {}
+    if isinstance(error, StoppingError):
+        return 503, error_body(str(error), "server_error", "stopping"), {"retry-after": "1"}
     if isinstance(error, BusyError):
         return 429, error_body(str(error), "rate_limit_error", "too_many_texts"), {"retry-after": "1"}
     return 500, error_body(str(error), "server_error", "model_failed"), {}
@@ -286,14 +290,16 @@ async def _told_http(request: Request, error: HTTPException) -> Response:
 async def _told_validation(request: Request, error: RequestValidationError) -> Response:
     """The first thing that is wrong, in a line."""
     first = _likeliest(error.errors())
-    where = [str(part) for part in first["loc"] if part != "body"]
+    where = [str(part)[:60] for part in first["loc"] if part != "body"]
     param = where[0] if where else None
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         close = nearest(where[-1], {*CompletionBody.model_fields, *ChatBody.model_fields})
         message = f"unknown field {where[-1]!r}." + (f" Did you mean {close!r}?" if close else " Leave it out.")
     elif first["type"] == "json_invalid":
-        message = f"the body is no JSON: {first.get('ctx', {}).get('error', message)}"
+        message, param = f"the body is no JSON: {first.get('ctx', {}).get('error', message)}", None
+    elif not where and first["type"] in ("missing", "model_attributes_type", "dict_type"):
+        message = "the body must be a JSON object, sent with the header `content-type: application/json`"
     elif first["type"].endswith("_type") and param in _UNIONS:
         message = f"{param}: {_UNIONS[param]}; got {json.dumps(first.get('input'), default=str)[:60]}"
     elif where:

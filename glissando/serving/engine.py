@@ -32,6 +32,13 @@ class BusyError(GlissandoError, RuntimeError):
     """More texts wait than may."""
 
 
+class StoppingError(BusyError):
+    """No text is taken up or written any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping; ask again later")
+
+
 @dataclass(eq=False)
 class Reading:
     """A prompt that is being read, once for all texts that go on from it."""
@@ -41,6 +48,7 @@ class Reading:
     done: int = 0
     logits: Tensor | None = None  # (V,), after the last token read
     told: list[Token] = field(default_factory=list)
+    sound: bool = True  # every logit that was made is a finite number
 
     @property
     def request(self) -> Request:
@@ -123,9 +131,11 @@ class Engine:
         sessions = [Session(request, n, self.tokenizer, listener) for n, listener in enumerate(listeners)]
         with self._lock:
             if self._closed:
-                raise BusyError("the server is stopping; ask again later")
-            if self.waiting + len(sessions) > self.max_waiting:
-                raise BusyError(f"{self.waiting} texts wait already, and {self.max_waiting} may; ask again in a while")
+                raise StoppingError
+            room = max(0, self.max_sessions - self.running)  # who is taken up in the next step does not count
+            if self.waiting + len(sessions) > self.max_waiting + room:
+                wait = max(0, self.waiting - room)
+                raise BusyError(f"{wait} texts wait already, and {self.max_waiting} may; ask again in a while")
             self._waiting.append(sessions)
             self._lock.notify()
         return sessions
@@ -146,14 +156,17 @@ class Engine:
         return room_after(self.model, prompt_tokens)
 
     def run(self) -> None:
-        """Step until `close`; sleeps where there is nothing to do."""
-        while True:
-            with self._lock:
-                self._lock.wait_for(lambda: self._closed or self.running or self._waiting)
-                if self._closed:
-                    break
-            self.step()
-        self._give_up()
+        """Step until `close`; sleeps where there is nothing to do. However it ends, nobody is left waiting."""
+        try:
+            while True:
+                with self._lock:
+                    self._lock.wait_for(lambda: self._closed or self.running or self._waiting)
+                    if self._closed:
+                        break
+                self.step()
+        finally:
+            self.close()
+            self._give_up()
 
     def close(self) -> None:
         """`run` returns after its step; texts under way are given up, with an error told to their listeners."""
@@ -167,7 +180,7 @@ class Engine:
         waiting = [s for sessions in self._waiting for s in sessions]
         self.batches, self.reading = {False: Batch(), True: Batch()}, []
         self._waiting.clear()
-        error = BusyError("the server is stopping; ask again later")
+        error = StoppingError()
         self.deliver([(s.listener, Piece(error=error)) for s in (*under_way, *read_for, *waiting)])
 
     # ------------------------------------------------------------------ a step
@@ -245,7 +258,10 @@ class Engine:
         # Those not read to their end stand behind the others: a long prompt does not hold up short ones.
         self.reading = [r for r in self.reading if r not in readings] + [r for r in readings if r.left]
         for reading in [reading for reading in readings if not reading.left]:
-            self._start(reading)
+            if reading.sound:
+                self._start(reading)
+            else:
+                self._outbox += [_overflown(session) for session in reading.sessions]
 
     def _read_on(self, readings: list[Reading]) -> None:
         lengths = [min(reading.left, self.chunk) for reading in readings]
@@ -262,6 +278,7 @@ class Engine:
             if reading.request.reads_all:
                 self._tell_prompt(reading, self.model.logits(features[row, :length]))
             reading.logits = self.model.logits(features[row, length - 1])
+            reading.sound &= bool(reading.logits.isfinite().all())
             reading.state = select_rows(state, torch.tensor([row], device=device))
             reading.done += length
         self.tokens_read += sum(lengths)
@@ -269,6 +286,7 @@ class Engine:
     def _tell_prompt(self, reading: Reading, logits: Tensor) -> None:
         """What the model said of these tokens before it read them."""
         request, ids = reading.request, reading.request.ids[reading.done :][: len(logits)]
+        reading.sound &= bool(logits.isfinite().all())
         before = logits[:1] if reading.logits is None else reading.logits.unsqueeze(0)
         told = _told(torch.cat([before, logits[:-1]]), ids, request.top or 0)
         if reading.logits is None:  # nothing was said before the first, which stands for the beginning
@@ -296,6 +314,9 @@ class Engine:
     def _write(self, batch: Batch) -> None:
         if not batch.sessions:
             return
+        self._drop_overflown(batch)
+        if not batch.sessions:
+            return
         assert batch.logits is not None
         ids = self._draw(batch)
         tokens = self._tokens(batch, ids)
@@ -314,6 +335,15 @@ class Engine:
             control = self._control([session.control for session in batch.sessions])
             logits, batch.state = self.model(ids[going].unsqueeze(1), batch.state, control=control, donate=True)
             batch.logits = logits[:, -1]
+
+    def _drop_overflown(self, batch: Batch) -> None:
+        """Rows of which nothing can be drawn end alone: a draw fails for its whole batch."""
+        assert batch.logits is not None
+        sound = batch.logits.isfinite().all(-1).tolist()
+        for session, fine in zip(batch.sessions, sound, strict=True):
+            if not fine:
+                self._outbox.append(_overflown(session))
+        batch.keep([row for row, fine in enumerate(sound) if fine])
 
     def _draw(self, batch: Batch) -> Tensor:
         """(B,) the next token of each row, those that draw alike drawn together."""
@@ -363,6 +393,13 @@ class Engine:
 
 def _controlled(reading: Reading) -> bool:
     return reading.request.control is not None
+
+
+def _overflown(session: Session) -> tuple[Listener, Piece]:
+    """What a text is told of which nothing can be drawn, because the model's numbers are none."""
+    under = "" if session.control is None else f", under the control {session.control}"
+    told = f"the logits after {len(session.request.ids) + len(session.written)} tokens are not finite{under}"
+    return session.listener, Piece(error=FloatingPointError(told))
 
 
 def _told(logits: Tensor, ids: Sequence[int], top: int) -> list[Token]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
-from glissando.serving.engine import BusyError, Engine
+from glissando.serving.engine import BusyError, Engine, StoppingError
 from glissando.serving.limits import Receive
 from glissando.serving.session import Piece, Request, Session
 
@@ -35,6 +35,7 @@ class Group:
         self._whole, self._come, self._gone = whole, list[tuple[int, Piece]](), False
         self._awake, self._first, self._began = asyncio.Event(), first, time.monotonic()
         self._silent = True
+        self._stopping: StoppingError | None = None
         try:
             for request in requests:
                 before = len(self.sessions)
@@ -49,6 +50,8 @@ class Group:
         if self._silent:
             self._silent = False
             self._first(time.monotonic() - self._began)
+        if isinstance(piece.error, StoppingError):
+            self._stopping = piece.error
         self._come.append((index, piece))
         if not self._whole or piece.finish is not None or piece.error is not None:
             self._awake.set()
@@ -73,6 +76,8 @@ class Group:
                     raise DisconnectedError
                 come, self._come = self._come, []
                 for index, piece in come:
+                    if self._stopping is not None:  # and not when a slow reader has taken what comes before it
+                        raise self._stopping
                     if piece.error is not None:
                         raise _told(piece.error)
                     left -= piece.finish is not None

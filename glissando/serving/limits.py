@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,28 +88,67 @@ class KeyRequired:
     """401 for /v1 and /metrics without `Authorization: Bearer KEY`; the key is compared in constant time."""
 
     def __init__(self, app: App, key: str) -> None:
-        self.app, self.expected = app, f"Bearer {key}".encode()
+        self.app, self.expected = app, key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(("/v1", "/metrics")):
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self.expected):
+            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if not hmac.compare_digest(given, self.expected) or scheme.lower() != b"bearer":
                 message = "this server wants its key: send the header `Authorization: Bearer KEY`"
                 challenge = [(b"www-authenticate", b"Bearer")]
                 return await _refuse(send, 401, message, "invalid_api_key", challenge)
         return await self.app(scope, receive, send)
 
 
+class OwnNames:
+    """400 for a request that calls this server by a name that is not its own."""
+
+    def __init__(self, app: App, names: Sequence[str]) -> None:
+        self.app, self.names = app, frozenset(names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            if _host_name(given) not in self.names:
+                message = (
+                    f"the request is for the host {given[:100]!r}, and this server answers to "
+                    f"{', '.join(sorted(self.names))}; call it by one of these, or serve with --host"
+                )
+                return await _refuse(send, 400, message, "unknown_host", [])
+        return await self.app(scope, receive, send)
+
+
+def _host_name(given: str) -> str:
+    """Of a Host header, without the port and the brackets of an IPv6 address."""
+    if given.startswith("["):
+        return given[1:].partition("]")[0].lower()
+    return given.partition(":")[0].lower()
+
+
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 that cuts off who is slow: a request not sent whole, or bytes not taken, for `patience` seconds."""
+    """HTTP/1.1 that cuts off who is slow: a request not sent whole, or bytes not taken, for `patience` seconds.
+
+    And that goes on listening to who has sent a further request before the answer to one, or it would not be heard that
+    such a client left; who sends more than `ahead` bytes so is cut off too.
+    """
 
     patience = 30.0
+    ahead = 2**20
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._since_sending = self._since_taking = self.loop.time()
         self._unsent = 0
         self._watch = self.loop.call_later(self._period(), self._look)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.flow.read_paused or self.conn.their_state is not h11.DONE:
+            return
+        if len(self.conn.trailing_data[0]) > self.ahead:
+            self.transport.abort()
+        else:
+            self.flow.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch.cancel()

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from glissando.evaluation.looks import looks
 from glissando.serving.answers import token_text
+from glissando.serving.engine import BusyError
 from glissando.serving.schema import LookBody
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _HEADERS = {
 }
 #: tokens that a look covers: the last of the text
 LOOK_TOKENS = 160
+#: looks that may be under way or wait their turn; each is read alone, beside the texts
+_MAX_LOOKS = 8
 
 
 def add_playground(app: FastAPI, server: Server) -> None:
@@ -43,7 +46,7 @@ def add_playground(app: FastAPI, server: Server) -> None:
     folder = resources.files("glissando.serving") / "page"
     for path, (name, kind) in _FILES.items():
         content = (folder / name).read_bytes()
-        app.add_api_route(path, _file(content, kind), methods=["GET"], response_model=None)
+        app.add_api_route(path, _file(content, kind), methods=["GET", "HEAD"], response_model=None)
 
     async def about() -> Response:
         """GET /v1/glissando: the model, its dials, and what a text may ask for."""
@@ -52,9 +55,15 @@ def add_playground(app: FastAPI, server: Server) -> None:
     async def look(body: LookBody) -> Response:
         """POST /v1/glissando/look: the looks over the last tokens of a text."""
         control = server.planner.control(body.control)
-        return JSONResponse(await asyncio.to_thread(_look, server, body.text, control))
+        if server.looking >= _MAX_LOOKS:
+            raise BusyError(f"{_MAX_LOOKS} looks at texts wait already; ask again in a while")
+        server.looking += 1
+        try:
+            return JSONResponse(await asyncio.to_thread(_look, server, body.text, control))
+        finally:
+            server.looking -= 1
 
-    app.add_api_route("/v1/glissando", about, methods=["GET"], response_model=None)
+    app.add_api_route("/v1/glissando", about, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/v1/glissando/look", look, methods=["POST"], response_model=None)
 
 

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from torch import Tensor
 
 from glissando.state import State, state_bytes
 
-#: the tokens that were read, and the control that they were read under
-Key = tuple[tuple[int, ...], tuple[float, ...] | None]
+#: how many tokens were read, their hash, and the control that they were read under
+_Key = tuple[int, int, tuple[float, ...] | None]
+_PRIME = 2**61 - 1
+#: bytes that a token of a kept text takes
+_TOKEN_BYTES = 8
 
 
 class Known(NamedTuple):
-    """After `length` tokens of a prompt."""
+    """After these tokens of a prompt."""
 
-    length: int
+    ids: tuple[int, ...]
     state: State  # of one row; never changed
     logits: Tensor  # (V,), what follows
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    @property
+    def size(self) -> int:
+        """Bytes; beside a small state the tokens themselves are most of it."""
+        return state_bytes((self.state, self.logits)) + _TOKEN_BYTES * len(self.ids)
 
 
 class Prefixes:
@@ -27,30 +41,44 @@ class Prefixes:
 
     def __init__(self, limit: int) -> None:
         self.limit, self.bytes = limit, 0
-        self._known: OrderedDict[Key, Known] = OrderedDict()
+        self._known: OrderedDict[_Key, Known] = OrderedDict()
         self._lengths: Counter[int] = Counter()
+        self._base = 2**32 + secrets.randbelow(2**60)  # so that no client can make texts of one hash
 
     def __len__(self) -> int:
         return len(self._known)
 
     def longest(self, ids: Sequence[int], control: tuple[float, ...] | None) -> Known | None:
         """The state after as many of the first tokens of `ids` as any is known for."""
+        hashes = self._hashes(ids)
         for length in sorted((n for n in self._lengths if n <= len(ids)), reverse=True):
-            key = (tuple(ids[:length]), control)
-            if key in self._known:
+            key = (length, hashes[length - 1], control)
+            known = self._known.get(key)
+            if known is not None and known.ids == tuple(ids[:length]):
                 self._known.move_to_end(key)
-                return self._known[key]
+                return known
         return None
 
     def keep(self, ids: Sequence[int], control: tuple[float, ...] | None, state: State, logits: Tensor) -> None:
         """Remember a state of one row and what follows it; both must not be changed afterwards."""
-        key, size = (tuple(ids), control), state_bytes((state, logits))
-        if size > self.limit or key in self._known:
+        known = Known(tuple(ids), state, logits)
+        if known.size > self.limit:
             return
-        self._known[key] = Known(len(ids), state, logits)
-        self._lengths[len(ids)] += 1
-        self.bytes += size
+        key = (len(ids), self._hashes(ids)[-1], control)
+        if key in self._known:
+            return
+        self._known[key] = known
+        self._lengths[known.length] += 1
+        self.bytes += known.size
         while self.bytes > self.limit:
-            _, oldest = self._known.popitem(last=False)
-            self._lengths -= Counter([oldest.length])  # one of none left is forgotten
-            self.bytes -= state_bytes((oldest.state, oldest.logits))
+            self._forget(self._known.popitem(last=False)[1])
+
+    def _forget(self, known: Known) -> None:
+        self.bytes -= known.size
+        self._lengths[known.length] -= 1
+        if not self._lengths[known.length]:
+            del self._lengths[known.length]
+
+    def _hashes(self, ids: Sequence[int]) -> list[int]:
+        """A hash of the first n of `ids` for every n, in one go: hashing every prefix anew is quadratic."""
+        return list(accumulate(ids, lambda value, token: (value * self._base + token + 1) % _PRIME, initial=1))[1:]

@@ -59,6 +59,15 @@ class _Common(_Strict):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, given: Any) -> Any:
+        """As in OpenAI's schema, where nearly every field may be null."""
+        if not isinstance(given, dict):
+            return given
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()} - {"prompt"}
+        return {name: value for name, value in given.items() if value is not None or name not in optional}
+
     @model_validator(mode="after")
     def _refuse_what_is_not_done(self) -> _Common:
         for name in ("frequency_penalty", "presence_penalty", "logit_bias"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ def _check(o: Any) -> None:
             raise ConfigError(f"--{name} must be at least {least}, got {o[name]}")
     if o["port"] > 65535:
         raise ConfigError(f"--port must be at most 65535, got {o['port']}")
+    if o["api_key"] == "":
+        raise ConfigError("--api_key is empty, and anyone could come in; give a key, or leave --api_key out")
     if not 0 < o["patience"] < float("inf"):
         raise ConfigError(f"--patience must be a positive number of seconds, got {o['patience']}")
 
@@ -77,7 +79,7 @@ def serve(o: Any) -> None:
     local = o["host"] in _LOOPBACK
     server = Server(
         model, name, limits=limits, api_key=key, template=ChatTemplate(o["chat_template"]),
-        hosts=[*_LOOPBACK, "[::1]"] if local else None,
+        hosts=_LOOPBACK if local else None,
         max_sessions=o["max_sessions"], max_waiting=o["max_waiting"], prefix_bytes=o["prefix_mib"] * 2**20,
     )  # fmt: skip
     if not local and key is None:
@@ -87,10 +89,11 @@ def serve(o: Any) -> None:
         limit_concurrency=limits.connections, timeout_keep_alive=int(max(1, limits.patience)), access_log=False,
         log_level="warning", server_header=False, timeout_graceful_shutdown=5,
     )  # fmt: skip
-    _run(config, name)
+    _run(config, name, server.engine.close)
 
 
-def _run(config: Any, name: str) -> None:
+def _run(config: Any, name: str, give_up: Callable[[], None]) -> None:
+    """`give_up` tells who is being answered that the server stops, so that stopping waits for no text to end."""
     import uvicorn
 
     class Telling(uvicorn.Server):
@@ -101,14 +104,21 @@ def _run(config: Any, name: str) -> None:
                 host = f"[{host}]" if ":" in host else host
                 print(f"{name} at http://{host}:{port} (page at /, completions at /v1); Ctrl-C stops", flush=True)
 
+        async def shutdown(self, sockets: Any = None) -> None:
+            give_up()
+            await super().shutdown(sockets)
+
     server = Telling(config)
     try:
         server.run()
     except SystemExit as error:  # uvicorn's own way to say that it could not listen
-        raise GlissandoError(
-            f"cannot listen at {config.host}:{config.port}: the port is taken or not allowed; choose another --port"
-        ) from error
+        raise _not_listening(config) from error
     if not server.started:
-        raise GlissandoError(
-            f"cannot listen at {config.host}:{config.port}: the port is taken or not allowed; choose another --port"
-        )
+        raise _not_listening(config)
+
+
+def _not_listening(config: Any) -> GlissandoError:
+    return GlissandoError(
+        f"cannot listen at {config.host}:{config.port}: the port is taken or not allowed, or the host is no address of "
+        "this machine; choose another --port or --host"
+    )
