@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from loud import loud
 
 from glissando.generation import Sampling, generate
 from glissando.model import LanguageModel
@@ -29,17 +30,8 @@ PRESETS = {
 PROMPTS = ["Once upon a time", "The", "", "A fox and a hen went to the market to buy a blue hat, and", "Ben said: "]
 
 
-def model_of(preset: str, seed: int = 0) -> LanguageModel:
-    """In float64, where rounding flips no draw; its weights are large, so that its texts differ."""
-    torch.manual_seed(seed)
-    model = LanguageModel.from_preset(preset, **PRESETS.get(preset, {}) | {"vocab_size": 256}).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3) if parameter.ndim > 1 else None
-        for name, parameter in model.named_parameters():
-            if name.startswith("depth.control") or name == "depth.alpha":
-                parameter.copy_(torch.randn_like(parameter).sign() * 2)  # dials that a text shows
-    return model
+def model_of(preset: str) -> LanguageModel:
+    return loud(preset, **PRESETS[preset])
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +211,8 @@ def test_another_control_is_another_state():
     model = model_of("hybrid-ode-nano")
     engine = Engine(model)
     told = {}
-    for control in (None, (0.0, 0.0), (1.0, -1.0), (0.0, 0.0)):
-        request = request_for(model, "Once upon", 12, control=control)
+    for control in (None, (0.0, 0.0), (1.0, 1.0), (0.0, 0.0)):
+        request = request_for(model, "Once upon", 60, control=control)
         [heard] = submit(engine, request)[1]
         run_down(engine)
         assert heard.text == alone(model, request)[0].text

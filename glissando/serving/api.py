@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from glissando.errors import nearest
 from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer
-from glissando.serving.engine import BusyError, Engine, Outbox, StoppingError
+from glissando.serving.engine import BusyError, Engine, Outbox, StoppingError, call_all
 from glissando.serving.group import DisconnectedError, Group, ModelFailedError
 from glissando.serving.limits import BodyLimit, KeyRequired, Limits, OwnNames, Receive, Scope, Send, error_body
 from glissando.serving.metrics import Metrics
@@ -80,7 +80,7 @@ class Server:
     def _deliver(self, outbox: Outbox) -> None:
         """From the engine's thread: a whole step at a time wakes the loop once."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(_hand_out, outbox)
+        self._loop.call_soon_threadsafe(call_all, outbox)
 
     @property
     def healthy(self) -> bool:
@@ -248,11 +248,6 @@ class _EventStream(Response):
 def _twin(model: LanguageModel) -> LanguageModel:
     shared = [*model.parameters(), *model.buffers(), model.tokenizer]
     return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
-
-
-def _hand_out(outbox: Outbox) -> None:
-    for listener, piece in outbox:
-        listener(piece)
 
 
 # ---------------------------------------------------------------------- errors

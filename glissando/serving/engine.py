@@ -112,7 +112,7 @@ class Engine:
         self.model, self.tokenizer = model.eval(), tokenizer_of(model)
         self.max_sessions, self.max_waiting, self.chunk = max_sessions, max_waiting, chunk
         self.prefixes = Prefixes(prefix_bytes)
-        self.deliver = deliver or _call_all
+        self.deliver = deliver or call_all
         self.reading: list[Reading] = []
         self.batches = {False: Batch(), True: Batch()}
         self.tokens_read = self.tokens_reused = self.tokens_written = 0
@@ -411,6 +411,7 @@ def _told(logits: Tensor, ids: Sequence[int], top: int) -> list[Token]:
     return [Token(token, value, tuple(zip(i, v, strict=True))) for token, value, i, v in pairs]
 
 
-def _call_all(outbox: Outbox) -> None:
+def call_all(outbox: Outbox) -> None:
+    """Tell every listener its piece, in order."""
     for listener, piece in outbox:
         listener(piece)
