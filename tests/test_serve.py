@@ -212,6 +212,8 @@ def test_a_control_and_a_dial_turned_while_text_streams():
         ({"best_of": 3}, None, "best_of is not done"),
         ({"suffix": "end"}, None, "left to right"),
         ({"presence_penalty": 1.0}, None, "presence_penalty is not done"),
+        ({"tools": [{"type": "function"}]}, None, "tools is not done"),
+        ({"response_format": {"type": "json_object"}}, None, "response_format is not done"),
         ({"stream_options": {"include_usage": True}}, None, "stream: true"),
         ({"control": {"mood": 1.0}}, "control", "takes no control"),
     ],
@@ -259,6 +261,13 @@ def test_null_is_a_field_left_out(web):
     for name in ("model", "prompt"):
         assert web.post("/v1/completions", json=asked | {name: None}).json()["error"]["param"] == name
     assert "temperature" in web.post("/v1/completions", json=asked | {"tempratur": None}).json()["error"]["message"]
+
+
+def test_fields_that_ask_for_nothing_are_taken(web):
+    asked = {"model": NAME, "messages": [{"role": "user", "content": "Once"}], "max_completion_tokens": 3}
+    nothing = {"tools": [], "response_format": {"type": "text"}, "store": False, "tool_choice": "auto", "metadata": {}}
+    assert web.post("/v1/chat/completions", json=asked | nothing).status_code == 200
+
 
 
 def test_a_page_of_another_origin_cannot_ask(web):

@@ -14,6 +14,22 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 _CONTROL_BYTES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SEED = 2**63 - 1
 
+#: fields of OpenAI's that this server does nothing for, and what they may be because it asks for nothing: clients send them
+_ASKS_NOTHING: dict[str, list[Any]] = {
+    "frequency_penalty": [0],
+    "presence_penalty": [0],
+    "logit_bias": [{}],
+    "tools": [[]],
+    "functions": [[]],
+    "tool_choice": ["none", "auto"],
+    "parallel_tool_calls": [True, False],
+    "response_format": [{"type": "text"}],
+    "modalities": [["text"]],
+    "store": [False],
+    "metadata": [{}],
+    "service_tier": ["auto", "default"],
+}
+
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Text = str
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
@@ -55,24 +71,22 @@ class _Common(_Strict):
     stream_options: StreamOptions | None = None
     control: dict[str, float] | None = None
     user: str | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_left_out(cls, given: Any) -> Any:
-        """As in OpenAI's schema, where nearly every field may be null."""
+        """As in OpenAI's schema, where nearly every field may be null; so are fields that ask for nothing."""
         if not isinstance(given, dict):
             return given
+        for name in _ASKS_NOTHING.keys() & given.keys():
+            if given[name] is not None and given[name] not in _ASKS_NOTHING[name]:
+                raise ValueError(f"{name} is not done by this server; leave it out")
+        given = {name: value for name, value in given.items() if name not in _ASKS_NOTHING}
         optional = {name for name, field in cls.model_fields.items() if not field.is_required()} - {"prompt"}
         return {name: value for name, value in given.items() if value is not None or name not in optional}
 
     @model_validator(mode="after")
-    def _refuse_what_is_not_done(self) -> _Common:
-        for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is not done by this server; leave it out")
+    def _check_stream_options(self) -> _Common:
         if self.stream_options and not self.stream:
             raise ValueError("stream_options is for stream: true; leave it out")
         return self
