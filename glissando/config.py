@@ -15,6 +15,23 @@ from glissando.errors import ConfigError, nearest
 T = TypeVar("T")
 
 
+def starting(default: Any) -> Any:
+    """A field that says where trained numbers start, and nothing of a model that has them."""
+    return dataclasses.field(default=default, metadata={"starting": True})
+
+
+def starting_differences(ours: Any, theirs: Any, where: str) -> dict[str, tuple[Any, Any]]:
+    """The `starting` fields in which two instances of one dataclass differ, by their dotted names."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for field in dataclasses.fields(ours):
+        path, mine, other = f"{where}.{field.name}", getattr(ours, field.name), getattr(theirs, field.name)
+        if dataclasses.is_dataclass(mine) and dataclasses.is_dataclass(other):
+            found |= starting_differences(mine, other, path)
+        elif field.metadata.get("starting") and mine != other:
+            found[path] = mine, other
+    return found
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """A dataclass as plain nested dictionaries, ready for YAML."""
     return dataclasses.asdict(config)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from glissando.backbone import Backbone, ModelState, require_positive
 from glissando.block import BlockConfig, NormConfig
-from glissando.config import from_dict, merge, to_dict
+from glissando.config import from_dict, merge, starting, to_dict
 from glissando.depth import DepthConfig
 from glissando.errors import ConfigError, LengthError
 from glissando.lifts import Grows, Reads, Table, append, grow_norm, linear, tables, tile, under
@@ -56,7 +56,7 @@ class ModelConfig:
     tied_head: bool = True
     head_bias: bool = False
     logit_scale: float = 1.0
-    init: Literal["scaled", "torch", "xavier"] = "scaled"
+    init: Literal["scaled", "torch", "xavier"] = starting("scaled")
 
 
 class ComplexHead(nn.Module):

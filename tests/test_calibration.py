@@ -187,8 +187,8 @@ def test_a_restart_recalibrates_as_published(tmp_path, crash_in):
 
 
 def test_another_run_s_weights_are_a_start(tmp_path):
-    once = {"training.steps": 1}
-    first = run(tmp_path, "first", once, {"model.mixers.tau.tau": 0.37})
+    once = {"training.steps": 1, "model.mixers.tau.tau": 0.37}
+    first = run(tmp_path, "first", once)
     kept = run(tmp_path, "kept", once, {"start_from": str(first)})
     assert taus(kept) == pytest.approx([0.37])
     anew = run(tmp_path, "anew", once, {"start_from": str(first)}, calibrated("start"))

@@ -269,7 +269,6 @@ def test_fields_that_ask_for_nothing_are_taken(web):
     assert web.post("/v1/chat/completions", json=asked | nothing).status_code == 200
 
 
-
 def test_a_page_of_another_origin_cannot_ask(web):
     """Which may send text/plain without being allowed to, and may make its own name point here."""
     body = json.dumps({"model": NAME, "prompt": "Once"})

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.block import Block
+from glissando.config import starting
 from glissando.depth.base import BlockFactory, Depth, begin_blocks
 from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, unroll
@@ -49,7 +50,7 @@ class FlowConfig:
 
     method: str = "euler"
     backward: Backward = "direct"
-    alpha: float = 0.1
+    alpha: float = starting(0.1)
     tolerance: float | None = None
 
 

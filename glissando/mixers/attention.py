@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glissando.config import starting
 from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Lift, Table, append, append_pairs, join, linear, tables, tile
@@ -67,7 +68,7 @@ class AttentionConfig:
     rope_width: int | None = None
     rope_on_value: bool = False
     forget_gate: bool = False
-    horizons: tuple[float, float] = (8.0, 1024.0)
+    horizons: tuple[float, float] = starting((8.0, 1024.0))
     importance: bool = False
     output_gate: bool = False
     dropout: float = 0.0

@@ -33,6 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glissando.config import starting
 from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, grow_norm, join, linear, tables, tile, under
@@ -64,10 +65,10 @@ class LiquidConfig:
     state_size: int | None = None
     layer: Literal["gated", "published"] = "gated"
     state_dependence: bool = True
-    adaptation: float = 0.1
-    steps: tuple[float, float] | None = None
+    adaptation: float = starting(0.1)
+    steps: tuple[float, float] | None = starting(None)
     coupled: bool | None = None
-    turns: Literal["legs", "matched"] | None = None
+    turns: Literal["legs", "matched"] | None = starting(None)
     dropout: float = 0.0
 
 

@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glissando.config import starting
 from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, join, linear, spread, tables, tile
@@ -64,7 +65,7 @@ class SpectralConfig:
     output_gate: bool | None = None
     filter: bool = False
     phase_gate: bool = False
-    horizon: float | None = None
+    horizon: float | None = starting(None)
 
 
 #: the best of 8, 32 and 1000 tokens in docs/continuous-transformer.md

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glissando import laplacian as graphs
+from glissando.config import starting
 from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, append, append_pairs, join, leaning_tile, linear, tables, tile
@@ -83,14 +84,14 @@ class TauConfig:
     value_rotation: float | None = None
     value_width: int | None = None
     eps: float = 1e-6
-    tau: float = 1.0
+    tau: float = starting(1.0)
     laplacian: str = "chain"
     laplacian_weights: Literal["fixed", "diagonal", "learned"] = "fixed"
-    temperature: float | tuple[float, float] = 0.05
+    temperature: float | tuple[float, float] = starting(0.05)
     learn_temperature: bool = True
     importance: bool = False
     forget_gate: bool = False
-    horizons: tuple[float, float] = (8.0, 1024.0)
+    horizons: tuple[float, float] = starting((8.0, 1024.0))
     output_gate: bool = False
     cache: Literal["exact", "binned"] = "exact"
     bins: int | None = None

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 _CONTROL_BYTES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SEED = 2**63 - 1
 
-#: fields of OpenAI's that this server does nothing for, and what they may be because it asks for nothing: clients send them
+#: OpenAI's fields that nothing is done for here, and the values that ask for nothing, which clients send
 _ASKS_NOTHING: dict[str, list[Any]] = {
     "frequency_penalty": [0],
     "presence_penalty": [0],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from glissando.config import to_dict
+from glissando.config import from_dict, starting_differences, to_dict
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError
 from glissando.loading import BASE, load
@@ -48,8 +48,26 @@ def load_start(config: RunConfig, model: LanguageModel) -> None:
             )
     model.load_state_dict({**ours, **theirs})
     new = sorted(set(ours) - set(theirs))
+    _refuse_new_starts(config, new)
     if new and launch.rank() == 0:
         print(f"not in {config.start_from}, so started anew: {_some(new)}", file=sys.stderr)
+
+
+def _refuse_new_starts(config: RunConfig, new: list[str]) -> None:
+    """Raise ConfigError where options say that trained numbers shall start elsewhere than they did.
+
+    Those of mixers may be of the parameters `new` in them, such as a forget gate that was not there.
+    """
+    assert config.start_from is not None
+    in_mixers = any(".mixer." in name for name in new)
+    before = from_dict(RunConfig, {"model": Run.open(config.start_from).read_config().get("model", {})}).model
+    for name, (ours, theirs) in starting_differences(config.model, before, "model").items():
+        if in_mixers and name.startswith("model.mixers."):
+            continue
+        raise ConfigError(
+            f"{name} says where trained numbers start, and those of {config.start_from} have been trained from "
+            f"{theirs}: leave it out, got {ours}"
+        )
 
 
 def take_growth(config: RunConfig) -> None:
