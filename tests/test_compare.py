@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -234,7 +235,7 @@ def test_the_table_as_text(tmp_path):
 def stamps(out: Path) -> dict[str, int]:
     """When each file that is not the report was written."""
     kept = [p for p in out.rglob("*") if p.is_file() and p.parent != out]
-    return {str(p): p.stat().st_mtime_ns for p in [*kept, out / "speed.json"]}
+    return {str(p): p.stat().st_mtime_ns for p in [*kept, out / "speed.json"] if p.parent.name != "pictures"}
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +258,13 @@ def test_a_whole_comparison(finished):
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
     markdown = (finished / "report.md").read_text()
     assert "## Probes" in markdown
+    named = re.findall(r"\]\((pictures/.*?)\)", markdown)
+    assert len(named) == 7
+    for name in named:
+        picture = ElementTree.fromstring((finished / name).read_text())
+        told = " ".join(picture.itertext())
+        assert "prefers-color-scheme: dark" in told
+        assert "liquid-ssm-nano" in told
 
 
 def test_every_figure_is_traced_to_a_run(finished):

@@ -1,4 +1,4 @@
-"""The report's pictures, as SVG that takes its colours from the page: light or dark, as the reader has it."""
+"""The report's pictures: SVG in the colours of the page, light or dark as the reader has it; files bring them along."""
 
 from __future__ import annotations
 
@@ -13,6 +13,23 @@ from glissando.lab.compare_results import ModelResult, bits_on
 _INK, _LINE, _FLOOR = "#010203", "#010204", "#010205"
 _SERIES = tuple(f"#0102{16 + number:02x}" for number in range(8))
 _MARKERS = "osD^vPX*"
+#: the page's colours, for light and dark
+COLOURS = """\
+:root {
+  --paper: #fbfaf8; --card: #ffffff; --ink: #1d2127; --soft: #59626e; --line: #8d97a3; --rule: #e2e0db;
+  --floor: #b3261e; --wash: #cfe3ec; --note: #fdf3d8;
+  --series-0: #4b5563; --series-1: #9a6700; --series-2: #0b6e99; --series-3: #8b3fa8; --series-4: #1a7f4b;
+  --series-5: #c2410c; --series-6: #3f51b5; --series-7: #ad1457;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --paper: #14171b; --card: #1c2026; --ink: #e6e8eb; --soft: #a3acb8; --line: #717c89; --rule: #30363e;
+    --floor: #ff8a80; --wash: #1f4558; --note: #3a311a;
+    --series-0: #b8c0ca; --series-1: #e3b341; --series-2: #58b7df; --series-3: #cf94e8; --series-4: #5fce93;
+    --series-5: #ff9a62; --series-6: #9fa8ff; --series-7: #ff86b3;
+  }
+}
+"""
 
 
 def colour_name(index: int) -> str:
@@ -20,22 +37,32 @@ def colour_name(index: int) -> str:
     return f"var(--series-{index % len(_SERIES)})"
 
 
-def figures(results: Sequence[ModelResult], floor: float | None) -> dict[str, str]:
-    """name -> SVG, of those that there is something to draw for."""
+def figures(results: Sequence[ModelResult], floor: float | None, key: bool = False) -> dict[str, str]:
+    """name -> SVG, of those that there is something to draw for; with a key of the models' colours, if asked for."""
+    models = [result.preset for result in results] if key else []
     drawn = {
         "bits": _draw("bits", lambda axes: _bits(axes, results, floor), rows=len(results)),
-        "tokens": _draw("tokens", lambda axes: _curves(axes, results, "tokens", "tokens read", floor)),
-        "flops": _draw("flops", lambda axes: _curves(axes, results, "flops", "training FLOPs", floor)),
-        "seconds": _draw("seconds", lambda axes: _curves(axes, results, "seconds", "seconds", floor)),
-        "decode": _draw("decode", lambda axes: _decode(axes, results)),
-        "state": _draw("state", lambda axes: _state(axes, results)),
-        "sweep": _draw("sweep", lambda axes: _sweep(axes, results)),
+        "tokens": _draw("tokens", lambda axes: _curves(axes, results, "tokens", "tokens read", floor), models),
+        "flops": _draw("flops", lambda axes: _curves(axes, results, "flops", "training FLOPs", floor), models),
+        "seconds": _draw("seconds", lambda axes: _curves(axes, results, "seconds", "seconds", floor), models),
+        "decode": _draw("decode", lambda axes: _decode(axes, results), models),
+        "state": _draw("state", lambda axes: _state(axes, results), models),
+        "sweep": _draw("sweep", lambda axes: _sweep(axes, results), models),
     }
     return {name: picture for name, picture in drawn.items() if picture}
 
 
-def _draw(name: str, fill: Callable[[Any], bool], rows: int = 0) -> str:
-    """The SVG of what `fill` draws; "" if it finds nothing to draw."""
+def files(results: Sequence[ModelResult], floor: float | None) -> dict[str, str]:
+    """name -> SVG that stands by itself, with its key and both sets of colours."""
+    style = f"<style>{COLOURS}text {{ font-family: system-ui, sans-serif }}</style>"
+    return {
+        name: svg.replace(">", f">{style}<rect width='100%' height='100%' fill='var(--paper)'/>", 1)
+        for name, svg in figures(results, floor, key=True).items()
+    }
+
+
+def _draw(name: str, fill: Callable[[Any], bool], models: Sequence[str] = (), rows: int = 0) -> str:
+    """The SVG of what `fill` draws, with a key of the `models`; "" if it finds nothing to draw."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -46,16 +73,26 @@ def _draw(name: str, fill: Callable[[Any], bool], rows: int = 0) -> str:
         "xtick.labelcolor": _INK, "ytick.labelcolor": _INK,
     }  # fmt: skip
     with rc_context(style):
-        figure = Figure(figsize=(4.4, 0.9 + 0.32 * rows if rows else 3.1), layout="constrained")
+        height = 0.9 + 0.32 * rows if rows else 3.1 + 0.2 * ((len(models) + 1) // 2)
+        figure = Figure(figsize=(4.4, height), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.35, linewidth=0.6)
         if not fill(axes):
             return ""
+        if models:
+            _key(figure, models)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return _themed(text.getvalue(), name)
+
+
+def _key(figure: Any, models: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], marker=_MARKERS[i % 8], markersize=4, **_style(i)) for i in range(len(models))]
+    figure.legend(lines, models, loc="outside lower center", ncols=2, frameon=False, fontsize=7.5)
 
 
 def _themed(svg: str, name: str) -> str:
@@ -185,18 +222,25 @@ def _sweep(axes: Any, results: Sequence[ModelResult]) -> bool:
     return some
 
 
+def _amount(value: float, _: object = None) -> str:
+    """200 k, 3 M, but 0.25 and not 250 m."""
+    from matplotlib.ticker import EngFormatter
+
+    return f"{value:g}" if abs(value) < 1000 else EngFormatter(sep="\u2009")(value)
+
+
 def _engineering(axis: Any) -> None:
     """200 k and not 2 x 10^5."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_formatter(EngFormatter(sep="\u2009"))
+    axis.set_major_formatter(_amount)
     axis.set_major_locator(MaxNLocator(5))
 
 
 def _decades(axis: Any) -> None:
     """Ticks at 1, 2 and 5 of each decade, where a span of many decades has room for the 1 alone."""
-    from matplotlib.ticker import EngFormatter, LogLocator
+    from matplotlib.ticker import LogLocator
 
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 300 else (1,)))
-    axis.set_major_formatter(EngFormatter(sep="\u2009"))
+    axis.set_major_formatter(_amount)

@@ -1,4 +1,5 @@
-"""The report of a comparison: one HTML file that needs nothing else, a CSV and a Markdown of the same figures.
+"""The report of a comparison: one HTML file that needs nothing else, a CSV and a Markdown of the same figures, and
+the pictures as files beside that.
 
 Every figure names the runs it comes from by number; the last table says where each run lies, and its seed, commit and
 machine.
@@ -13,13 +14,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glissando.lab.compare_figures import colour_name, figures
+from glissando.lab.compare_figures import COLOURS, colour_name, figures, files
 from glissando.lab.compare_plan import TOLERANCE, Comparison
 from glissando.lab.compare_results import Estimate, Finished, ModelResult, accuracy, bits_on, reported
 from glissando.lab.probes import PROBES
 from glissando.storage import write_atomic
 
-HTML, CSV, MARKDOWN = "report.html", "results.csv", "report.md"
+HTML, CSV, MARKDOWN, PICTURES = "report.html", "results.csv", "report.md", "pictures"
 _COLUMNS = (
     "section", "model", "measure", "value", "low", "high", "unit", "seed", "learning_rate", "run", "commit", "modified",
     "machine", "date",
@@ -36,14 +37,18 @@ class Table(NamedTuple):
 
 
 def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path:
-    """Write all three; returns the HTML's path."""
+    """Write all of them; returns the HTML's path."""
     runs = _Runs(comparison.out, results)
     floor = next((result.floor for result in results if result.floor is not None), None)
     about, notes, tables = _about(comparison, results, runs), _notes(comparison, results, runs), _tables(results, runs)
     page = _html(comparison, results, runs, floor, about, notes, tables)
     write_atomic(comparison.out / HTML, page.encode())
     write_atomic(comparison.out / CSV, _csv(results, runs).encode())
-    write_atomic(comparison.out / MARKDOWN, _markdown(about, notes, tables, results).encode())
+    pictures = files(results, floor)
+    (comparison.out / PICTURES).mkdir(exist_ok=True)
+    for name, picture in pictures.items():
+        write_atomic(comparison.out / PICTURES / f"{name}.svg", picture.encode())
+    write_atomic(comparison.out / MARKDOWN, _markdown(about, notes, tables, results, list(pictures)).encode())
     return comparison.out / HTML
 
 
@@ -301,20 +306,26 @@ def _html(
         if run.failed is None
     ]
     return template.render(
-        title=f"{len(results)} models, {comparison.budget} each",
+        colours=Markup(COLOURS), title=f"{len(results)} models, {comparison.budget} each",
         about=about, notes=notes, tables=tables, pictures=pictures,
         floor=floor, names=names, samples=samples, half=reported(comparison) != slice(None),
     )  # fmt: skip
 
 
 def _markdown(
-    about: list[tuple[str, str]], notes: list[str], tables: dict[str, Table], results: Sequence[ModelResult]
+    about: list[tuple[str, str]],
+    notes: list[str],
+    tables: dict[str, Table],
+    results: Sequence[ModelResult],
+    pictures: Sequence[str],
 ) -> str:
     lines = ["# Comparison", "", *(f"- {name}: {text}" for name, text in about), ""]
     lines += [f"> {note}\n" for note in notes]
     for table in tables.values():
         lines += [f"## {table.title}", "", _markdown_row(table.headings), "|---" * len(table.headings) + "|"]
         lines += [*(_markdown_row(row) for row in table.rows), "", table.note, ""]
+    if pictures:
+        lines += ["## Pictures", "", *(f"![{name}]({PICTURES}/{name}.svg)" for name in pictures), ""]
     samples = [run for result in results for run in result.runs[:1] if run.failed is None]
     for run in samples:
         told = run.figures["sample"]
