@@ -2,7 +2,9 @@
 
 For each task and seed a model is trained from scratch at the final size, and once more in stages that grow to it. The
 target is the held-out loss that the first ends with, and 0.01 nats more. FLOPs are those of glissando.flops; the
-grown run pays for all of its stages. Every run leaves its directory, with metrics.csv and, if grown, loss.png.
+grown run pays for all of its stages. It is given --budget times the FLOPs of the other, over which its learning rate
+falls: what half the FLOPs are worth is not to be seen half way through a schedule made for all of them. Every run
+leaves its directory, with metrics.csv and, if grown, loss.png.
 
     python examples/grow_or_scratch.py --tasks shift stories --seeds 3 --out runs/growth
     python examples/grow_or_scratch.py --quick
@@ -86,11 +88,11 @@ def report(options: argparse.Namespace, folder: Path) -> None:
 def compare(name: str, seed: int, options: argparse.Namespace, folder: Path) -> float | None:
     """Grown over scratch in FLOPs to the target; None if the grown run does not reach it."""
     task, flops = TASKS[name], options.flops or TASKS[name].flops
-    staged = _staged(task, seed, flops, options)
+    staged = _staged(task, seed, options.budget * flops, options)
     grown = train_stages(staged, folder / f"{name}-{seed}-grown")
     *_, last = plans(staged, folder / f"{name}-{seed}-grown")
     large = {"model": last.config.as_dict()["model"], "training": {"flops": flops}, "data": {"seed": seed}}
-    config = from_dict(RunConfig, merge(_shared(task, seed, options.every), large))
+    config = from_dict(RunConfig, merge(_shared(task, seed, options), large))
     # Sizes stay; what makes a grown model a grown one does not.
     config.model.logit_scale, config.model.depth.gated = 1.0, []
     config.model.mixers.attention.scale = None
@@ -130,16 +132,16 @@ def _validations(runs: list[Run]) -> list[tuple[float, float, float]]:
     return found
 
 
-def _shared(task: Task, seed: int, every: int) -> dict[str, Any]:
+def _shared(task: Task, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     preset = {key: value for key, value in load_preset(task.preset).items() if key != "about"}
     training = {
         "seed": seed,
-        "optimizer": {"learning_rate": task.rate},
+        "optimizer": {"learning_rate": options.rate or task.rate},
         "schedule": {"warmup_steps": 50},
-        "validate_every": every,
+        "validate_every": options.every,
         "sample_every": 10**9,
         "save_every": 10**9,
-        "log_every": every,
+        "log_every": options.every,
     }
     return merge(preset, {"model": task.model, "data": task.data, "training": training})
 
@@ -147,7 +149,7 @@ def _shared(task: Task, seed: int, every: int) -> dict[str, Any]:
 def _staged(task: Task, seed: int, flops: float, options: argparse.Namespace) -> RunConfig:
     """Constant rates until the last stage, which falls as scratch does; stages see other data."""
     stages = []
-    for number, (growth, share) in enumerate(zip([{}, *task.growths], task.shares, strict=True)):
+    for number, (growth, share) in enumerate(zip([{}, *task.growths], options.shares or task.shares, strict=True)):
         last = number == len(task.growths)
         schedule = {"kind": "warmup-cosine" if last else "constant", "warmup_steps": 0 if number else 50}
         stages.append(
@@ -158,7 +160,7 @@ def _staged(task: Task, seed: int, flops: float, options: argparse.Namespace) ->
                 "training": {"flops": share * flops, "schedule": schedule},
             }
         )
-    shared = merge(_shared(task, seed, options.every), {"training": {"optimizer": {"release": options.release}}})
+    shared = merge(_shared(task, seed, options), {"training": {"optimizer": {"release": options.release}}})
     return from_dict(RunConfig, merge(shared, {"stages": stages}))
 
 
@@ -167,6 +169,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--flops", type=float, help="what each run may spend, if other than the task's own")
+    parser.add_argument("--budget", type=float, default=1.0, help="what the grown run may spend, of that")
+    parser.add_argument(
+        "--shares", type=float, nargs="+", help="how it divides that among its sizes, if not as its task says"
+    )
+    parser.add_argument("--rate", type=float, help="learning rate of both, if other than the task's own")
     parser.add_argument("--every", type=int, default=100, help="steps between validations")
     parser.add_argument("--slack", type=float, default=0.01, help="nats that the target is above scratch's last loss")
     parser.add_argument("--release", type=int, help="steps after which grown matrices get the whole learning rate back")
