@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -288,10 +289,16 @@ def test_every_initialisation_learns_to_hold_a_value_for_its_time(init: str):
     assert (sum(losses[-10:]) / 10 < 0.1) == knows
 
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
 def irregular_series() -> Any:
-    """examples/irregular_series.py as a module."""
-    path = Path(__file__).parents[1] / "examples" / "irregular_series.py"
-    spec = importlib.util.spec_from_file_location("irregular_series", path)
+    return example_of("irregular_series")
+
+
+def example_of(name: str) -> Any:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -330,3 +337,17 @@ def test_the_example_splits_series_whole(tmp_path):
     for part in (train, valid, test):
         assert_close(part.target - part.x, scale * part.dt.unsqueeze(-1), "values rise by 1 a row", 1e-4)
     assert float(train.dt.max()) > 1
+
+
+def test_the_envelope_rises_fast_and_falls_slowly(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = example_of("envelope")
+    u, e = example.signals(3, 40, seed=0)
+    follower = 0.0
+    for now, told in zip(u[1], e[1], strict=True):
+        share = 2.0 if now > follower else 40.0
+        follower = math.exp(-1 / share) * follower + (1 - math.exp(-1 / share)) * now
+        assert told == pytest.approx(follower)
+    train, other = example.standardised([(u, e), example.signals(5, 20, seed=1)])
+    assert float(train.target.mean()) == pytest.approx(0, abs=1e-5)
+    assert not set(train.x.flatten().tolist()) & set(other.x.flatten().tolist())
