@@ -39,10 +39,18 @@ def same(fast, reference, *inputs: Tensor) -> None:
         assert_close(fast(*inputs), outcomes[1][0], "without gradients", EXACT)
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, 3, 8), (1, 1, 1)])
-def test_rms_norm(shape):
+@pytest.mark.parametrize("backend", ["closed", "numba"])
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 8), (1, 1, 1), (300, 6), (3, 2, 290, 4), (2, 0, 4)])
+def test_rms_norm(shape, backend):
     x, weight = draw(*shape), draw(shape[-1], seed=1)
-    same(rms_norm, lambda *a: rms_norm(*a, backend="reference"), x, weight)
+    same(lambda *a: rms_norm(*a, backend=backend), lambda *a: rms_norm(*a, backend="reference"), x, weight)
+
+
+def test_rms_norm_of_what_is_not_contiguous():
+    x, weight = draw(4, 6, 5).transpose(0, 1), draw(5, seed=1)
+    for backend in ("closed", "numba"):
+        expected = rms_norm(x.contiguous(), weight, backend="reference")
+        assert_close(rms_norm(x, weight, backend=backend), expected, tolerance=EXACT)
 
 
 def test_rms_norm_closed_form():
@@ -140,17 +148,21 @@ def test_causal_attention_refuses_other_lengths():
         attention(draw(1, 1, 3, 2), draw(1, 1, 4, 2), draw(1, 1, 4, 2))
 
 
+@pytest.mark.parametrize("backend", ["numba", "reference"])
 @pytest.mark.parametrize("width", [2, 4])
-@pytest.mark.parametrize("length", [1, 2, 9])
-def test_short_conv_is_a_causal_convolution(width: int, length: int):
+@pytest.mark.parametrize("length", [1, 2, 9, 300])
+def test_short_conv_is_a_causal_convolution(width: int, length: int, backend: str):
     x, weight, past = draw(2, length, 3), draw(3, width, seed=1), draw(2, width - 1, 3, seed=2)
 
     def reference(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
         joined = torch.cat([past, x], 1).transpose(1, 2)
         return F.conv1d(joined, weight.unsqueeze(1), groups=3).transpose(1, 2)
 
-    same(short_conv, reference, x, weight, past)
-    assert_close(short_conv(x, weight), short_conv(x, weight, torch.zeros_like(past)), tolerance=EXACT)
+    def ours(*inputs: Tensor) -> Tensor:
+        return short_conv(*inputs, backend=backend)
+
+    same(ours, reference, x, weight, past)
+    assert_close(ours(x, weight), ours(x, weight, torch.zeros_like(past)), tolerance=EXACT)
 
 
 def test_next_past_holds_the_last_real_inputs():
