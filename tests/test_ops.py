@@ -68,6 +68,18 @@ def test_swiglu():
     same(swiglu, lambda h: swiglu(h, backend="reference"), draw(2, 3, 10))
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rotate_in_one_pass(rows):
+    """Long enough for the kernel, from a view, each row from its own place."""
+    positions = torch.arange(100) + 7 * torch.arange(rows).unsqueeze(1)
+    table = rotation(positions, 6, 100.0, 6, torch.float64).unsqueeze(-2)
+    x = draw(3, 8, 100, 6)
+    same(lambda x: rotate(x.transpose(1, 2), table), lambda x: rotate(x.transpose(1, 2), table, backend="reference"), x)
+    half = x.detach().transpose(1, 2).bfloat16()
+    expected = rotate(half.double(), table, backend="reference")
+    assert_close(rotate(half, table.float()).double(), expected, "rounded once", 2**-8)
+
+
 def test_rotate():
     table = rotation(torch.arange(4), 6, 100.0, 6, torch.float64)
     same(lambda x: rotate(x, table), lambda x: rotate(x, table, backend="reference"), draw(2, 4, 6))

@@ -15,8 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from glissando.ops.compiled import over_rows
+
 #: positions whose rotations are kept once they are needed: 16 MiB at head size 64
 _TABLE = 1 << 16
+#: numbers from which a kernel pays
+_LARGE = 1 << 13
 
 
 def _angle_dtype(device: torch.device) -> torch.dtype:
@@ -80,8 +84,9 @@ def _remembered(
 def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
     """x (..., K) rotated by cos_sin (2, ..., K/2), which carries no gradient.
 
-    `auto` writes both halves into one tensor and rotates the gradient back by the opposite angle; where torch.compile
-    looks on, which cannot write into a part of a tensor, it is the reference.
+    `auto` writes both halves into one tensor and rotates the gradient back by the opposite angle, on a CPU in one pass
+    for x (B, T, H, K) and cos_sin (2, 1 or B, T, 1, K/2) where that pays; where torch.compile looks on, which cannot
+    write into a part of a tensor, it is the reference.
     """
     if backend == "reference" or torch.compiler.is_compiling():
         cos, sin = cos_sin[0], cos_sin[1]
@@ -103,8 +108,26 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    if x.device.type == "cpu" and x.ndim == 4 and x.numel() >= _LARGE and _is_by_token(x, cos):
+        return _turn_in_one_pass(x, cos, sin, sign)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     (first, second), (y_first, y_second) = x.chunk(2, -1), y.chunk(2, -1)
     torch.mul(first, cos, out=y_first).addcmul_(second, sin, value=-sign)
     torch.mul(second, cos, out=y_second).addcmul_(first, sin, value=sign)
     return y
+
+
+def _is_by_token(x: Tensor, cos: Tensor) -> bool:
+    """Whether all heads of a token turn alike."""
+    return cos.ndim == 4 and cos.shape[2] == 1 and cos.shape[1] == x.shape[1] and cos.shape[0] in (1, x.shape[0])
+
+
+def _turn_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    """In the table's precision, rounded once."""
+    from glissando.ops.rope_numba import turn
+
+    table = (part.squeeze(2).contiguous().numpy() for part in (cos, sin))
+    pairs = x.detach().to(cos.dtype).contiguous()
+    y = torch.empty_like(pairs)
+    over_rows(turn, pairs, pairs.numpy(), *table, sign, y.numpy())
+    return y.to(x.dtype)
