@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -82,8 +83,8 @@ def _in_one_pass(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]
 
 def _rows(x: Tensor) -> Tensor:
     """(..., D) as (B, T, D), rows of which threads take several B."""
-    x = x.detach()
-    return x.reshape(x.shape[0] if x.ndim > 2 else 1, -1, x.shape[-1])
+    batch = x.shape[0] if x.ndim > 2 else 1
+    return x.detach().reshape(batch, math.prod(x.shape[:-1]) // max(batch, 1), x.shape[-1])
 
 
 class _Kernel(torch.autograd.Function):
