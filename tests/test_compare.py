@@ -24,8 +24,8 @@ from glissando.errors import ConfigError, UnknownNameError
 from glissando.lab.compare_measure import MEASURED, epiplexity, read_measured
 from glissando.lab.compare_plan import Amount, Comparison, Job
 from glissando.lab.compare_results import Finished, accuracy, bits_on, choose, difference, estimate
-from glissando.lab.compare_speed import _forget_peak, _peak_mib, _resident_mib
 from glissando.lab.compare_table import Table
+from glissando.lab.memory import forget_peak, peak_bytes, resident_bytes
 from glissando.lab.probes import PROBES, select_probes
 from glissando.runs import latest_checkpoint
 
@@ -210,11 +210,11 @@ def touch(mib: int) -> None:
 def test_a_peak_is_counted_from_where_it_was_forgotten():
     """512 MiB that came and went before are not counted, 256 MiB after are."""
     touch(512)
-    before = _resident_mib()
-    if not _forget_peak():
+    before = resident_bytes()
+    if not forget_peak():
         pytest.skip("this system does not let a process forget its peak")
     touch(256)
-    assert 200 < _peak_mib() - before < 400
+    assert 200 < (peak_bytes() - before) / 2**20 < 400
 
 
 def test_the_table_as_text(tmp_path):

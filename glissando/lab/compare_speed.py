@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from glissando.config import from_dict
 from glissando.errors import GlissandoError
+from glissando.lab.memory import forget_peak, peak_bytes, resident_bytes
 from glissando.lab.speed import trainer
 from glissando.loading import load
 from glissando.model import LanguageModel
@@ -172,45 +172,15 @@ def _own_memory(path: Path) -> float:
     Where the system does not forget a peak (macOS, some containers) and importing took more, that is counted: at most
     too much, never too little.
     """
-    before = _resident_mib()
-    _forget_peak()
+    before = resident_bytes()
+    forget_peak()
     entry = _Entry.open(path)
     step = _step_of(entry)
     step()
     step()
     if entry.model.embedding.weight.is_cuda:
         return torch.cuda.max_memory_allocated() / 2**20
-    return _peak_mib() - before
-
-
-def _forget_peak() -> bool:
-    """The peak of this process counts from now on; False where the system does not let it."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _resident_mib() -> float:
-    return _status("VmRSS") if _has_status() else _peak_mib()
-
-
-def _peak_mib() -> float:
-    if _has_status():
-        return _status("VmHWM")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
-
-
-def _has_status() -> bool:
-    return Path("/proc/self/status").is_file()
-
-
-def _status(field: str) -> float:
-    """MiB of a field of /proc/self/status, which has KiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+    return (peak_bytes() - before) / 2**20
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from glissando.errors import GlissandoError, unknown_name
+from glissando.lab.memory import peak_bytes
 from glissando.lab.published.liquid_ssm import PublishedLiquid
-from glissando.lab.speed import Row, paired, peak_bytes, random_bytes, trainer
+from glissando.lab.speed import Row, paired, random_bytes, trainer
 from glissando.model import LanguageModel
 
 PRESET, DENSE, NANO = "liquid-ssm", "liquid-ssm-dense", "liquid-ssm-nano"

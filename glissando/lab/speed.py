@@ -5,7 +5,6 @@ Machines are noisy, so the two sides take turns and the figure is the median of 
 
 from __future__ import annotations
 
-import resource
 import statistics
 import subprocess
 import sys
@@ -121,12 +120,6 @@ def trainer(module: Any, ids: torch.Tensor) -> Callable[[], float]:
 
 def random_bytes(batch: int, length: int) -> torch.Tensor:
     return torch.randint(0, 256, (batch, length), generator=torch.Generator().manual_seed(0))
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has held so far."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def training(rounds: int) -> Row:

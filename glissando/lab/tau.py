@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from glissando.lab.speed import Row, paired, peak_bytes, random_bytes, trainer
+from glissando.lab.memory import peak_bytes
+from glissando.lab.speed import Row, paired, random_bytes, trainer
 from glissando.model import LanguageModel
 from glissando.ops.tau_attention import tau_attention
 

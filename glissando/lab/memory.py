@@ -1,0 +1,41 @@
+"""How much memory a process holds, now and at its peak.
+
+On Linux the peak is VmHWM of /proc/self/status, which is of this program alone: what getrusage tells is inherited from
+the process that started it.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+
+
+def resident_bytes() -> int:
+    """What is held now; the peak so far where the system does not tell."""
+    return _status("VmRSS") if _STATUS.is_file() else peak_bytes()
+
+
+def peak_bytes() -> int:
+    """The most that was held since the start, or since `forget_peak`."""
+    if _STATUS.is_file():
+        return _status("VmHWM")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def forget_peak() -> bool:
+    """The peak counts from now on; False where the system does not let it (macOS, some containers)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _status(field: str) -> int:
+    """Bytes of a field, which has KiB."""
+    lines = _STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
