@@ -5,6 +5,7 @@ pip install ncps          the peer of `liquid-cfc`
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from glissando.errors import GlissandoError, unknown_name
 from glissando.lab.memory import peak_bytes
 from glissando.lab.published.liquid_ssm import PublishedLiquid
 from glissando.lab.speed import Row, paired, random_bytes, trainer
+from glissando.mixers.liquid import Liquid, LiquidConfig
 from glissando.model import LanguageModel
 
 PRESET, DENSE, NANO = "liquid-ssm", "liquid-ssm-dense", "liquid-ssm-nano"
@@ -176,7 +178,10 @@ def growth_of_memory(preset: str, lengths: Sequence[int], peak: Callable[[str, i
 def peak_in_a_process(preset: str, length: int) -> int:
     """`peak_of_training` of a process of its own, as a peak is never taken back."""
     code = f"from glissando.lab.liquid import peak_of_training; print(peak_of_training({preset!r}, {length}))"
-    return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    # Each array is mapped and given back by itself: what an allocator keeps is not counted.
+    exact = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=exact)
+    return int(done.stdout)
 
 
 def peak_of_training(preset: str, length: int) -> int:
@@ -189,9 +194,8 @@ def peak_of_training(preset: str, length: int) -> int:
 
 
 def cfc(rounds: int) -> Row:
-    """Training tokens/s of one liquid mixer, D 256 and 128 states, beside CfC's 256 -> 128, at 8 x 128 tokens."""
-    mixer = LanguageModel.from_preset(PRESET).depth.blocks[0].mixer  # type: ignore[index, union-attr]
-    return beside_cfc(mixer, 256, 128, rounds)
+    """Training tokens/s of one gated liquid mixer, D 256 and 128 states, beside CfC's 256 -> 128, at 8 x 128 tokens."""
+    return beside_cfc(Liquid(LiquidConfig(state_size=128), 256), 256, 128, rounds)
 
 
 def beside_cfc(mixer: nn.Module, size: int, units: int, rounds: int) -> Row:
@@ -201,7 +205,7 @@ def beside_cfc(mixer: nn.Module, size: int, units: int, rounds: int) -> Row:
     ours, theirs, ratio = paired(layer_trainer(mixer, x), layer_trainer(peer, x), rounds)
     counts = [sum(p.numel() for p in module.parameters()) for module in (peer, mixer)]
     told = f"CfC ({counts[0]:,} parameters; ours {counts[1]:,})"
-    return Row("liquid layer training, 8 x 128", ours, theirs, "tokens/s", ratio, "above 1x", ratio > 1, told)
+    return Row("liquid layer training, 8 x 128", ours, theirs, "tokens/s", ratio, "3x", ratio >= 3, told)
 
 
 def layer_trainer(module: nn.Module, x: Tensor) -> Callable[[], float]:
