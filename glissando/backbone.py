@@ -112,8 +112,10 @@ class Backbone(nn.Module, ABC):
 
     def _run(self, inputs: Tensor, state: ModelState | None, **signals: Any) -> tuple[Tensor, ModelState | None]:
         """What the head reads (B, T, D), and the state after it; `signals` are those of Context."""
-        ctx = Context(**signals, memo=None if torch.is_grad_enabled() else {})
+        ctx = Context(**signals)
         self._check(inputs, state, ctx)
+        if ctx.memo is None and not torch.is_grad_enabled():
+            ctx = replace(ctx, memo={})
         refuse_unhonoured(ctx, self.depth.honours, "this model")
         order = None if ctx.mask is None else packing_order(ctx.mask)
         if order is not None:
@@ -152,6 +154,8 @@ class Backbone(nn.Module, ABC):
                 f"the state holds {state.position.shape[0]} rows, {name} have {inputs.shape[0]}; "
                 f"use model.init_state(batch_size={inputs.shape[0]})"
             )
+        if ctx.memo is not None and torch.is_grad_enabled():
+            raise ValueError("memo keeps what follows from the weights, which gradients forbid; use torch.no_grad()")
         if ctx.donate and torch.is_grad_enabled():
             raise ValueError("donate=True changes the state in place, which gradients forbid; use torch.no_grad()")
 

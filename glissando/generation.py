@@ -13,6 +13,7 @@ from torch import Tensor
 
 from glissando.data.tokenizers import StreamDecoder, Tokenizer
 from glissando.errors import ConfigError, unknown_name
+from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.state import State, select_rows
 
@@ -96,7 +97,8 @@ def continue_ids(
     generators = [torch.Generator().manual_seed(sampling.seed + r) for r in alive]
     max_tokens = min(max_tokens, room_after(model, max(map(len, prompts), default=0)))
     with torch.no_grad(), _evaluating(model):
-        logits, state = _read_prompts(model, prompts, _now(control), device)
+        memo: Memo = {}
+        logits, state = _read_prompts(model, prompts, _now(control), device, memo)
         for left in range(max_tokens - 1, -1, -1):
             ids = sampling.draw(logits, [generators[r] for r in alive])
             step: list[int | None] = [None] * len(prompts)
@@ -112,7 +114,7 @@ def continue_ids(
                 ids, state = ids[rows], select_rows(state, rows)
             now = _now(control)
             now = now if now is None or len(now) == len(alive) else now[alive]
-            logits, state = model(ids.unsqueeze(1), state, control=now, donate=True)
+            logits, state = model(ids.unsqueeze(1), state, control=now, donate=True, memo=memo)
             logits = logits[:, -1]
 
 
@@ -139,7 +141,11 @@ def _evaluating(model: LanguageModel) -> Iterator[None]:
 
 
 def _read_prompts(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], control: Tensor | None, device: torch.device
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    control: Tensor | None,
+    device: torch.device,
+    memo: Memo,
 ) -> tuple[Tensor, State]:
     """Logits after each prompt (B, V) and the state there, prompts of different length padded and masked."""
     if not prompts or any(len(p) == 0 for p in prompts):
@@ -152,7 +158,7 @@ def _read_prompts(
     ragged = bool((lengths < longest).any())
     mask = torch.arange(longest, device=device) < lengths.unsqueeze(1) if ragged else None
     state: State = model.init_state(len(prompts))
-    features, state = model.features(ids, state, mask=mask, control=control, donate=True)
+    features, state = model.features(ids, state, mask=mask, control=control, donate=True, memo=memo)
     last = features[torch.arange(len(prompts), device=device), lengths - 1]
     return model.logits(last), state
 

@@ -17,7 +17,7 @@ from glissando.config import from_dict, merge, starting, to_dict
 from glissando.depth import DepthConfig
 from glissando.errors import ConfigError, LengthError
 from glissando.lifts import Grows, Reads, Table, append, grow_norm, linear, tables, tile, under
-from glissando.mixers import Context, MixerConfigs
+from glissando.mixers import Context, Memo, MixerConfigs
 
 if TYPE_CHECKING:
     from glissando.data.tokenizers import Tokenizer
@@ -152,16 +152,19 @@ class LanguageModel(Backbone):
         dt: Tensor | None = None,
         mask: Tensor | None = None,
         donate: bool = False,
+        memo: Memo | None = None,
     ) -> tuple[Tensor, ModelState | None]:
         """ids (B, T) int64 -> logits (B, T, V) and the state after them.
 
         control  (B, C) or (B, T, C);  dt  (B, T) time steps;  mask  (B, T) bool, True at real tokens, holes anywhere.
         donate   lets the given state be changed in place; only without gradients.
+        memo     a dictionary, empty at first, that calls share while the weights stand still: what follows from these
+                 alone is kept in it and not computed at every token; only without gradients.
         Logits at masked positions have no meaning.
 
         Raises ValueError for shapes that do not fit, ContextError for a signal the model cannot honour.
         """
-        x, state = self.features(ids, state, control=control, dt=dt, mask=mask, donate=donate)
+        x, state = self.features(ids, state, control=control, dt=dt, mask=mask, donate=donate, memo=memo)
         return self.logits(x), state
 
     def logits(self, features: Tensor) -> Tensor:
@@ -179,6 +182,7 @@ class LanguageModel(Backbone):
         dt: Tensor | None = None,
         mask: Tensor | None = None,
         donate: bool = False,
+        memo: Memo | None = None,
     ) -> tuple[Tensor, ModelState | None]:
         """What the head reads: `forward` without the head. (B, T, D)."""
         if ids.ndim != 2 or ids.shape[1] == 0 or ids.dtype not in (torch.int64, torch.int32):
@@ -186,7 +190,7 @@ class LanguageModel(Backbone):
                 f"ids must be (batch, time >= 1) int64, got {tuple(ids.shape)} {ids.dtype}; "
                 "a single text needs ids.unsqueeze(0)"
             )
-        return self._run(ids, state, mask=mask, dt=dt, control=control, donate=donate)
+        return self._run(ids, state, mask=mask, dt=dt, control=control, donate=donate, memo=memo)
 
     def _enter(self, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
         x = self.embedding(ids)

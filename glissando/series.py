@@ -21,7 +21,7 @@ from glissando.block import BlockConfig, NormConfig
 from glissando.config import from_dict
 from glissando.depth import DepthConfig
 from glissando.errors import ConfigError
-from glissando.mixers import Context, MixerConfigs
+from glissando.mixers import Context, Memo, MixerConfigs
 from glissando.model import ModelConfig
 
 
@@ -93,11 +93,12 @@ class SeriesModel(Backbone):
         mask: Tensor | None = None,
         control: Tensor | None = None,
         donate: bool = False,
+        memo: Memo | None = None,
     ) -> tuple[Tensor, ModelState | None]:
         """x (B, T, F) -> y (B, T, O) and the state after it.
 
         dt  (B, T) time that each step takes, 1 if None;  mask  (B, T) bool, True at real steps, holes anywhere;
-        control  (B, C) or (B, T, C);  donate  lets the given state be changed in place; only without gradients.
+        control  (B, C) or (B, T, C);  donate, memo  see LanguageModel.forward; only without gradients.
         y at masked steps has no meaning.
 
         Raises ValueError for shapes that do not fit, ContextError for a signal the model cannot honour.
@@ -108,7 +109,7 @@ class SeriesModel(Backbone):
                 f"x must be (batch, time >= 1, {size}) of floating-point numbers, got {tuple(x.shape)} {x.dtype}; "
                 "a single series needs x.unsqueeze(0)"
             )
-        h, state = self._run(x, state, mask=mask, dt=dt, control=control, donate=donate)
+        h, state = self._run(x, state, mask=mask, dt=dt, control=control, donate=donate, memo=memo)
         return self.head(h), state
 
     def _enter(self, x: Tensor, position: Tensor | None, ctx: Context) -> Tensor:

@@ -193,3 +193,18 @@ def test_gradient_checkpointing_changes_nothing():
         model(ids)[0].square().mean().backward()
         grads.append([p.grad.clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("mixer", sorted(MIXERS))
+def test_a_shared_memo_changes_nothing(mixer: str):
+    model = LanguageModel.from_config({"hidden_size": 16, "mixer": mixer, "depth": {"layers": 2}}).double().eval()
+    ids, memo = torch.randint(0, 256, (2, 9)), {}
+    with torch.no_grad():
+        expected, _ = model(ids)
+        state = model.init_state(2)
+        for t in range(9):
+            logits, state = model(ids[:, t : t + 1], state, memo=memo)
+            assert torch.allclose(logits[:, 0], expected[:, t], atol=1e-12)
+    assert bool(memo) == (mixer in ("liquid", "spectral"))
+    with pytest.raises(ValueError, match="memo keeps what follows from the weights"):
+        model(ids, memo=memo)

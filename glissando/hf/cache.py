@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NoReturn
+import copy
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from glissando.mixers import Memo
 from glissando.model import ModelState
 from glissando.state import select_rows
 
@@ -17,11 +19,13 @@ class GlissandoCache:
     """A state behind the methods that `generate` calls; a call with it moves it on and gives its old value up.
 
     state   after what has been read, None before the first call
+    memo    what follows from the model's weights alone, see LanguageModel.forward
     length  columns of input_ids read so far, padding included: the same for every row, unlike state.position
     """
 
     state: ModelState | None = None
     length: int = 0
+    memo: Memo = field(default_factory=dict)
 
     #: not compiled as a whole by `generate`, and what was read cannot be unread
     is_compileable = False
@@ -45,6 +49,10 @@ class GlissandoCache:
         if self.state is not None:
             rows = torch.arange(len(self.state.position), device=self.state.position.device)
             self.batch_select_indices(rows.repeat_interleave(repeats))
+
+    def __deepcopy__(self, copied: dict[int, Any]) -> GlissandoCache:
+        """Of the state, as for a prefix that several texts go on from; what follows from the weights is found anew."""
+        return GlissandoCache(copy.deepcopy(self.state, copied), self.length)
 
     def reset(self) -> None:
         """As before the first call."""

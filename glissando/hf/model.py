@@ -186,7 +186,9 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
         mask = _mask(attention_mask, ids, cache.length)
         state = self.model.init_state(len(ids)) if cache.state is None else cache.state
         donate = not torch.is_grad_enabled()
-        features, after = self.model.features(ids, state, mask=mask, control=control, dt=dt, donate=donate)
+        features, after = self.model.features(
+            ids, state, mask=mask, control=control, dt=dt, donate=donate, memo=cache.memo if donate else None
+        )
         cache.state, cache.length = after, cache.length + ids.shape[1]
         return features
 

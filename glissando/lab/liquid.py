@@ -22,6 +22,7 @@ from glissando.errors import GlissandoError, unknown_name
 from glissando.lab.memory import peak_bytes
 from glissando.lab.published.liquid_ssm import PublishedLiquid
 from glissando.lab.speed import Row, paired, random_bytes, trainer
+from glissando.mixers import Memo
 from glissando.mixers.liquid import Liquid, LiquidConfig
 from glissando.model import LanguageModel
 
@@ -144,13 +145,14 @@ def decoder(model: LanguageModel, length: int) -> Callable[[], float]:
     with torch.no_grad():
         features, state = model.features(random_bytes(1, length), model.init_state(1))
         latest = model.logits(features[:, -1:]).argmax(-1)
+    memo: Memo = {}
 
     @torch.no_grad()
     def decode() -> float:
         nonlocal state, latest
         began = time.perf_counter()
         for _ in range(_DECODED):
-            logits, state = model(latest, state, donate=True)
+            logits, state = model(latest, state, donate=True, memo=memo)
             latest = logits.argmax(-1)
         return (time.perf_counter() - began) / _DECODED
 

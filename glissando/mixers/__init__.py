@@ -10,7 +10,7 @@ from typing import Any
 
 from glissando.errors import unknown_name
 from glissando.mixers.attention import Attention, AttentionConfig
-from glissando.mixers.base import EMPTY, Context, ContextError, Mixer, Signal, refuse_unhonoured
+from glissando.mixers.base import EMPTY, Context, ContextError, Memo, Mixer, Signal, refuse_unhonoured
 from glissando.mixers.liquid import Liquid, LiquidConfig
 from glissando.mixers.spectral import Spectral, SpectralConfig
 from glissando.mixers.tau import Tau, TauConfig
@@ -55,6 +55,7 @@ __all__ = [
     "MIXERS",
     "Context",
     "ContextError",
+    "Memo",
     "Mixer",
     "MixerConfigs",
     "Signal",

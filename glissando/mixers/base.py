@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from glissando.growth import Growth
 
 Signal = Literal["mask", "dt", "control"]
+#: what follows from weights alone, by whose it is
+Memo = dict[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,15 @@ class Context:
     dt       (B, T) time since the previous token; 1 by default.
     control  (B, C) or (B, T, C).
     donate   the caller gives up the state it passes in, which may be changed in place (decoding only).
-    memo     what was computed from weights alone and holds for this one call: a tied block need not do it again.
-             None where gradients are wanted.
+    memo     what was computed from weights alone and holds as long as they stand still: for this one call, where a
+             tied block need not do it again, or for all that a caller shares it among. None where gradients are wanted.
     """
 
     mask: Tensor | None = None
     dt: Tensor | None = None
     control: Tensor | None = None
     donate: bool = False
-    memo: dict[Any, Any] | None = None
+    memo: Memo | None = None
 
     def counts(self, x: Tensor) -> Tensor:
         """(B,) int64: real tokens in each row of x (B, T, ...)."""

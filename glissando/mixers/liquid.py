@@ -147,7 +147,7 @@ class Liquid(Mixer):
     def mix(self, x: Tensor, state: LiquidState | None, ctx: Context) -> tuple[Tensor, LiquidState | None]:
         inputs = self.layer.enter(x)
         before = self.init_state(len(x), x.device).x if state is None else state.x
-        states = self.dynamics(inputs, before, ctx.dt)
+        states = self.dynamics(inputs, before, ctx.dt, ctx.memo)
         y = self.layer.leave(x, inputs, states)
         return y, None if state is None else LiquidState(_last(states, state.x, ctx))
 

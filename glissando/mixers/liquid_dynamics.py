@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from glissando.flops import Flops
 from glissando.lifts import Grows, Reads, Table, grow_norm, join, linear, tables, tile
-from glissando.ops.liquid import Backend, Modes, liquid, require_time, time_constants
+from glissando.mixers.base import Memo
+from glissando.ops.compiled import use_numba
+from glissando.ops.liquid import Backend, Modes, Packed, liquid, pack, require_time, time_constants
 from glissando.ops.newton import Report
 from glissando.ops.zero_order_hold import discretize, hippo_legs, legs_modes
 from glissando.precision import exact, without_autocast
@@ -107,17 +109,34 @@ class Diagonal(_Adaptive):
         """A mode's state and its input, each times a complex number: the recurrence walked through once."""
         return Flops(other=16.0 * len(self.turn))
 
-    def forward(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
-        return self._solve(inputs, before, dt)[0].flatten(2)
+    def forward(
+        self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None, memo: Memo | None = None
+    ) -> Tensor:
+        return self._solve(inputs, before, dt, memo=memo)[0].flatten(2)
 
     def _solve(
-        self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None, backend: Backend = "auto"
+        self,
+        inputs: tuple[Tensor, ...],
+        before: Tensor,
+        dt: Tensor | None,
+        backend: Backend = "auto",
+        memo: Memo | None = None,
     ) -> tuple[Tensor, Report | None]:
         n, b, z = len(self.turn), exact(inputs[0]), self._says(inputs)
         b = b if b.shape[-1] == n else b.unflatten(-1, (n, 2))
         before, dt = before.unflatten(-1, (n, 2)).to(z.dtype), None if dt is None else dt.to(z.dtype)
         with without_autocast(z.device.type):
-            return liquid(b, z, self.modes(), before, dt, bool(self.config.coupled), backend)
+            modes, packed = self._given(memo)
+            return liquid(b, z, modes, before, dt, bool(self.config.coupled), backend, packed)
+
+    def _given(self, memo: Memo | None) -> tuple[Modes, Packed | None]:
+        """What follows from the weights alone."""
+        if memo is None:
+            return self.modes(), None
+        if self not in memo:
+            modes = self.modes()
+            memo[self] = modes, pack(modes) if use_numba("liquid", "auto", modes.step) else None
+        return memo[self]
 
     def _says(self, inputs: tuple[Tensor, ...]) -> Tensor:
         return exact(inputs[1]) + exact(self.bias)
@@ -176,7 +195,10 @@ class Dense(_Adaptive):
         n = self.size
         return Flops(4.0 * n * n, 8 * 2.0 * (n + 1) ** 3)
 
-    def forward(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
+    def forward(
+        self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None, memo: Memo | None = None
+    ) -> Tensor:
+        """Nothing goes into `memo`: every matrix depends on a token."""
         return self._run(inputs, before, dt)[0]
 
     @torch.no_grad()

@@ -54,12 +54,14 @@ def liquid(
     dt: Tensor | None = None,
     coupled: bool = False,
     backend: Backend = "auto",
+    packed: Packed | None = None,
 ) -> tuple[Tensor, newton.Report | None]:
     """x_t for t = 1..T, from x0 -> x (B, T, N, 2), and what it took where Newton's method was used.
 
     b   (B, T, N), or (B, T, N, 2) if complex: what enters a mode
     z   (B, T, N): what the input says to the time constant
     x0  (B, N, 2);  dt  (B, T) >= 0, 1 if None
+    packed  `pack(modes)` from before, for the kernel without gradients and dt
 
     backend  `auto`       `numba` on a CPU; elsewhere `newton`
              `numba`      one pass over memory, one token after the other and modes side by side
@@ -73,6 +75,8 @@ def liquid(
     if backend not in ("auto", "reference", "newton", "numba"):
         raise unknown_name("liquid backend", backend, ["auto", "newton", "numba", "reference"])
     if backend in ("auto", "numba") and use_numba("liquid", backend, b):
+        if packed is not None and dt is None and not torch.is_grad_enabled():
+            return _run(b, z, x0, packed, coupled), None
         return _fused(b, z, modes, x0, dt, coupled), None
     if backend == "auto" and b.device.type == "cpu" and modes.state is not None:
         # torch.compile looks on. It cannot follow Newton's method either, whose iterations depend on values.
@@ -188,28 +192,40 @@ def _linear(b: Tensor, z: Tensor, time: Tensor, modes: Modes, x0: Tensor, couple
 def _fused(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None, coupled: bool) -> Tensor:
     if torch.is_grad_enabled():
         return _Liquid.apply(b, z, x0, dt, coupled, *modes)
-    return _forward(b, z, x0, dt, coupled, modes)
+    return _run(b, z, x0, pack(modes, dt), coupled)
 
 
-def _given(b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, modes: Modes) -> tuple[Any, ...]:
-    """What both kernels read, see glissando.ops.liquid_numba."""
+class Packed(NamedTuple):
+    """What the kernels read beside what varies by token, see glissando.ops.liquid_numba."""
+
+    time: Any
+    tables: Any
+    vectors: Any
+
+
+def pack(modes: Modes, dt: Tensor | None = None) -> Packed:
+    """Of modes on a CPU, for these time steps, 1 if None."""
     time = modes.step.new_ones(1, 1) if dt is None else dt.to(modes.step.dtype)
     angle = time.unsqueeze(-1) * (modes.step * modes.turn)
     tables = torch.stack([torch.sin(angle), 2 * torch.sin(angle / 2) ** 2])
     state = modes.step.new_zeros(len(modes.step), 2) if modes.state is None else modes.state
     vectors = torch.stack([*modes[:5], *state.unbind(-1)])
-    return (*_rows(b, z), as_rows(x0, 1), as_rows(time, 1), tables.detach().numpy(), as_rows(vectors, 1))
+    return Packed(as_rows(time, 1), tables.detach().numpy(), as_rows(vectors, 1))
+
+
+def _given(b: Tensor, z: Tensor, x0: Tensor, packed: Packed) -> tuple[Any, ...]:
+    return (*_rows(b, z), as_rows(x0, 1), *packed)
 
 
 def _rows(*tensors: Tensor) -> tuple[Any, ...]:
     return tuple(as_rows(tensor, 2) for tensor in tensors)
 
 
-def _forward(b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, coupled: bool, modes: Modes) -> Tensor:
+def _run(b: Tensor, z: Tensor, x0: Tensor, packed: Packed, coupled: bool) -> Tensor:
     from glissando.ops.liquid_numba import forward
 
     x = b.new_empty(*z.shape, 2)
-    over_rows(forward, x, *_given(b, z, x0, dt, modes), coupled, *_rows(x), cost=_COST)
+    over_rows(forward, x, *_given(b, z, x0, packed), coupled, *_rows(x), cost=_COST)
     return x
 
 
@@ -220,7 +236,7 @@ class _Liquid(torch.autograd.Function):
     def forward(
         ctx: Any, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, coupled: bool, *vectors: Tensor | None
     ) -> Tensor:
-        x = _forward(b, z, x0, dt, coupled, Modes(*vectors))  # type: ignore[arg-type]
+        x = _run(b, z, x0, pack(Modes(*vectors), dt), coupled)  # type: ignore[arg-type]
         ctx.coupled = coupled
         ctx.save_for_backward(x, b, z, x0, dt, *vectors)
         return x
@@ -231,7 +247,7 @@ class _Liquid(torch.autograd.Function):
         from glissando.ops.liquid_numba import backward
 
         x, b, z, x0, dt, *vectors = ctx.saved_tensors
-        given = _given(b, z, x0, dt, Modes(*vectors))
+        given = _given(b, z, x0, pack(Modes(*vectors), dt))
         grad_b, grad_z, flow = x.new_empty(x.shape), z.new_empty(z.shape), x0.new_empty(x0.shape)
         sums = torch.zeros(z.shape[0], 8 * z.shape[2], dtype=torch.float64)
         of_time = torch.zeros(z.shape[:2], dtype=torch.float64)

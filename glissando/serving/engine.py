@@ -19,6 +19,7 @@ from torch import Tensor
 
 from glissando.errors import GlissandoError
 from glissando.generation import Sampling, room_after, tokenizer_of
+from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.session import Listener, Piece, Request, Session, Token
@@ -110,6 +111,7 @@ class Engine:
         deliver: Callable[[Outbox], None] | None = None,
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer_of(model)
+        self._memo: Memo = {}  # the weights stand still while they are served
         self.max_sessions, self.max_waiting, self.chunk = max_sessions, max_waiting, chunk
         self.prefixes = Prefixes(prefix_bytes)
         self.deliver = deliver or call_all
@@ -273,7 +275,9 @@ class Engine:
         mask = torch.arange(longest, device=device) < count.unsqueeze(1) if min(lengths) < longest else None
         state = join_rows(*[reading.state for reading in readings])
         control = self._control([reading.request.control for reading in readings])
-        features, state = self.model.features(ids.to(device), state, mask=mask, control=control, donate=True)
+        features, state = self.model.features(
+            ids.to(device), state, mask=mask, control=control, donate=True, memo=self._memo
+        )
         for row, (reading, length) in enumerate(zip(readings, lengths, strict=True)):
             if reading.request.reads_all:
                 self._tell_prompt(reading, self.model.logits(features[row, :length]))
@@ -333,7 +337,9 @@ class Engine:
         batch.keep(going)
         if going:
             control = self._control([session.control for session in batch.sessions])
-            logits, batch.state = self.model(ids[going].unsqueeze(1), batch.state, control=control, donate=True)
+            logits, batch.state = self.model(
+                ids[going].unsqueeze(1), batch.state, control=control, donate=True, memo=self._memo
+            )
             batch.logits = logits[:, -1]
 
     def _drop_overflown(self, batch: Batch) -> None:
