@@ -5,7 +5,8 @@
 It rises with a time constant of 2 steps and falls with one of 40, and which of them it is depends on the state e
 (Giannoulis, Massberg and Reiss 2012, "Digital dynamic range compressor design"). Models are given u, noise whose level
 jumps, and say e: a liquid model whose tau sees input and state, the same whose tau sees the input alone, and a GRU, at
-equal parameters. Errors are mean squares in units of e's variance, on other signals, as long and eight times as long.
+equal parameters, each at the rate that is best with the first seed. Errors are mean squares in units of e's variance,
+on other signals, as long and eight times as long.
 
     python examples/envelope.py --seeds 3
 """

@@ -180,6 +180,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", help="directory for the runs; a temporary one if none")
     parser.add_argument("--quick", action="store_true", help="one task, a few steps: shows that it runs")
     options = parser.parse_args()
+    if options.shares and (len(options.tasks) > 1 or len(options.shares) != len(TASKS[options.tasks[0]].shares)):
+        parser.error("--shares are of one task, one for each of its sizes: name it with --tasks")
+    if options.shares and abs(sum(options.shares) - 1) > 1e-6:
+        parser.error(f"--shares must sum to 1, got {sum(options.shares):g}")
     if options.quick:
         options.tasks, options.seeds, options.flops, options.every = ["shift"], 1, 1e9, 5
     return options

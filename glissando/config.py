@@ -8,27 +8,42 @@ import re
 import typing
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from glissando.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
 
-def starting(default: Any) -> Any:
-    """A field that says where trained numbers start, and nothing of a model that has them."""
-    return dataclasses.field(default=default, metadata={"starting": True})
+def starting(default: Any, of: str) -> Any:
+    """A field that says where trained numbers start, those with `of` in their names, and nothing of a model that has
+    them."""
+    return dataclasses.field(default=default, metadata={"starts": of})
 
 
-def starting_differences(ours: Any, theirs: Any, where: str) -> dict[str, tuple[Any, Any]]:
-    """The `starting` fields in which two instances of one dataclass differ, by their dotted names."""
-    found: dict[str, tuple[Any, Any]] = {}
+class Difference(NamedTuple):
+    """A `starting` field in which two configurations differ, its dotted name, and what it starts."""
+
+    path: str
+    section: Any  # of ours, which has the field
+    field: dataclasses.Field
+    ours: Any
+    theirs: Any
+
+    @property
+    def starts(self) -> str:
+        return self.field.metadata["starts"]
+
+
+def starting_differences(ours: Any, theirs: Any, where: str) -> list[Difference]:
+    """The `starting` fields in which two instances of one dataclass differ."""
+    found: list[Difference] = []
     for field in dataclasses.fields(ours):
         path, mine, other = f"{where}.{field.name}", getattr(ours, field.name), getattr(theirs, field.name)
         if dataclasses.is_dataclass(mine) and dataclasses.is_dataclass(other):
-            found |= starting_differences(mine, other, path)
-        elif field.metadata.get("starting") and mine != other:
-            found[path] = mine, other
+            found += starting_differences(mine, other, path)
+        elif "starts" in field.metadata and mine != other:
+            found.append(Difference(path, ours, field, mine, other))
     return found
 
 

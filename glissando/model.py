@@ -56,7 +56,7 @@ class ModelConfig:
     tied_head: bool = True
     head_bias: bool = False
     logit_scale: float = 1.0
-    init: Literal["scaled", "torch", "xavier"] = starting("scaled")
+    init: Literal["scaled", "torch", "xavier"] = starting("scaled", of="")
 
 
 class ComplexHead(nn.Module):

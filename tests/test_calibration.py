@@ -30,6 +30,7 @@ from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, RunError, TrainingError
 from glissando.model import LanguageModel
 from glissando.presets import load_preset
+from glissando.runs import Run
 from glissando.training.callbacks import Samples
 from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
@@ -187,10 +188,11 @@ def test_a_restart_recalibrates_as_published(tmp_path, crash_in):
 
 
 def test_another_run_s_weights_are_a_start(tmp_path):
-    once = {"training.steps": 1, "model.mixers.tau.tau": 0.37}
-    first = run(tmp_path, "first", once)
+    once = {"training.steps": 1}
+    first = run(tmp_path, "first", once, {"model.mixers.tau.tau": 0.37})
     kept = run(tmp_path, "kept", once, {"start_from": str(first)})
     assert taus(kept) == pytest.approx([0.37])
+    assert Run.open(kept).read_config()["model"]["mixers"]["tau"]["tau"] == 0.37
     anew = run(tmp_path, "anew", once, {"start_from": str(first)}, calibrated("start"))
     assert counts(anew) == [1]
     assert taus(anew)[0] != pytest.approx(0.37, rel=1e-3)

@@ -265,6 +265,7 @@ def test_a_whole_comparison(finished):
         told = " ".join(picture.itertext())
         assert "prefers-color-scheme: dark" in told
         assert "liquid-ssm-nano" in told
+        assert ("entropy floor" in told) == any(part in name for part in ("bits", "tokens", "flops", "seconds"))
 
 
 def test_every_figure_is_traced_to_a_run(finished):

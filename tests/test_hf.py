@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
 
 import pytest
@@ -210,6 +211,7 @@ def test_generation_goes_on_from_a_cache():
     assert cache.get_seq_length() == 7 + 4 - 1  # the last token was not read
     kept = copy.deepcopy(cache)
     assert kept.memo == {}  # no copies of modules
+    assert pickle.loads(pickle.dumps(cache)).memo == {}
     mask = F.pad(batch["attention_mask"], (0, 4), value=1)
     for past in (cache, kept):
         more = model.generate(first.sequences, attention_mask=mask, past_key_values=past, max_new_tokens=5)

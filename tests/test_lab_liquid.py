@@ -118,6 +118,16 @@ def test_beside_cfc():
     assert "CfC (" in row.line()
 
 
+def test_the_layer_beside_cfc_has_been_started(monkeypatch):
+    pytest.importorskip("ncps")
+    kept = []
+    monkeypatch.setattr(lab, "beside_cfc", lambda mixer, *sizes: kept.append(mixer))
+    lab.cfc(1)
+    y = kept[0](torch.randn(2, 8, 256))[0].detach()
+    assert y.isfinite().all()
+    assert 0 < float(y.abs().max()) < 100
+
+
 def test_a_layer_is_trained():
     mixer = LanguageModel.from_preset(NANO).depth.blocks[0].mixer
     before = {name: p.detach().clone() for name, p in mixer.named_parameters()}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tolerances import assert_close
 from torch import Tensor
 
+from glissando.model import LanguageModel
 from glissando.ops.attention import attention
 from glissando.ops.rms_norm import rms_norm
 from glissando.ops.rope import rotate, rotation, rotation_from_zero
@@ -192,3 +193,34 @@ def test_next_past_holds_the_last_real_inputs():
     got = next_past(x, past, torch.tensor([0, 2, 4])).squeeze(-1)
     assert got.tolist() == [[-2, -1, 0], [0, 1, 2], [2, 3, 4]]
     assert next_past(x, past, None).squeeze(-1).tolist() == [[2, 3, 4]] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_in_half_precision_rotate_long_texts(dtype):
+    """Long enough for the kernel, which has no such numbers."""
+    for preset in ("transformer-nano", "tauformer-nano"):
+        model = LanguageModel.from_preset(preset).to(dtype)
+        with torch.no_grad():
+            logits, _ = model(torch.zeros(1, 128, dtype=torch.int64))
+        assert logits.dtype == dtype
+
+
+def test_a_coarse_table_does_not_round_what_is_exact():
+    x, positions = draw(1, 2, 3000, 6).transpose(1, 2), torch.arange(3000).unsqueeze(0)
+    table = rotation(positions, 6, 100.0, 6, torch.float32).unsqueeze(-2)
+    assert_close(rotate(x, table), rotate(x, table, backend="reference"), tolerance=EXACT)
+
+
+@pytest.mark.parametrize("backend", ["auto", "numba", "reference"])
+def test_shapes_that_do_not_fit_are_refused(backend):
+    with pytest.raises(ValueError, match="rms_norm: weight must be"):
+        rms_norm(torch.randn(2, 3, 5), torch.ones(7), backend=backend)
+    with pytest.raises(ValueError, match="short_conv: weight must be"):
+        short_conv(torch.randn(2, 3, 5), torch.ones(3, 3), backend=backend)
+
+
+def test_a_kernel_asked_for_names_the_types_it_takes():
+    with pytest.raises(ValueError, match="all float32 or all float64"):
+        rms_norm(torch.randn(2, 5).bfloat16(), torch.ones(5).bfloat16(), backend="numba")
+    with pytest.raises(ValueError, match="all float32 or all float64"):
+        short_conv(torch.randn(2, 3, 5), torch.ones(5, 3, dtype=torch.float64), backend="numba")

@@ -213,6 +213,8 @@ def test_a_control_and_a_dial_turned_while_text_streams():
         ({"suffix": "end"}, None, "left to right"),
         ({"presence_penalty": 1.0}, None, "presence_penalty is not done"),
         ({"tools": [{"type": "function"}]}, None, "tools is not done"),
+        ({"store": 0}, None, "store is not done"),
+        ({"prediction": {"type": "content"}}, None, "prediction is not done"),
         ({"response_format": {"type": "json_object"}}, None, "response_format is not done"),
         ({"stream_options": {"include_usage": True}}, None, "stream: true"),
         ({"control": {"mood": 1.0}}, "control", "takes no control"),

@@ -50,7 +50,7 @@ class FlowConfig:
 
     method: str = "euler"
     backward: Backward = "direct"
-    alpha: float = starting(0.1)
+    alpha: float = starting(0.1, of="depth.alpha")
     tolerance: float | None = None
 
 

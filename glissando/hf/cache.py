@@ -56,7 +56,11 @@ class GlissandoCache:
 
     def reset(self) -> None:
         """As before the first call."""
-        self.state, self.length = None, 0
+        self.state, self.length, self.memo = None, 0, {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the memo, whose keys are modules with all their weights."""
+        return self.__dict__ | {"memo": {}}
 
     def crop(self, max_length: int) -> NoReturn:
         """Raises ValueError: a state keeps no past to go back to."""

@@ -39,9 +39,9 @@ def colour_name(index: int) -> str:
 
 def figures(results: Sequence[ModelResult], floor: float | None, key: bool = False) -> dict[str, str]:
     """name -> SVG, of those that there is something to draw for; with a key of the models' colours, if asked for."""
-    models = [result.preset for result in results] if key else []
+    models = [result.preset for result in results] if key else None
     drawn = {
-        "bits": _draw("bits", lambda axes: _bits(axes, results, floor), rows=len(results)),
+        "bits": _draw("bits", lambda axes: _bits(axes, results, floor), [] if key else None, len(results)),
         "tokens": _draw("tokens", lambda axes: _curves(axes, results, "tokens", "tokens read", floor), models),
         "flops": _draw("flops", lambda axes: _curves(axes, results, "flops", "training FLOPs", floor), models),
         "seconds": _draw("seconds", lambda axes: _curves(axes, results, "seconds", "seconds", floor), models),
@@ -61,8 +61,8 @@ def files(results: Sequence[ModelResult], floor: float | None) -> dict[str, str]
     }
 
 
-def _draw(name: str, fill: Callable[[Any], bool], models: Sequence[str] = (), rows: int = 0) -> str:
-    """The SVG of what `fill` draws, with a key of the `models`; "" if it finds nothing to draw."""
+def _draw(name: str, fill: Callable[[Any], bool], models: Sequence[str] | None = None, rows: int = 0) -> str:
+    """The SVG of what `fill` draws, with a key of the `models` and the floor unless None; "" if there is nothing."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -73,7 +73,9 @@ def _draw(name: str, fill: Callable[[Any], bool], models: Sequence[str] = (), ro
         "xtick.labelcolor": _INK, "ytick.labelcolor": _INK,
     }  # fmt: skip
     with rc_context(style):
-        height = 0.9 + 0.32 * rows if rows else 3.1 + 0.2 * ((len(models) + 1) // 2)
+        height = 0.9 + 0.32 * rows if rows else 3.1
+        if models is not None:
+            height += 0.2 * (len(models) // 2 + 1)
         figure = Figure(figsize=(4.4, height), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
@@ -81,18 +83,23 @@ def _draw(name: str, fill: Callable[[Any], bool], models: Sequence[str] = (), ro
         axes.grid(alpha=0.35, linewidth=0.6)
         if not fill(axes):
             return ""
-        if models:
-            _key(figure, models)
+        if models is not None:
+            _key(figure, axes, models)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return _themed(text.getvalue(), name)
 
 
-def _key(figure: Any, models: Sequence[str]) -> None:
+def _key(figure: Any, axes: Any, models: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], marker=_MARKERS[i % 8], markersize=4, **_style(i)) for i in range(len(models))]
-    figure.legend(lines, models, loc="outside lower center", ncols=2, frameon=False, fontsize=7.5)
+    names = list(models)
+    if any(line.get_color() == _FLOOR for line in axes.lines):
+        lines.append(Line2D([], [], color=_FLOOR, linewidth=1.2, linestyle="--"))
+        names.append("entropy floor")
+    if names:
+        figure.legend(lines, names, loc="outside lower center", ncols=2, frameon=False, fontsize=7.5)
 
 
 def _themed(svg: str, name: str) -> str:

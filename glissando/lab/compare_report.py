@@ -325,7 +325,8 @@ def _markdown(
         lines += [f"## {table.title}", "", _markdown_row(table.headings), "|---" * len(table.headings) + "|"]
         lines += [*(_markdown_row(row) for row in table.rows), "", table.note, ""]
     if pictures:
-        lines += ["## Pictures", "", *(f"![{name}]({PICTURES}/{name}.svg)" for name in pictures), ""]
+        told = "Rings are seeds, dots means, bars 95 % intervals. Of losses: with marks held out, faint in training."
+        lines += ["## Pictures", "", told, "", *(f"![{name}]({PICTURES}/{name}.svg)" for name in pictures), ""]
     samples = [run for result in results for run in result.runs[:1] if run.failed is None]
     for run in samples:
         told = run.figures["sample"]

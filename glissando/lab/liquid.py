@@ -23,7 +23,6 @@ from glissando.lab.memory import peak_bytes
 from glissando.lab.published.liquid_ssm import PublishedLiquid
 from glissando.lab.speed import Row, paired, random_bytes, trainer
 from glissando.mixers import Memo
-from glissando.mixers.liquid import Liquid, LiquidConfig
 from glissando.model import LanguageModel
 
 PRESET, DENSE, NANO = "liquid-ssm", "liquid-ssm-dense", "liquid-ssm-nano"
@@ -197,7 +196,9 @@ def peak_of_training(preset: str, length: int) -> int:
 
 def cfc(rounds: int) -> Row:
     """Training tokens/s of one gated liquid mixer, D 256 and 128 states, beside CfC's 256 -> 128, at 8 x 128 tokens."""
-    return beside_cfc(Liquid(LiquidConfig(state_size=128), 256), 256, 128, rounds)
+    shape = {"hidden_size": 256, "mixer": "liquid", "mixers": {"liquid": {"state_size": 128}}, "depth": {"layers": 1}}
+    mixer = LanguageModel.from_config(shape).depth.blocks[0].mixer  # type: ignore[index, union-attr]
+    return beside_cfc(mixer, 256, 128, rounds)
 
 
 def beside_cfc(mixer: nn.Module, size: int, units: int, rounds: int) -> Row:

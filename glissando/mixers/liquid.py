@@ -65,10 +65,10 @@ class LiquidConfig:
     state_size: int | None = None
     layer: Literal["gated", "published"] = "gated"
     state_dependence: bool = True
-    adaptation: float = starting(0.1)
-    steps: tuple[float, float] | None = starting(None)
+    adaptation: float = starting(0.1, of="raw_adaptation")
+    steps: tuple[float, float] | None = starting(None, of="log_step")
     coupled: bool | None = None
-    turns: Literal["legs", "matched"] | None = starting(None)
+    turns: Literal["legs", "matched"] | None = starting(None, of="dynamics.turn")
     dropout: float = 0.0
 
 

@@ -65,7 +65,7 @@ class SpectralConfig:
     output_gate: bool | None = None
     filter: bool = False
     phase_gate: bool = False
-    horizon: float | None = starting(None)
+    horizon: float | None = starting(None, of="log_gamma")
 
 
 #: the best of 8, 32 and 1000 tokens in docs/continuous-transformer.md

@@ -84,14 +84,14 @@ class TauConfig:
     value_rotation: float | None = None
     value_width: int | None = None
     eps: float = 1e-6
-    tau: float = starting(1.0)
+    tau: float = starting(1.0, of="mixer.tau")
     laplacian: str = "chain"
     laplacian_weights: Literal["fixed", "diagonal", "learned"] = "fixed"
-    temperature: float | tuple[float, float] = starting(0.05)
+    temperature: float | tuple[float, float] = starting(0.05, of="log_temperature")
     learn_temperature: bool = True
     importance: bool = False
     forget_gate: bool = False
-    horizons: tuple[float, float] = starting((8.0, 1024.0))
+    horizons: tuple[float, float] = starting((8.0, 1024.0), of="mixer.forget")
     output_gate: bool = False
     cache: Literal["exact", "binned"] = "exact"
     bins: int | None = None

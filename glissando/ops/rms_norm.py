@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, over_rows, use_numba
+from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, use_numba
 
 #: numbers from which a kernel pays without gradients
 _LARGE = 1 << 13
@@ -25,11 +25,16 @@ def rms_norm(
     numba      one pass over memory forward and one backward, for float32 and float64 on a CPU
     auto       the kernel where it can run, `closed` elsewhere; `reference` where torch.compile looks on, which fuses
                the plain formula by itself
+
+    Only `reference` has second derivatives. Raises ValueError for shapes that do not fit, or types that the kernel
+    asked for does not take.
     """
+    require_shapes("rms_norm", weight=(weight, x.shape[-1:]))
     if backend == "reference" or torch.compiler.is_compiling():
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
     if backend != "closed" and use_numba("rms_norm", backend, x) and (backend == "numba" or _pays(x, weight)):
+        require_types("rms_norm", x=x, weight=weight)
         return _Kernel.apply(x, weight, eps) if torch.is_grad_enabled() else _in_one_pass(x, weight, eps)[0]
     if not torch.is_grad_enabled():
         # Decoding normalises one vector at a time: an autograd function would cost more than the arithmetic.
@@ -61,6 +66,7 @@ class _Closed(torch.autograd.Function):
         return (normed * weight).to(x.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, scale, weight = ctx.saved_tensors
         grad = grad.to(normed.dtype)

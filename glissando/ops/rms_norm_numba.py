@@ -23,7 +23,7 @@ def forward(x, w, eps, y, scale, first, last):
             total = x.dtype.type(0)
             for d in range(size):
                 total += row[d] * row[d]
-            r = 1 / np.sqrt(total / x.dtype.type(size) + x.dtype.type(eps))
+            r = x.dtype.type(1) / np.sqrt(total / x.dtype.type(size) + x.dtype.type(eps))
             scale[b, t] = r
             for d in range(size):
                 result[d] = row[d] * r * w[d]

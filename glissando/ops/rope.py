@@ -108,7 +108,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    if x.device.type == "cpu" and x.ndim == 4 and x.numel() >= _LARGE and _is_by_token(x, cos):
+    if x.device.type == "cpu" and x.ndim == 4 and x.numel() >= _LARGE and _has_kernel(x, cos):
         return _turn_in_one_pass(x, cos, sin, sign)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     (first, second), (y_first, y_second) = x.chunk(2, -1), y.chunk(2, -1)
@@ -117,8 +117,10 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     return y
 
 
-def _is_by_token(x: Tensor, cos: Tensor) -> bool:
-    """Whether all heads of a token turn alike."""
+def _has_kernel(x: Tensor, cos: Tensor) -> bool:
+    """Where all heads of a token turn alike, by a table no less exact than x and in numbers that Numba has."""
+    if cos.dtype not in (torch.float32, torch.float64) or torch.promote_types(x.dtype, cos.dtype) != cos.dtype:
+        return False
     return cos.ndim == 4 and cos.shape[2] == 1 and cos.shape[1] == x.shape[1] and cos.shape[0] in (1, x.shape[0])
 
 

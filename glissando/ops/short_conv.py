@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, over_rows, use_numba
+from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, use_numba
 
 
 def short_conv(
@@ -18,11 +18,15 @@ def short_conv(
     """x (B, T, D), weight (D, W), past (B, W - 1, D) the inputs before x (zeros if None) -> (B, T, D).
 
     `reference` is W shifted multiply-adds, several times faster on a CPU than torch's grouped conv1d for W <= 8; the
-    kernel makes them in one pass. `auto` is the kernel in float32 and float64 on a CPU.
+    kernel makes them in one pass, and has no second derivatives. `auto` is the kernel in float32 and float64 on a CPU.
+
+    Raises ValueError for shapes that do not fit, or types that the kernel asked for does not take.
     """
+    require_shapes("short_conv", weight=(weight, (x.shape[-1], weight.shape[-1])))
     joined = F.pad(x, (0, 0, weight.shape[1] - 1, 0)) if past is None else torch.cat([past, x], 1)
     if not use_numba("short_conv", backend, x) or (backend == "auto" and not _has_kernel(joined, weight)):
         return _shifted(joined, weight)
+    require_types("short_conv", x=joined, weight=weight)
     return _ShortConv.apply(joined, weight) if torch.is_grad_enabled() else _in_one_pass(joined, weight)
 
 

@@ -21,6 +21,8 @@ _ASKS_NOTHING: dict[str, list[Any]] = {
     "logit_bias": [{}],
     "tools": [[]],
     "functions": [[]],
+    "function_call": ["none", "auto"],
+    "prediction": [],
     "tool_choice": ["none", "auto"],
     "parallel_tool_calls": [True, False],
     "response_format": [{"type": "text"}],
@@ -78,8 +80,12 @@ class _Common(_Strict):
         """As in OpenAI's schema, where nearly every field may be null; so are fields that ask for nothing."""
         if not isinstance(given, dict):
             return given
-        for name in _ASKS_NOTHING.keys() & given.keys():
-            if given[name] is not None and given[name] not in _ASKS_NOTHING[name]:
+        for name, nothing in _ASKS_NOTHING.items():
+            value = given.get(name)
+            # True is no 1 here, nor 0 False.
+            if value is not None and not any(
+                value == v and isinstance(value, bool) == isinstance(v, bool) for v in nothing
+            ):
                 raise ValueError(f"{name} is not done by this server; leave it out")
         given = {name: value for name, value in given.items() if name not in _ASKS_NOTHING}
         optional = {name for name, field in cls.model_fields.items() if not field.is_required()} - {"prompt"}

@@ -30,7 +30,8 @@ def start_tokenizer(config: RunConfig) -> Tokenizer | None:
 def load_start(config: RunConfig, model: LanguageModel) -> None:
     """Put the weights of `config.start_from` into `model`. Parts that it does not have start anew, and are named.
 
-    Raises ConfigError for weights that `model` has no place for, or of another shape.
+    Raises ConfigError for weights that `model` has no place for, or of another shape, and for options that would have
+    them start elsewhere.
     """
     if config.start_from is None:
         return
@@ -48,26 +49,30 @@ def load_start(config: RunConfig, model: LanguageModel) -> None:
             )
     model.load_state_dict({**ours, **theirs})
     new = sorted(set(ours) - set(theirs))
-    _refuse_new_starts(config, new)
+    _take_starts(config, set(theirs), set(new))
     if new and launch.rank() == 0:
         print(f"not in {config.start_from}, so started anew: {_some(new)}", file=sys.stderr)
 
 
-def _refuse_new_starts(config: RunConfig, new: list[str]) -> None:
-    """Raise ConfigError where options say that trained numbers shall start elsewhere than they did.
+def _take_starts(config: RunConfig, old: set[str], new: set[str]) -> None:
+    """Put into `config` where the numbers `old` started that were trained before, so that it stays true of them.
 
-    Those of mixers may be of the parameters `new` in them, such as a forget gate that was not there.
+    Raises ConfigError where it asks for another start, and says so where it merely does not know of theirs.
     """
     assert config.start_from is not None
-    in_mixers = any(".mixer." in name for name in new)
     before = from_dict(RunConfig, {"model": Run.open(config.start_from).read_config().get("model", {})}).model
-    for name, (ours, theirs) in starting_differences(config.model, before, "model").items():
-        if in_mixers and name.startswith("model.mixers."):
+    for each in starting_differences(config.model, before, "model"):
+        if any(each.starts in name for name in new) or not any(each.starts in name for name in old):
             continue
-        raise ConfigError(
-            f"{name} says where trained numbers start, and those of {config.start_from} have been trained from "
-            f"{theirs}: leave it out, got {ours}"
-        )
+        says = f"{each.path} says where trained numbers start, and those of {config.start_from} started from"
+        if each.ours != each.field.default:
+            raise ConfigError(
+                f"{says} {each.theirs}: leave it out (and --preset, if that has it), or give {each.theirs}; got "
+                f"{each.ours}"
+            )
+        setattr(each.section, each.field.name, each.theirs)
+        if launch.rank() == 0:
+            print(f"{says} {each.theirs}, which is kept", file=sys.stderr)
 
 
 def take_growth(config: RunConfig) -> None:
