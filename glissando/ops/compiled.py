@@ -80,10 +80,13 @@ def require_types(operation: str, **tensors: Tensor) -> None:
 def as_rows(tensor: Tensor, leading: int) -> Any:
     """A contiguous array with the leading dimensions kept and the features flat, complex numbers as pairs.
 
-    It shares the tensor's memory where the tensor is contiguous already.
+    It shares the tensor's memory where the tensor is contiguous already, but for a vector (`leading` 0), which may be a
+    parameter: what NumPy shares cannot be resized again, and FSDP resizes parameters.
     """
     if tensor.requires_grad:
         tensor = tensor.detach()
+    if not leading:
+        tensor = tensor.clone()
     if tensor.is_complex():
         array = tensor.resolve_conj().contiguous().numpy().view(_PARTS[tensor.dtype])
     else:

@@ -48,7 +48,7 @@ def _in_one_pass(joined: Tensor, weight: Tensor) -> Tensor:
 
     batch, length, size = joined.shape
     y = joined.new_empty(batch, length - weight.shape[1] + 1, size)
-    over_rows(forward, y, as_rows(joined, 2), as_rows(weight.t(), 1), y.numpy())
+    over_rows(forward, y, as_rows(joined, 2), as_rows(weight.t().clone(), 1), y.numpy())
     return y
 
 
@@ -68,7 +68,7 @@ class _ShortConv(torch.autograd.Function):
         joined, weight = ctx.saved_tensors
         grad_joined = torch.empty_like(joined, memory_format=torch.contiguous_format)
         sums = torch.zeros(len(joined), weight.shape[1], joined.shape[2], dtype=torch.float64)
-        given = as_rows(joined, 2), as_rows(weight.t(), 1), as_rows(grad, 2)
+        given = as_rows(joined, 2), as_rows(weight.t().clone(), 1), as_rows(grad, 2)
         over_rows(backward, joined, *given, grad_joined.numpy(), sums.numpy())
         return grad_joined, sums.sum(0).t().to(weight.dtype)
 
