@@ -69,10 +69,15 @@ def require_shapes(operation: str, **shapes: tuple[Tensor, tuple[int, ...]]) -> 
             raise ValueError(f"{operation}: {name} must be {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
+def same_reals(*tensors: Tensor) -> bool:
+    """Whether all are float32, or all float64."""
+    types = {tensor.dtype for tensor in tensors}
+    return len(types) == 1 and types <= {torch.float32, torch.float64}
+
+
 def require_types(operation: str, **tensors: Tensor) -> None:
     """Raise ValueError unless all are float32, or all float64: what is kept over thousands of steps needs as much."""
-    types = {tensor.dtype for tensor in tensors.values()}
-    if len(types) > 1 or not types <= {torch.float32, torch.float64}:
+    if not same_reals(*tensors.values()):
         given = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
         raise ValueError(f"{operation}: tensors must be all float32 or all float64, got {given}; use .float()")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, use_numba
+from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, same_reals, use_numba
 
 #: numbers from which a kernel pays without gradients
 _LARGE = 1 << 13
@@ -44,8 +44,7 @@ def rms_norm(
 
 def _pays(x: Tensor, weight: Tensor) -> bool:
     """Where the kernel can run and its call is not what costs: a decoded token's 16 microseconds would be 17."""
-    large = torch.is_grad_enabled() or x.numel() >= _LARGE
-    return large and x.dtype == weight.dtype and x.dtype in (torch.float32, torch.float64)
+    return (torch.is_grad_enabled() or x.numel() >= _LARGE) and same_reals(x, weight)
 
 
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, use_numba
+from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, same_reals, use_numba
 
 
 def short_conv(
@@ -24,14 +24,10 @@ def short_conv(
     """
     require_shapes("short_conv", weight=(weight, (x.shape[-1], weight.shape[-1])))
     joined = F.pad(x, (0, 0, weight.shape[1] - 1, 0)) if past is None else torch.cat([past, x], 1)
-    if not use_numba("short_conv", backend, x) or (backend == "auto" and not _has_kernel(joined, weight)):
+    if not use_numba("short_conv", backend, x) or (backend == "auto" and not same_reals(joined, weight)):
         return _shifted(joined, weight)
     require_types("short_conv", x=joined, weight=weight)
     return _ShortConv.apply(joined, weight) if torch.is_grad_enabled() else _in_one_pass(joined, weight)
-
-
-def _has_kernel(joined: Tensor, weight: Tensor) -> bool:
-    return joined.dtype == weight.dtype and joined.dtype in (torch.float32, torch.float64)
 
 
 def _shifted(joined: Tensor, weight: Tensor) -> Tensor:
