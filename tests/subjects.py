@@ -43,6 +43,7 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "gated": {"importance": True, "forget_gate": True, "output_gate": True, "laplacian_weights": "diagonal"},
         "shared": {"value_heads": 2, "head_size": 6, "key_size": 5, "rope": False, "laplacian_weights": "learned"},
         "turning": {"value_rotation": 9.0, "forget_gate": True, "laplacian_weights": "diagonal"},
+        "previous": {"keys": "previous", "importance": True, "forget_gate": True, "value_heads": 2},
     },
 }
 

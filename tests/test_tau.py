@@ -14,6 +14,7 @@ from glissando.mixers import Context, MixerConfigs, build_mixer
 from glissando.mixers.attention import AttentionConfig
 from glissando.mixers.tau import Tau, TauConfig
 from glissando.mixers.tau_cache import bin_error
+from glissando.ops.tau_attention import tau_attention
 from glissando.state import leaves, state_bytes
 
 GATED = {"importance": True, "forget_gate": True}
@@ -84,6 +85,18 @@ def test_bytes_of_the_exact_cache(options):
     extra = 0 if state.e is None else state_bytes(state.e)
     assert extra == (8 * length * 4 if options else 0)
     assert state_bytes(state) - state_bytes((state.k, state.v)) - extra <= 8 + 8 * 4
+
+
+def test_keys_of_the_previous_token_find_what_followed_before():
+    """Untrained, at a low temperature: behind a b ... a, what is heard is what stands after the first a."""
+    m = mixer(heads=1, keys="previous", rope=False, laplacian_weights="diagonal", temperature=1e-4)
+    x = inputs(12, batch=1)
+    x[0, -1] = x[0, 3]
+    heard = m.lambdas(x)
+    assert heard.k[0, 0, 0] == 0
+    assert torch.equal(heard.k[..., 1:], heard.q[..., :-1])
+    y = tau_attention(heard.q, heard.k, heard.v, heard.temperature)
+    assert_close(y[0, 0, -1], heard.v[0, 0, 4], "what followed", 1e-3)
 
 
 @pytest.mark.parametrize("options", [{}, GATED], ids=["plain", "gated"])

@@ -49,14 +49,16 @@ def gated_logits(mixer, x: Tensor) -> Tensor:
     return (g.unsqueeze(1) + c.unsqueeze(2) - c.unsqueeze(1)).masked_fill(future[None, :, :, None], -math.inf)
 
 
-def test_tau_with_everything():
+@pytest.mark.parametrize("keys", ["own", "previous"])
+def test_tau_with_everything(keys):
     options = {"heads": 4, "value_heads": 2, "head_size": 6, "key_size": 8, "temperature": 0.1, "tau": 0.7}
     gates = {"importance": True, "forget_gate": True, "output_gate": True, "laplacian_weights": "learned"}
-    m, x = prepared(Tau(TauConfig(value_rotation=16, **options, **gates), WIDTH)), inputs()
+    m, x = prepared(Tau(TauConfig(value_rotation=16, keys=keys, **options, **gates), WIDTH)), inputs()
     positions = torch.arange(LENGTH, dtype=torch.float64)
-    rotated = turned((x @ m.qk.weight.T).view(2, LENGTH, 8, 8), positions, 10000.0)
+    rotated = turned((x @ m.qk.weight.T).view(2, LENGTH, -1, 8), positions, 10000.0)
     energy = torch.einsum("bthi,ij,bthj->bth", rotated, m.matrix(), rotated) / (rotated.square().sum(-1) + 1e-6)
-    q, k = (energy / (energy + m.tau)).split(4, -1)
+    q, *k = (energy / (energy + m.tau)).split(4, -1)
+    k = k[0] if k else F.pad(q[:, :-1], (0, 0, 1, 0))
     logits = gated_logits(m, x) - (q.unsqueeze(2) - k.unsqueeze(1)).abs() / m.log_temperature.exp()
     weights = logits.softmax(2)
     v = (x @ m.v.weight.T).view(2, LENGTH, 2, 6).repeat_interleave(2, 2)

@@ -4,6 +4,8 @@
     y_i  = Wo [ silu(Wg x_i) * sum_{j <= i} softmax_j( g_j + C_i - C_j - |lambda^q_i - lambda^k_j| / T ) v_j ]
 
 (The published code normalises q and k first; E does not depend on their length.)
+With `keys: previous` a key is the lambda of the token before it, lambda^k_j = lambda^q_{j-1}: a token hears what
+followed its like, which is there from the start and need not be learned.
 
 L is a graph Laplacian over the S features of a head, T one temperature a head. Optional: g_j = w_g . x_j, an importance
 of each key; C, the cumulative log of a forget gate; the output gate silu(Wg x); and values that turn with position and
@@ -55,6 +57,7 @@ class TauConfig:
     value_heads        G heads of values, each heard by H / G lambdas; H if None
     head_size          K of a value; hidden_size / value_heads if None
     key_size           S, the features that L is over; the head size if None
+    keys               `own`: a projection of their own; `previous`: a key is the lambda of the token before it
     rope               rotate queries and keys by position
     rope_base          slowest rotation is about 1 / rope_base
     rope_repeat        the key's features come so many times over, each part rotated alike: growth tiles them
@@ -78,6 +81,7 @@ class TauConfig:
     value_heads: int | None = None
     head_size: int | None = None
     key_size: int | None = None
+    keys: Literal["own", "previous"] = "own"
     rope: bool = True
     rope_base: float = 10000.0
     rope_repeat: int = 1
@@ -129,7 +133,8 @@ class Tau(Mixer):
         if config.value_rotation is not None and self.head_size % 2:
             raise ConfigError(f"tau.value_rotation turns pairs and needs an even head size, got {self.head_size}")
         heads, inner = self.heads, self.heads * self.head_size
-        self.qk = nn.Linear(hidden_size, 2 * heads * self.key_size, bias=False)
+        self.sides = 2 if config.keys == "own" else 1  # lambdas a head and token
+        self.qk = nn.Linear(hidden_size, self.sides * heads * self.key_size, bias=False)
         self.v = nn.Linear(hidden_size, self.value_heads * self.head_size, bias=False)
         self.out = nn.Linear(inner, hidden_size, bias=False)
         self.gate = nn.Linear(hidden_size, inner, bias=False) if config.output_gate else None
@@ -229,7 +234,7 @@ class Tau(Mixer):
         queries = heads * leaning_tile(self.key_size, grown.key_size)
         table = tables(
             {
-                "qk": linear(self.qk, join(queries, queries), width),
+                "qk": linear(self.qk, join(*[queries] * self.sides), width),
                 "v": linear(self.v, groups * size, width),
                 "out": linear(self.out, width, heads * size),
                 "gate": linear(self.gate, heads * size, width),
@@ -249,11 +254,10 @@ class Tau(Mixer):
 
     def flops(self, length: int) -> Flops:
         """x'L of every query and key, and p v."""
-        return Flops(4.0 * self.heads * self.key_size**2 + 2.0 * self.heads * self.head_size * length)
+        return Flops(2.0 * self.sides * self.heads * self.key_size**2 + 2.0 * self.heads * self.head_size * length)
 
     def mix(self, x: Tensor, state: TauState | None, ctx: Context) -> tuple[Tensor, TauState | None]:
-        position = None if state is None else state.position
-        heard, turn = self.lambdas(x, position), self._turn(x, position)
+        heard, turn = self.lambdas(x, state), self._turn(x, None if state is None else state.position)
         if turn is not None:
             heard = heard._replace(v=rotate(heard.v.transpose(1, 2), turn).transpose(1, 2))
         if state is None:
@@ -278,12 +282,17 @@ class Tau(Mixer):
         width = self.config.value_width or size
         return rotation_after(position, x.shape[1], size, base, width, self.v.weight.dtype, x.device).unsqueeze(-2)
 
-    def lambdas(self, x: Tensor, position: Tensor | None = None) -> Heard:
-        """What attention is computed from; x (B, T, D) as the mixer is given it, position (B,) tokens before."""
-        return self._heard(x, self.energies(x, position))
+    def lambdas(self, x: Tensor, state: TauState | None = None) -> Heard:
+        """What attention is computed from; x (B, T, D) as the mixer is given it, behind the tokens of the state."""
+        return self._heard(x, self.energies(x, None if state is None else state.position), state)
 
-    def _heard(self, x: Tensor, e: Tensor) -> Heard:
-        q, k = (e / (e + self.tau)).transpose(1, 2).split(self.heads, 1)
+    def _heard(self, x: Tensor, e: Tensor, state: TauState | None = None) -> Heard:
+        q = (e / (e + self.tau)).transpose(1, 2)
+        if self.sides == 2:
+            q, k = q.split(self.heads, 1)
+        else:
+            before = q.new_zeros(q.shape[:2]) if state is None or state.latest is None else state.latest.to(q.dtype)
+            k = torch.cat([before.unsqueeze(-1), q[..., :-1]], -1)
         v = self.v(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
         importance = None if self.importance is None else self.importance(x).transpose(1, 2)
         decay = None
@@ -292,7 +301,7 @@ class Tau(Mixer):
         return Heard(q, k, v, exact(self.log_temperature).exp(), importance, decay)
 
     def energies(self, x: Tensor, position: Tensor | None = None) -> Tensor:
-        """E (B, T, 2 H), at least float32: those of the queries, then those of the keys."""
+        """E (B, T, 2 H), at least float32, of the queries and then of the keys; (B, T, H) where keys have none."""
         heads = self.qk(x).unflatten(-1, (-1, self.key_size))
         if self.config.rope:
             base, repeat = self.config.rope_base, self.config.rope_repeat
@@ -306,7 +315,7 @@ class Tau(Mixer):
         return self._of_keys(self.energies(x), ctx)
 
     def _of_keys(self, energies: Tensor, ctx: Context) -> Tensor:
-        keys = energies[..., self.heads :]
+        keys = energies[..., -self.heads :]
         return keys.flatten(0, 1) if ctx.mask is None else keys[ctx.mask]
 
     def observe(self, x: Tensor, ctx: Context) -> dict[str, Tensor]:

@@ -49,6 +49,7 @@ class ExactState(NamedTuple):
     v: Tensor  # (B, G, slots, K)
     e: Tensor | None  # (B, H, slots) float64
     total: Tensor | None  # (B, H) float64: C at the latest token
+    latest: Tensor | None  # (B, H), at least float32: lambda^q of the latest token, the next one's key; 0 before any
     position: Tensor  # (B,) int64: tokens seen
 
 
@@ -57,6 +58,7 @@ class BinnedState(NamedTuple):
     down: Tensor  # (B, H, M, K + 1)
     level: Tensor  # (B, H) float64: the largest e so far, to which the sums are relative
     total: Tensor | None  # (B, H) float64: C at the latest token
+    latest: Tensor | None  # (B, H) as in ExactState
     position: Tensor  # (B,) int64
 
 
@@ -72,13 +74,15 @@ class ExactCache:
         c = mixer.config
         self.heads, self.groups, self.size = mixer.heads, mixer.value_heads, mixer.head_size
         self.has_e, self.has_decay = c.importance or c.forget_gate, c.forget_gate
+        self.shifts = c.keys == "previous"
 
     def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> ExactState:
         exact = torch.promote_types(dtype, torch.float32)
         k = torch.zeros(batch_size, self.heads, 0, device=device, dtype=exact)
         v = torch.zeros(batch_size, self.groups, 0, self.size, device=device, dtype=dtype)
         total = k.new_zeros(batch_size, self.heads, dtype=torch.float64) if self.has_decay else None
-        return ExactState(k, v, k.double() if self.has_e else None, total, zeros_position(batch_size, device))
+        latest = k.new_zeros(batch_size, self.heads) if self.shifts else None
+        return ExactState(k, v, k.double() if self.has_e else None, total, latest, zeros_position(batch_size, device))
 
     def hear(self, heard: Heard, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, ExactState]:
         lengths = state.position.tolist()
@@ -100,21 +104,23 @@ class ExactCache:
         seen = keys[:, :, :end]
         near = exponents(seen, None, None) if e is None else e[..., :end]
         y, _ = attend(heard.q, seen, values[:, :, :end], heard.temperature, near, past=state.position)
-        return y, ExactState(keys, values, e, total, state.position + counts)
+        latest = None if state.latest is None else at_last(heard.q, counts, state.latest).to(state.latest.dtype)
+        return y, ExactState(keys, values, e, total, latest, state.position + counts)
 
 
 class BinnedCache:
     def __init__(self, mixer: Tau) -> None:
         c = mixer.config
         self.heads, self.groups, self.size, self.bins = mixer.heads, mixer.value_heads, mixer.head_size, c.bins or _BINS
-        self.has_decay = c.forget_gate
+        self.has_decay, self.shifts = c.forget_gate, c.keys == "previous"
 
     def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> BinnedState:
         exact = torch.promote_types(dtype, torch.float32)
         up = torch.zeros(batch_size, self.heads, self.bins, self.size + 1, device=device, dtype=exact)
         level = torch.full((batch_size, self.heads), -torch.inf, device=device, dtype=torch.float64)
         total = torch.zeros_like(level) if self.has_decay else None
-        return BinnedState(up, up.clone(), level, total, zeros_position(batch_size, device))
+        latest = up.new_zeros(batch_size, self.heads) if self.shifts else None
+        return BinnedState(up, up.clone(), level, total, latest, zeros_position(batch_size, device))
 
     def hear(self, heard: Heard, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, BinnedState]:
         decay = _continued(heard.decay, state.total)
@@ -127,8 +133,9 @@ class BinnedCache:
         sums = sums * (top - highest).exp().to(sums.dtype).unsqueeze(-1)
         y = (own.to(sums.dtype) * ratio + sums[..., :-1]) / (ratio + sums[..., -1:])
         total = None if decay is None else at_last(decay, counts, state.total)
-        after = self._after(heard, e, state, counts)
-        return y.to(own.dtype), after._replace(total=total, position=state.position + counts)
+        latest = None if state.latest is None else at_last(heard.q, counts, state.latest).to(state.latest.dtype)
+        after = self._after(heard, e, state, counts)._replace(total=total, latest=latest)
+        return y.to(own.dtype), after._replace(position=state.position + counts)
 
     def _past(self, heard: Heard, state: BinnedState) -> tuple[Tensor, Tensor]:
         """sum of weight [v, 1] over the bins (B, H, T, K + 1), and the exponent (B, H, T) that it is relative to."""
