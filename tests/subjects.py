@@ -26,6 +26,8 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "importance": {"importance": True, "kv_heads": 2},
         "rope-on-value": {"rope_on_value": True, "rope_width": 16, "bias": True},
         "no-rope": {"rope": False, "head_size": 3},
+        "previous": {"keys": "previous", "forget_gate": True, "importance": True},
+        "previous-window": {"keys": "previous", "window": 4, "rope_on_value": True},
     },
     "liquid": {
         "input-only": {"state_dependence": False, "state_size": 6},

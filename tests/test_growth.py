@@ -46,7 +46,8 @@ def axes(model: LanguageModel) -> dict[str, dict[str, Any]]:
         found |= {"ffn": {"ffn": 3}, "width without ffn": {"width": 2, "ffn": 1}}
     if has(model, "heads"):
         found |= {"heads": {"heads": 2}, "width without heads": {"width": 2, "heads": 1}}
-    if has(model, "head_size"):
+    tied = "attention" in mixers(model) and c.mixers.attention.keys == "previous"
+    if has(model, "head_size") and not tied:
         found |= {"head_size": {"head_size": 2 * head_size(model)}}
     if has(model, "state") and c.mixers.spectral.projections:
         found |= {"state": {"state": 2}}
@@ -166,6 +167,7 @@ def test_a_grown_model_is_what_its_configuration_says(case):
         ("preset:continuous-transformer", {"state": 2}, "the channels of `spectral` are the width"),
         ("mixer:tau-default", {"head_size": 6}, "multiple of its 4, as keys are tiled"),
         ("mixer:attention-default", {"head_size": 7}, "even with RoPE; got 7"),
+        ("mixer:attention-previous", {"head_size": 8}, "cannot grow its head_size 4 to 8"),
         ("mixer:attention-default", {"head_size": 2}, "at least the 4"),
         ("mixer:attention-default", {"vocab": 3}, "at least the 37 tokens"),
         ("mixer:attention-default", {"width": 0}, "whole number of at least 1; got 0"),

@@ -74,12 +74,17 @@ def test_tau_with_everything(keys):
     assert_close(torch.cat(parts, 1), expected)
 
 
-def test_attention_with_everything():
-    options = {"heads": 4, "kv_heads": 2, "head_size": 5, "rope": False}
+@pytest.mark.parametrize("keys", ["own", "previous"])
+def test_attention_with_everything(keys):
+    options = {"heads": 4, "kv_heads": 2 if keys == "own" else 4, "head_size": 5, "rope": False, "keys": keys}
     gates = {"importance": True, "forget_gate": True, "output_gate": True}
     m, x = prepared(Attention(AttentionConfig(**options, **gates), WIDTH)), inputs()
-    q, k, v = (x @ m.qkv.weight.T).view(2, LENGTH, 8, 5).split([4, 2, 2], 2)
-    k, v = k.repeat_interleave(2, 2), v.repeat_interleave(2, 2)
+    if keys == "own":
+        q, k, v = (x @ m.qkv.weight.T).view(2, LENGTH, 8, 5).split([4, 2, 2], 2)
+        k, v = k.repeat_interleave(2, 2), v.repeat_interleave(2, 2)
+    else:
+        q, v = (x @ m.qkv.weight.T).view(2, LENGTH, 8, 5).split([4, 4], 2)
+        k = torch.cat([torch.zeros_like(q[:, :1]), q[:, :-1]], 1)
     logits = gated_logits(m, x) + torch.einsum("bihd,bjhd->bijh", q, k) / math.sqrt(5)
     heard = torch.einsum("bijh,bjhd->bihd", logits.softmax(2), v).flatten(2)
     assert_close(m(x)[0], (heard * F.silu(x @ m.gate.weight.T)) @ m.out.weight.T)
@@ -118,6 +123,11 @@ def test_a_temperature_that_is_not_learned_stays():
 def test_options_that_would_do_nothing_or_fail_later(options, message):
     with pytest.raises(ConfigError, match=message):
         Tau(TauConfig(**options), WIDTH)
+
+
+def test_previous_queries_as_keys_need_heads_of_their_own():
+    with pytest.raises(ConfigError, match="kv_heads is 2; leave it out"):
+        Attention(AttentionConfig(keys="previous", kv_heads=2, rope=False), WIDTH)
 
 
 def test_names_of_features_make_no_difference():

@@ -4,6 +4,9 @@
                                                                        over j <= i (and i - j < window)
     C_t = sum_{s <= t} log sigmoid(w_f . x_s + b_f)                    (forget gate; zero without it)
 
+With `keys: previous` a key is the query of the token before it, k_j = q_{j-1}: a token hears what followed its like,
+which is there from the start and need not be learned.
+
 State: the keys and values of the tokens seen (of the last `window` ones), and with a forget gate or importance one
 number per key and head. Bytes per layer and row at context L, with G key/value heads: 2 G K L element_size, plus 8 H L.
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +46,7 @@ class AttentionConfig:
     heads            H; hidden_size must be a multiple unless head_size is given
     kv_heads         G key/value heads shared by groups of query heads; H if None
     head_size        K; hidden_size / heads if None
+    keys             `own`: a projection of their own; `previous`: a key is the query of the token before it
     scale            multiplies q . k; 1 / sqrt(K) if None
     window           how many latest tokens are visible; all if None
     bias             biases on the four projections
@@ -60,6 +64,7 @@ class AttentionConfig:
     heads: int = 4
     kv_heads: int | None = None
     head_size: int | None = None
+    keys: Literal["own", "previous"] = "own"
     scale: float | None = None
     window: int | None = None
     bias: bool = False
@@ -81,6 +86,7 @@ class AttentionState(NamedTuple):
     v: Tensor  # (B, G, slots, K)
     decay: Tensor | None  # (B, H, slots) float64: C - g at each key
     total: Tensor | None  # (B, H) float64: C at the latest token
+    latest: Tensor | None  # (B, H, K): rotated query of the latest token, the next one's key; 0 before any
     length: Tensor  # (B,) int64
     position: Tensor  # (B,) int64, tokens seen
 
@@ -116,7 +122,13 @@ class Attention(Mixer):
             raise ConfigError(f"RoPE needs an even head size, got {self.head_size}")
         if config.window is not None and config.window < 1:
             raise ConfigError(f"attention.window must be at least 1, got {config.window}")
-        self._split = [self.heads, self.kv_heads, self.kv_heads]
+        self.shifts = config.keys == "previous"
+        if self.shifts and self.kv_heads != self.heads:
+            raise ConfigError(
+                f"attention.keys `previous` makes a key of each of the {self.heads} heads' queries, and kv_heads is "
+                f"{self.kv_heads}; leave it out, or use keys: own"
+            )
+        self._split = [self.heads, 0 if self.shifts else self.kv_heads, self.kv_heads]
         self.qkv = nn.Linear(hidden_size, sum(self._split) * self.head_size, bias=config.bias)
         self.out = nn.Linear(self.heads * self.head_size, hidden_size, bias=config.bias)
         self.forget = nn.Linear(hidden_size, self.heads) if config.forget_gate else None
@@ -138,13 +150,19 @@ class Attention(Mixer):
         if self.forget is not None or self.importance is not None:
             decay = torch.zeros(batch_size, self.heads, 0, device=place["device"], dtype=torch.float64)
             total = None if self.forget is None else decay.new_zeros(batch_size, self.heads)
-        return AttentionState(empty, empty, decay, total, position, position)
+        latest = empty.new_zeros(batch_size, self.heads, self.head_size) if self.shifts else None
+        return AttentionState(empty, empty, decay, total, latest, position, position)
 
     @classmethod
     def grown_config(cls, options: AttentionConfig, hidden_size: int, by: Growth) -> AttentionConfig:
         """Heads times a factor, of the same size; or of a larger one, whose scale and frequencies stay."""
         heads, size = by.factor("heads"), options.head_size or hidden_size // options.heads
         new = by.head_size or size
+        if new != size and options.keys == "previous":
+            raise ConfigError(
+                f"attention with keys: previous cannot grow its head_size {size} to {new}: a new feature of queries "
+                "that are keys too would start at zero on both sides and never learn; grow `heads`"
+            )
         if new < size or (options.rope and new % 2):
             raise ConfigError(
                 f"head_size must be at least the {size} that the heads have, and even with RoPE; got {new}"
@@ -161,7 +179,7 @@ class Attention(Mixer):
     def growth(self, grown: Attention, width: Lift) -> Table:
         heads, groups = tile(self.heads, grown.heads), tile(self.kv_heads, grown.kv_heads)
         size = (append_pairs if self.config.rope else append)(self.head_size, grown.head_size)
-        qkv = join(heads * size, groups * size.silent(), groups * size)
+        qkv = join(heads * size, *[] if self.shifts else [groups * size.silent()], groups * size)
         named = {
             "qkv": linear(self.qkv, qkv, width),
             "out": linear(self.out, width, heads * size),
@@ -176,7 +194,7 @@ class Attention(Mixer):
         return Flops(4.0 * self.heads * self.head_size * length)
 
     def mix(self, x: Tensor, state: AttentionState | None, ctx: Context) -> tuple[Tensor, AttentionState | None]:
-        q, k, v = self._project(x, None if state is None else state.position)
+        q, k, v = self._project(x, state)
         decay, importance = self._cumulative_decay(x), self._importance(x)
         if state is None:
             y = self._attend(q, k, v, self._visible_from_zero(x), _lowered(decay, importance), decay)
@@ -187,15 +205,22 @@ class Attention(Mixer):
         y = y.transpose(1, 2).flatten(2)
         return self.out(y if self.gate is None else y * F.silu(self.gate(x))), state
 
-    def _project(self, x: Tensor, position: Tensor | None) -> tuple[Tensor, ...]:
+    def _project(self, x: Tensor, state: AttentionState | None) -> tuple[Tensor, ...]:
         """Rotated q (B, H, T, K), k and v (B, G, T, K)."""
+        q, k, v = self._rotated(x, None if state is None else state.position)
+        if self.shifts:
+            before = torch.zeros_like(q[:, :, 0]) if state is None or state.latest is None else state.latest.to(q.dtype)
+            k = torch.cat([before.unsqueeze(2), q[:, :, :-1]], 2)
+        return q, k, v
+
+    def _rotated(self, x: Tensor, position: Tensor | None) -> tuple[Tensor, ...]:
         heads = self.qkv(x).unflatten(-1, (-1, self.head_size))
         if not self.config.rope:
             parts = heads.split(self._split, 2)
         elif self.config.rope_on_value:
             parts = rotate(heads, self._rotation(x, position)).split(self._split, 2)
         else:
-            q_and_k, v = heads.split([self.heads + self.kv_heads, self.kv_heads], 2)
+            q_and_k, v = heads.split([sum(self._split[:2]), self.kv_heads], 2)
             parts = (*rotate(q_and_k, self._rotation(x, position)).split(self._split[:2], 2), v)
         return tuple(part.transpose(1, 2) for part in parts)
 
@@ -272,7 +297,8 @@ class Attention(Mixer):
         visible = self._visible_with_past(state.length, new, end, uniform)
         near = None if decays is None else decays[..., :end]
         y = self._attend(q, keys[:, :, :end], values[:, :, :end], visible, near, decay)
-        after = AttentionState(keys, values, decays, total, state.length + counts, state.position + counts)
+        latest = None if state.latest is None else at_last(q, counts, state.latest).to(state.latest.dtype)
+        after = AttentionState(keys, values, decays, total, latest, state.length + counts, state.position + counts)
         return y, self._keep_window(after, end)
 
     def _visible_with_past(self, start: Tensor, new: int, end: int, uniform: bool) -> Tensor | str:

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def at_last(decay: Tensor, counts: Tensor | int, before: Tensor) -> Tensor:
-    """decay (B, H, T) at each row's last real token; `before` (B, H) in a row that has none."""
+def at_last(x: Tensor, counts: Tensor | int, before: Tensor) -> Tensor:
+    """x (B, H, T, ...) at each row's last real token; `before` (B, H, ...) in a row that has none."""
     if isinstance(counts, int):
-        return decay[..., counts - 1]
-    index = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, decay.shape[1], 1)
-    return torch.where((counts > 0).unsqueeze(1), decay.gather(2, index).squeeze(2), before)
+        return x[:, :, counts - 1].clone()  # a view would keep all of x alive
+    rows = torch.arange(x.shape[0], device=x.device)
+    latest = x[rows, :, (counts - 1).clamp_min(0)]
+    return torch.where((counts > 0).view(-1, *[1] * (before.ndim - 1)), latest, before.to(x.dtype))
 
 
 def append(slots: Tensor, new: Tensor, start: Tensor, end: int, uniform: bool, donate: bool) -> Tensor:
