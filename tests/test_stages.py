@@ -267,6 +267,10 @@ def test_a_stage_without_a_checkpoint_is_told(tmp_path):
         ([{"name": "../up"}], "letters, digits"),
         ([TWO[0], {"name": "b", "training": {"setps": 3}}], r"stages\[2\] \(b\).*setps"),
         ([TWO[0], {"name": "b", "training": {"steps": -3}}], r"stages\[2\] \(b\): .*positive"),
+        (
+            [TWO[0], {"name": "b", "model": {"depth": {"flow": {"alpha": 0.3}}}}],
+            r"stages\[2\] \(b\): model.depth.flow.alpha says .* those of stage 1-pretrain started from 0.1",
+        ),
     ],
 )
 def test_mistakes_in_stages_show_before_any_training(tmp_path, stages, message):

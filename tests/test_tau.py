@@ -225,3 +225,15 @@ def test_the_cache_of_a_trained_model_can_be_chosen(tmp_path, capsys):
     assert main(command) == 0
     assert main([command[0], str(tmp_path / "softmax"), *command[2:]]) == 1
     assert "mixers.tau.cache was given, and this model's mixer is attention" in capsys.readouterr().err
+
+
+def test_a_long_call_behind_a_binned_past_is_heard_as_short_ones():
+    m, x = mixer(heads=2, cache="binned", bins=16, keys="previous", **GATED), inputs(620)
+    _, state = m(x[:, :10], m.init_state(2))
+    whole, after = m(x[:, 10:], state)
+    own = m.lambdas(x[:, 10:], state)
+    sums, _ = m.cache._past(own, state)
+    pieces = [m.cache._past(own._replace(q=q), state)[0] for q in own.q.split(100, -1)]
+    assert_close(torch.cat(pieces, 2), sums, "sums", 1e-12)
+    assert whole.shape == (2, 610, 16)
+    assert torch.equal(after.latest, own.q[..., -1])

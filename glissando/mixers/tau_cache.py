@@ -67,6 +67,8 @@ TauState = ExactState | BinnedState
 
 #: 1 % of a weight at T = 0.05
 _BINS = 1024
+#: queries that look at all bins at once
+_QUERIES = 256
 
 
 class ExactCache:
@@ -139,13 +141,18 @@ class BinnedCache:
 
     def _past(self, heard: Heard, state: BinnedState) -> tuple[Tensor, Tensor]:
         """sum of weight [v, 1] over the bins (B, H, T, K + 1), and the exponent (B, H, T) that it is relative to."""
-        q, t = heard.q.to(state.up.dtype).unsqueeze(-1), heard.temperature.to(state.up.dtype).view(-1, 1, 1)
+        temperature = heard.temperature.to(state.up.dtype).view(-1, 1, 1)
+        pieces = [self._hear_bins(q, temperature, state) for q in heard.q.split(_QUERIES, -1)]
+        return torch.cat(pieces, 2), state.level.unsqueeze(-1).expand(heard.q.shape)
+
+    def _hear_bins(self, queries: Tensor, t: Tensor, state: BinnedState) -> Tensor:
+        q, own = queries.to(state.up.dtype).unsqueeze(-1), self._bin(queries).unsqueeze(-1)
         index = torch.arange(self.bins, device=q.device)
-        left, own = index.to(q.dtype) / self.bins, self._bin(heard.q).unsqueeze(-1)
+        left = index.to(q.dtype) / self.bins
         below = torch.where(index < own, ((left + 1 / self.bins - q).clamp_max(0) / t).exp(), 0)
         above = torch.where(index > own, ((q - left).clamp_max(0) / t).exp(), 0)
         below, above = torch.where(index == own, 0.5, below), torch.where(index == own, 0.5, above)
-        return below @ state.up + above @ state.down, state.level.unsqueeze(-1).expand(heard.q.shape)
+        return below @ state.up + above @ state.down
 
     def _bin(self, values: Tensor) -> Tensor:
         return (values.detach() * self.bins).long().clamp(0, self.bins - 1)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from glissando.config import from_dict, starting_differences, to_dict
+import torch
+
+from glissando.config import Difference, from_dict, starting_differences, to_dict
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError
 from glissando.loading import BASE, load
-from glissando.model import LanguageModel
+from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import TOKENIZER, Run
 from glissando.training import launch
 from glissando.training.config import RunConfig
@@ -61,18 +65,43 @@ def _take_starts(config: RunConfig, old: set[str], new: set[str]) -> None:
     """
     assert config.start_from is not None
     before = from_dict(RunConfig, {"model": Run.open(config.start_from).read_config().get("model", {})}).model
-    for each in starting_differences(config.model, before, "model"):
-        if any(each.starts in name for name in new) or not any(each.starts in name for name in old):
-            continue
-        says = f"{each.path} says where trained numbers start, and those of {config.start_from} started from"
-        if each.ours != each.field.default:
-            raise ConfigError(
-                f"{says} {each.theirs}: leave it out (and --preset, if that has it), or give {each.theirs}; got "
-                f"{each.ours}"
-            )
+    for each in _other_starts(config.model, before, old, new):
+        says = _require_default(each, config.start_from)
         setattr(each.section, each.field.name, each.theirs)
         if launch.rank() == 0:
             print(f"{says} {each.theirs}, which is kept", file=sys.stderr)
+
+
+def require_starts(model: ModelConfig, before: ModelConfig, source: str) -> None:
+    """Raise ConfigError where `model` asks for another start of numbers that the model `before`, of `source`, has."""
+    ours, theirs = _names(model), _names(before)
+    for each in _other_starts(model, before, theirs, ours - theirs):
+        _require_default(each, source)
+
+
+def _names(config: ModelConfig) -> set[str]:
+    """Of the weights that a model of this kind has."""
+    followed = copy.deepcopy(config)
+    followed.mixers.weights_follow()
+    with torch.device("meta"):
+        return set(LanguageModel(followed).state_dict())
+
+
+def _other_starts(model: ModelConfig, before: ModelConfig, old: set[str], new: set[str]) -> Iterator[Difference]:
+    """Options that say otherwise where the numbers `old` started; not those of parts that are `new`."""
+    for each in starting_differences(model, before, "model"):
+        if any(each.starts in name for name in old) and not any(each.starts in name for name in new):
+            yield each
+
+
+def _require_default(each: Difference, source: str) -> str:
+    """What there is to say of it; raises ConfigError where the option was given."""
+    says = f"{each.path} says where trained numbers start, and those of {source} started from"
+    if each.ours != each.field.default:
+        raise ConfigError(
+            f"{says} {each.theirs}: leave it out (and --preset, if that has it), or give {each.theirs}; got {each.ours}"
+        )
+    return says
 
 
 def take_growth(config: RunConfig) -> None:
