@@ -1,25 +1,27 @@
-"""Where a model's bits go in the stories: names, words and what lies between them, new or named before.
+"""Where a model's bits go in the stories: at names, at other facts, at pronouns, told for the first time or again.
 
 python examples/where_bits_go.py RUN [RUN ...]     one column a run, in bits per byte of the whole text: they add up
 
-The floor is exact (docs/stories.md): what a byte costs whoever knows the grammar and remembers the story. What a model
-pays above it at a name's first byte, where the name has been told before, is a failure to look back.
+Facts are what a story draws once and tells again: who it is about, things, places, colours. The floor is exact
+(docs/stories.md): what a byte costs whoever knows the grammar and remembers the story. What a model pays above it at a
+name's first byte, where the name has been told before, is a failure to look back.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import re
+import sys
 from collections import Counter
-from pathlib import Path
 
 import torch
 
 import glissando
-from glissando.data.stories.stories import byte_costs, generate
+from glissando.data.stories.stories import byte_costs, generate, parse
+from glissando.data.tokenizers import ByteTokenizer
 
-KINDS = ("a new name", "a name again", "a new word", "a word again", "between words")
+FACTS, PARTS = ("a name", "a name again", "a fact", "a fact again", "a pronoun"), ("first byte", "rest")
+REST = "all else"
 
 
 def main() -> None:
@@ -28,39 +30,44 @@ def main() -> None:
     parser.add_argument("--stories", type=int, default=64, help="held-out stories to read")
     parser.add_argument("--quick", action="store_true", help="two stories")
     options = parser.parse_args()
-    models = {Path(run).name: glissando.load(run).eval() for run in options.runs}
+    models = [opened(run) for run in options.runs]
     if not models:
         torch.manual_seed(0)
-        models["untrained"] = glissando.LanguageModel.from_preset("transformer-nano").eval()
-    spent = measure(models, 2 if options.quick else options.stories)
-    print(f"{'':30}{'bytes':>8}{'floor':>9}" + "".join(f"{name[-14:]:>15}" for name in models))
-    rows = [f"{kind}, {part}" for kind in KINDS[:-1] for part in ("first byte", "rest")] + [KINDS[-1]]
-    for row in rows:
-        print(f"{row:30}{spent['bytes'][row]:8,}" + line(spent, row))
-    print(f"{'all':30}{spent['bytes'].total():8,}" + line(spent, None))
+        models.append(glissando.LanguageModel.from_preset("transformer-nano").eval())
+    kinds, floor, spent = measure(models, 2 if options.quick else options.stories)
+    for number, run in enumerate(options.runs or ["transformer-nano, untrained"], 1):
+        print(f"{number}: {run}")
+    print(f"{'':26}{'bytes':>8}{'floor':>9}" + "".join(f"{number:9}" for number in range(1, len(models) + 1)))
+    for row in [f"{fact}, {part}" for fact in FACTS for part in PARTS] + [REST]:
+        print(f"{row:26}{kinds[row]:8,}" + "".join(f"{bits[row] / kinds.total():9.4f}" for bits in (floor, *spent)))
+    print(f"{'all':26}{kinds.total():8,}" + "".join(f"{b.total() / kinds.total():9.4f}" for b in (floor, *spent)))
 
 
-def line(spent: dict[str, Counter[str]], row: str | None) -> str:
-    """Bits per byte of the whole text: the floor's and each model's."""
-    total = spent["bytes"].total()
-    found = {name: bits.total() if row is None else bits[row] for name, bits in spent.items() if name != "bytes"}
-    return "".join(f"{bits / total:{9 if name == 'floor' else 15}.4f}" for name, bits in found.items())
+def opened(run: str) -> glissando.LanguageModel:
+    model = glissando.load(run).eval()
+    if not isinstance(model.tokenizer, ByteTokenizer):
+        sys.exit(f"{run} does not read bytes, which are what is counted here; train it without --data.tokenizer")
+    return model
 
 
-def measure(models: dict[str, glissando.LanguageModel], stories: int) -> dict[str, Counter[str]]:
-    """Bytes, and bits of the floor and of each model, by kind of byte."""
-    spent: dict[str, Counter[str]] = {name: Counter() for name in ("bytes", "floor", *models)}
+def measure(
+    models: list[glissando.LanguageModel], stories: int
+) -> tuple[Counter[str], Counter[str], list[Counter[str]]]:
+    """By kind of byte: how many there are, the bits of the floor, and those of each model."""
+    count: Counter[str] = Counter()
+    floor: Counter[str] = Counter()
+    spent: list[Counter[str]] = [Counter() for _ in models]
     for index in range(stories):
         text = generate(0, "valid", index).text
-        kinds, costs, data = kinds_of(text), byte_costs(text), torch.tensor(list(text.encode()))
-        add(spent["floor"], kinds, costs)
-        spent["bytes"].update(kinds)
+        kinds, data = kinds_of(text), torch.tensor(list(text.encode()))
+        count.update(kinds)
+        add(floor, kinds, byte_costs(text))
         ids = torch.cat([torch.tensor([10]), data[:-1]]).unsqueeze(0)  # a row begins behind the end of another story
-        for name, model in models.items():
+        for model, bits in zip(models, spent, strict=True):
             with torch.no_grad():
                 found = model(ids)[0][0].log_softmax(-1)
-            add(spent[name], kinds, (-found.gather(1, data.unsqueeze(1)).squeeze(1) / math.log(2)).tolist())
-    return spent
+            add(bits, kinds, (-found.gather(1, data.unsqueeze(1)).squeeze(1) / math.log(2)).tolist())
+    return count, floor, spent
 
 
 def add(sums: Counter[str], kinds: list[str], values: list[float]) -> None:
@@ -69,17 +76,17 @@ def add(sums: Counter[str], kinds: list[str], values: list[float]) -> None:
 
 
 def kinds_of(text: str) -> list[str]:
-    """The kind of each byte. A name is a capitalised word that the story does not also write small."""
-    kinds, seen = [KINDS[-1]] * len(text.encode()), set()
-    small = {word.lower() for word in re.findall(r"\b[a-z']+", text)}
-    for match in re.finditer(rb"[A-Za-z']+", text.encode()):
-        word = match.group().decode()
-        name = word[0].isupper() and word.lower() not in small
-        key = word if name else word.lower()
-        kind = KINDS[(0 if name else 2) + (key in seen)]
-        seen.add(key)
-        for at in range(match.start(), match.end()):
-            kinds[at] = f"{kind}, {'first byte' if at == match.start() else 'rest'}"
+    """The kind of each byte, by the grammar that wrote it."""
+    kinds, told = [REST] * len(text), set()
+    for mention in parse(text).mentions:
+        said, name = mention.item.forms[mention.form], mention.item.forms[""]
+        kind = "a fact" if not name[0].isupper() else "a name" if said == name else "a pronoun"
+        if kind != "a pronoun":
+            again = mention.slot in told
+            told.add(mention.slot)
+            kind += " again" if again else ""
+        for offset in range(len(said)):
+            kinds[mention.position + offset] = f"{kind}, {PARTS[offset > 0]}"
     return kinds
 
 

@@ -167,13 +167,19 @@ def grown_config(model: LanguageModel, by: Growth) -> ModelConfig:
     config.logit_scale = c.logit_scale / by.width if c.tied_head else c.logit_scale
     config.vocab_size = _grown_vocabulary(c.vocab_size, by)
     _grow_mlp(config, model.width, by)
-    names = [c.mixer] if isinstance(c.mixer, str) else c.mixer
+    names = _used_mixers(model)
     _require_axes(names, by)
-    for name in dict.fromkeys(names):
+    for name in names:
         options: Any = getattr(c.mixers, name)
         setattr(config.mixers, name, MIXERS[name].grown_config(options, model.width, by))
     config.depth = model.depth.grown_config(c.depth, by)
     return config
+
+
+def _used_mixers(model: LanguageModel) -> list[str]:
+    """Those that a layer has: a short model may not come to the end of a list."""
+    used = {type(block.mixer) for block, _ in model.depth.calls()}
+    return [name for name, mixer in MIXERS.items() if mixer in used]
 
 
 def _grown_vocabulary(old: int, by: Growth) -> int:

@@ -81,6 +81,8 @@ def _overrides(preset: str) -> dict[str, Any]:
         return {}
     if model.get("depth", {}).get("kind") == "tied":
         return dict(SMALL, **{"depth.layers": model["depth"]["layers"]})
+    if isinstance(model.get("mixer"), list):
+        return dict(SMALL, **{"depth.layers": len(model["mixer"])})
     liquid = {"mixers.liquid.state_size": 8} if model.get("mixer") == "liquid" else {}
     return dict(SMALL, **liquid, **({"max_length": 64} if model.get("positions") == "learned" else {}))
 

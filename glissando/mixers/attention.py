@@ -4,11 +4,12 @@
                                                                        over j <= i (and i - j < window)
     C_t = sum_{s <= t} log sigmoid(w_f . x_s + b_f)                    (forget gate; zero without it)
 
-With `keys: previous` a key is the query of the token before it, k_j = q_{j-1}: a token hears what followed its like,
-which is there from the start and need not be learned.
+With `keys: previous` a key is the query of the token before it, k_j = q_{j-1}: a token attends to what came right after
+tokens like it. Like tokens have like queries before anything is learned, but for what `rope` turns them by.
 
 State: the keys and values of the tokens seen (of the last `window` ones), and with a forget gate or importance one
-number per key and head. Bytes per layer and row at context L, with G key/value heads: 2 G K L element_size, plus 8 H L.
+number per key and head. Bytes per layer and row at context L, with G key/value heads: 2 G K L element_size, plus 8 H L;
+and H K element_size for the latest query with `keys: previous`.
 
 Vaswani et al. 2017, arXiv 1706.03762; forget gate: Lin et al. 2025, arXiv 2503.02130, eq. 5.
 """
@@ -30,7 +31,7 @@ from glissando.lifts import Lift, Table, append, append_pairs, join, linear, tab
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.gates import check_horizons, start_forget_gate
 from glissando.mixers.slots import append as append_slots
-from glissando.mixers.slots import at_last
+from glissando.mixers.slots import at_last, check_keys, shifted
 from glissando.ops.attention import attention
 from glissando.ops.rope import rotate, rotation_after
 from glissando.state import zeros_position
@@ -104,6 +105,7 @@ class Attention(Mixer):
                 raise ConfigError(f"attention.{name} must be at least 1, got {value}")
         if config.scale is not None and not (math.isfinite(config.scale) and config.scale > 0):
             raise ConfigError(f"attention.scale must be above 0 and finite, got {config.scale}")
+        check_keys("attention", config.keys)
         check_horizons("attention", config.horizons)
         if not 0 <= config.dropout < 1:
             raise ConfigError(f"attention.dropout must be at least 0 and below 1, got {config.dropout}")
@@ -126,7 +128,7 @@ class Attention(Mixer):
         if self.shifts and self.kv_heads != self.heads:
             raise ConfigError(
                 f"attention.keys `previous` makes a key of each of the {self.heads} heads' queries, and kv_heads is "
-                f"{self.kv_heads}; leave it out, or use keys: own"
+                f"{self.kv_heads}; leave kv_heads out, or use keys: own"
             )
         self._split = [self.heads, 0 if self.shifts else self.kv_heads, self.kv_heads]
         self.qkv = nn.Linear(hidden_size, sum(self._split) * self.head_size, bias=config.bias)
@@ -208,10 +210,7 @@ class Attention(Mixer):
     def _project(self, x: Tensor, state: AttentionState | None) -> tuple[Tensor, ...]:
         """Rotated q (B, H, T, K), k and v (B, G, T, K)."""
         q, k, v = self._rotated(x, None if state is None else state.position)
-        if self.shifts:
-            before = torch.zeros_like(q[:, :, 0]) if state is None or state.latest is None else state.latest.to(q.dtype)
-            k = torch.cat([before.unsqueeze(2), q[:, :, :-1]], 2)
-        return q, k, v
+        return q, shifted(q, None if state is None else state.latest) if self.shifts else k, v
 
     def _rotated(self, x: Tensor, position: Tensor | None) -> tuple[Tensor, ...]:
         heads = self.qkv(x).unflatten(-1, (-1, self.head_size))

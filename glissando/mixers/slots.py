@@ -1,10 +1,24 @@
-"""A cache of keys: slots behind each row's start, which grow as tokens come."""
+"""Keys: those that are queries of the token before, and a cache of slots behind each row's start, which grow."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from glissando.errors import ConfigError
+
+
+def check_keys(section: str, keys: str) -> None:
+    """Raises ConfigError unless keys are of a kind that there is."""
+    if keys not in ("own", "previous"):
+        raise ConfigError(f"{section}.keys must be `own` or `previous`, got {keys!r}")
+
+
+def shifted(q: Tensor, latest: Tensor | None) -> Tensor:
+    """Keys from queries (B, H, T, ...): each that of the token before, at the first `latest` (B, H, ...) or 0."""
+    before = torch.zeros_like(q[:, :, :1]) if latest is None else latest.to(q.dtype).unsqueeze(2)
+    return torch.cat([before, q[:, :, :-1]], 2)
 
 
 def at_last(x: Tensor, counts: Tensor | int, before: Tensor) -> Tensor:

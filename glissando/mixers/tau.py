@@ -4,8 +4,8 @@
     y_i  = Wo [ silu(Wg x_i) * sum_{j <= i} softmax_j( g_j + C_i - C_j - |lambda^q_i - lambda^k_j| / T ) v_j ]
 
 (The published code normalises q and k first; E does not depend on their length.)
-With `keys: previous` a key is the lambda of the token before it, lambda^k_j = lambda^q_{j-1}: a token hears what
-followed its like, which is there from the start and need not be learned.
+With `keys: previous` a key is the lambda of the token before it, lambda^k_j = lambda^q_{j-1}: a token attends to what
+came right after tokens like it. Like tokens have like lambdas before anything is learned, if `rope` does not turn them.
 
 L is a graph Laplacian over the S features of a head, T one temperature a head. Optional: g_j = w_g . x_j, an importance
 of each key; C, the cumulative log of a forget gate; the output gate silu(Wg x); and values that turn with position and
@@ -13,7 +13,8 @@ are turned back when they are heard, R_{j-i} v_j in place of v_j. The published 
 that is calibrated (glissando/training/calibration.py).
 
 State: v and lambda_k of the tokens seen, (K + 1) numbers a key and head where softmax attention keeps 2 K, and one more
-number with g or C. Or, `cache: binned`, a memory of constant size; see glissando/mixers/tau_cache.py.
+number with g or C; and with `keys: previous` the lambdas of the latest token. Or, `cache: binned`, a memory of constant
+size; see glissando/mixers/tau_cache.py.
 
 Tauformer: published as posts and code in 2026; its defects and figures are told in docs/tauformer.md. Forget gate: Lin
 et al. 2025, arXiv 2503.02130.
@@ -36,6 +37,7 @@ from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, append, append_pairs, join, leaning_tile, linear, tables, tile
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.gates import check_horizons, start_forget_gate
+from glissando.mixers.slots import check_keys, shifted
 from glissando.mixers.tau_cache import BinnedCache, ExactCache, Heard, TauState
 from glissando.ops.energy import energy
 from glissando.ops.rope import rotate, rotation_after
@@ -133,7 +135,8 @@ class Tau(Mixer):
         if config.value_rotation is not None and self.head_size % 2:
             raise ConfigError(f"tau.value_rotation turns pairs and needs an even head size, got {self.head_size}")
         heads, inner = self.heads, self.heads * self.head_size
-        self.sides = 2 if config.keys == "own" else 1  # lambdas a head and token
+        self.shifts = config.keys == "previous"
+        self.sides = 1 if self.shifts else 2  # lambdas a head and token
         self.qk = nn.Linear(hidden_size, self.sides * heads * self.key_size, bias=False)
         self.v = nn.Linear(hidden_size, self.value_heads * self.head_size, bias=False)
         self.out = nn.Linear(inner, hidden_size, bias=False)
@@ -172,6 +175,7 @@ class Tau(Mixer):
             )
         if config.cache == "exact" and config.bins is not None:
             raise ConfigError(f"tau.bins {config.bins} needs tau.cache: binned; the exact cache has none")
+        check_keys("tau", config.keys)
         check_horizons("tau", config.horizons)
         groups = config.value_heads or config.heads
         if config.heads % groups:
@@ -288,11 +292,10 @@ class Tau(Mixer):
 
     def _heard(self, x: Tensor, e: Tensor, state: TauState | None = None) -> Heard:
         q = (e / (e + self.tau)).transpose(1, 2)
-        if self.sides == 2:
-            q, k = q.split(self.heads, 1)
+        if self.shifts:
+            k = shifted(q, None if state is None else state.latest)
         else:
-            before = q.new_zeros(q.shape[:2]) if state is None or state.latest is None else state.latest.to(q.dtype)
-            k = torch.cat([before.unsqueeze(-1), q[..., :-1]], -1)
+            q, k = q.split(self.heads, 1)
         v = self.v(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
         importance = None if self.importance is None else self.importance(x).transpose(1, 2)
         decay = None
@@ -301,7 +304,7 @@ class Tau(Mixer):
         return Heard(q, k, v, exact(self.log_temperature).exp(), importance, decay)
 
     def energies(self, x: Tensor, position: Tensor | None = None) -> Tensor:
-        """E (B, T, 2 H), at least float32, of the queries and then of the keys; (B, T, H) where keys have none."""
+        """E (B, T, 2 H), at least float32, of queries and then keys; (B, T, H) where keys are earlier queries."""
         heads = self.qk(x).unflatten(-1, (-1, self.key_size))
         if self.config.rope:
             base, repeat = self.config.rope_base, self.config.rope_repeat

@@ -11,8 +11,9 @@ L, in float32:  4 L (G K + H), and 8 L H for e, beside 8 L H K for the cache of 
 A query hears the bins below its own through exp(-(q - right_b) / T) up_b, and those above through down_b: exactly. Its
 own bin it hears through (up_b + down_b) / 2, as if every key stood half a bin away; that weight is off by a factor of
 at most exp(1 / (2 M T)) cosh(1 / (2 M T)), 1 % at T = 0.05 and 1024 bins. What comes in one call is heard exactly.
-Bytes in float32: 8 H M (K + 1), less than the exact cache from about 2 M tokens on (where G = H). Both are relative
-to a maximum, `level`.
+Bytes in float32: 8 H M (K + 3), less than the exact cache from about 2 M tokens on (where G = H). Each sum is relative
+to the largest exponent in it, its level, so that the nearest keys count whatever stands farther away. Either cache
+keeps 4 H bytes more for the latest lambdas with `keys: previous`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class ExactState(NamedTuple):
 class BinnedState(NamedTuple):
     up: Tensor  # (B, H, M, K + 1), at least float32
     down: Tensor  # (B, H, M, K + 1)
-    level: Tensor  # (B, H) float64: the largest e so far, to which the sums are relative
+    up_level: Tensor  # (B, H, M) float64: the largest exponent in each bin so far, to which its sum is relative
+    down_level: Tensor  # (B, H, M) float64
     total: Tensor | None  # (B, H) float64: C at the latest token
     latest: Tensor | None  # (B, H) as in ExactState
     position: Tensor  # (B,) int64
@@ -67,6 +69,8 @@ TauState = ExactState | BinnedState
 
 #: 1 % of a weight at T = 0.05
 _BINS = 1024
+#: in place of -inf, so that differences stay numbers
+_NOTHING = -1e300
 #: queries that look at all bins at once
 _QUERIES = 256
 
@@ -76,7 +80,7 @@ class ExactCache:
         c = mixer.config
         self.heads, self.groups, self.size = mixer.heads, mixer.value_heads, mixer.head_size
         self.has_e, self.has_decay = c.importance or c.forget_gate, c.forget_gate
-        self.shifts = c.keys == "previous"
+        self.shifts = mixer.shifts
 
     def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> ExactState:
         exact = torch.promote_types(dtype, torch.float32)
@@ -114,15 +118,15 @@ class BinnedCache:
     def __init__(self, mixer: Tau) -> None:
         c = mixer.config
         self.heads, self.groups, self.size, self.bins = mixer.heads, mixer.value_heads, mixer.head_size, c.bins or _BINS
-        self.has_decay, self.shifts = c.forget_gate, c.keys == "previous"
+        self.has_decay, self.shifts = c.forget_gate, mixer.shifts
 
     def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> BinnedState:
         exact = torch.promote_types(dtype, torch.float32)
         up = torch.zeros(batch_size, self.heads, self.bins, self.size + 1, device=device, dtype=exact)
-        level = torch.full((batch_size, self.heads), -torch.inf, device=device, dtype=torch.float64)
-        total = torch.zeros_like(level) if self.has_decay else None
+        level = torch.full(up.shape[:3], -torch.inf, device=device, dtype=torch.float64)
+        total = level.new_zeros(batch_size, self.heads) if self.has_decay else None
         latest = up.new_zeros(batch_size, self.heads) if self.shifts else None
-        return BinnedState(up, up.clone(), level, total, latest, zeros_position(batch_size, device))
+        return BinnedState(up, up.clone(), level, level.clone(), total, latest, zeros_position(batch_size, device))
 
     def hear(self, heard: Heard, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, BinnedState]:
         decay = _continued(heard.decay, state.total)
@@ -141,18 +145,21 @@ class BinnedCache:
 
     def _past(self, heard: Heard, state: BinnedState) -> tuple[Tensor, Tensor]:
         """sum of weight [v, 1] over the bins (B, H, T, K + 1), and the exponent (B, H, T) that it is relative to."""
-        temperature = heard.temperature.to(state.up.dtype).view(-1, 1, 1)
-        pieces = [self._hear_bins(q, temperature, state) for q in heard.q.split(_QUERIES, -1)]
-        return torch.cat(pieces, 2), state.level.unsqueeze(-1).expand(heard.q.shape)
+        pieces = [self._hear_bins(q, heard.temperature.view(-1, 1, 1), state) for q in heard.q.split(_QUERIES, -1)]
+        sums, tops = zip(*pieces, strict=True)
+        return torch.cat(sums, 2), torch.cat(tops, 2)
 
-    def _hear_bins(self, queries: Tensor, t: Tensor, state: BinnedState) -> Tensor:
-        q, own = queries.to(state.up.dtype).unsqueeze(-1), self._bin(queries).unsqueeze(-1)
+    def _hear_bins(self, queries: Tensor, t: Tensor, state: BinnedState) -> tuple[Tensor, Tensor]:
+        q, own = queries.double().unsqueeze(-1), self._bin(queries).unsqueeze(-1)
         index = torch.arange(self.bins, device=q.device)
-        left = index.to(q.dtype) / self.bins
-        below = torch.where(index < own, ((left + 1 / self.bins - q).clamp_max(0) / t).exp(), 0)
-        above = torch.where(index > own, ((q - left).clamp_max(0) / t).exp(), 0)
-        below, above = torch.where(index == own, 0.5, below), torch.where(index == own, 0.5, above)
-        return below @ state.up + above @ state.down
+        left = index.double() / self.bins
+        half = torch.where(index == own, math.log(2), torch.inf)  # of its own bin a query hears half of either sum
+        below = torch.where(index < own, (q - left - 1 / self.bins).clamp_min(0) / t, half)
+        above = torch.where(index > own, (left - q).clamp_min(0) / t, half)
+        below, above = state.up_level.unsqueeze(2) - below, state.down_level.unsqueeze(2) - above
+        top = torch.maximum(below.amax(-1), above.amax(-1)).detach().clamp_min(_NOTHING)
+        up, down = ((x - top.unsqueeze(-1)).exp().to(state.up.dtype) for x in (below, above))
+        return up @ state.up + down @ state.down, top
 
     def _bin(self, values: Tensor) -> Tensor:
         return (values.detach() * self.bins).long().clamp(0, self.bins - 1)
@@ -162,22 +169,21 @@ class BinnedCache:
         if not isinstance(counts, int):
             real = torch.arange(e.shape[2], device=e.device) < counts.unsqueeze(-1)
             e = e.masked_fill(~real.unsqueeze(1), -torch.inf)
-        level = torch.maximum(state.level, e.detach().amax(-1))
-        keep = torch.where(level > -torch.inf, (state.level - level).exp(), 0).to(state.up.dtype)[..., None, None]
         bins = self._bin(heard.k)
-        k, t = heard.k.to(state.up.dtype), heard.temperature.to(state.up.dtype).view(-1, 1)
-        left = bins.to(k.dtype) / self.bins
-        weight = torch.where(e > -torch.inf, (e - level.unsqueeze(-1)).exp(), 0).to(k.dtype)
-        v = heard.v.to(k.dtype).repeat_interleave(self.heads // self.groups, 1)
+        left, t = bins.double() / self.bins, heard.temperature.view(-1, 1)
+        v = heard.v.to(state.up.dtype).repeat_interleave(self.heads // self.groups, 1)
         entry = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-        index = bins.unsqueeze(-1).expand_as(entry)
 
-        def added(sums: Tensor, distance: Tensor) -> Tensor:
-            new = entry * (weight * (-distance.clamp_min(0) / t).exp()).unsqueeze(-1)
-            return (sums * keep).scatter_add(2, index, new)
+        def added(sums: Tensor, level: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
+            exponent = e - distance.clamp_min(0) / t
+            highest = level.scatter_reduce(2, bins, exponent.detach(), "amax")
+            weight = (exponent - highest.gather(2, bins).clamp_min(_NOTHING)).exp().to(sums.dtype)
+            kept = sums * (level - highest.clamp_min(_NOTHING)).exp().to(sums.dtype).unsqueeze(-1)
+            return kept.scatter_add(2, bins.unsqueeze(-1).expand_as(entry), entry * weight.unsqueeze(-1)), highest
 
-        up, down = added(state.up, left + 1 / self.bins - k), added(state.down, k - left)
-        return state._replace(up=up, down=down, level=level)
+        up, up_level = added(state.up, state.up_level, left + 1 / self.bins - heard.k)
+        down, down_level = added(state.down, state.down_level, heard.k - left)
+        return state._replace(up=up, down=down, up_level=up_level, down_level=down_level)
 
 
 def bin_error(bins: int, temperature: float) -> float:
