@@ -279,6 +279,26 @@ def test_mistakes_in_stages_show_before_any_training(tmp_path, stages, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_what_a_stage_keeps_is_known_to_the_next_before_any_training(tmp_path):
+    """A start may be left out later, or given again; another one is refused, in the shared options too."""
+    given = {"model": {"depth": {"flow": {"alpha": 0.3}}}}
+    three = [{"name": "a", **given}, {"name": "b"}, {"name": "c", **given}]
+    plans = resolve(staged(tmp_path, three), tmp_path / "out")
+    assert [config.model.depth.flow.alpha for _, config in plans] == [0.3, 0.3, 0.3]
+    config = staged(tmp_path, [{"name": "a", **given}, {"name": "b"}])
+    config.model.depth.flow.alpha = 0.2
+    with pytest.raises(ConfigError, match=r"stages\[2\] \(b\): .* those of stage 1-a started from 0.3"):
+        resolve(config, tmp_path / "out")
+
+
+def test_what_grows_has_its_starts_already(tmp_path):
+    """New layers come of grown ones: they start where those stand."""
+    tau = {"model": {"mixer": "tau"}}
+    other = {"grow": {"layers": 1}, "model": {"mixers": {"tau": {"temperature": 0.3}}}}
+    with pytest.raises(ConfigError, match=r"stages\[2\] \(b\): model.mixers.tau.temperature says"):
+        resolve(staged(tmp_path, [{"name": "a", **tau}, {"name": "b", **other}]), tmp_path / "out")
+
+
 def test_stages_do_not_overwrite(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("precious")

@@ -35,7 +35,7 @@ from glissando.storage import MANIFEST, write_atomic
 from glissando.training import launch
 from glissando.training.config import BUDGETS, RunConfig, Stage
 from glissando.training.growing import grow_run, used_options
-from glissando.training.start import require_starts
+from glissando.training.start import plan_starts
 
 STAGES = "stages.yaml"
 
@@ -116,8 +116,9 @@ def plans(config: RunConfig, out: Path) -> list[Plan]:
         whole = from_dict(RunConfig, merge(shared, model, own, start), where)
         try:
             whole.check(math.prod(launch.processes(whole.training)))
-            if found and stage.model:
-                require_starts(whole.model, found[-1].config.model, f"stage {found[-1].path.name}")
+            before = found[-1] if found else None
+            source = f"stage {before.path.name}" if before else ""
+            plan_starts(whole, before.config.model if before else None, source, growth is not None)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         found.append(Plan(path, whole, growth))

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
-from glissando.config import Difference, from_dict, starting_differences, to_dict
+from glissando.config import from_dict, starting_differences, to_dict
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError
 from glissando.loading import BASE, load
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import TOKENIZER, Run
+from glissando.storage import MANIFEST
 from glissando.training import launch
 from glissando.training.config import RunConfig
 from glissando.training.moments import Moments, read_moments
@@ -64,44 +65,51 @@ def _take_starts(config: RunConfig, old: set[str], new: set[str]) -> None:
     Raises ConfigError where it asks for another start, and says so where it merely does not know of theirs.
     """
     assert config.start_from is not None
-    before = from_dict(RunConfig, {"model": Run.open(config.start_from).read_config().get("model", {})}).model
-    for each in _other_starts(config.model, before, old, new):
-        says = _require_default(each, config.start_from)
-        setattr(each.section, each.field.name, each.theirs)
+    for said in _take(config.model, _model_of(config.start_from), config.start_from, old, new):
         if launch.rank() == 0:
-            print(f"{says} {each.theirs}, which is kept", file=sys.stderr)
+            print(said, file=sys.stderr)
 
 
-def require_starts(model: ModelConfig, before: ModelConfig, source: str) -> None:
-    """Raise ConfigError where `model` asks for another start of numbers that the model `before`, of `source`, has."""
-    ours, theirs = _names(model), _names(before)
-    for each in _other_starts(model, before, theirs, ours - theirs):
-        _require_default(each, source)
+def plan_starts(config: RunConfig, before: ModelConfig | None, source: str, grown: bool) -> None:
+    """What `_take_starts` will do, before anything is trained: `before` is the model of the stage `source`, or None for
+    the run that the first stage starts from; `grown`: what is started from has all parts of this model."""
+    if before is None and config.start_from is not None and (Path(config.start_from) / MANIFEST).is_file():
+        before, source = _model_of(config.start_from), config.start_from
+    if before is None or not starting_differences(config.model, before, "model"):
+        return
+    ours = _names(config.model)
+    theirs = ours if grown else _names(before)
+    for _ in _take(config.model, before, source, theirs, ours - theirs):
+        pass  # it is said when the stage begins
+
+
+def _model_of(run: str) -> ModelConfig:
+    return from_dict(RunConfig, {"model": Run.open(run).read_config().get("model", {})}).model
+
+
+def _take(model: ModelConfig, before: ModelConfig, source: str, old: set[str], new: set[str]) -> Iterator[str]:
+    """Set the options that do not know where the numbers `old` started, and say so; parts that are `new` keep theirs.
+
+    Raises ConfigError for one that was given.
+    """
+    for each in starting_differences(model, before, "model"):
+        if any(each.starts in name for name in new) or not any(each.starts in name for name in old):
+            continue
+        says = f"{each.path} says where trained numbers start, and those of {source} started from {each.theirs}"
+        if each.ours != each.field.default:
+            raise ConfigError(
+                f"{says}: leave it out (and --preset, if that has it), or give {each.theirs}; got {each.ours}"
+            )
+        setattr(each.section, each.field.name, each.theirs)
+        yield f"{says}, which is kept"
 
 
 def _names(config: ModelConfig) -> set[str]:
-    """Of the weights that a model of this kind has."""
+    """The names of the weights of a model of this kind."""
     followed = copy.deepcopy(config)
     followed.mixers.weights_follow()
     with torch.device("meta"):
         return set(LanguageModel(followed).state_dict())
-
-
-def _other_starts(model: ModelConfig, before: ModelConfig, old: set[str], new: set[str]) -> Iterator[Difference]:
-    """Options that say otherwise where the numbers `old` started; not those of parts that are `new`."""
-    for each in starting_differences(model, before, "model"):
-        if any(each.starts in name for name in old) and not any(each.starts in name for name in new):
-            yield each
-
-
-def _require_default(each: Difference, source: str) -> str:
-    """What there is to say of it; raises ConfigError where the option was given."""
-    says = f"{each.path} says where trained numbers start, and those of {source} started from"
-    if each.ours != each.field.default:
-        raise ConfigError(
-            f"{says} {each.theirs}: leave it out (and --preset, if that has it), or give {each.theirs}; got {each.ours}"
-        )
-    return says
 
 
 def take_growth(config: RunConfig) -> None:
