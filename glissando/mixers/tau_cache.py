@@ -69,7 +69,7 @@ TauState = ExactState | BinnedState
 
 #: 1 % of a weight at T = 0.05
 _BINS = 1024
-#: in place of -inf, so that differences stay numbers
+#: the level of an empty bin, in place of -inf: differences of it stay numbers
 _NOTHING = -1e300
 #: queries that look at all bins at once
 _QUERIES = 256
@@ -123,7 +123,7 @@ class BinnedCache:
     def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> BinnedState:
         exact = torch.promote_types(dtype, torch.float32)
         up = torch.zeros(batch_size, self.heads, self.bins, self.size + 1, device=device, dtype=exact)
-        level = torch.full(up.shape[:3], -torch.inf, device=device, dtype=torch.float64)
+        level = torch.full(up.shape[:3], _NOTHING, device=device, dtype=torch.float64)
         total = level.new_zeros(batch_size, self.heads) if self.has_decay else None
         latest = up.new_zeros(batch_size, self.heads) if self.shifts else None
         return BinnedState(up, up.clone(), level, level.clone(), total, latest, zeros_position(batch_size, device))
@@ -140,7 +140,7 @@ class BinnedCache:
         y = (own.to(sums.dtype) * ratio + sums[..., :-1]) / (ratio + sums[..., -1:])
         total = None if decay is None else at_last(decay, counts, state.total)
         latest = None if state.latest is None else at_last(heard.q, counts, state.latest).to(state.latest.dtype)
-        after = self._after(heard, e, state, counts)._replace(total=total, latest=latest)
+        after = self._after(heard, e, state, counts, donate)._replace(total=total, latest=latest)
         return y.to(own.dtype), after._replace(position=state.position + counts)
 
     def _past(self, heard: Heard, state: BinnedState) -> tuple[Tensor, Tensor]:
@@ -164,7 +164,7 @@ class BinnedCache:
     def _bin(self, values: Tensor) -> Tensor:
         return (values.detach() * self.bins).long().clamp(0, self.bins - 1)
 
-    def _after(self, heard: Heard, e: Tensor, state: BinnedState, counts: Tensor | int) -> BinnedState:
+    def _after(self, heard: Heard, e: Tensor, state: BinnedState, counts: Tensor | int, donate: bool) -> BinnedState:
         real = None
         if not isinstance(counts, int):
             real = torch.arange(e.shape[2], device=e.device) < counts.unsqueeze(-1)
@@ -173,13 +173,20 @@ class BinnedCache:
         left, t = bins.double() / self.bins, heard.temperature.view(-1, 1)
         v = heard.v.to(state.up.dtype).repeat_interleave(self.heads // self.groups, 1)
         entry = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+        index = bins.unsqueeze(-1).expand_as(entry)
 
         def added(sums: Tensor, level: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
             exponent = e - distance.clamp_min(0) / t
-            highest = level.scatter_reduce(2, bins, exponent.detach(), "amax")
-            weight = (exponent - highest.gather(2, bins).clamp_min(_NOTHING)).exp().to(sums.dtype)
-            kept = sums * (level - highest.clamp_min(_NOTHING)).exp().to(sums.dtype).unsqueeze(-1)
-            return kept.scatter_add(2, bins.unsqueeze(-1).expand_as(entry), entry * weight.unsqueeze(-1)), highest
+            if e.shape[2] == 1:  # a step of decoding changes one bin a head, and need not read the others
+                before = level.gather(2, bins)
+                highest = torch.maximum(before, exponent.detach()).clamp_min(_NOTHING)
+                kept, weight = ((x - highest).exp().to(sums.dtype).unsqueeze(-1) for x in (before, exponent))
+                put = torch.Tensor.scatter_ if donate else torch.scatter
+                return put(sums, 2, index, sums.gather(2, index) * kept + entry * weight), put(level, 2, bins, highest)
+            highest = level.scatter_reduce(2, bins, exponent.detach(), "amax").clamp_min(_NOTHING)
+            weight = (exponent - highest.gather(2, bins)).exp().to(sums.dtype)
+            kept = sums * (level - highest).exp().to(sums.dtype).unsqueeze(-1)
+            return kept.scatter_add(2, index, entry * weight.unsqueeze(-1)), highest
 
         up, up_level = added(state.up, state.up_level, left + 1 / self.bins - heard.k)
         down, down_level = added(state.down, state.down_level, heard.k - left)
