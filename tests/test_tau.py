@@ -263,3 +263,22 @@ def test_a_long_call_behind_a_binned_past_is_heard_as_short_ones():
                       heard.decay + state.total.unsqueeze(-1)))  # fmt: skip
     weight = (lse - top).exp().unsqueeze(-1)
     assert_close(y, (own * weight + sums[..., :-1]) / (weight + sums[..., -1:]), "y", 1e-9)
+
+
+@pytest.mark.parametrize("cache", ["exact", "binned"])
+def test_bytes_of_the_latest_lambdas(cache):
+    """4 H a row: what the next token's key is."""
+    sizes = {}
+    for keys in ("own", "previous"):
+        m = Tau(TauConfig(keys=keys, cache=cache), 32)
+        sizes[keys] = state_bytes(m(torch.randn(2, 40, 32), m.init_state(2))[1])
+    assert sizes["previous"] - sizes["own"] == 2 * 4 * 4
+
+
+def test_bytes_of_attention_s_latest_query():
+    """H K numbers a row."""
+    sizes = {}
+    for keys in ("own", "previous"):
+        m = build_mixer("attention", MixerConfigs(attention=AttentionConfig(keys=keys)), 32)
+        sizes[keys] = state_bytes(m(torch.randn(2, 40, 32), m.init_state(2))[1])
+    assert sizes["previous"] - sizes["own"] == 2 * 32 * 4
