@@ -15,10 +15,12 @@ import sys
 from collections import Counter
 
 import torch
+from tqdm import tqdm
 
 import glissando
 from glissando.data.stories.stories import byte_costs, generate, parse
 from glissando.data.tokenizers import ByteTokenizer
+from glissando.errors import RunError
 
 FACTS, PARTS = ("a name", "a name again", "a fact", "a fact again", "a pronoun"), ("first byte", "rest")
 REST = "all else"
@@ -30,6 +32,8 @@ def main() -> None:
     parser.add_argument("--stories", type=int, default=64, help="held-out stories to read")
     parser.add_argument("--quick", action="store_true", help="two stories")
     options = parser.parse_args()
+    if options.stories < 1:
+        parser.error(f"--stories must be at least 1, got {options.stories}")
     models = [opened(run) for run in options.runs]
     if not models:
         torch.manual_seed(0)
@@ -44,9 +48,14 @@ def main() -> None:
 
 
 def opened(run: str) -> glissando.LanguageModel:
-    model = glissando.load(run).eval()
+    try:
+        model = glissando.load(run).eval()
+    except RunError as error:
+        sys.exit(str(error))
     if not isinstance(model.tokenizer, ByteTokenizer):
-        sys.exit(f"{run} does not read bytes, which are what is counted here; train it without --data.tokenizer")
+        sys.exit(
+            f"{run} does not read bytes, which are what is counted here; train one with --data.tokenizer.kind bytes"
+        )
     return model
 
 
@@ -57,7 +66,7 @@ def measure(
     count: Counter[str] = Counter()
     floor: Counter[str] = Counter()
     spent: list[Counter[str]] = [Counter() for _ in models]
-    for index in range(stories):
+    for index in tqdm(range(stories), desc="stories", leave=False, disable=None):
         text = generate(0, "valid", index).text
         kinds, data = kinds_of(text), torch.tensor(list(text.encode()))
         count.update(kinds)
