@@ -31,7 +31,7 @@ from glissando.lifts import Lift, Table, append, append_pairs, join, linear, tab
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.gates import check_horizons, start_forget_gate
 from glissando.mixers.slots import append as append_slots
-from glissando.mixers.slots import at_last, check_keys, shifted
+from glissando.mixers.slots import at_last, check_keys, latest_of, shifted
 from glissando.ops.attention import attention
 from glissando.ops.rope import rotate, rotation_after
 from glissando.state import zeros_position
@@ -296,7 +296,7 @@ class Attention(Mixer):
         visible = self._visible_with_past(state.length, new, end, uniform)
         near = None if decays is None else decays[..., :end]
         y = self._attend(q, keys[:, :, :end], values[:, :, :end], visible, near, decay)
-        latest = None if state.latest is None else at_last(q, counts, state.latest).to(state.latest.dtype)
+        latest = latest_of(q, counts, state.latest)
         after = AttentionState(keys, values, decays, total, latest, state.length + counts, state.position + counts)
         return y, self._keep_window(after, end)
 

@@ -30,6 +30,11 @@ def at_last(x: Tensor, counts: Tensor | int, before: Tensor) -> Tensor:
     return torch.where((counts > 0).view(-1, *[1] * (before.ndim - 1)), latest, before.to(x.dtype))
 
 
+def latest_of(q: Tensor, counts: Tensor | int, before: Tensor | None) -> Tensor | None:
+    """What `shifted` will take for the token that follows; None where keys are not shifted."""
+    return None if before is None else at_last(q, counts, before).to(before.dtype)
+
+
 def append(slots: Tensor, new: Tensor, start: Tensor, end: int, uniform: bool, donate: bool) -> Tensor:
     """`new` (B, G, T, K) written behind each row's `start` slots; in place, with room to spare, if donated."""
     begin = end - new.shape[2]

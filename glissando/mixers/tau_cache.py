@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from glissando.mixers.slots import append, at_last
+from glissando.mixers.slots import append, at_last, latest_of
 from glissando.ops.tau_attention import attend, exponents
 from glissando.state import zeros_position
 
@@ -110,7 +110,7 @@ class ExactCache:
         seen = keys[:, :, :end]
         near = exponents(seen, None, None) if e is None else e[..., :end]
         y, _ = attend(heard.q, seen, values[:, :, :end], heard.temperature, near, past=state.position)
-        latest = None if state.latest is None else at_last(heard.q, counts, state.latest).to(state.latest.dtype)
+        latest = latest_of(heard.q, counts, state.latest)
         return y, ExactState(keys, values, e, total, latest, state.position + counts)
 
 
@@ -139,7 +139,7 @@ class BinnedCache:
         sums = sums * (top - highest).exp().to(sums.dtype).unsqueeze(-1)
         y = (own.to(sums.dtype) * ratio + sums[..., :-1]) / (ratio + sums[..., -1:])
         total = None if decay is None else at_last(decay, counts, state.total)
-        latest = None if state.latest is None else at_last(heard.q, counts, state.latest).to(state.latest.dtype)
+        latest = latest_of(heard.q, counts, state.latest)
         after = self._after(heard, e, state, counts, donate)._replace(total=total, latest=latest)
         return y.to(own.dtype), after._replace(position=state.position + counts)
 

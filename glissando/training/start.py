@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -79,19 +78,20 @@ def plan_starts(config: RunConfig, before: ModelConfig | None, source: str, grow
         return
     ours = _names(config.model)
     theirs = ours if grown else _names(before)
-    for _ in _take(config.model, before, source, theirs, ours - theirs):
-        pass  # it is said when the stage begins
+    _take(config.model, before, source, theirs, ours - theirs)  # what there is to say is said when the stage begins
 
 
 def _model_of(run: str) -> ModelConfig:
     return from_dict(RunConfig, {"model": Run.open(run).read_config().get("model", {})}).model
 
 
-def _take(model: ModelConfig, before: ModelConfig, source: str, old: set[str], new: set[str]) -> Iterator[str]:
-    """Set the options that do not know where the numbers `old` started, and say so; parts that are `new` keep theirs.
+def _take(model: ModelConfig, before: ModelConfig, source: str, old: set[str], new: set[str]) -> list[str]:
+    """Set the options that do not know where the numbers `old` started, and return what there is to say of it.
 
+    Parts that are `new` keep their own starts.
     Raises ConfigError for one that was given.
     """
+    said = []
     for each in starting_differences(model, before, "model"):
         if any(each.starts in name for name in new) or not any(each.starts in name for name in old):
             continue
@@ -101,7 +101,8 @@ def _take(model: ModelConfig, before: ModelConfig, source: str, old: set[str], n
                 f"{says}: leave it out (and --preset, if that has it), or give {each.theirs}; got {each.ours}"
             )
         setattr(each.section, each.field.name, each.theirs)
-        yield f"{says}, which is kept"
+        said.append(f"{says}, which is kept")
+    return said
 
 
 def _names(config: ModelConfig) -> set[str]:
