@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -21,9 +22,11 @@ from training_runs import environment
 
 from glissando.cli import main
 from glissando.errors import ConfigError, UnknownNameError
+from glissando.lab import compare
 from glissando.lab.compare_measure import MEASURED, epiplexity, read_measured
 from glissando.lab.compare_plan import Amount, Comparison, Job
 from glissando.lab.compare_results import Finished, accuracy, bits_on, choose, difference, estimate
+from glissando.lab.compare_speed import warm_up
 from glissando.lab.compare_table import Table
 from glissando.lab.memory import forget_peak, peak_bytes, resident_bytes
 from glissando.lab.probes import PROBES, select_probes
@@ -346,6 +349,30 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     assert figures is not None
     assert figures["spent"]["step"] == 200
     assert figures["provenance"]["resumed"] == 1
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("seconds", ["compiled", "trained"]), ("steps", ["trained"])])
+def test_no_models_seconds_are_spent_on_compiling(kind, expected, tmp_path, monkeypatch):
+    """Compiling takes a new machine as long as the demo lets a model train; what is compiled is what trains."""
+    done = []
+
+    def compiled(config):
+        warm_up(config)
+        done.append("compiled")
+        assert config.model.hidden_size == 16
+
+    def trained(*_, **__):
+        done.append("trained")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "warm_up", compiled)
+    monkeypatch.setattr(compare, "train", trained)
+    asked = comparison(tmp_path, data={"seq_len": 32, "batch_size": 1})
+    asked.presets, asked.budget = ["liquid-ssm-nano"], Amount(kind, 2)
+    asked.out.mkdir()
+    with contextlib.closing(Table(asked.out)) as table, pytest.raises(KeyboardInterrupt):
+        compare._finish(asked, asked.run_jobs({"liquid-ssm-nano": 1e-3})[0], table)
+    assert done == expected
 
 
 def test_a_training_that_diverges_is_told_and_not_repeated(tmp_path, capsys):

@@ -16,7 +16,7 @@ from glissando.lab.compare_measure import measure, read_measured, record_failure
 from glissando.lab.compare_plan import Comparison, Job
 from glissando.lab.compare_report import write_report
 from glissando.lab.compare_results import Finished, ModelResult, bits_on, choose, gather, reported
-from glissando.lab.compare_speed import measure_speed
+from glissando.lab.compare_speed import measure_speed, warm_up
 from glissando.lab.compare_table import Table, TableProgress
 from glissando.runs import ENVIRONMENT, Run
 from glissando.storage import remove_directory, write_atomic
@@ -111,6 +111,9 @@ def _train_and_measure(comparison: Comparison, job: Job, path: Path, table: Tabl
     with contextlib.redirect_stderr(table.log):
         try:
             _clear_stillborn(path)
+            if comparison.config(job).training.seconds is not None:
+                table.status(f"{job.title}: compiling")  # a machine does so once: no model's seconds are spent on it
+                warm_up(comparison.with_vocabulary(job))
             if path.is_dir():
                 resume(path, progress=shown)
             else:

@@ -145,8 +145,7 @@ class Comparison:
         """Trainable numbers of each model; a complex number counts twice."""
         counts = {}
         for preset in self.presets:
-            config = self.config(Job("run", preset, 0, self.rates(preset)[0]))
-            config.model.vocab_size = build_tokenizer(config.data).vocab_size
+            config = self.with_vocabulary(Job("run", preset, 0, self.rates(preset)[0]))
             with torch.device("meta"):  # counted, not computed with
                 counts[preset] = LanguageModel.from_config(config.model).num_parameters()
         return counts
@@ -186,6 +185,12 @@ class Comparison:
     def probe_jobs(self, chosen: dict[str, float]) -> list[Job]:
         seeds, presets = range(self.seeds), [p for p in self.presets if p in chosen]
         return [Job("probe", p, seed, chosen[p], task) for task in self.probes for seed in seeds for p in presets]
+
+    def with_vocabulary(self, job: Job) -> RunConfig:
+        """As `config`, with the vocabulary of the tokenizer in the place of the preset's."""
+        config = self.config(job)
+        config.model.vocab_size = build_tokenizer(config.data).vocab_size
+        return config
 
     def config(self, job: Job) -> RunConfig:
         """The resolved configuration of one training. All models read the same batches under the same seed."""

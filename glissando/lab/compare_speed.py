@@ -86,6 +86,18 @@ def measure_speed(
     return result
 
 
+def warm_up(config: RunConfig) -> None:
+    """One step and a few decoded tokens of such a model, so that its kernels are compiled before a clock runs.
+
+    config    with the tokenizer's vocabulary
+    """
+    entry = _Entry(LanguageModel(config.model).to(device_of(config)), config)
+    _step_of(entry)()
+    entry.model.eval()
+    with torch.no_grad():
+        _milliseconds(entry.model, *_read(entry, _TOKENS))
+
+
 def _figure(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
