@@ -9,7 +9,6 @@ import math
 import mmap
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from training_runs import environment
+from training_runs import started
 
 from glissando.cli import main
 from glissando.errors import ConfigError, UnknownNameError
@@ -324,27 +323,17 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     options[options.index("steps=6")] = "steps=200"
     options[options.index("2")] = "1"  # one seed
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "glissando.cli",
-        "compare",
-        *options,
-        "--training.save_every",
-        "5",
-        "--out",
-        str(out),
-    ]
-    process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    path = out / "runs/transformer-nano/lr-0.002-seed-0"
-    deadline = time.monotonic() + 200
-    while latest_checkpoint(path / "checkpoints") is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=100)
+    options += ["--training.save_every", "5"]
+    with started([sys.executable, "-m", "glissando.cli", "compare", *options, "--out", str(out)]) as process:
+        path = out / "runs/transformer-nano/lr-0.002-seed-0"
+        deadline = time.monotonic() + 200
+        while latest_checkpoint(path / "checkpoints") is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=100)
     assert process.returncode == 130, told
     assert read_measured(path) is None
-    assert main(["compare", *options, "--training.save_every", "5", "--out", str(out)]) == 0
+    assert main(["compare", *options, "--out", str(out)]) == 0
     figures = read_measured(path)
     assert figures is not None
     assert figures["spent"]["step"] == 200

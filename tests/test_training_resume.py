@@ -17,11 +17,11 @@ from training_runs import (
     call,
     command,
     configuration,
-    environment,
     last_checkpoint,
     mapping,
     metrics,
     options,
+    started,
     weights,
 )
 
@@ -180,12 +180,6 @@ def test_what_cannot_be_resumed_says_why(tmp_path):
 # ---------------------------------------------------------------------- kill -9 and Ctrl-C
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
 def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
     """Until metrics.csv has reached a step; what the process says shows if it never does."""
     deadline = time.monotonic() + 60
@@ -208,11 +202,9 @@ def test_killed_at_random_moments_it_ends_at_the_same_weights(tmp_path):
     rng, run, reached = random.Random(0), tmp_path / "run", 0
     arguments = [*options(values), f"--out={run}"]
     for _ in range(3):
-        process = start(arguments)
-        wait_for_step(process, run, reached + 10)
-        time.sleep(rng.uniform(0.0, 0.3))
-        process.kill()
-        process.communicate()
+        with started(command(*arguments)) as process:
+            wait_for_step(process, run, reached + 10)
+            time.sleep(rng.uniform(0.0, 0.3))
         newest = latest_checkpoint(run / "checkpoints")
         assert newest is not None
         reached = int(newest.name[-8:])
@@ -227,10 +219,10 @@ def test_first_interrupt_saves_and_tells_how_to_go_on(tmp_path):
     changed = {"training": {"steps": 400, "save_every": 10**6, "validate_every": 10**6, "log_every": 7}}
     train(configuration(tmp_path, changed), tmp_path / "whole")
     run = tmp_path / "run"
-    process = start([*options(mapping(tmp_path, changed)), f"--out={run}"])
-    wait_for_step(process, run, 14)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    with started(command(*options(mapping(tmp_path, changed)), f"--out={run}")) as process:
+        wait_for_step(process, run, 14)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
     step = last_checkpoint(run)["global_step"]
     assert 14 <= step < 400
     assert f"stopped and saved at step {step}; go on with: glissando train --resume {run}" in error
@@ -246,17 +238,17 @@ def test_second_interrupt_ends_at_once(tmp_path):
     slow = {"data": {"batch_size": 256, "seq_len": 512}, "model.hidden_size": 64}
     changed = {"training": {"steps": 1000, "accumulate": 128, "save_every": 10**6, "validate_every": 10**6}}
     run = tmp_path / "run"
-    process = start([*options(mapping(tmp_path, slow, changed)), f"--out={run}"])
-    deadline = time.monotonic() + 60
-    while not (run / "metrics.csv").is_file() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    _, error = process.communicate(timeout=60)
+    with started(command(*options(mapping(tmp_path, slow, changed)), f"--out={run}")) as process:
+        deadline = time.monotonic() + 60
+        while not (run / "metrics.csv").is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        _, error = process.communicate(timeout=60)
     assert time.monotonic() - began < 5
     assert process.returncode == 130
     assert "Traceback" not in error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,17 @@ def environment() -> dict[str, str]:
     """For a subprocess: one thread, and this copy of the library."""
     root = str(Path(__file__).parent.parent)
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "PYTHONWARNINGS": ""}
+
+
+@contextlib.contextmanager
+def started(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """The running process; a test that fails does not leave it behind."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, env=environment(), stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def call(arguments: list[str], timeout: float = 250) -> subprocess.CompletedProcess[str]:
