@@ -17,7 +17,7 @@ import argparse
 
 import numpy as np
 import torch
-from irregular_series import Windows, compare, error
+from irregular_series import Windows, add_training_options, compare, error
 
 ATTACK, RELEASE = 2.0, 40.0
 MODELS = ["liquid", "liquid, tau of the input alone", "GRU, dt a feature"]
@@ -63,11 +63,9 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parameters", type=int, default=10_000)
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-2, 2e-2, 4e-2])
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="a few signals, one epoch: shows that it runs")
+    add_training_options(parser, 40, [1e-2, 2e-2, 4e-2])
+    help = "a few signals, one epoch, in the place of what the other options say: shows that it runs"
+    parser.add_argument("--quick", action="store_true", help=help)
     options = parser.parse_args()
     if options.quick:
         options.parameters, options.epochs, options.rates = 3_000, 1, [1e-2]

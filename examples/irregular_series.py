@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,17 +64,34 @@ def oscillators(count: int, length: int) -> list[Series]:
 
 def from_folder(folder: Path, drop: float) -> list[Series]:
     """Every .npy file of the folder; of its rows, the share `drop` is left out."""
+    if not folder.is_dir():
+        raise SystemExit(
+            f"--data {folder} is {'a file' if folder.exists() else 'not there'}; name a folder of .npy files"
+        )
     paths, rng = sorted(folder.glob("*.npy")), np.random.default_rng(0)
     if len(paths) < 4:
         raise SystemExit(f"{folder} holds {len(paths)} .npy files; at least 4 are needed to train, validate and test")
     made = []
     for path in paths:
-        values = np.load(path, allow_pickle=False)
-        if values.ndim != 2:
-            raise SystemExit(f"{path} must hold (time, features), got {values.shape}")
+        values = trace(path)
+        if values.shape[1] != (features := made[0][0].shape[1] if made else values.shape[1]):
+            raise SystemExit(f"{path} has {values.shape[1]} features and {paths[0]} {features}; all need the same")
         kept = np.flatnonzero(rng.random(len(values)) >= drop)
         made.append((values[kept], kept.astype(float)))
     return made
+
+
+def trace(path: Path) -> np.ndarray:
+    """The file's values (time, features), float64. SystemExit for what is no such array, or holds NaN or infinity."""
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise SystemExit(f"{path} could not be read as an array of numbers: {error}") from error
+    if values.ndim != 2 or not values.shape[1] or values.dtype.kind not in "fiu":
+        raise SystemExit(f"{path} must hold real numbers (time, features), got {values.dtype} {values.shape}")
+    if bad := np.size(values) - int(np.isfinite(values).sum()):
+        raise SystemExit(f"{path}: {bad} of its {values.size} values are not finite; leave out the rows they are in")
+    return values.astype(float)
 
 
 def split(series: list[Series], length: int) -> tuple[Windows, Windows, Windows]:
@@ -84,6 +102,13 @@ def split(series: list[Series], length: int) -> tuple[Windows, Windows, Windows]
     mean, scale = everything.mean(0), everything.std(0) + 1e-8
     parts = train, [series[i] for i in order[held : 2 * held]], [series[i] for i in order[:held]]
     train_w, valid_w, test_w = (windows(part, mean, scale, length) for part in parts)
+    for name, part in zip(("train", "choose by", "report"), (train_w, valid_w, test_w), strict=True):
+        if not len(part.x):
+            longest = max(len(values) for values, _ in series)
+            raise SystemExit(
+                f"no series to {name} has the {length + 1} rows of a window and its target (the longest of all has "
+                f"{longest}); take a smaller --window, now {length}, or drop fewer rows"
+            )
     return train_w, valid_w, test_w
 
 
@@ -220,6 +245,8 @@ def learn(model: nn.Module, parts: tuple[Windows, Windows, Windows], rate: float
         schedule.step()
         if (now := error(model, valid)) < best:
             best, kept = now, copy.deepcopy(model.state_dict())
+    if best == float("inf"):
+        raise SystemExit(f"at the rate {rate:g} no epoch ended with a finite error; take smaller --rates")
     model.load_state_dict(kept)
     return Outcome(model, best, error(model, test), fastest, rate)
 
@@ -285,18 +312,50 @@ def _available(names: list[str]) -> list[str]:
     return names
 
 
+def add_training_options(parser: argparse.ArgumentParser, epochs: int, rates: list[float]) -> None:
+    parser.add_argument("--parameters", type=at_least(1), default=10_000)
+    parser.add_argument("--epochs", type=at_least(1), default=epochs)
+    parser.add_argument("--rates", type=rate, nargs="+", default=rates, help="the best with the first seed is kept")
+    parser.add_argument("--seeds", type=at_least(1), default=1)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        if not text.lstrip("-").isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text}")
+        return int(text)
+
+    return whole
+
+
+def rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, such as 3e-3, got {text}")
+    return value
+
+
+def picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix != ".png" or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a .png in a folder that is there, got {text}")
+    return path
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of .npy files (time, features); generated series if absent")
     parser.add_argument("--drop", type=float, default=0.3, help="share of the rows that is dropped, with --data")
-    parser.add_argument("--window", type=int, default=64)
-    parser.add_argument("--parameters", type=int, default=10_000)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--rates", type=float, nargs="+", default=[3e-3, 1e-2])
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--window", type=at_least(1), default=64)
+    add_training_options(parser, 20, [3e-3, 1e-2])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
-    parser.add_argument("--picture", type=Path, help="a .png of the time constants of `liquid` over a held-out window")
-    parser.add_argument("--quick", action="store_true", help="a few windows, one epoch: shows that it runs")
+    help = "a .png of the time constants of `liquid` over a held-out window"
+    parser.add_argument("--picture", type=picture, help=help)
+    help = "a few windows, one epoch, in the place of what the other options say: shows that it runs"
+    parser.add_argument("--quick", action="store_true", help=help)
     options = parser.parse_args()
     if not 0 <= options.drop < 1:
         parser.error(f"--drop must be at least 0 and below 1, got {options.drop}")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from glissando.block import Block, BlockConfig, NormConfig, build_norm
 from glissando.depth import Depth, DepthConfig, build_depth
 from glissando.errors import ConfigError
-from glissando.mixers import Context, MixerConfigs, build_mixer, refuse_unhonoured
+from glissando.mixers import Context, ContextError, MixerConfigs, build_mixer, refuse_unhonoured
 from glissando.ops.liquid import require_time
 from glissando.state import State, zeros_position
 
@@ -106,6 +106,17 @@ class Backbone(nn.Module, ABC):
         device, dtype = device or like.device, dtype or like.dtype
         return ModelState(zeros_position(batch_size, device), self.depth.init_state(batch_size, device, dtype))
 
+    def _refuse(self, ctx: Context) -> None:
+        """Raise ContextError for a signal that some part of the model would ignore."""
+        blocks = [module for module in self.modules() if isinstance(module, Block)]
+        timed = all("dt" in block.mixer.honours for block in blocks)
+        if ctx.dt is not None and timed and any(block.conv is not None for block in blocks):
+            raise ContextError(
+                "this model was given 'dt' but cannot honour it: its mixers do, but not the convolution before them, "
+                "whose taps are steps whatever the time between them. Set model.block.conv_width to 0, or leave dt out."
+            )
+        refuse_unhonoured(ctx, self.depth.honours, "this model")
+
     @abstractmethod
     def _enter(self, inputs: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
         """(B, T, D) of packed inputs (B, T, ...); position (B,) of each row's first, None without a state."""
@@ -116,7 +127,7 @@ class Backbone(nn.Module, ABC):
         self._check(inputs, state, ctx)
         if ctx.memo is None and not torch.is_grad_enabled():
             ctx = replace(ctx, memo={})
-        refuse_unhonoured(ctx, self.depth.honours, "this model")
+        self._refuse(ctx)
         order = None if ctx.mask is None else packing_order(ctx.mask)
         if order is not None:
             inputs, ctx = _in_order(inputs, order), _pack(ctx, order)

@@ -38,6 +38,10 @@ class DivergenceError(TrainingError):
     """Training whose loss, gradients or weights are no longer finite: the same settings would end there again."""
 
 
+class NotFiniteError(GlissandoError, FloatingPointError):
+    """A model whose logits are not finite: nothing can be drawn of them."""
+
+
 class MissingExtraError(GlissandoError, ImportError):
     """A part of the library whose optional packages are not installed."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from glissando.data.tokenizers import StreamDecoder, Tokenizer
-from glissando.errors import ConfigError, unknown_name
+from glissando.errors import ConfigError, NotFiniteError, unknown_name
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.state import State, select_rows
@@ -91,6 +91,8 @@ def continue_ids(
 
     prompts  token ids of each row, none empty. control  (B, C), or a function that is asked for it before each token.
     ends     told (row, id), whether the row ends there; such rows leave the batch, so that they cost nothing.
+
+    Raises NotFiniteError where the model computes no numbers.
     """
     device = model.embedding.weight.device
     alive = list(range(len(prompts)))
@@ -100,6 +102,7 @@ def continue_ids(
         memo: Memo = {}
         logits, state = _read_prompts(model, prompts, _now(control), device, memo)
         for left in range(max_tokens - 1, -1, -1):
+            _require_finite(logits)
             ids = sampling.draw(logits, [generators[r] for r in alive])
             step: list[int | None] = [None] * len(prompts)
             for row, token in zip(alive, ids.tolist(), strict=True):
@@ -116,6 +119,15 @@ def continue_ids(
             now = now if now is None or len(now) == len(alive) else now[alive]
             logits, state = model(ids.unsqueeze(1), state, control=now, donate=True, memo=memo)
             logits = logits[:, -1]
+
+
+def _require_finite(logits: Tensor) -> None:
+    """Raise NotFiniteError; drawing would raise without a reason, and the likeliest of NaNs is some token."""
+    if not bool(logits.isfinite().all()):
+        raise NotFiniteError(
+            "the model's logits are not finite, so that no token can be drawn: its training diverged, or its numbers "
+            "overflow in this precision. Take an earlier checkpoint, or load it in float32"
+        )
 
 
 def _now(control: Tensor | Callable[[], Tensor] | None) -> Tensor | None:

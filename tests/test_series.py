@@ -339,6 +339,60 @@ def test_the_example_splits_series_whole(tmp_path):
     assert float(train.dt.max()) > 1
 
 
+@pytest.mark.parametrize(
+    ("made", "options", "told"),
+    [
+        (None, ["--data", "nowhere"], "--data nowhere is not there; name a folder"),
+        (None, ["--data", "a.txt"], "--data a.txt is a file; name a folder"),
+        ({}, ["--data", "traces"], "traces holds 0 .npy files; at least 4"),
+        ({0: [[math.nan]] * 40}, [], "0.npy: 40 of its 40 values are not finite"),
+        ({0: [["a"]] * 40}, [], r"0.npy must hold real numbers \(time, features\), got <U1"),
+        ({0: [[1j]] * 40}, [], "0.npy must hold real numbers .*complex128"),
+        ({0: [1.0] * 40}, [], r"0.npy must hold real numbers .*\(40,\)"),
+        ({3: [[1.0, 2.0]] * 40}, [], "3.npy has 2 features and .*0.npy 1; all need the same"),
+        ({}, ["--window", "100"], "no series to train has the 101 rows .*; take a smaller --window, now 100"),
+    ],
+)
+def test_the_example_says_what_is_wrong_with_series(tmp_path, monkeypatch, made, options, told):
+    import numpy as np
+
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("a")
+    Path("traces").mkdir()
+    if "--data" not in options:
+        options = ["--data", "traces", *options]
+        for number in range(5):
+            np.save(f"traces/{number}.npy", np.array((made or {}).get(number, np.arange(40.0).reshape(40, 1).tolist())))
+    monkeypatch.setattr("sys.argv", ["irregular_series.py", "--drop", "0", *options])
+    with pytest.raises(SystemExit, match=told):
+        irregular_series().main()
+
+
+@pytest.mark.parametrize("option", ["--epochs", "--seeds", "--window", "--rates"])
+def test_the_example_refuses_to_train_nothing(option, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["irregular_series.py", option, "0"])
+    with pytest.raises(SystemExit):
+        irregular_series().main()
+    assert f"argument {option}: must be " in capsys.readouterr().err
+
+
+def test_the_example_compares_the_series_of_a_folder(tmp_path, monkeypatch, capsys):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    for number in range(5):
+        np.save(tmp_path / f"{number}.npy", rng.normal(size=(60, 2)).cumsum(0))
+    picture = tmp_path / "tau.png"
+    given = ["--quick", "--models", "liquid", "GRU, dt a feature", "--data", str(tmp_path), "--picture", str(picture)]
+    monkeypatch.setattr("sys.argv", ["irregular_series.py", *given])
+    irregular_series().main()
+    told = capsys.readouterr().out
+    assert "5 series, 2 features; windows of 16 steps" in told
+    assert [line.split("  ")[0] for line in told.splitlines() if "0.01 " in line] == ["liquid", "GRU, dt a feature"]
+    assert "time constants of liquid, seed 0" in told
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
 def test_the_envelope_rises_fast_and_falls_slowly(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     example = example_of("envelope")

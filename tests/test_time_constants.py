@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,17 +94,24 @@ def test_patterns_run_over_time():
 
 
 def test_patterns_of_tokens():
-    words = list(range(50))
+    words = list(range(50))  # two rows of 20
     made = {
         n: draw(torch.Generator().manual_seed(1), 20).tolist() for n, draw in texts(language_model(), words).items()
     }
     assert len(set(made["repeated"])) == 1
     assert len(set(made["alternating"])) == 2
     assert made["alternating"][::2] == made["alternating"][:1] * 10
-    assert made["words"] == list(range(made["words"][0], made["words"][0] + 20))
+    assert made["words"] == words[20:40], "rows overlap"
     assert len(set(made["random"])) > 10
-    with pytest.raises(ValueError, match="text of at least 51 tokens is needed, got 50"):
-        texts(language_model(), words)["words"](torch.Generator(), 51)
+    with pytest.raises(ValueError, match="row 2 of 20 tokens ends behind the text's 50"):
+        texts(language_model(), words)["words"](torch.Generator().manual_seed(2), 20)
+
+
+def test_one_text_repeated_is_not_eight():
+    """An interval over rows that are all the same would be of nothing: the text must reach for rows of its own."""
+    model = language_model()
+    with pytest.raises(ValueError, match="row 1 of 6 tokens ends behind the text's 6"):
+        compare_patterns(model, texts(model, [1, 2, 3, 4, 5, 6]), length=6)
 
 
 def loudness_model(sign: float) -> SeriesModel:
@@ -195,10 +203,17 @@ def test_the_verb_draws_and_compares(tmp_path, capsys):
     [
         ("liquid", ["--prompt", "abc"], "--prompt is the text of --time_constants"),
         ("liquid", ["--time_constants", "tau.jpg"], "a .png; got tau.jpg"),
+        ("liquid", ["--time_constants", "tau.png", "--prompt", "a" * 801], "the text has 801"),
+        ("liquid", ["--time_constants", "short.txt/tau.png"], "its folder short.txt cannot be made"),
+        ("liquid", ["--time_constants", "tau.png", "--file", "short.txt"], "128 in all, and the text has 6"),
         ("attention", ["--time_constants", "tau.png"], "has none .its model.mixer is attention"),
     ],
 )
-def test_the_verb_refuses(tmp_path, mixer, options, message):
+def test_the_verb_refuses_before_it_scores(tmp_path, monkeypatch, capsys, mixer, options, message):
     LanguageModel.from_config({**SMALL, "mixer": mixer}).save(tmp_path / "run")
-    with pytest.raises(ConfigError, match=message):
-        evaluate([str(tmp_path / "run"), "--file", str(text_file(tmp_path)), *options])
+    text = text_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("abcdef")
+    with pytest.raises((ConfigError, DataError), match=message):
+        evaluate(["run", *([] if "--file" in options else ["--file", str(text)]), *options])
+    assert capsys.readouterr().out == ""

@@ -214,6 +214,8 @@ def test_frequencies_beyond_half_the_rate_of_sampling_are_told_as_their_alias():
         (torch.zeros(2, 2), 1.0, "below rounding: sample with a smaller dt"),
         (torch.eye(2), 0.0, "every A fits"),
         (torch.full((2, 2), torch.nan), 1.0, "must be finite"),
+        (torch.eye(2), float("nan"), "dt must be finite, got nan"),
+        (torch.eye(2), float("inf"), "dt must be finite, got inf"),
         (torch.ones(2, 3), 1.0, r"Ad must be \(\.\.\., N, N\)"),
     ],
 )

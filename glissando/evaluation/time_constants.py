@@ -24,6 +24,8 @@ from glissando.model import LanguageModel
 from glissando.series import SeriesModel
 from glissando.training.observe import show
 
+#: rows of each pattern, and steps of a row, unless told otherwise
+SEEDS, LENGTH = 8, 256
 #: a pattern: (generator, steps) -> the input of one row, (T,) ids or (T, F) numbers
 Pattern = Callable[[torch.Generator, int], Tensor]
 
@@ -38,8 +40,11 @@ def time_constants(model: Backbone, inputs: Tensor, dt: Tensor | None = None, sh
 
     inputs  ids (B, T) of a language model, or x (B, T, F) of a series model;  dt  (B, T), 1 if None
 
-    By one forward of the model in the mode that it is in. Raises ValueError for a model without a liquid mixer.
+    By one forward of the model in the mode that it is in. Raises ValueError for a model without a liquid mixer and a
+    share outside [0, 1].
     """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share is a quantile, from 0 to 1, got {share}; 0.5 is the median")
     every = _every_time_constant(model, inputs, dt)
     return torch.stack([tau.quantile(share, -1) for tau in every])
 
@@ -70,8 +75,7 @@ def plot_text(model: LanguageModel, text: str, target: Path) -> Path:
     if model.tokenizer is None:
         raise ValueError("this model has no tokenizer; draw a text with a model that was loaded from a run")
     ids = model.tokenizer.encode(text)
-    if not 1 <= len(ids) <= _LONGEST:
-        raise DataError(f"a picture holds 1 to {_LONGEST} tokens, and the text has {len(ids)}; give a shorter one")
+    require_drawable(ids)
     device = next(model.parameters()).device
     tau = time_constants(model, torch.tensor([ids], device=device))[:, 0].cpu()
     labels = _token_labels(model.tokenizer, ids)
@@ -111,6 +115,12 @@ def plot_signal(model: SeriesModel, x: Tensor, target: Path, dt: Tensor | None =
 
 #: tokens in a line of a picture, and in all of them
 _LINE, _LONGEST = 80, 800
+
+
+def require_drawable(ids: Sequence[int]) -> None:
+    """Raise DataError for a text that `plot_text` cannot draw."""
+    if not 1 <= len(ids) <= _LONGEST:
+        raise DataError(f"a picture holds 1 to {_LONGEST} tokens, and the text has {len(ids)}; give a shorter one")
 
 
 def _stacked(heights: list[float]) -> tuple[Any, list[Any]]:
@@ -190,7 +200,7 @@ class PatternRow:
 
 
 def compare_patterns(
-    model: Backbone, patterns: Mapping[str, Pattern], against: str = "random", seeds: int = 8, length: int = 256
+    model: Backbone, patterns: Mapping[str, Pattern], against: str = "random", seeds: int = SEEDS, length: int = LENGTH
 ) -> list[PatternRow]:
     """tau by pattern, `seeds` rows of `length` steps each; the first quarter, in which the state settles, is left out.
 
@@ -254,16 +264,23 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def texts(model: LanguageModel, words: Sequence[int]) -> dict[str, Pattern]:
-    """One token repeated; two that alternate; text, cut from the ids `words`; and tokens at random."""
+    """One token repeated; two that alternate; text; and tokens at random.
+
+    words  ids of a text, of which the generator of seed s takes the s-th piece: rows that overlap would look more alike
+           than they are, and an interval over them too narrow
+    """
     size = model.config.vocab_size
 
     def draw(generator: torch.Generator, count: int) -> Tensor:
         return torch.randint(0, size, (count,), generator=generator)
 
     def words_(generator: torch.Generator, length: int) -> Tensor:
-        if len(words) < length:
-            raise ValueError(f"a text of at least {length} tokens is needed, got {len(words)}")
-        start = int(torch.randint(0, len(words) - length + 1, (), generator=generator))
+        start = generator.initial_seed() * length
+        if len(words) < start + length:
+            raise ValueError(
+                f"row {generator.initial_seed()} of {length} tokens ends behind the text's {len(words)}; give a longer "
+                "text, or compare fewer or shorter rows"
+            )
         return torch.tensor(words[start : start + length])
 
     return {

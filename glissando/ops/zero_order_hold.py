@@ -28,7 +28,7 @@ def discretize(A: Tensor, B: Tensor, dt: Tensor | float) -> tuple[Tensor, Tensor
     A (..., N, N), B (..., N, M), dt (...) or a number, of any sign; leading dimensions broadcast -> Ad (..., N, N) and
     Bd (..., N, M) in the common type of A and B, float32 for half precision. Gradients for A, B and dt.
 
-    Raises ValueError for shapes or types that do not fit.
+    Raises ValueError for shapes or types that do not fit and a dt that is not finite.
     """
     A, B, dt = _fitted("discretize", ("A", A), ("B", B), dt, torch.float32)
     A, B, size = dt * A, dt * B, A.shape[-1]
@@ -108,6 +108,8 @@ def _fitted(
     """A (..., N, N), B (..., N, M) and dt (..., 1, 1) of one shape and type, `least` at the least."""
     (a_name, A), (b_name, B) = square, wide
     for name, tensor in (square, wide):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{operation}: {name} must be a tensor, got {type(tensor).__name__}; use torch.as_tensor")
         if not (tensor.is_floating_point() or tensor.is_complex()):
             raise ValueError(
                 f"{operation}: {name} must be floating point or complex, got {tensor.dtype}; use {name}.double()"
@@ -119,7 +121,11 @@ def _fitted(
             f"{tuple(B.shape)}; a single input is (N, 1)"
         )
     dtype = torch.promote_types(torch.promote_types(A.dtype, B.dtype), least)
+    if not isinstance(dt, Tensor | float | int):
+        raise ValueError(f"{operation}: dt must be a number or a tensor, got {dt!r}")
     dt = torch.as_tensor(dt, dtype=dtype, device=A.device)
+    if not bool(dt.isfinite().all()):
+        raise ValueError(f"{operation}: dt must be finite, got {dt[~dt.isfinite()][0].item()}")
     try:
         batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2], dt.shape)
     except RuntimeError as error:

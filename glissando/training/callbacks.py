@@ -16,7 +16,7 @@ import lightning.pytorch as pl
 from lightning.pytorch import Trainer
 
 from glissando.data.base import Batch
-from glissando.errors import RunError, TrainingError
+from glissando.errors import DivergenceError, NotFiniteError, RunError, TrainingError
 from glissando.evaluation.scoring import heard_control
 from glissando.generation import generate, visible
 from glissando.mixers.tau import Tau
@@ -96,7 +96,14 @@ class Samples(StepEnd):
         if not self.budget.due(self.every, step):
             return
         with self.budget.aside():
-            text = visible(self.sample(module))  # by every process, because a sharded model takes all of them
+            module.require_finite_weights()
+            try:
+                text = visible(self.sample(module))  # by every process, because a sharded model takes all of them
+            except NotFiniteError as error:
+                raise DivergenceError(
+                    f"after step {step} the model's logits are not finite; the last checkpoint stands. Train again "
+                    "with a lower training.optimizer.learning_rate."
+                ) from error
             if trainer.is_global_zero:
                 self.size += _append(self.path, f"--- step {step}\n{text}\n".encode())
                 self.show(f"step {step}: {text}")

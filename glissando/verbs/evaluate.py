@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from glissando.config import from_dict, to_dict
 from glissando.data.corpora import DataConfig, TextOptions, build_corpus
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, DataError
 from glissando.verbs.options import add_inference_options, explain, flat, inference_overrides, parse, parser_for, plain
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def _score(run: Run, trained: dict[str, Any], options: Any) -> None:
     corpus = build_corpus(config, model.tokenizer)
     _require_flow(model, options)
     _require_liquid(model, options)
+    drawn = _held_out(corpus) if options.time_constants else []
     result = {"corpus": config.corpus} | measure(model, corpus, options.exact_match)
     if not options.json:
         print(table(result), flush=True)
@@ -91,7 +92,7 @@ def _score(run: Run, trained: dict[str, Any], options: Any) -> None:
         for picture in plot_run(run.path, model, options.plots, floor, steps, halting):
             print(f"picture: {picture}", file=sys.stderr)
     if options.time_constants:
-        _time_constants(model, corpus, options)
+        _time_constants(model, drawn, options)
 
 
 def _refuse_mixed(options: Any) -> None:
@@ -136,7 +137,7 @@ def _require_flow(model: LanguageModel, options: Any) -> None:
 
 
 def _require_liquid(model: LanguageModel, options: Any) -> None:
-    from glissando.evaluation.time_constants import liquid_mixers
+    from glissando.evaluation.time_constants import liquid_mixers, require_drawable
 
     if options.prompt == "":
         raise ConfigError("--prompt is an empty text, of which nothing can be drawn; give one, or leave --prompt out")
@@ -151,25 +152,49 @@ def _require_liquid(model: LanguageModel, options: Any) -> None:
             f"--time_constants is of liquid mixers, and {options.run} has none (its model.mixer is "
             f"{model.config.mixer}); leave it out"
         )
+    if options.prompt is not None and model.tokenizer is not None:
+        require_drawable(model.tokenizer.encode(options.prompt))
+    folder = Path(options.time_constants).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--time_constants {options.time_constants}: its folder {folder} cannot be made: {error.strerror}; name "
+            "another"
+        ) from error
 
 
-def _time_constants(model: LanguageModel, corpus: Corpus, options: Any) -> None:
+def _held_out(corpus: Corpus) -> list[int]:
+    """Ids of held-out text for `--time_constants`: rows that do not overlap. Raises DataError for too few of them."""
+    from glissando.evaluation.time_constants import LENGTH, SEEDS
+
+    ids: list[int] = []
+    for batch in corpus.batches("valid"):
+        ids += (batch.ids.flatten() if batch.mask is None else batch.ids[batch.mask]).tolist()
+        if len(ids) >= SEEDS * LENGTH:
+            break
+    if len(ids) < SEEDS * _SHORTEST:
+        raise DataError(
+            f"--time_constants compares patterns with {SEEDS} rows of text of at least {_SHORTEST} tokens, "
+            f"{SEEDS * _SHORTEST} in all, and the text has {len(ids)}; score a longer one (--prompt is what is drawn)"
+        )
+    return ids
+
+
+def _time_constants(model: LanguageModel, ids: list[int], options: Any) -> None:
     """The picture, and what patterns over time do to tau."""
-    from glissando.evaluation.time_constants import compare_patterns, pattern_table, plot_text, texts
+    from glissando.evaluation.time_constants import LENGTH, SEEDS, compare_patterns, pattern_table, plot_text, texts
 
-    batch = next(iter(corpus.batches("valid")))
-    ids = (batch.ids.flatten() if batch.mask is None else batch.ids[batch.mask]).tolist()
     assert model.tokenizer is not None
     text = model.tokenizer.decode(ids[:_DRAWN]) if options.prompt is None else options.prompt
-    target = Path(options.time_constants)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    picture = plot_text(model, text, target)
-    print(pattern_table(compare_patterns(model, texts(model, ids), length=min(256, len(ids)))), file=sys.stderr)
+    picture = plot_text(model, text, Path(options.time_constants))
+    length = min(LENGTH, len(ids) // SEEDS)
+    print(pattern_table(compare_patterns(model, texts(model, ids), length=length)), file=sys.stderr)
     print(f"picture: {picture}", file=sys.stderr)
 
 
-#: tokens of the held-out text in the picture
-_DRAWN = 160
+#: tokens of the held-out text in the picture, and the least of a row that is compared
+_DRAWN, _SHORTEST = 160, 16
 
 
 def _steps(run: Run, model: LanguageModel, corpus: Corpus) -> StepCurve | None:
