@@ -109,6 +109,10 @@ class SeriesModel(Backbone):
                 f"x must be (batch, time >= 1, {size}) of floating-point numbers, got {tuple(x.shape)} {x.dtype}; "
                 "a single series needs x.unsqueeze(0)"
             )
+        if x.dtype != self.entry.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(
+                f"x is {x.dtype} and the model {self.entry.weight.dtype}: use x.to(...), or model.double()"
+            )
         h, state = self._run(x, state, mask=mask, dt=dt, control=control, donate=donate, memo=memo)
         return self.head(h), state
 

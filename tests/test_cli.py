@@ -187,6 +187,25 @@ def test_bad_text_files(content, message, tmp_path, capsys):
     assert not (tmp_path / "out").exists()  # left no directory in the way of the corrected command
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        (
+            "--model.mixers.liquid.adaptation",
+            "0.5",
+            "model.mixer is attention. Leave it out, or choose --model.mixer liquid",
+        ),
+        ("--data.stories.valid_stories", "3", "data.corpus is text. Leave it out, or choose --data.corpus stories"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(option, value, told, book, tmp_path, capsys):
+    given = ["train", *TINY, "--data.text.path", book, "--out", tmp_path / "out", option]
+    assert f"{option} would do nothing: {told}" in fails(capsys, *given, value)
+    given[-1] = f"{option}={value}"
+    assert f"{option} would do nothing" in fails(capsys, *given)
+    assert not (tmp_path / "out").exists()
+
+
 def test_bad_lines_are_counted_at_the_end(tmp_path, capsys):
     path = tmp_path / "lines.jsonl"
     good = "".join(json.dumps({"text": f"The hen number {i} went out to look for corn."}) + "\n" for i in range(300))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from subjects import build
 
 from glissando.data.tokenizers import ByteTokenizer
-from glissando.errors import ConfigError, UnknownNameError
+from glissando.errors import ConfigError, NotFiniteError, UnknownNameError
 from glissando.generation import Sampling, continue_ids, generate, stream
 from glissando.model import LanguageModel
 
@@ -153,6 +153,16 @@ def test_characters_are_never_split():
 def test_mistakes_are_named(model, options, message):
     with pytest.raises(ConfigError, match=message):
         generate(model, "a", **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_that_computes_no_numbers_says_so(temperature):
+    """Greedy decoding would take some token for the likeliest of NaNs."""
+    model = LanguageModel.from_preset("transformer-nano", hidden_size=16)
+    with torch.no_grad():
+        model.norm.weight.fill_(torch.nan)
+    with pytest.raises(NotFiniteError, match="logits are not finite, so that no token can be drawn"):
+        list(continue_ids(model, [[1, 2]], 3, Sampling(temperature=temperature)))
 
 
 def test_a_model_without_tokenizer_says_what_to_do():

@@ -168,6 +168,12 @@ def test_models_without_time_refuse_it(case: str):
         model(torch.randn(1, 4, 3).double(), dt=torch.ones(1, 4).double())
 
 
+def test_what_keeps_time_out_is_named():
+    """The mixers know time and the convolution before them does not: leaving dt out is not the only way."""
+    with pytest.raises(ContextError, match=r"'dt' but cannot honour it: its mixers do.*block\.conv_width to 0"):
+        LanguageModel.from_preset("liquid-ssm-nano")(torch.zeros(1, 3).long(), dt=torch.ones(1, 3))
+
+
 def test_a_dial_needs_a_flow():
     with pytest.raises(ContextError, match="'control' but cannot honour it"):
         build("liquid")(torch.randn(1, 4, 3).double(), control=torch.ones(1, 2).double())
@@ -180,6 +186,7 @@ def test_a_dial_needs_a_flow():
         (lambda m, x: m(x[..., :2]), r"x must be .*\(2, 4, 2\)"),
         (lambda m, x: m(x[:, :0]), r"x must be .*\(2, 0, 3\)"),
         (lambda m, x: m(x.long()), "floating-point numbers, got .* torch.int64"),
+        (lambda m, x: m(x.float()), r"x is torch.float32 and the model torch.float64: use"),
         (lambda m, x: m(x, dt=torch.ones(2, 3)), r"dt must have the shape of the steps of x \(2, 4\), got \(2, 3\)"),
         (lambda m, x: m(x, mask=torch.ones(2, 4)), "mask must be bool"),
         (lambda m, x: m(x, dt=-torch.ones(2, 4).double()), "dt is time that passes and cannot be negative"),

@@ -27,7 +27,7 @@ from training_runs import (
 
 import glissando
 from glissando import trees
-from glissando.errors import ConfigError, DataError, RunError, TrainingError
+from glissando.errors import ConfigError, DataError, DivergenceError, RunError, TrainingError
 from glissando.runs import latest_checkpoint
 from glissando.training.budget import Budget
 from glissando.training.fit import resume, train
@@ -321,6 +321,14 @@ def test_what_is_not_finite_stops_and_is_not_saved(tmp_path, monkeypatch, change
     with pytest.raises(TrainingError, match=message):
         train(configuration(tmp_path, {"training": {"save_every": 3, "steps": 12}}), tmp_path / "run")
     assert_no_nan(tmp_path / "run", 6)
+
+
+@pytest.mark.parametrize("rate", [1e38, 300.0])
+def test_a_sample_of_a_diverged_model_ends_as_divergence(tmp_path, rate):
+    """Weights that are no numbers, or that are and whose logits are none, before the loss of a next step tells."""
+    told = {"optimizer": {"learning_rate": rate, "weight_decay": 0.0}, "steps": 30, "sample_every": 1, "clip": None}
+    with pytest.raises(DivergenceError, match=r"not finite|loss is"):
+        train(configuration(tmp_path, {"training": told}), tmp_path / "run")
 
 
 def test_weights_that_overflow_are_not_saved(tmp_path):

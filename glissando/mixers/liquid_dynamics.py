@@ -7,6 +7,7 @@ N).
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -152,7 +153,9 @@ class Diagonal(_Adaptive):
     @torch.no_grad()
     def effort(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
         """Newton iterations and their residual; one iteration and nothing left where tau does not see the state."""
-        report = self._solve(inputs, before, dt, "newton")[1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of slowness, but nothing waits for this solution
+            report = self._solve(inputs, before, dt, "newton")[1]
         if report is None:
             return before.new_tensor(1.0), before.new_zeros(())
         return report.iterations.to(before.dtype).max(), report.residual.max()

@@ -88,7 +88,25 @@ def solve(
     report: list[Report] = []
     jacobian = by_differentiation(step) if linearise is None else linearise
     x = _Solve.apply(step, jacobian, tolerance, max_iterations, report, len(inputs), x0, *inputs, *weights)
+    _warn_of_slowness(report[0], x, max_iterations)
     return x, report[0]
+
+
+def _warn_of_slowness(report: Report, x: Tensor, limit: int) -> None:
+    if not bool(report.sequential.any()):
+        return
+    finite = bool(x.isfinite().all())
+    why = (
+        "The step may not be a contraction: lower the learning rate or the adaptation"
+        if finite
+        else "What they were given, or what it makes of it, is not finite"
+    )
+    warnings.warn(
+        f"newton: {int(report.sequential.sum())} of {len(report.sequential)} sequences had not converged after {limit} "
+        f"iterations and were computed one step after the other, which is exact and slow. {why}.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def sequential(step: Step, x0: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> Tensor:
@@ -172,13 +190,6 @@ def _iterate(
     is_sequential = torch.zeros(batch, dtype=torch.bool, device=x0.device)
     if len(active):
         is_sequential[active] = True
-        warnings.warn(
-            f"newton: {len(active)} of {batch} sequences had not converged after {limit} iterations and were computed "
-            "one step after the other, which is exact and slow. The step may not be a contraction: lower the learning "
-            "rate or the adaptation.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
         x[active] = sequential(step, x0[active], [i[active] for i in inputs], weights)
     residual = _relative(step(_shift(x, x0), *inputs, *weights) - x, x)
     return x, Report(iterations, residual, is_sequential)

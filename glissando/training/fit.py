@@ -325,7 +325,7 @@ def _require_rows(config: RunConfig, corpus: Corpus) -> None:
     if width > limit:
         raise ConfigError(
             f"corpus {config.data.corpus} has rows of {width} tokens, whatever data.seq_len is, and model.max_length "
-            f"is {limit}: take another corpus, such as --data.corpus text, or a preset without learned positions"
+            f"is {limit}: give --model.max_length {width}, or another corpus, such as --data.corpus text"
         )
 
 

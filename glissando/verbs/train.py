@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from glissando.config import check_keys, from_dict, merge, to_dict
+from glissando.data.corpora import CORPORA
 from glissando.errors import ConfigError
+from glissando.mixers import MIXERS
 from glissando.presets import load_preset
 from glissando.training.config import BUDGETS, MACHINE, RunConfig
 from glissando.verbs.options import explain, flat, parse, parser_for, plain
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen = {k: plain(options[k]) for k in ("preset", "model", "data", "training")}
     chosen["start_from"] = getattr(options, "from") or file.get("start_from")
     config = from_dict(RunConfig, {**chosen, "stages": file.get("stages") or []})
+    _require_used(arguments, config)
     if print_only:
         import yaml
 
@@ -47,6 +50,23 @@ def main(arguments: Sequence[str]) -> None:
         train_stages(config, options.out)
     else:
         train(config, options.out)
+
+
+def _require_used(arguments: Sequence[str], config: RunConfig) -> None:
+    """Raise ConfigError for an option on the command line of a mixer or a corpus that no stage of the run has."""
+    if config.stages:
+        return  # each names its own
+    values = config.as_dict()
+    used = {f"model.mixers.{name}" for name in values["model"]["mixers"]} | {f"data.{config.data.corpus}"}
+    known = {f"model.mixers.{name}" for name in MIXERS} | {f"data.{name}" for name in CORPORA}
+    for given in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+        section = given.removeprefix("--").rpartition(".")[0]
+        if section in known - used:
+            of_data, owner = section.startswith("data."), section.rpartition(".")[2]
+            chosen, now = ("data.corpus", config.data.corpus) if of_data else ("model.mixer", config.model.mixer)
+            raise ConfigError(
+                f"{given} would do nothing: {chosen} is {now}. Leave it out, or choose --{chosen} {owner}"
+            )
 
 
 def _resume(arguments: Sequence[str], options: Any) -> None:
