@@ -53,10 +53,25 @@ def tau_attention(
     Raises ValueError for shapes that do not fit and for a query without a key, ConfigError for a backend that cannot
     run here.
     """
+    _check_terms(lambda_k, v, key_bias, log_forget, past)
     if key_bias is not None and not torch.compiler.is_compiling():
         _require_a_key(key_bias, lambda_q.shape[-1], past)
     o, _ = attend(lambda_q, lambda_k, v, temperature, exponents(lambda_k, key_bias, log_forget), backend, past)
     return o
+
+
+def _check_terms(
+    lambda_k: Tensor, v: Tensor, key_bias: Tensor | None, log_forget: Tensor | None, past: Tensor | None
+) -> None:
+    """Raises ValueError for terms of another shape than the keys, which would broadcast, and for types."""
+    for name, term in (("key_bias", key_bias), ("log_forget", log_forget)):
+        if term is not None:
+            require_shapes("tau_attention", **{name: (term, tuple(lambda_k.shape))})
+    if not v.is_floating_point():
+        raise ValueError(f"tau_attention: v must be floating point, got {v.dtype}; use v.float()")
+    if past is not None and not (isinstance(past, Tensor) and past.dtype == torch.int64):
+        given = past.dtype if isinstance(past, Tensor) else type(past).__name__
+        raise ValueError(f"tau_attention: past must be an int64 tensor, one number a row, got {given}")
 
 
 def _require_a_key(key_bias: Tensor, length: int, past: Tensor | None) -> None:
@@ -117,6 +132,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, e: Tensor, past: Tensor | None) -> T
         )
     batch, heads, length = q.shape
     n_keys, groups = k.shape[2], v.shape[1]
+    if not length or not n_keys:
+        raise ValueError(f"tau_attention: at least one query and one key are needed, got {length} and {n_keys}")
     if groups < 1 or heads % groups:
         raise ValueError(f"tau_attention: {heads} heads cannot share {groups} heads of values evenly")
     require_shapes(
@@ -142,6 +159,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, e: Tensor, past: Tensor | None) -> T
 def _inverse(temperature: Tensor | float, q: Tensor) -> Tensor:
     """1 / T (H,) in float64."""
     heads = q.shape[1]
+    if not isinstance(temperature, Tensor | float | int):
+        raise ValueError(f"tau_attention: temperature must be a number or a tensor, got {temperature!r}")
     each = torch.as_tensor(temperature, dtype=torch.float64, device=q.device)
     if each.shape not in ((), (1,), (heads,)):
         raise ValueError(
@@ -180,11 +199,16 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past
     visible_e = e.detach().unsqueeze(-2).masked_fill(~visible, -torch.inf)
     middle = visible_e.amax(-1, keepdim=True).clamp_min(-1e30)
     near = (e.unsqueeze(-2) - middle).to(q.dtype)
-    logits = (near - gap * inverse.to(q.dtype).view(-1, 1, 1)).masked_fill(~visible, -torch.inf)
+    # Distances count from the nearest key's, which changes no weight: hundreds of T, where no key is near, would leave
+    # their differences, and the gradient of T, few digits.
+    nearest = gap.detach().masked_fill(~visible, torch.inf).amin(-1, keepdim=True)
+    scale = inverse.to(q.dtype).view(-1, 1, 1)
+    logits = (near - (gap - nearest) * scale).masked_fill(~visible, -torch.inf)
     lse = logits.logsumexp(-1, keepdim=True)
     # Heads that share values stand in one matrix: nothing is copied.
     weights = (logits - lse).exp().unflatten(1, (v.shape[1], -1)).flatten(2, 3)
-    return (weights @ v).view(*q.shape, v.shape[3]), (lse.double() + middle).squeeze(-1)
+    lse = lse.double() + middle - nearest.double() * inverse.view(-1, 1, 1)
+    return (weights @ v).view(*q.shape, v.shape[3]), lse.squeeze(-1)
 
 
 class _Fast(torch.autograd.Function):
@@ -206,8 +230,7 @@ class _Fast(torch.autograd.Function):
         from glissando.ops import tau_kernels
 
         q, k, v, e, inverse, past, o, lse, order = ctx.saved_tensors
-        delta = (grad * o).sum(-1) - grad_lse.to(o.dtype)
         with_lag = ctx.needs_input_grad[4]
-        dq, dk, dv, de, far = tau_kernels.backward(q, k, v, e, inverse, past, grad, delta, lse, order, with_lag)
+        dq, dk, dv, de, far = tau_kernels.backward(q, k, v, e, inverse, past, grad, grad_lse, o, lse, order, with_lag)
         # far is sum ds |q - k| / T = - (1 / T) d(1 / T)
         return dq, dk, dv, de, -far.sum(0) / inverse if with_lag else None, None

@@ -10,6 +10,11 @@ With p_ij = exp(e_j - |q_i - k_j| / T - lse_i), g_i what arrives at o_i, and D_i
 All are sums over keys below and above, or queries below and above. What a query needs is found as in the forward; for a
 key, queries take the keys' place with exponents -lse_i and values (g_i, D_i). Equal lambdas have sign 0. dT needs a
 second sum up and down, of the distances; from dq and dk it would be a small difference of large numbers.
+
+sum_j ds_ij is what arrives at lse_i, but for rounding, which would be all of a small dT where no key is near and
+|q - k| / T is in the hundreds. So distances count from their mean over the keys, and signs from theirs:
+
+    sum_j ds_ij f_ij = sum_j ds_ij (f_ij - m_i) + m_i (what arrives at lse_i),    m_i = sum_j p_ij f_ij
 """
 
 from __future__ import annotations
@@ -29,14 +34,17 @@ from glissando.ops.tau_cut import (
     strictly,
 )
 
+#: what is summed for each query: ds, p sign and ds sign, p |q - k| / T and ds |q - k| / T
+_DS, _SIGN, _DS_SIGN, _GAP, _DS_GAP, _SUMS = range(6)
+
 
 @kernel
-def _queries_up(room, n_queries, v, g, delta, lse, dq, with_lag):
-    """dq of the keys below, times -T; returns sum ds |q - k| / T over them."""
+def _queries_up(room, n_queries, v, g, delta, lse, sums, with_lag):
+    """What the keys below give to the sums of each query."""
     s, lag, size = room.s, room.lag, room.s.shape[0]
     s[:] = 0
     lag[:] = 0
-    zero, far = s.dtype.type(0), 0.0
+    zero = s.dtype.type(0)
     one, one_lag, r = zero, zero, 0
     for i in range(n_queries):
         n, item = room.strict[i], room.queries[i]
@@ -56,22 +64,25 @@ def _queries_up(room, n_queries, v, g, delta, lse, dq, with_lag):
         c, dot, dot_lag = _exp(s.dtype.type(room.top_up[n - 1] - room.y[i] - lse[item])), zero, zero
         for d in range(size):
             dot += g[item, d] * s[d]
-        ds = c * (dot - delta[item] * one)
-        dq[item] += ds
+        ds = np.float64(c * (dot - delta[item] * one))
+        sums[item, _DS] += ds
+        sums[item, _SIGN] += c * one
+        sums[item, _DS_SIGN] += ds
         if with_lag:
+            gap = room.y[i] - room.x[n - 1]
             for d in range(size):
                 dot_lag += g[item, d] * lag[d]
-            far += (room.y[i] - room.x[n - 1]) * ds + c * (dot_lag - delta[item] * one_lag)
-    return far
+            sums[item, _GAP] += gap * (c * one) + c * one_lag
+            sums[item, _DS_GAP] += gap * ds + c * (dot_lag - delta[item] * one_lag)
 
 
 @kernel
-def _queries_down(room, n_keys, n_queries, v, g, delta, lse, dq, with_lag):
+def _queries_down(room, n_keys, n_queries, v, g, delta, lse, sums, with_lag):
     """The same of the keys above, with the other sign."""
     s, lag, size = room.s, room.lag, room.s.shape[0]
     s[:] = 0
     lag[:] = 0
-    zero, far = s.dtype.type(0), 0.0
+    zero = s.dtype.type(0)
     one, one_lag, r = zero, zero, n_keys - 1
     for i in range(n_queries - 1, -1, -1):
         n, item = room.below[i], room.queries[i]
@@ -91,13 +102,42 @@ def _queries_down(room, n_keys, n_queries, v, g, delta, lse, dq, with_lag):
         c, dot, dot_lag = _exp(s.dtype.type(room.top_down[n] + room.y[i] - lse[item])), zero, zero
         for d in range(size):
             dot += g[item, d] * s[d]
-        ds = c * (dot - delta[item] * one)
-        dq[item] -= ds
+        ds = np.float64(c * (dot - delta[item] * one))
+        sums[item, _DS] += ds
+        sums[item, _SIGN] -= c * one
+        sums[item, _DS_SIGN] -= ds
         if with_lag:
+            gap = room.x[n] - room.y[i]
             for d in range(size):
                 dot_lag += g[item, d] * lag[d]
-            far += (room.x[n] - room.y[i]) * ds + c * (dot_lag - delta[item] * one_lag)
-    return far
+            sums[item, _GAP] += gap * (c * one) + c * one_lag
+            sums[item, _DS_GAP] += gap * ds + c * (dot_lag - delta[item] * one_lag)
+
+
+@kernel
+def _queries_equal(room, n_queries, v, g, delta, lse, sums):
+    """What the keys give that are equal to a query: neither sign nor distance, but they are part of sum_j ds_ij."""
+    s, size = room.s, room.s.shape[0]
+    zero = s.dtype.type(0)
+    one, top, summed = zero, 0.0, -1
+    for i in range(n_queries):
+        first, last, item = room.strict[i], room.below[i], room.queries[i]
+        if first == last:
+            continue
+        if summed != first:
+            s[:] = 0
+            one, top, summed = zero, -np.inf, first
+            for r in range(first, last):
+                top = max(top, room.e[r])
+            for r in range(first, last):
+                row, w = room.keys[r], _exp(s.dtype.type(room.e[r] - top))
+                one += w
+                for d in range(size):
+                    s[d] += w * v[row, d]
+        c, dot = _exp(s.dtype.type(top - lse[item])), zero
+        for d in range(size):
+            dot += g[item, d] * s[d]
+        sums[item, _DS] += c * (dot - delta[item] * one)
 
 
 @kernel
@@ -193,14 +233,15 @@ def _keys_equal(room, n_keys, v, g, delta, dv, de):
 
 
 @kernel
-def _cut(q, k, e, v, g, delta, lse, inverse, dq, dk, de, dv, room, n_keys, n_queries, with_lag):
-    """What passes between the right queries and the left keys; returns sum ds |q - k| / T."""
+def _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, room, n_keys, n_queries, with_lag):
+    """What passes between the right queries and the left keys."""
     gather(room, q, k, e, inverse, n_keys, n_queries)
     strictly(room.x, room.y, n_queries, room.below, room.strict)
     running(room.x, room.e, n_keys, True, room.top_up, room.up)
     running(room.x, room.e, n_keys, False, room.top_down, room.down)
-    far = _queries_up(room, n_queries, v, g, delta, lse, dq, with_lag)
-    far += _queries_down(room, n_keys, n_queries, v, g, delta, lse, dq, with_lag)
+    _queries_up(room, n_queries, v, g, delta, lse, sums, with_lag)
+    _queries_down(room, n_keys, n_queries, v, g, delta, lse, sums, with_lag)
+    _queries_equal(room, n_queries, v, g, delta, lse, sums)
     for i in range(n_queries):
         room.f[i] = -lse[room.queries[i]]
     _loosely(room.x, room.y, n_keys, n_queries, room.before, room.loose)
@@ -209,15 +250,13 @@ def _cut(q, k, e, v, g, delta, lse, inverse, dq, dk, de, dv, room, n_keys, n_que
     _keys_up(room, n_keys, v, g, delta, dv, de, dk)
     _keys_down(room, n_keys, n_queries, v, g, delta, dv, de, dk)
     _keys_equal(room, n_keys, v, g, delta, dv, de)
-    return far
 
 
 @kernel
-def _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, dq, dk, de, dv, room):
+def _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de, dv, room):
     """The keys of the own block up to each query itself."""
     size, start, p = g.shape[1], past + first, room.up[0]
     logits, own_k, own_e = room.top_up, room.x, room.e
-    far = 0.0
     for j in range(_BLOCK):
         at = min(start + j, k.shape[0] - 1)
         own_k[j], own_e[j] = k[at], e[at]
@@ -234,23 +273,25 @@ def _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, dq, dk, de, d
                 dv[at, d] += w * g[i, d]
             ds = np.float64(w * (dot - delta[i]))
             gap = own - own_k[j]
-            sign = ds if gap > 0 else (-ds if gap < 0 else 0.0)
+            sign = 1.0 if gap > 0 else (-1.0 if gap < 0 else 0.0)
+            gap = abs(gap) * inverse
             de[at] += ds
-            dq[i] += sign
-            dk[at] += sign
-            far += ds * abs(gap)
-    return far * inverse
+            dk[at] += ds * sign
+            sums[i, _DS] += ds
+            sums[i, _SIGN] += w * sign
+            sums[i, _DS_SIGN] += ds * sign
+            sums[i, _GAP] += w * gap
+            sums[i, _DS_GAP] += ds * gap
 
 
 @kernel
-def _head(q, k, e, v, g, delta, lse, past, inverse, order, dq, dk, de, dv, room, ids, stack, with_lag):
-    """dq becomes -T dq and dk becomes T dk: the caller divides."""
+def _head(q, k, e, v, g, delta, lse, past, inverse, order, sums, dk, de, dv, room, ids, stack, with_lag):
+    """dk becomes T dk: the caller divides."""
     length, n_keys = q.shape[0], k.shape[0]
     end = start_of(ids, order, n_keys, past, length)
-    far = 0.0
     if past > 0:
         keys, queries = partition(ids, 0, end, past, n_keys, past, room)
-        far += _cut(q, k, e, v, g, delta, lse, inverse, dq, dk, de, dv, room, keys, queries, with_lag)
+        _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, room, keys, queries, with_lag)
     stack[0, 0], stack[0, 1] = 0, smallest_cover(length)
     depth = 1
     while depth > 0:
@@ -258,30 +299,45 @@ def _head(q, k, e, v, g, delta, lse, past, inverse, order, dq, dk, de, dv, room,
         first, width = stack[depth, 0], stack[depth, 1]
         last = min(first + width, length)
         if width == _BLOCK:
-            far += _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, dq, dk, de, dv, room)
+            _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de, dv, room)
             continue
         half = width // 2
         if first + half < last:
             at, until = past + 2 * first, past + 2 * last
             keys, queries = partition(ids, at, until, past + first + half, n_keys, past, room)
-            far += _cut(q, k, e, v, g, delta, lse, inverse, dq, dk, de, dv, room, keys, queries, with_lag)
+            _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, room, keys, queries, with_lag)
             stack[depth, 0], stack[depth, 1] = first + half, half
             depth += 1
         stack[depth, 0], stack[depth, 1] = first, half
         depth += 1
+
+
+@kernel
+def _gathered(sums, arrived, inverse, dq):
+    """dq of a head from its queries' sums; returns sum ds |q - k| / T. arrived (n,) is the gradient of lse."""
+    far = 0.0
+    for i in range(len(dq)):
+        rounding = sums[i, _DS] - arrived[i]
+        dq[i] = -inverse * (sums[i, _DS_SIGN] - sums[i, _SIGN] * rounding)
+        far += sums[i, _DS_GAP] - sums[i, _GAP] * rounding
     return far
 
 
 @kernel
-def backward(q, k, e, v, g, delta, lse, past, inverse, order, dq, dk, de, dv, far, with_lag, first, last):
-    """Rows first..last; dq, dk, de, dv come in as zeros, dq, dk and de in float64. far (R, n) is sum ds |q - k| / T."""
+def backward(q, k, e, v, g, delta, arrived, lse, past, inverse, order, dq, dk, de, dv, far, with_lag, first, last):
+    """Rows first..last; dk, de, dv come in as zeros, dq, dk and de in float64.
+
+    arrived  what arrives at lse;  far (R, n)  becomes sum ds |q - k| / T if with_lag
+    """
     length, n_keys = q.shape[2], k.shape[2]
     room = scratch_for(v, max(n_keys, length) + _BLOCK, v.shape[2])
     ids, stack = np.empty(n_keys + length, np.int32), np.empty((64, 2), np.int64)
+    sums = np.empty((length, _SUMS), np.float64)
     for row in range(first, last):
         for head in range(q.shape[1]):
             scale = inverse[row, head]
-            far[row, head] = _head(
+            sums[:] = 0
+            _head(
                 q[row, head],
                 k[row, head],
                 e[row, head],
@@ -292,7 +348,7 @@ def backward(q, k, e, v, g, delta, lse, past, inverse, order, dq, dk, de, dv, fa
                 past[row],
                 scale,
                 order[row, head],
-                dq[row, head],
+                sums,
                 dk[row, head],
                 de[row, head],
                 dv[row],
@@ -301,7 +357,6 @@ def backward(q, k, e, v, g, delta, lse, past, inverse, order, dq, dk, de, dv, fa
                 stack,
                 with_lag,
             )
-            for i in range(length):
-                dq[row, head, i] *= -scale
+            far[row, head] = _gathered(sums, arrived[row, head], scale, dq[row, head])
             for j in range(n_keys):
                 dk[row, head, j] *= scale

@@ -66,20 +66,22 @@ def backward(
     inverse: Tensor,
     past: Tensor,
     grad: Tensor,
-    delta: Tensor,
+    grad_lse: Tensor,
+    o: Tensor,
     lse: Tensor,
     order: Tensor,
     with_lag: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and e, and sum ds |q - k| / T (B, H) if with_lag."""
     groups = v.shape[1]
+    delta = (grad * o).sum(-1) - grad_lse.to(o.dtype)
     dq, dk, de = (torch.zeros_like(x, dtype=torch.float64, memory_format=torch.contiguous_format) for x in (q, k, e))
     dv = torch.zeros_like(v, memory_format=torch.contiguous_format)
     far = torch.zeros(q.shape[:2], dtype=torch.float64)
     q_, k_, e_, v_, past_, inverse_ = _rows(q, k, v, e, inverse, past)
     over_rows(
         tau_backward.backward, _by_group(grad, groups), q_, k_, e_, v_,
-        *(_grouped(x, groups) for x in (grad, delta, lse)), past_, inverse_,
+        *(_grouped(x, groups) for x in (grad, delta, grad_lse, lse)), past_, inverse_,
         *(_grouped(x, groups) for x in (order, dq, dk, de)), dv.flatten(0, 1).numpy(), _grouped(far, groups), with_lag,
         cost=_COST,
     )  # fmt: skip
