@@ -427,10 +427,11 @@ def _require_size(size: int) -> None:
 
 
 def _require_neighbors(neighbors: int, size: int) -> None:
+    _require_size(size)
     if not 1 <= neighbors < size:
         raise ConfigError(
-            f"neighbors is {neighbors}, and of {size} features each has {max(size - 1, 0)} others; choose neighbors in "
-            f"1..{max(size - 1, 1)}, or more features"
+            f"neighbors is {neighbors}, and of {size} features each has {size - 1} others; choose neighbors in "
+            f"1..{size - 1}, or more features"
         )
 
 

@@ -216,7 +216,9 @@ AVERAGE = {"data.seq_len": 64, "model.mixers.tau": {"temperature": 1.0, "learn_t
 
 def test_the_published_temperature_warns_once(tmp_path):
     """T = 1: attention is an average, at every step; also over a restart."""
-    with pytest.warns(CollapseWarning, match=r"nearly an average.*learn_temperature: true.*it is 1\)") as caught:
+    with pytest.warns(
+        CollapseWarning, match=r"nearly an average.*Lower the temperature .* it is 1\), let it"
+    ) as caught:
         path = run(tmp_path, "run", AVERAGE)
     assert len(caught) == 1
     shutil.rmtree(path / "checkpoints" / "step-00000006")

@@ -229,11 +229,22 @@ def test_a_graph_from_a_file_comes_with_the_run(tmp_path, monkeypatch):
         ({"temperature": 0.0}, "tau.temperature must be above 0"),
         ({"tau": float("nan")}, "tau.tau must be above 0"),
         ({"key_size": 5}, "RoPE needs an even key size"),
+        ({"rope_base": -5.0}, "tau.rope_base must be above 1, got -5"),
+        ({"rope": False, "rope_base": 5.0}, "tau.rope_base 5.0 needs tau.rope: true"),
+        ({"cache": "bined"}, "tau.cache must be one of exact, binned, got 'bined'"),
+        ({"laplacian_weights": "learn"}, "tau.laplacian_weights must be one of fixed, diagonal, learned, got 'learn'"),
+        ({"temperature": (0.1, 0.2, 0.3)}, "one number, or the first head's and the last's, got"),
     ],
 )
 def test_options_that_cannot_be(options, message):
     with pytest.raises(ConfigError, match=message):
         Tau(TauConfig(**options), 16)
+
+
+@pytest.mark.parametrize("source", ["chian", ""])
+def test_a_graph_that_is_neither_known_nor_a_file(source):
+    with pytest.raises(ConfigError, match=f"must be `chain`, `saved` or a file .*, got {source!r}"):
+        Tau(TauConfig(laplacian=source), 16).reset_parameters()
 
 
 def test_the_cache_of_a_trained_model_can_be_chosen(tmp_path, capsys):

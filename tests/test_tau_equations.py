@@ -118,7 +118,7 @@ def test_a_temperature_that_is_not_learned_stays():
         ({"bins": 8}, "needs tau.cache: binned"),
         ({"value_rotation": 16.0, "head_size": 5, "key_size": 4}, "needs an even head size, got 5"),
         ({"value_rotation": 0.5}, "value_rotation must be above 1 token"),
-        ({"keys": "prev"}, "tau.keys must be `own` or `previous`, got 'prev'"),
+        ({"keys": "prev"}, "tau.keys must be one of own, previous, got 'prev'"),
     ],
 )
 def test_options_that_would_do_nothing_or_fail_later(options, message):

@@ -11,8 +11,13 @@ from glissando.errors import ConfigError
 
 def check_keys(section: str, keys: str) -> None:
     """Raises ConfigError unless keys are of a kind that there is."""
-    if keys not in ("own", "previous"):
-        raise ConfigError(f"{section}.keys must be `own` or `previous`, got {keys!r}")
+    check_kind(section, "keys", keys, ("own", "previous"))
+
+
+def check_kind(section: str, name: str, value: str, known: tuple[str, ...]) -> None:
+    """Raises ConfigError unless the value is one of those known: from Python nothing else looks."""
+    if value not in known:
+        raise ConfigError(f"{section}.{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def shifted(q: Tensor, latest: Tensor | None) -> Tensor:

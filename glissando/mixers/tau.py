@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -32,12 +33,12 @@ from torch import Tensor, nn
 
 from glissando import laplacian as graphs
 from glissando.config import starting
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, nearest
 from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, append, append_pairs, join, leaning_tile, linear, tables, tile
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.gates import check_horizons, start_forget_gate
-from glissando.mixers.slots import check_keys, shifted
+from glissando.mixers.slots import check_keys, check_kind, shifted
 from glissando.mixers.tau_cache import BinnedCache, ExactCache, Heard, TauState
 from glissando.ops.energy import energy
 from glissando.ops.rope import rotate, rotation_after
@@ -162,12 +163,7 @@ class Tau(Mixer):
         for name, values in (("tau", [config.tau]), ("temperature", temperatures(config)), ("eps", [config.eps])):
             if not all(math.isfinite(value) and value > 0 for value in values):
                 raise ConfigError(f"tau.{name} must be above 0, got {getattr(config, name)}")
-        if config.value_rotation is not None and not config.value_rotation > 1:
-            raise ConfigError(f"tau.value_rotation must be above 1 token, got {config.value_rotation}")
-        if config.value_width is not None and config.value_rotation is None:
-            raise ConfigError(f"tau.value_width {config.value_width} needs tau.value_rotation; without it leave it out")
-        if config.rope_repeat > 1 and not config.rope:
-            raise ConfigError(f"tau.rope_repeat {config.rope_repeat} needs tau.rope: true; without it leave it out")
+        Tau._check_turning(config)
         if config.laplacian_weights == "diagonal" and config.laplacian not in ("chain", "saved"):
             raise ConfigError(
                 f"tau.laplacian {config.laplacian} would not be used: tau.laplacian_weights is `diagonal`, a learned "
@@ -175,6 +171,8 @@ class Tau(Mixer):
             )
         if config.cache == "exact" and config.bins is not None:
             raise ConfigError(f"tau.bins {config.bins} needs tau.cache: binned; the exact cache has none")
+        check_kind("tau", "cache", config.cache, ("exact", "binned"))
+        check_kind("tau", "laplacian_weights", config.laplacian_weights, ("fixed", "diagonal", "learned"))
         check_keys("tau", config.keys)
         check_horizons("tau", config.horizons)
         groups = config.value_heads or config.heads
@@ -185,6 +183,19 @@ class Tau(Mixer):
                 f"hidden_size {hidden_size} is not a multiple of {groups} heads of values; "
                 "change one of them or give tau.head_size"
             )
+
+    @staticmethod
+    def _check_turning(config: TauConfig) -> None:
+        if config.value_rotation is not None and not config.value_rotation > 1:
+            raise ConfigError(f"tau.value_rotation must be above 1 token, got {config.value_rotation}")
+        if config.value_width is not None and config.value_rotation is None:
+            raise ConfigError(f"tau.value_width {config.value_width} needs tau.value_rotation; without it leave it out")
+        if config.rope and not (math.isfinite(config.rope_base) and config.rope_base > 1):
+            raise ConfigError(f"tau.rope_base must be above 1, got {config.rope_base}")
+        if not config.rope and config.rope_base != TauConfig.rope_base:
+            raise ConfigError(f"tau.rope_base {config.rope_base} needs tau.rope: true; without it leave it out")
+        if config.rope_repeat > 1 and not config.rope:
+            raise ConfigError(f"tau.rope_repeat {config.rope_repeat} needs tau.rope: true; without it leave it out")
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -351,6 +362,8 @@ class Tau(Mixer):
 def temperatures(config: TauConfig) -> tuple[float, float]:
     """Where T starts in the first and in the last head."""
     t = config.temperature
+    if isinstance(t, tuple) and len(t) != 2:
+        raise ConfigError(f"tau.temperature must be one number, or the first head's and the last's, got {list(t)}")
     return t if isinstance(t, tuple) else (t, t)
 
 
@@ -380,6 +393,11 @@ def starting_laplacian(source: str, size: int) -> Tensor:
         return torch.full((size, size), torch.nan)  # to be replaced; whoever trains on it is told
     if source == "chain":
         return graphs.chain(size)
+    if not source or (nearest(source, ["chain", "saved"]) and not Path(source).exists()):
+        raise ConfigError(
+            f"tau.laplacian must be `chain`, `saved` or a file of `glissando laplacian build`, got {source!r}, "
+            "which is none"
+        )
     found, _ = graphs.load(source)
     if len(found) != size:
         raise ConfigError(

@@ -182,8 +182,9 @@ def collapses(observed: Mapping[str, float]) -> dict[str, str]:
     keys, share = (observed.get(name, math.nan) for name in ("effective_keys", "effective_share"))
     if share > _LARGEST_SHARE and keys > _FEW_KEYS:
         found["attention"] = (
-            f"attention is nearly an average: {share:.1%} of the visible keys are heard alike. Learn the temperature "
-            f"(model.mixers.tau.learn_temperature: true) or lower it (it is {observed['temperature']:.3g}), or "
-            f"recalibrate tau (it is {observed['tau']:.3g}, the median energy {middle:.3g}; training.calibration.kind)"
+            f"attention is nearly an average: {share:.1%} of the visible keys are heard alike. Lower the temperature "
+            f"(model.mixers.tau.temperature; it is {observed['temperature']:.3g}), let it be learned if it is not "
+            "(model.mixers.tau.learn_temperature: true), or recalibrate tau if it is far from the energies (it is "
+            f"{observed['tau']:.3g}, their median {middle:.3g}; training.calibration.kind)"
         )
     return found
