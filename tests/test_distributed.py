@@ -138,7 +138,7 @@ def test_existing_directory_ends_every_process(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "note").write_text("mine")
     arguments = options(mapping(tmp_path, {"training": {"devices": 2}}))
-    done = call(command(*arguments, f"--out={tmp_path / 'run'}", launcher=TORCHRUN), timeout=60)
+    done = call(command(*arguments, f"--out={tmp_path / 'run'}", launcher=TORCHRUN))
     assert done.returncode != 0
     assert "exists and is not empty" in done.stderr
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]
@@ -163,7 +163,7 @@ def test_full_disk_on_the_first_process_ends_both(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(FULL_DISK)
     arguments = options(mapping(tmp_path, CHANGES, {"training": {"devices": 2, "save_every": 2}}))
-    done = call([sys.executable, str(script), *arguments, f"--out={tmp_path / 'run'}"], timeout=60)
+    done = call([sys.executable, str(script), *arguments, f"--out={tmp_path / 'run'}"])
     assert done.returncode == 1
     assert done.stderr.count("No space left on device") == 1
     assert "Traceback" not in done.stderr
