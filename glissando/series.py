@@ -97,7 +97,8 @@ class SeriesModel(Backbone):
     ) -> tuple[Tensor, ModelState | None]:
         """x (B, T, F) -> y (B, T, O) and the state after it.
 
-        dt  (B, T) time that each step takes, 1 if None;  mask  (B, T) bool, True at real steps, holes anywhere;
+        dt  (B, T) time that each step takes, finite at masked ones too, 1 if None;  mask  (B, T) bool, True at real
+        steps, holes anywhere;
         control  (B, C) or (B, T, C);  donate, memo  see LanguageModel.forward; only without gradients.
         y at masked steps has no meaning.
 
