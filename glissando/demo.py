@@ -54,7 +54,7 @@ def main() -> int:
             print(f"{result.preset:28} {result.bits.value:.3f} bits per byte (95 %: {low:.3f} to {high:.3f})")
     floors = [result.floor for result in results if result.floor is not None]
     if floors:
-        print(f"{'entropy floor':28} {floors[0]:.3f} bits per byte for the same stories: no model can do better")
+        print(f"{'entropy floor':28} {floors[0]:.3f} bits per byte: what the same stories cost who knows their rules")
     print("\nSo early the order says who learns fastest, not who learns most: `glissando compare` trains longer.")
     print(f"report: {report}")
     return 0

@@ -25,11 +25,12 @@ from glissando.lab import compare
 from glissando.lab.compare_measure import MEASURED, epiplexity, read_measured
 from glissando.lab.compare_plan import Amount, Comparison, Job
 from glissando.lab.compare_results import Finished, accuracy, bits_on, choose, difference, estimate
-from glissando.lab.compare_speed import warm_up
+from glissando.lab.compare_speed import _Entry, warm_up
 from glissando.lab.compare_table import Table
 from glissando.lab.memory import forget_peak, peak_bytes, resident_bytes
 from glissando.lab.probes import PROBES, select_probes
 from glissando.runs import latest_checkpoint
+from glissando.training.callbacks import read_metrics
 
 #: two processes are started and a few models trained: seconds on a machine of one's own, minutes on a busy one
 pytestmark = pytest.mark.timeout(900)
@@ -340,6 +341,19 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     assert figures["provenance"]["resumed"] == 1
 
 
+def test_speed_is_measured_on_rows_as_long_as_those_trained_on(finished):
+    """A story is read whole, whatever seq_len is."""
+    path = finished / "runs/liquid-ssm-nano"
+    entry = _Entry.open(next(path.iterdir()))
+    rows, length = entry.rows()
+    metrics = read_metrics(next(path.iterdir()) / "metrics.csv")
+    read = int(metrics[-1]["tokens"]) / int(metrics[-1]["step"])
+    assert rows == 2
+    assert rows * length == pytest.approx(read, rel=0.4)
+    assert length > 10 * entry.config.data.seq_len
+    assert re.search(r"2 rows a step, 1,\d{3} scored tokens on average", (finished / "report.html").read_text())
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("seconds", ["compiled", "trained"]), ("steps", ["trained"])])
 def test_no_models_seconds_are_spent_on_compiling(kind, expected, tmp_path, monkeypatch):
     """Compiling takes a new machine as long as the demo lets a model train; what is compiled is what trains."""
@@ -384,6 +398,7 @@ def test_a_training_that_diverges_is_told_and_not_repeated(tmp_path, capsys):
         (["--budget", "steps=1", "--out", "x"], "name the presets"),
         (["transformer-nan", "--budget", "steps=1", "--out", "x"], "Did you mean 'transformer-nano'"),
         (["transformer-nano", "--budget", "weeks=1", "--out", "x"], "steps, tokens, seconds, flops"),
+        (["transformer-nano", "--budget", "steps=1", "--data.corpus", "nope", "--out", "x"], "unknown corpus 'nope'"),
         (["transformer-nano", "--budget", "steps=1", "--learning_rates", "a,b", "--out", "x"], "takes numbers"),
         (["transformer-nano", "--budget", "steps=1", "--probes", "recal", "--out", "x"], "Did you mean 'recall'"),
         (["transformer-nano", "--budget", "steps=1", "--data", "x.yaml", "--out", "x"], "one option at a time"),

@@ -282,17 +282,22 @@ def build_corpus(config: DataConfig, tokenizer: Tokenizer | None = None) -> Corp
 
     Raises UnknownNameError for an unknown corpus, ConfigError and DataError for what its options ask for.
     """
-    if config.corpus not in CORPORA:
-        raise unknown_name("corpus", config.corpus, CORPORA)
+    _require_known(config)
     if tokenizer is None:
         tokenizer = build_tokenizer(config)
     return _construct(config, tokenizer)
+
+
+def _require_known(config: DataConfig) -> None:
+    if config.corpus not in CORPORA:
+        raise unknown_name("corpus", config.corpus, CORPORA)
 
 
 def build_tokenizer(config: DataConfig) -> Tokenizer:
     """The tokenizer that `config` describes; "bpe" reads at most the first 16 MiB of the training text."""
     from glissando.data.tokenizers import ByteTokenizer, load_tokenizer, train_bpe
 
+    _require_known(config)
     wanted = config.tokenizer
     as_bytes = ByteTokenizer(CORPORA[config.corpus].byte_eos)
     if wanted.kind == "bytes":

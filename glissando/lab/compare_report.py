@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,6 +79,14 @@ class _Runs:
 # ---------------------------------------------------------------------- what is said
 
 
+def _rows(data: Mapping[str, Any], results: Sequence[ModelResult]) -> str:
+    """What a step reads, of the first model: all read the same. A corpus of whole texts has rows of its own length."""
+    corpus, rows = data.get("corpus", "stories"), data.get("batch_size", 32)
+    tokens, steps = (results[0].mean("spent", name) for name in ("tokens", "step"))
+    scored = "" if tokens is None or steps is None else f", {tokens / steps:,.0f} scored tokens on average"
+    return f"{corpus}, {rows} rows a step{scored}; the same batches for every model under the same seed"
+
+
 def _about(comparison: Comparison, results: Sequence[ModelResult], runs: _Runs) -> list[tuple[str, str]]:
     """What was compared, as pairs of a name and a text."""
     data = comparison.shared_data()
@@ -86,11 +94,7 @@ def _about(comparison: Comparison, results: Sequence[ModelResult], runs: _Runs) 
     about = [
         ("models", ", ".join(f"{r.preset} ({r.parameters:,} parameters)" for r in results)),
         ("budget", f"{comparison.budget} for each training, {comparison.seeds} {seeds}"),
-        (
-            "data",
-            f"{data.get('corpus', 'stories')}, rows of {data.get('seq_len', 256)} tokens, {data.get('batch_size', 32)} "
-            "a step; the same batches for every model under the same seed",
-        ),
+        ("data", _rows(data, results)),
     ]
     if comparison.sweeps:
         rates = ", ".join(f"{rate:g}" for rate in comparison.learning_rates)

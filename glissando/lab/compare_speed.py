@@ -9,6 +9,7 @@ memory    MiB that a process of its own takes at its peak for two such steps, be
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import statistics
 import subprocess
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from glissando.config import from_dict
+from glissando.data.corpora import build_corpus
 from glissando.errors import GlissandoError
 from glissando.lab.memory import forget_peak, peak_bytes, resident_bytes
 from glissando.lab.speed import trainer
@@ -53,6 +55,12 @@ class _Entry:
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, self.model.config.vocab_size, (rows, length), generator=generator)
         return ids.to(self.model.embedding.weight.device)
+
+    def rows(self) -> tuple[int, int]:
+        """Rows of a step, and tokens of one: the median of a few, as a corpus of whole texts has rows of its own."""
+        corpus = build_corpus(self.config.data, self.model.tokenizer)
+        widths = [batch.ids.shape[1] for batch in itertools.islice(corpus.batches("train"), 9)]
+        return self.config.data.batch_size, int(min(statistics.median_low(widths), self.room()))
 
     def room(self) -> float:
         limit = self.model.config.max_length
@@ -145,9 +153,9 @@ def _training(entries: dict[str, _Entry], rounds: int) -> dict[str, list[float]]
 
 
 def _step_of(entry: _Entry) -> Callable[[], float]:
-    model, data = entry.model, entry.config.data
-    ids = entry.ids(data.batch_size, 1 + int(min(data.seq_len, entry.room())))
-    step = trainer(model, ids)
+    rows, length = entry.rows()
+    ids = entry.ids(rows, 1 + length)
+    step = trainer(entry.model, ids)
 
     def once() -> float:
         _wait(ids)

@@ -43,7 +43,8 @@ How to read it:
   was right and its publication was not.
 - Sizes are those of the command under each entry, far below the published ones where those take days. A comparison of
   learning at such a size is evidence of that size alone; what needs the published one says so.
-- Every entry has the one command that shows it. Seconds are wall time on a shared machine.
+- Every entry has the one command that shows it. Seconds are wall time on a shared machine, of the
+  whole ledger in one process: models that an earlier entry has trained are not trained again.
 """
 
 

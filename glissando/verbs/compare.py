@@ -69,7 +69,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     parser.add_argument("--allow_unequal", action="store_true", help="compare models of different size")
     from glissando.training.config import RunConfig
 
-    parser.add_class_arguments(RunConfig, None, skip={"start_from", "stages", "preset"})
+    parser.add_class_arguments(RunConfig, None, skip={"start_from", "stages", "grown", "preset"})
     explain(parser, RunConfig)
     names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     given = [name[2:].removesuffix("+") for name in names if name.partition(".")[0][2:] in _SECTIONS]
