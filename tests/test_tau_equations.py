@@ -111,9 +111,31 @@ def test_a_temperature_that_is_not_learned_stays():
         assert (m.log_temperature.grad is not None) == learned
 
 
+@pytest.mark.parametrize("keys", ["own", "previous"])
+def test_what_flows_back_into_steep_heads_is_scaled_and_nothing_else(keys):
+    """T of 0.2, 0.1 and 0.05 under a limit of 0.1: lambdas of the last get half their gradient; values are the same."""
+    x, found = inputs(), []
+    for limit in (None, 0.1):
+        torch.manual_seed(0)
+        options = {"heads": 3, "head_size": 4, "rope": False, "temperature": (0.2, 0.05), "keys": keys}
+        m = prepared(Tau(TauConfig(**options, gradient_temperature=limit), WIDTH))
+        with torch.no_grad():
+            m.log_temperature.copy_(torch.tensor([0.2, 0.1, 0.05], dtype=torch.float64).log())
+        o = m(x)[0]
+        o.square().sum().backward()
+        rows = m.qk.weight.grad.view(-1, 3, m.key_size, WIDTH)
+        found.append((o.detach(), rows, m.v.weight.grad, m.log_temperature.grad, m.out.weight.grad))
+    (o, rows, *others), (same, scaled, *unscaled) = found
+    assert torch.equal(o, same)
+    assert_close(scaled, rows * torch.tensor([1.0, 1.0, 0.5]).view(1, 3, 1, 1))
+    for got, expected in zip(unscaled, others, strict=True):
+        assert torch.equal(got, expected)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"gradient_temperature": 0.0}, "gradient_temperature must be above 0, got 0"),
         ({"laplacian": "a.safetensors", "laplacian_weights": "diagonal"}, "would not be used"),
         ({"bins": 8}, "needs tau.cache: binned"),
         ({"value_rotation": 16.0, "head_size": 5, "key_size": 4}, "needs an even head size, got 5"),

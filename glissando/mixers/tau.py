@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +72,8 @@ class TauConfig:
     laplacian_weights  `fixed`; `diagonal`: a learned positive diagonal in place of L; `learned`: learned edges of L
     temperature        where T starts: one number, or from the first head to the last, spread evenly in the logarithm
     learn_temperature  T is trained, as its logarithm
+    gradient_temperature  what flows back into the lambdas of a head with a smaller T is scaled by T over this, as the
+                       gradient of a logit is 1 / T and steep heads drown the others; None: it is not scaled
     importance         g: a linear map of x, a number for each key and head
     forget_gate        C: data-dependent decay of the logits
     horizons           forget gates start with these horizons in tokens, from the first head to the last
@@ -96,6 +98,7 @@ class TauConfig:
     laplacian_weights: Literal["fixed", "diagonal", "learned"] = "fixed"
     temperature: float | tuple[float, float] = starting(0.05, of="log_temperature")
     learn_temperature: bool = True
+    gradient_temperature: float | None = None
     importance: bool = False
     forget_gate: bool = False
     horizons: tuple[float, float] = starting((8.0, 1024.0), of="mixer.forget")
@@ -163,6 +166,9 @@ class Tau(Mixer):
         for name, values in (("tau", [config.tau]), ("temperature", temperatures(config)), ("eps", [config.eps])):
             if not all(math.isfinite(value) and value > 0 for value in values):
                 raise ConfigError(f"tau.{name} must be above 0, got {getattr(config, name)}")
+        limit = config.gradient_temperature
+        if limit is not None and not (math.isfinite(limit) and limit > 0):
+            raise ConfigError(f"tau.gradient_temperature must be above 0, got {limit}")
         Tau._check_turning(config)
         if config.laplacian_weights == "diagonal" and config.laplacian not in ("chain", "saved"):
             raise ConfigError(
@@ -302,7 +308,7 @@ class Tau(Mixer):
         return self._heard(x, self.energies(x, None if state is None else state.position), state)
 
     def _heard(self, x: Tensor, e: Tensor, state: TauState | None = None) -> Heard:
-        q = (e / (e + self.tau)).transpose(1, 2)
+        q = self._damped(e / (e + self.tau)).transpose(1, 2)
         if self.shifts:
             k = shifted(q, None if state is None else state.latest)
         else:
@@ -313,6 +319,14 @@ class Tau(Mixer):
         if self.forget is not None:
             decay = F.logsigmoid(self.forget(x).double()).transpose(1, 2).cumsum(-1)
         return Heard(q, k, v, exact(self.log_temperature).exp(), importance, decay)
+
+    def _damped(self, lambdas: Tensor) -> Tensor:
+        """lambdas (B, T, 2 H) or (B, T, H) as they are; their gradient times min(1, T / gradient_temperature)."""
+        limit = self.config.gradient_temperature
+        if limit is None:
+            return lambdas
+        share = (exact(self.log_temperature.detach()).exp() / limit).clamp_max(1).to(lambdas.dtype)
+        return _Scaled.apply(lambdas, share.repeat(self.sides))
 
     def energies(self, x: Tensor, position: Tensor | None = None) -> Tensor:
         """E (B, T, 2 H), at least float32, of queries and then keys; (B, T, H) where keys are earlier queries."""
@@ -357,6 +371,20 @@ class Tau(Mixer):
         weights = -self.laplacian * (0.5 * (self.log_edges + self.log_edges.T)).exp()
         weights = weights - weights.diag().diag()
         return weights.sum(-1).diag() - weights
+
+
+class _Scaled(torch.autograd.Function):
+    """x; its gradient times `share`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, share: Tensor) -> Tensor:
+        ctx.save_for_backward(share)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (share,) = ctx.saved_tensors
+        return grad * share, None
 
 
 def temperatures(config: TauConfig) -> tuple[float, float]:
