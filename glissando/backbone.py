@@ -108,13 +108,14 @@ class Backbone(nn.Module, ABC):
 
     def _refuse(self, ctx: Context) -> None:
         """Raise ContextError for a signal that some part of the model would ignore."""
-        blocks = [module for module in self.modules() if isinstance(module, Block)]
-        timed = all("dt" in block.mixer.honours for block in blocks)
-        if ctx.dt is not None and timed and any(block.conv is not None for block in blocks):
-            raise ContextError(
-                "this model was given 'dt' but cannot honour it: its mixers do, but not the convolution before them, "
-                "whose taps are steps whatever the time between them. Set model.block.conv_width to 0, or leave dt out."
-            )
+        if ctx.dt is not None and "dt" not in self.depth.honours:
+            blocks = [module for module in self.modules() if isinstance(module, Block)]
+            if all("dt" in block.mixer.honours for block in blocks):
+                raise ContextError(
+                    "this model was given 'dt' but cannot honour it: its mixers do, but not the convolution before "
+                    "them, whose taps are steps whatever the time between them. Set model.block.conv_width to 0, or "
+                    "leave dt out."
+                )
         refuse_unhonoured(ctx, self.depth.honours, "this model")
 
     @abstractmethod

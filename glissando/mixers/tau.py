@@ -323,7 +323,7 @@ class Tau(Mixer):
     def _damped(self, lambdas: Tensor) -> Tensor:
         """lambdas (B, T, 2 H) or (B, T, H) as they are; their gradient times min(1, T / gradient_temperature)."""
         limit = self.config.gradient_temperature
-        if limit is None:
+        if limit is None or not torch.is_grad_enabled():
             return lambdas
         share = (exact(self.log_temperature.detach()).exp() / limit).clamp_max(1).to(lambdas.dtype)
         return _Scaled.apply(lambdas, share.repeat(self.sides))

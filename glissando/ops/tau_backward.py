@@ -115,6 +115,21 @@ def _queries_down(room, n_keys, n_queries, v, g, delta, lse, sums, with_lag):
 
 
 @kernel
+def _sum_equal(exponents, items, first, last, factors, vectors, s):
+    """s = sum w vectors, w = exp(exponent - top), over items first..last; returns top and sum w factors."""
+    top, total = -np.inf, s.dtype.type(0)
+    s[:] = 0
+    for i in range(first, last):
+        top = max(top, exponents[i])
+    for i in range(first, last):
+        row, w = items[i], _exp(s.dtype.type(exponents[i] - top))
+        total += w * factors[row]
+        for d in range(s.shape[0]):
+            s[d] += w * vectors[row, d]
+    return top, total
+
+
+@kernel
 def _queries_equal(room, n_queries, v, g, delta, lse, sums):
     """What the keys give that are equal to a query: neither sign nor distance, but they are part of sum_j ds_ij."""
     s, size = room.s, room.s.shape[0]
@@ -125,15 +140,8 @@ def _queries_equal(room, n_queries, v, g, delta, lse, sums):
         if first == last:
             continue
         if summed != first:
-            s[:] = 0
-            one, top, summed = zero, -np.inf, first
-            for r in range(first, last):
-                top = max(top, room.e[r])
-            for r in range(first, last):
-                row, w = room.keys[r], _exp(s.dtype.type(room.e[r] - top))
-                one += w
-                for d in range(size):
-                    s[d] += w * v[row, d]
+            top, one = _sum_equal(room.e, room.keys, first, last, room.ones, v, s)
+            summed = first
         c, dot = _exp(s.dtype.type(top - lse[item])), zero
         for d in range(size):
             dot += g[item, d] * s[d]
@@ -216,15 +224,8 @@ def _keys_equal(room, n_keys, v, g, delta, dv, de):
         if first == last:
             continue
         if summed != first:
-            s[:] = 0
-            along, top, summed = zero, -np.inf, first
-            for i in range(first, last):
-                top = max(top, room.f[i])
-            for i in range(first, last):
-                row, w = room.queries[i], _exp(s.dtype.type(room.f[i] - top))
-                along += w * delta[row]
-                for d in range(size):
-                    s[d] += w * g[row, d]
+            top, along = _sum_equal(room.f, room.queries, first, last, delta, g, s)
+            summed = first
         c, dot = _exp(s.dtype.type(top + room.e[r])), zero
         for d in range(size):
             dot += s[d] * v[key, d]

@@ -65,7 +65,7 @@ def _exp_of_type(x):
 Scratch = namedtuple(
     "Scratch",
     "keys queries below strict before loose spare x e y f top_up top_down up down "
-    "sum_up sum_down beta c_up c_down s lag",
+    "sum_up sum_down beta c_up c_down ones s lag",
 )
 
 
@@ -101,6 +101,7 @@ def scratch_for(like, length, size):
         working(),
         working(),
         working(),
+        np.ones(length, like.dtype),
         np.empty(size, like.dtype),
         np.empty(size, like.dtype),
     )
