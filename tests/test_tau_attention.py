@@ -224,6 +224,14 @@ def test_a_gradient_of_temperature_far_from_every_key(backend):
     assert (got["temperature"].double() - rounded).norm() < 1e-4 * rounded.norm()
 
 
+def test_a_gradient_of_lambda_q_where_only_ties_weigh():
+    """Equal keys take all the weight and have no sign: what rounding leaves of the far ones' is all of dq."""
+    inputs = problem("ties", SHAPES["long"], torch.float32, 0.01)
+    exact = outcome("reference", [x.double() for x in inputs], hears_lse=False)["lambda_q"]
+    got = outcome("fast", inputs, hears_lse=False)["lambda_q"].double()
+    assert (got - exact).norm() <= 3e-6 * exact.norm()
+
+
 def test_mistakes_are_named():
     q, k, v, *_ = problem("random", (1, 2, 2, 8, 8), torch.float64, 0.1)
     with pytest.raises(ValueError, match=r"lambda_k must be \(1, 2, 8\), got \(1, 1, 8\)"):
