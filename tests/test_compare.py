@@ -390,6 +390,9 @@ def test_a_training_that_diverges_is_told_and_not_repeated(tmp_path, capsys):
     assert stamps(out) == before
 
 
+NO_FILE = ["--data.corpus", "text", "--data.text.path", "no"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -399,6 +402,7 @@ def test_a_training_that_diverges_is_told_and_not_repeated(tmp_path, capsys):
         (["transformer-nan", "--budget", "steps=1", "--out", "x"], "Did you mean 'transformer-nano'"),
         (["transformer-nano", "--budget", "weeks=1", "--out", "x"], "steps, tokens, seconds, flops"),
         (["transformer-nano", "--budget", "steps=1", "--data.corpus", "nope", "--out", "x"], "unknown corpus 'nope'"),
+        (["transformer-nano", "--budget", "steps=1", *NO_FILE, "--out", "x"], "no file no;"),
         (["transformer-nano", "--budget", "steps=1", "--learning_rates", "a,b", "--out", "x"], "takes numbers"),
         (["transformer-nano", "--budget", "steps=1", "--probes", "recal", "--out", "x"], "Did you mean 'recall'"),
         (["transformer-nano", "--budget", "steps=1", "--data", "x.yaml", "--out", "x"], "one option at a time"),

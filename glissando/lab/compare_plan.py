@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from glissando.config import from_dict, merge
-from glissando.data.corpora import build_tokenizer
+from glissando.data.corpora import TokenizerConfig, build_corpus, build_tokenizer
 from glissando.errors import ConfigError, RunError
 from glissando.lab.probes import PROBES
 from glissando.model import LanguageModel
@@ -109,7 +109,7 @@ class Comparison:
     training: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise ConfigError, UnknownNameError for what cannot be compared, before anything is trained."""
+        """Raise ConfigError, UnknownNameError or DataError for what cannot be compared, before anything is written."""
         if not self.presets:
             raise ConfigError("name the presets to compare: glissando compare transformer-nano liquid-ssm-nano ...")
         for name, listed in (("presets", self.presets), ("learning_rates", self.learning_rates)):
@@ -127,8 +127,17 @@ class Comparison:
                 raise ConfigError(
                     "compare trains in one process on one device; leave training.devices and num_nodes out"
                 )
+        self._check_data()
+        counts = self.parameters()
         if not self.allow_unequal:
-            self._require_equal()
+            self._require_equal(counts)
+
+    def _check_data(self) -> None:
+        """Raise DataError or ConfigError where the corpus of the models, or a probe's, cannot be opened."""
+        some = self.presets[0]
+        for job in [Job("run", some, 0, 1.0), *(Job("probe", some, 0, 1.0, task) for task in self.probes)]:
+            data = self.config(job).data
+            build_corpus(replace(data, tokenizer=TokenizerConfig()))  # of bytes: to train another takes a while
 
     def _check_numbers(self) -> None:
         for rate in self.learning_rates:
@@ -144,14 +153,15 @@ class Comparison:
     def parameters(self) -> dict[str, int]:
         """Trainable numbers of each model; a complex number counts twice."""
         counts = {}
+        vocab_size = build_tokenizer(self.config(Job("run", self.presets[0], 0, 1.0)).data).vocab_size
         for preset in self.presets:
-            config = self.with_vocabulary(Job("run", preset, 0, self.rates(preset)[0]))
+            config = self.config(Job("run", preset, 0, 1.0))
+            config.model.vocab_size = vocab_size  # one tokenizer for all, which may take a while to train
             with torch.device("meta"):  # counted, not computed with
                 counts[preset] = LanguageModel.from_config(config.model).num_parameters()
         return counts
 
-    def _require_equal(self) -> None:
-        counts = self.parameters()
+    def _require_equal(self, counts: dict[str, int]) -> None:
         first = counts[self.presets[0]]
         if any(abs(count - first) > TOLERANCE * first for count in counts.values()):
             told = ", ".join(f"{name} {count:,} ({count / first - 1:+.1%})" for name, count in counts.items())
