@@ -193,7 +193,7 @@ def homeostasis_as_published(plan: Plan) -> Finding:
 
 def homeostasis_corrected(plan: Plan) -> Finding:
     """Held-out loss at each schedule's own best base rate, over seeds."""
-    rates = (RATE, 3e-3) if plan.quick else (1e-3, 3e-3, 1e-2, 3e-2)
+    rates = (RATE, 3e-3) if plan.quick else (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
     best, chosen = {}, {}
     for name in FACTORS:
         tried = {rate: _small(plan, name, rate, 0)[0].mean for rate in rates}
