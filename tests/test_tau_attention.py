@@ -224,12 +224,13 @@ def test_a_gradient_of_temperature_far_from_every_key(backend):
     assert (got["temperature"].double() - rounded).norm() < 1e-4 * rounded.norm()
 
 
-def test_a_gradient_of_lambda_q_where_only_ties_weigh():
-    """Equal keys take all the weight and have no sign: what rounding leaves of the far ones' is all of dq."""
+def test_gradients_of_lambda_where_only_ties_weigh():
+    """Equal keys take all the weight and have no sign: rounding of D_i must not stand for the far ones."""
     inputs = problem("ties", SHAPES["long"], torch.float32, 0.01)
-    exact = outcome("reference", [x.double() for x in inputs], hears_lse=False)["lambda_q"]
-    got = outcome("fast", inputs, hears_lse=False)["lambda_q"].double()
-    assert (got - exact).norm() <= 3e-6 * exact.norm()
+    exact = outcome("reference", [x.double() for x in inputs], hears_lse=False)
+    got = outcome("fast", inputs, hears_lse=False)
+    for name in ("lambda_q", "lambda_k"):
+        assert (got[name].double() - exact[name]).norm() <= 3e-6 * exact[name].norm(), name
 
 
 def test_mistakes_are_named():

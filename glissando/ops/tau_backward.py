@@ -254,10 +254,10 @@ def _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, room, n_keys, n_q
 
 
 @kernel
-def _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de, dv, room):
-    """The keys of the own block up to each query itself."""
+def _direct(q, k, e, v, g, delta, arrived, lse, past, inverse, first, last, sums, dk, de, dv, room):
+    """The keys of the own block up to each query itself; what they have beyond it is in sums already."""
     size, start, p = g.shape[1], past + first, room.up[0]
-    logits, own_k, own_e = room.top_up, room.x, room.e
+    logits, own_k, own_e, ds = room.top_up, room.x, room.e, room.y
     for j in range(_BLOCK):
         at = min(start + j, k.shape[0] - 1)
         own_k[j], own_e[j] = k[at], e[at]
@@ -272,21 +272,25 @@ def _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de,
             for d in range(size):
                 dot += g[i, d] * v[at, d]
                 dv[at, d] += w * g[i, d]
-            ds = np.float64(w * (dot - delta[i]))
-            gap = own - own_k[j]
+            ds[j] = w * (dot - delta[i])
+            sums[i, _DS] += ds[j]
+        # Where one key takes nearly all the weight, all of its ds is rounding of D_i, and dk has it over T.
+        rounding = sums[i, _DS] - arrived[i]
+        for j in range(seen + 1):
+            at, gap = start + j, own - own_k[j]
             sign = 1.0 if gap > 0 else (-1.0 if gap < 0 else 0.0)
             gap = abs(gap) * inverse
-            de[at] += ds
-            dk[at] += ds * sign
-            sums[i, _DS] += ds
-            sums[i, _SIGN] += w * sign
-            sums[i, _DS_SIGN] += ds * sign
-            sums[i, _GAP] += w * gap
-            sums[i, _DS_GAP] += ds * gap
+            kept = ds[j] - p[j] * rounding
+            de[at] += kept
+            dk[at] += kept * sign
+            sums[i, _SIGN] += p[j] * sign
+            sums[i, _DS_SIGN] += ds[j] * sign
+            sums[i, _GAP] += p[j] * gap
+            sums[i, _DS_GAP] += ds[j] * gap
 
 
 @kernel
-def _head(q, k, e, v, g, delta, lse, past, inverse, order, sums, dk, de, dv, room, ids, stack, with_lag):
+def _head(q, k, e, v, g, delta, arrived, lse, past, inverse, order, sums, dk, de, dv, room, ids, stack, with_lag):
     """dk becomes T dk: the caller divides."""
     length, n_keys = q.shape[0], k.shape[0]
     end = start_of(ids, order, n_keys, past, length)
@@ -300,7 +304,7 @@ def _head(q, k, e, v, g, delta, lse, past, inverse, order, sums, dk, de, dv, roo
         first, width = stack[depth, 0], stack[depth, 1]
         last = min(first + width, length)
         if width == _BLOCK:
-            _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de, dv, room)
+            _direct(q, k, e, v, g, delta, arrived, lse, past, inverse, first, last, sums, dk, de, dv, room)
             continue
         half = width // 2
         if first + half < last:
@@ -345,6 +349,7 @@ def backward(q, k, e, v, g, delta, arrived, lse, past, inverse, order, dq, dk, d
                 v[row],
                 g[row, head],
                 delta[row, head],
+                arrived[row, head],
                 lse[row, head],
                 past[row],
                 scale,
