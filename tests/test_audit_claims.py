@@ -349,6 +349,9 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     assert "1999-01-01" in ledger.read_text()
     assert main(["audit", "minimal-parameters", "--quick", "--again", "--ledger", str(ledger)]) == 0
     assert "1999-01-01" not in ledger.read_text()
+    record.write_text(json.dumps(told | {"date": "1999-01-01", "claim": "The model has 3 parameters"}))
+    assert main([*asked, "--ledger", str(ledger)]) == 0
+    assert "1999-01-01" not in ledger.read_text(), "a record of a claim that read otherwise"
 
 
 @pytest.mark.parametrize(

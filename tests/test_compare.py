@@ -163,6 +163,18 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     assert 90 <= held <= 99
 
 
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_intervals_of_few_seeds_cover_the_truth_too(seeds: int):
+    """Rows and seeds of random cost, seeds dominating, of two models that are alike: the difference is 0."""
+    rng, n_bytes, held = np.random.default_rng(0), np.full((seeds, 64), 10.0), 0
+    for _ in range(200):
+        rows = 1 + 0.05 * rng.standard_normal(64)
+        a, b = (n_bytes * (rows + 0.02 * rng.standard_normal((seeds, 1))) for _ in range(2))
+        found = difference((a, n_bytes), (b, n_bytes))
+        held += found.low <= 0 <= found.high
+    assert held >= 185
+
+
 def test_seeds_widen_an_interval():
     n_bytes = np.full((2, 100), 10.0)
     rows = np.random.default_rng(0).uniform(0.9, 1.1, 100)
@@ -279,6 +291,12 @@ def test_every_figure_is_traced_to_a_run(finished):
         assert all((place / "environment.json").is_file() for place in places)
         assert line["commit"]
         assert line["machine"]
+    speed = json.loads((finished / "speed.json").read_bytes())["models"]
+    for line in (
+        line for line in lines if line["measure"].startswith(("decode", "state", "peak", "tokens_per_second_in"))
+    ):
+        timed = speed[line["model"]]
+        assert (line["run"], line["date"]) == (timed["run"], timed["provenance"]["date"])
     one = next(row for row in lines if row["section"] == "one run" and row["measure"] == "bits_per_byte")
     figures = read_measured(finished / one["run"])
     assert figures is not None

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from glissando.errors import DivergenceError, RunError, TrainingError
-from glissando.lab.compare_measure import measure, read_measured, record_failure
+from glissando.lab.compare_measure import measure, origin, read_measured, record_failure
 from glissando.lab.compare_plan import Comparison, Job
 from glissando.lab.compare_report import write_report
 from glissando.lab.compare_results import Finished, ModelResult, bits_on, choose, gather, reported
 from glissando.lab.compare_speed import measure_speed, warm_up
 from glissando.lab.compare_table import Table, TableProgress
-from glissando.runs import ENVIRONMENT, Run
+from glissando.runs import ENVIRONMENT, Run, environment
 from glissando.storage import remove_directory, write_atomic
 from glissando.training.fit import resume, train
 
@@ -155,8 +155,12 @@ def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[s
     file = comparison.out / SPEED
     if file.is_file():
         known = json.loads(file.read_bytes())
-        if known["of"] == key:
+        if known["of"] == key and all("provenance" in figures for figures in known["models"].values()):
             return known["models"]
-    models = measure_speed(first, comparison.contexts, table.status)
+    here = origin(environment())  # it need not be where the runs were trained
+    models = {
+        name: figures | {"run": key["runs"][name], "provenance": here}
+        for name, figures in measure_speed(first, comparison.contexts, table.status).items()
+    }
     write_atomic(file, (json.dumps({"of": key, "models": models}, indent=2) + "\n").encode())
     return models

@@ -149,7 +149,11 @@ def epiplexity(rows: Rows) -> dict[str, float]:
 
 def provenance(path: Path) -> dict[str, Any]:
     """Where a run comes from: commit, machine, date and versions, as its environment.json says."""
-    told = json.loads((path / ENVIRONMENT).read_bytes())
+    return origin(json.loads((path / ENVIRONMENT).read_bytes()))
+
+
+def origin(told: dict[str, Any]) -> dict[str, Any]:
+    """What the report tells of an environment, as environment.json has it."""
     git = told.get("git") or {}
     return {
         "commit": git.get("commit"),

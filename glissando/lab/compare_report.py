@@ -27,6 +27,12 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+_SUMMARY_NOTE = (
+    "Intervals are of 95 %; those of two or three seeds are wide. Lower bits per byte are better. Epiplexity: a model "
+    "that learns slowly has more of it as well."
+)
+
+
 class Table(NamedTuple):
     """Headings and rows of cells as text; the first column names the row."""
 
@@ -102,7 +108,7 @@ def _about(comparison: Comparison, results: Sequence[ModelResult], runs: _Runs) 
         about.append(("learning rates", f"{rates}, each tried for {swept}; chosen on held-out rows not reported here"))
     else:
         about.append(("learning rates", ", ".join(f"{r.preset} {r.learning_rate:g}" for r in results)))
-    changed = {"model": comparison.model, "training": comparison.training}
+    changed = {"model": comparison.model, "data": comparison.data, "training": comparison.training}
     about += [(f"{name} options", _flat(values)) for name, values in changed.items() if values]
     for name, title in (("machine", "machine"), ("commit", "commit"), ("torch", "PyTorch")):
         found = list(dict.fromkeys(str(run.figures["provenance"][name] or "unknown") for run in runs.all))
@@ -147,7 +153,7 @@ def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: _Runs) 
 def _tables(results: Sequence[ModelResult], runs: _Runs) -> dict[str, Table]:
     tables = {"summary": _summary(results, runs), "cost": _cost(results, runs)}
     if any(result.speed.get("decode") for result in results):
-        tables["contexts"] = _contexts(results)
+        tables["contexts"] = _contexts(results, runs)
     if any(result.sweep for result in results):
         tables["sweep"] = _sweep(results, runs)
     if any(result.probes for result in results):
@@ -172,7 +178,7 @@ def _summary(results: Sequence[ModelResult], runs: _Runs) -> Table:
     ]
     headings = ["model", "bits per byte", "above the floor", "against the first", "epiplexity, bits", "parameters",
                 "learning rate", "runs"]  # fmt: skip
-    return Table("Learned", headings, rows, "Intervals are of 95 %. Lower bits per byte are better.")
+    return Table("Learned", headings, rows, _SUMMARY_NOTE)
 
 
 def _cost(results: Sequence[ModelResult], runs: _Runs) -> Table:
@@ -194,12 +200,23 @@ def _cost(results: Sequence[ModelResult], runs: _Runs) -> Table:
     note = (
         "Means over seeds. As trained: the median of the log, whatever else the machine did then. In turn: the models "
         "take turns at single steps, median (lowest to highest). Memory: the peak of a process of its own over what it "
-        "had before the model. Speed and memory are of each model's first run."
+        "had before the model. " + _timed_where(results, runs)
     )
     return Table("Spent", headings, rows, note)
 
 
-def _contexts(results: Sequence[ModelResult]) -> Table:
+def _timed_where(results: Sequence[ModelResult], runs: _Runs) -> str:
+    """Which runs' models were timed, and where and when that was."""
+    told = [result.speed for result in results if result.speed]
+    if not told:
+        return ""
+    named = runs.named([run for run in runs.all if runs.place(run) in {speed["run"] for speed in told}])
+    here = told[0]["provenance"]
+    commit = (here["commit"] or "unknown")[:10] + (" (modified)" if here["modified"] else "")
+    return f"In turn: the models of {named} on {here['machine']}, commit {commit}, {here['date']}."
+
+
+def _contexts(results: Sequence[ModelResult], runs: _Runs) -> Table:
     contexts = sorted({int(c) for r in results for c in r.speed.get("decode", {})})
     headings = ["model", *(f"ms a token at {c:,}" for c in contexts), *(f"state at {c:,}, bytes" for c in contexts)]
     rows = []
@@ -208,7 +225,7 @@ def _contexts(results: Sequence[ModelResult]) -> Table:
         rows.append([r.preset, *times, *(_number(r.speed.get("state", {}).get(str(c)), ",d") for c in contexts)])
     note = (
         "Greedy, batch 1, behind so many tokens; models take turns: median (lowest to highest). A dash: no positions "
-        "for so many. Of each model's first run."
+        "for so many. " + _timed_where(results, runs)
     )
     return Table("Decoding", headings, rows, note)
 
@@ -306,8 +323,7 @@ def _html(
     samples = [
         (f"R{runs.numbers[run.path]}", result.preset, run.figures["sample"])
         for result in results
-        for run in result.runs[:1]
-        if run.failed is None
+        for run in _first_good(result)
     ]
     return template.render(
         colours=Markup(COLOURS), title=f"{len(results)} models, {comparison.budget} each",
@@ -331,12 +347,17 @@ def _markdown(
     if pictures:
         told = "Rings are seeds, dots means, bars 95 % intervals. Of losses: with marks held out, faint in training."
         lines += ["## Pictures", "", told, "", *(f"![{name}]({PICTURES}/{name}.svg)" for name in pictures), ""]
-    samples = [run for result in results for run in result.runs[:1] if run.failed is None]
+    samples = [run for result in results for run in _first_good(result)]
     for run in samples:
         told = run.figures["sample"]
         quoted = f"{told['prompt']}|{told['text']}".replace("\n", "\n    ")
         lines += [f"## Sample of {run.job.preset}, after the bar", "", f"    {quoted}", ""]
     return "\n".join(lines)
+
+
+def _first_good(result: ModelResult) -> list[Finished]:
+    """The first run that ended well, or none."""
+    return [run for run in result.runs if run.failed is None][:1]
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
@@ -351,6 +372,8 @@ def _csv(results: Sequence[ModelResult], runs: _Runs) -> str:
     for result in results:
         for line in _model_lines(result):
             writer.writerow(line | _origin(result.runs, runs) | {"section": "model", "model": result.preset})
+        for line in _speed_lines(result):
+            writer.writerow(line | _speed_origin(result, runs) | {"section": "model", "model": result.preset})
         for task, mine in result.probes.items():
             line = _estimated("accuracy", accuracy(mine), "share")
             writer.writerow(line | _origin(mine, runs) | {"section": f"probe {task}", "model": result.preset})
@@ -374,6 +397,9 @@ def _model_lines(result: ModelResult) -> Iterator[dict[str, Any]]:
     yield {"measure": "entropy_floor", "value": result.floor, "unit": "bits/byte"}
     yield {"measure": "epiplexity", "value": result.mean("epiplexity", "bits"), "unit": "bits"}
     yield {"measure": "tokens_per_second", "value": result.mean("tokens_per_second"), "unit": "tokens/s"}
+
+
+def _speed_lines(result: ModelResult) -> Iterator[dict[str, Any]]:
     if not result.speed:
         return
     yield _timed("tokens_per_second_in_turn", result.speed["train"], "tokens/s")
@@ -398,6 +424,15 @@ def _run_lines(run: Finished) -> Iterator[dict[str, Any]]:
     yield {"measure": "tokens_per_second", "value": run.figures["tokens_per_second"], "unit": "tokens/s"}
     for name, value in run.figures["spent"].items():
         yield {"measure": name, "value": value, "unit": {"seconds": "s", "step": "steps"}.get(name, name)}
+
+
+def _speed_origin(result: ModelResult, runs: _Runs) -> dict[str, Any]:
+    """Of the one run whose model was timed, with the machine and the commit that timed it."""
+    if not result.speed:
+        return {}
+    timed = [run for run in result.runs if runs.place(run) == result.speed["run"]]
+    measured = {name: result.speed["provenance"][name] for name in ("commit", "modified", "machine", "date")}
+    return _origin(timed, runs) | measured
 
 
 def _origin(mine: Sequence[Finished], runs: _Runs) -> dict[str, Any]:

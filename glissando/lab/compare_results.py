@@ -1,8 +1,10 @@
 """From what was measured of each run to what is said of each model.
 
-Intervals are 95 % and bootstrapped on two levels: rows of the held-out text, which all models share, are drawn with
-replacement, and so are a model's seeds. Differences are taken within each draw of the rows, which cancels what is hard
-or easy for every model alike. With one seed an interval knows nothing of what another seed would have given.
+Intervals are 95 %, for what two things would do. Rows of the held-out text, which all models share, are drawn with
+replacement; differences are taken within each draw, which cancels what is hard or easy for every model alike. To a mean
+over S seeds is added s / sqrt(S) times a draw of Student's t with S - 1 degrees of freedom, s being their deviation:
+seeds are so few that drawing them with replacement would give intervals which hold the truth 69 and 80 times in 100
+for two and three. With one seed an interval knows nothing of what another seed would have given.
 """
 
 from __future__ import annotations
@@ -114,7 +116,7 @@ def choose(sweep: Sequence[Finished]) -> dict[str, float]:
 
 
 def estimate(above: np.ndarray, below: np.ndarray, seed: int = 0) -> Estimate:
-    """Mean over seeds of sum(above) / sum(below), above and below (S, R): seeds and rows, drawn on both levels."""
+    """Mean over seeds of sum(above) / sum(below), above and below (S, R)."""
     each = above.sum(1) / below.sum(1)
     draws = _draws(above, below, seed)
     low, high = np.quantile(draws, [0.025, 0.975]).tolist()
@@ -126,20 +128,22 @@ def difference(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray
     if a[0].shape[1] != b[0].shape[1]:
         raise RunError(f"the models were scored on {a[0].shape[1]} and {b[0].shape[1]} held-out rows; train them anew")
     value = (a[0].sum(1) / a[1].sum(1)).mean() - (b[0].sum(1) / b[1].sum(1)).mean()
-    # The same generator seed draws the same rows; the seeds of the two models are drawn apart.
+    # The same generator seed draws the same rows; what seeds do is drawn for each model apart.
     draws = _draws(*a, seed) - _draws(*b, seed, stream=1)
     low, high = np.quantile(draws, [0.025, 0.975]).tolist()
     return Estimate(float(value), low, high)
 
 
 def _draws(above: np.ndarray, below: np.ndarray, seed: int, stream: int = 0) -> np.ndarray:
-    """(resamples,) means over drawn seeds of the ratios on drawn rows."""
+    """(resamples,) means over seeds of the ratios on drawn rows, and what other seeds would have made of them."""
     seeds, rows = above.shape
     counts = np.random.default_rng(seed).multinomial(rows, np.full(rows, 1 / rows), size=_RESAMPLES)
     total = counts @ below.T
     ratios = np.divide(counts @ above.T, total, out=np.full(total.shape, np.nan), where=total > 0)
-    chosen = np.random.default_rng((seed, 1 + stream)).integers(seeds, size=(_RESAMPLES, seeds))
-    means = np.take_along_axis(ratios, chosen, axis=1).mean(1)
+    means = ratios.mean(1)
+    if seeds > 1:
+        spread = (above.sum(1) / below.sum(1)).std(ddof=1) / math.sqrt(seeds)
+        means = means + spread * np.random.default_rng((seed, 1 + stream)).standard_t(seeds - 1, _RESAMPLES)
     return means[np.isfinite(means)]
 
 
@@ -201,4 +205,4 @@ def accuracy(runs: Sequence[Finished]) -> Estimate | None:
         return None
     correct, targets = sums(good, "correct", "targets", slice(None))
     drawn, least = estimate(correct, targets), wilson(int(correct.sum()), int(targets.sum()))
-    return drawn._replace(low=min(drawn.low, least[0]), high=max(drawn.high, least[1]))
+    return drawn._replace(low=max(0.0, min(drawn.low, least[0])), high=min(1.0, max(drawn.high, least[1])))

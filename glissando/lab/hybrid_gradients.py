@@ -105,7 +105,8 @@ def exploding_corrected(plan: Plan) -> Finding:
     """The same trainings before clipping, part by part, and a test that would find an explosion."""
     hybrid = train(plan, True, 0)
     largest, departed = max(hybrid.before), _departed(hybrid.parts)
-    spoiled = [norm * 1e6**at for norm, at in zip(hybrid.before, np.linspace(0, 1, len(hybrid.before)), strict=True)]
+    growth = 1e6 ** (np.arange(1, len(hybrid.before) + 1) / len(hybrid.before))
+    spoiled = (np.array(hybrid.before) * growth).tolist()
     found = bool(_departed({"all": spoiled}))
     parts = ", ".join(f"{part} {what}" for part, what in departed.items()) or "none"
     said = (

@@ -54,7 +54,19 @@ def folder_of(ledger: Path) -> Path:
 
 
 def is_recorded(ledger: Path, claim: Claim) -> bool:
-    return (folder_of(ledger) / f"{claim.name}.json").exists()
+    """Whether there is a record of the claim as it reads today: figures must not stand under other words.
+
+    Raises DataError for a record that cannot be read.
+    """
+    path = folder_of(ledger) / f"{claim.name}.json"
+    return path.exists() and {name: _read(path).get(name) for name in _WORDS} == _words(claim)
+
+
+_WORDS = ("claim", "published_figure")
+
+
+def _words(claim: Claim) -> dict[str, str]:
+    return {"claim": claim.claim, "published_figure": claim.published}
 
 
 def record(ledger: Path, claim: Claim, findings: dict[str, Finding], command: str, seconds: float, quick: bool) -> None:
@@ -69,7 +81,11 @@ def record(ledger: Path, claim: Claim, findings: dict[str, Finding], command: st
         draw = findings[form].draw
         assert draw is not None
         draw(folder / name)
-    told: dict[str, Any] = {"command": command, "date": datetime.date.today().isoformat(), "machine": machine()}
+    told: dict[str, Any] = _words(claim) | {
+        "command": command,
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+    }
     told |= {"seconds": round(seconds, 1), "quick": quick, "pictures": pictures}
     told |= {form: finding.as_dict() for form, finding in findings.items()}
     (folder / f"{claim.name}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
@@ -83,7 +99,7 @@ def machine() -> str:
 
 
 def write_ledger(ledger: Path, claims: Iterable[Claim]) -> Path:
-    """The Markdown of every claim that has a record, in the order of `claims`.
+    """The Markdown of every claim that has a record of its words today, in the order of `claims`.
 
     Raises DataError for a record that cannot be read.
     """
