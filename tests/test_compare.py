@@ -8,6 +8,7 @@ import json
 import math
 import mmap
 import re
+import shutil
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ import pytest
 from training_runs import started
 
 from glissando.cli import main
-from glissando.errors import ConfigError, UnknownNameError
+from glissando.errors import ConfigError, DataError, UnknownNameError
 from glissando.lab import compare
 from glissando.lab.compare_measure import MEASURED, epiplexity, read_measured
 from glissando.lab.compare_plan import Amount, Comparison, Job
@@ -107,10 +108,16 @@ def test_unequal_models_are_refused(tmp_path):
         ({"training": {"devices": 2}}, "in one process on one device"),
         ({"model": {"hiden_size": 3}}, "Did you mean 'hidden_size'"),
         ({"data": {"corpus": "text", "batch_size": 0}}, "batch_size"),
+        ({"data": {"stories.valid_stories": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
+        ({"model": {"positions": "learned", "max_length": 64}}, "longer than model.max_length 64"),
+        (
+            {"model": {"positions": "learned", "max_length": 900}, "probes": ["copy", "selective_copy-4096"]},
+            "max_length",
+        ),
     ],
 )
 def test_mistakes_are_told_before_anything_is_trained(changes, message, tmp_path):
-    with pytest.raises((ConfigError, UnknownNameError), match=message):
+    with pytest.raises((ConfigError, DataError, UnknownNameError), match=message):
         comparison(tmp_path, **changes).check()
 
 
@@ -336,6 +343,18 @@ def test_a_second_run_does_nothing_and_a_wider_one_only_what_is_missing(finished
     assert "training.steps was 3 and is 4" in capsys.readouterr().err
 
 
+def test_another_held_out_text_under_the_same_name_is_told(finished, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    file = next(out.glob("runs/liquid-ssm-nano/*-seed-1")) / MEASURED
+    figures = json.loads(file.read_bytes())
+    figures["held_out"]["digest"] = "0" * 64
+    file.write_text(json.dumps(figures))
+    assert main(["compare", *TOY, *PROBED, "--out", str(out)]) == 0
+    assert re.search(r"R\d+: scored on another held-out text than R1", (out / "report.html").read_text())
+    assert "another held-out text" not in (finished / "report.html").read_text()
+
+
 def test_an_interrupted_comparison_goes_on(tmp_path):
     """Ctrl-C in the middle of a training: the same command resumes that run and ends as if nothing had been."""
     options = [*TOY[:1], *[a for a in TOY[2:] if a not in ("--learning_rates", "1e-3,1e-2")]]
@@ -423,6 +442,7 @@ NO_FILE = ["--data.corpus", "text", "--data.text.path", "no"]
         (["transformer-nano", "--budget", "steps=1", *NO_FILE, "--out", "x"], "no file no;"),
         (["transformer-nano", "--budget", "steps=1", "--learning_rates", "a,b", "--out", "x"], "takes numbers"),
         (["transformer-nano", "--budget", "steps=1", "--probes", "recal", "--out", "x"], "Did you mean 'recall'"),
+        (["transformer-nano", "--budget", "steps=1", "--model.depth", '{"layers": 1}', "--out", "x"], "is a section"),
         (["transformer-nano", "--budget", "steps=1", "--data", "x.yaml", "--out", "x"], "one option at a time"),
     ],
 )

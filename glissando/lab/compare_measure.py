@@ -16,6 +16,7 @@ the tokens. Source: Dawid, "Present position and potential developments: the pre
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import statistics
@@ -78,6 +79,7 @@ def measure(job: Job, path: Path) -> dict[str, Any]:
             "correct": result.correct,
             "bytes": result.row_bytes,
             "floor_bits": floor_by_row(config, corpus),
+            "digest": _digest(corpus),
         },
         "entropy_floor": corpus.entropy_floor,
         "chance_accuracy": corpus.describe().get("chance_accuracy"),
@@ -104,6 +106,14 @@ def _described(job: Job) -> dict[str, Any]:
 def _write(path: Path, figures: dict[str, Any]) -> dict[str, Any]:
     write_atomic(path / MEASURED, (json.dumps(figures) + "\n").encode())
     return figures
+
+
+def _digest(corpus: Corpus) -> str:
+    """Of the held-out ids: runs of another text are not to be set beside these."""
+    told = hashlib.sha256()
+    for batch in corpus.batches("valid"):
+        told.update(batch.ids.numpy().tobytes())
+    return told.hexdigest()
 
 
 def floor_by_row(config: RunConfig, corpus: Corpus) -> list[float] | None:

@@ -3,11 +3,12 @@
 OUT/sweep/PRESET/lr-0.002-seed-0          a smaller budget, to choose each model's learning rate
 OUT/runs/PRESET/lr-0.002-seed-1           what is compared
 OUT/probes/TASK/PRESET/lr-0.002-seed-1    the same model trained on a probe
-OUT/plan.json                             what was asked, and every run of it
+OUT/plan.json                             what was asked last
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass, field, replace
@@ -17,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from glissando.config import from_dict, merge
+from glissando.data.base import Corpus
 from glissando.data.corpora import TokenizerConfig, build_corpus, build_tokenizer
-from glissando.errors import ConfigError, RunError
+from glissando.errors import ConfigError, DataError, RunError
 from glissando.lab.probes import PROBES
 from glissando.model import LanguageModel
 from glissando.presets import load_preset
@@ -133,11 +135,23 @@ class Comparison:
             self._require_equal(counts)
 
     def _check_data(self) -> None:
-        """Raise DataError or ConfigError where the corpus of the models, or a probe's, cannot be opened."""
+        """Raise DataError or ConfigError where a corpus cannot be opened, or not read by every model."""
+        from glissando.training.fit import require_rows
+
         some = self.presets[0]
-        for job in [Job("run", some, 0, 1.0), *(Job("probe", some, 0, 1.0, task) for task in self.probes)]:
-            data = self.config(job).data
-            build_corpus(replace(data, tokenizer=TokenizerConfig()))  # of bytes: to train another takes a while
+        for task in ["", *self.probes]:
+            kind = "probe" if task else "run"
+            data = self.config(Job(kind, some, 0, 1.0, task)).data
+            corpus = build_corpus(
+                replace(data, tokenizer=TokenizerConfig())
+            )  # of bytes: another takes a while to train
+            for preset in self.presets:
+                require_rows(self.config(Job(kind, preset, 0, 1.0, task)), corpus)
+            if self.sweeps and not task and _rows(corpus) < 2:
+                raise DataError(
+                    "the held-out text has a single row, and a sweep needs rows to choose by and others to report; "
+                    "give more held-out text, or one learning rate"
+                )
 
     def _check_numbers(self) -> None:
         for rate in self.learning_rates:
@@ -252,6 +266,11 @@ class Comparison:
         }  # fmt: skip
         write_atomic(target, (json.dumps(asked, indent=2) + "\n").encode())
         return target
+
+
+def _rows(corpus: Corpus) -> int:
+    """Held-out rows, counted up to two."""
+    return sum(len(batch.ids) for batch in itertools.islice(corpus.batches("valid"), 2))
 
 
 def _differences(there: dict[str, Any], wanted: dict[str, Any], where: str = "") -> list[str]:

@@ -7,13 +7,12 @@ machine.
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from glissando.lab.compare_csv import as_csv
 from glissando.lab.compare_figures import COLOURS, colour_name, figures, files
 from glissando.lab.compare_plan import TOLERANCE, Comparison
 from glissando.lab.compare_results import Estimate, Finished, ModelResult, accuracy, bits_on, reported
@@ -21,10 +20,6 @@ from glissando.lab.probes import PROBES
 from glissando.storage import write_atomic
 
 HTML, CSV, MARKDOWN, PICTURES = "report.html", "results.csv", "report.md", "pictures"
-_COLUMNS = (
-    "section", "model", "measure", "value", "low", "high", "unit", "seed", "learning_rate", "run", "commit", "modified",
-    "machine", "date",
-)  # fmt: skip
 
 
 _SUMMARY_NOTE = (
@@ -44,12 +39,12 @@ class Table(NamedTuple):
 
 def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path:
     """Write all of them; returns the HTML's path."""
-    runs = _Runs(comparison.out, results)
+    runs = Runs(comparison.out, results)
     floor = next((result.floor for result in results if result.floor is not None), None)
     about, notes, tables = _about(comparison, results, runs), _notes(comparison, results, runs), _tables(results, runs)
     page = _html(comparison, results, runs, floor, about, notes, tables)
     write_atomic(comparison.out / HTML, page.encode())
-    write_atomic(comparison.out / CSV, _csv(results, runs).encode())
+    write_atomic(comparison.out / CSV, as_csv(results, runs).encode())
     pictures = files(results, floor)
     (comparison.out / PICTURES).mkdir(exist_ok=True)
     for name, picture in pictures.items():
@@ -58,7 +53,7 @@ def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path
     return comparison.out / HTML
 
 
-class _Runs:
+class Runs:
     """The runs in the order in which they are told of, numbered from 1."""
 
     def __init__(self, out: Path, results: Sequence[ModelResult]) -> None:
@@ -93,7 +88,7 @@ def _rows(data: Mapping[str, Any], results: Sequence[ModelResult]) -> str:
     return f"{corpus}, {rows} rows a step{scored}; the same batches for every model under the same seed"
 
 
-def _about(comparison: Comparison, results: Sequence[ModelResult], runs: _Runs) -> list[tuple[str, str]]:
+def _about(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -> list[tuple[str, str]]:
     """What was compared, as pairs of a name and a text."""
     data = comparison.shared_data()
     seeds = "seed" if comparison.seeds == 1 else "seeds"
@@ -124,7 +119,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> str:
     return ", ".join(parts)
 
 
-def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: _Runs) -> list[str]:
+def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -> list[str]:
     """What a reader must know before comparing."""
     notes = []
     if comparison.seeds == 1:
@@ -141,6 +136,7 @@ def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: _Runs) 
     if not comparison.sweeps:
         notes.append("No learning rates were swept: each model was trained with its preset's or the one given.")
     notes += [f"R{runs.numbers[run.path]} failed: {run.failed}" for run in runs.all if run.failed]
+    notes += _other_texts(results, runs)
     modified = [run for run in runs.all if run.figures["provenance"]["modified"]]
     if modified:
         notes.append(f"{runs.named(modified)}: trained from a working tree with changes that the commit does not have.")
@@ -150,7 +146,19 @@ def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: _Runs) 
     return notes
 
 
-def _tables(results: Sequence[ModelResult], runs: _Runs) -> dict[str, Table]:
+def _other_texts(results: Sequence[ModelResult], runs: Runs) -> list[str]:
+    """A data file may have changed between two commands, under the same name and so unseen in the options."""
+    of_text: dict[str, list[Finished]] = {}
+    for run in (run for result in results for run in (*result.sweep, *result.runs) if run.failed is None):
+        of_text.setdefault(run.figures["held_out"].get("digest", ""), []).append(run)
+    return [
+        f"{runs.named(those)}: scored on another held-out text than R1, whose file has changed since. Figures over "
+        "both mean nothing: train them anew under another --out."
+        for those in list(of_text.values())[1:]
+    ]
+
+
+def _tables(results: Sequence[ModelResult], runs: Runs) -> dict[str, Table]:
     tables = {"summary": _summary(results, runs), "cost": _cost(results, runs)}
     if any(result.speed.get("decode") for result in results):
         tables["contexts"] = _contexts(results, runs)
@@ -162,7 +170,7 @@ def _tables(results: Sequence[ModelResult], runs: _Runs) -> dict[str, Table]:
     return tables
 
 
-def _summary(results: Sequence[ModelResult], runs: _Runs) -> Table:
+def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
     rows = [
         [
             r.preset,
@@ -181,7 +189,7 @@ def _summary(results: Sequence[ModelResult], runs: _Runs) -> Table:
     return Table("Learned", headings, rows, _SUMMARY_NOTE)
 
 
-def _cost(results: Sequence[ModelResult], runs: _Runs) -> Table:
+def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
     rows = [
         [
             r.preset,
@@ -205,7 +213,7 @@ def _cost(results: Sequence[ModelResult], runs: _Runs) -> Table:
     return Table("Spent", headings, rows, note)
 
 
-def _timed_where(results: Sequence[ModelResult], runs: _Runs) -> str:
+def _timed_where(results: Sequence[ModelResult], runs: Runs) -> str:
     """Which runs' models were timed, and where and when that was."""
     told = [result.speed for result in results if result.speed]
     if not told:
@@ -216,7 +224,7 @@ def _timed_where(results: Sequence[ModelResult], runs: _Runs) -> str:
     return f"In turn: the models of {named} on {here['machine']}, commit {commit}, {here['date']}."
 
 
-def _contexts(results: Sequence[ModelResult], runs: _Runs) -> Table:
+def _contexts(results: Sequence[ModelResult], runs: Runs) -> Table:
     contexts = sorted({int(c) for r in results for c in r.speed.get("decode", {})})
     headings = ["model", *(f"ms a token at {c:,}" for c in contexts), *(f"state at {c:,}, bytes" for c in contexts)]
     rows = []
@@ -230,7 +238,7 @@ def _contexts(results: Sequence[ModelResult], runs: _Runs) -> Table:
     return Table("Decoding", headings, rows, note)
 
 
-def _sweep(results: Sequence[ModelResult], runs: _Runs) -> Table:
+def _sweep(results: Sequence[ModelResult], runs: Runs) -> Table:
     rates = sorted({run.job.learning_rate for r in results for run in r.sweep})
     rows = []
     for r in results:
@@ -250,7 +258,7 @@ def _tried(run: Finished, chosen: bool) -> str:
     return f"{bits_on(run.figures, slice(0, None, 2)):.4f}{' *' if chosen else ''}"
 
 
-def _probes(results: Sequence[ModelResult], runs: _Runs) -> Table:
+def _probes(results: Sequence[ModelResult], runs: Runs) -> Table:
     tasks = list(dict.fromkeys(task for r in results for task in r.probes))
     rows = []
     for task in tasks:
@@ -265,7 +273,7 @@ def _probes(results: Sequence[ModelResult], runs: _Runs) -> Table:
     return Table("Probes", headings, rows, note)
 
 
-def _all_runs(runs: _Runs) -> Table:
+def _all_runs(runs: Runs) -> Table:
     rows = []
     for run in runs.all:
         origin = run.figures["provenance"]
@@ -288,6 +296,8 @@ def _number(value: float | None, form: str) -> str:
 def _interval(estimate: Estimate | None, form: str = ".4f") -> str:
     if estimate is None:
         return "—"
+    if estimate.low == estimate.high:  # of one seed and one row, whose spread nobody knows
+        return f"{estimate.value:{form}}"
     return f"{estimate.value:{form}} ({estimate.low:{form}} to {estimate.high:{form}})"
 
 
@@ -307,7 +317,7 @@ def _spread(figure: dict[str, float] | None, form: str) -> str:
 def _html(
     comparison: Comparison,
     results: Sequence[ModelResult],
-    runs: _Runs,
+    runs: Runs,
     floor: float | None,
     about: list[tuple[str, str]],
     notes: list[str],
@@ -362,83 +372,3 @@ def _first_good(result: ModelResult) -> list[Finished]:
 
 def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _csv(results: Sequence[ModelResult], runs: _Runs) -> str:
-    """A line a measure: of models over their runs, and of every run by itself."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for result in results:
-        for line in _model_lines(result):
-            writer.writerow(line | _origin(result.runs, runs) | {"section": "model", "model": result.preset})
-        for line in _speed_lines(result):
-            writer.writerow(line | _speed_origin(result, runs) | {"section": "model", "model": result.preset})
-        for task, mine in result.probes.items():
-            line = _estimated("accuracy", accuracy(mine), "share")
-            writer.writerow(line | _origin(mine, runs) | {"section": f"probe {task}", "model": result.preset})
-    for run in runs.all:
-        for line in _run_lines(run):
-            section = f"one {run.job.kind} {run.job.task}".strip()
-            writer.writerow(line | _origin([run], runs) | {"section": section, "model": run.job.preset})
-    return text.getvalue()
-
-
-def _estimated(measure: str, estimate: Estimate | None, unit: str) -> dict[str, Any]:
-    if estimate is None:
-        return {"measure": measure, "unit": unit}
-    return {"measure": measure, "value": estimate.value, "low": estimate.low, "high": estimate.high, "unit": unit}
-
-
-def _model_lines(result: ModelResult) -> Iterator[dict[str, Any]]:
-    yield {"measure": "parameters", "value": result.parameters, "unit": "numbers"}
-    yield _estimated("bits_per_byte", result.bits, "bits/byte")
-    yield _estimated("bits_per_byte_against_first", result.against_first, "bits/byte")
-    yield {"measure": "entropy_floor", "value": result.floor, "unit": "bits/byte"}
-    yield {"measure": "epiplexity", "value": result.mean("epiplexity", "bits"), "unit": "bits"}
-    yield {"measure": "tokens_per_second", "value": result.mean("tokens_per_second"), "unit": "tokens/s"}
-
-
-def _speed_lines(result: ModelResult) -> Iterator[dict[str, Any]]:
-    if not result.speed:
-        return
-    yield _timed("tokens_per_second_in_turn", result.speed["train"], "tokens/s")
-    yield {"measure": "peak_memory", "value": result.speed["memory_mib"], "unit": "MiB"}
-    for context, figure in result.speed["decode"].items():
-        yield _timed(f"decode_at_{context}", figure, "ms/token")
-        yield {"measure": f"state_at_{context}", "value": result.speed["state"][context], "unit": "bytes"}
-
-
-def _timed(measure: str, figure: dict[str, float], unit: str) -> dict[str, Any]:
-    return {"measure": measure, "value": figure["median"], "low": figure["low"], "high": figure["high"], "unit": unit}
-
-
-def _run_lines(run: Finished) -> Iterator[dict[str, Any]]:
-    if run.failed is not None:
-        yield {"measure": "failed", "value": run.failed}
-        return
-    yield {"measure": "bits_per_byte", "value": bits_on(run.figures, slice(None)), "unit": "bits/byte"}
-    held = run.figures["held_out"]
-    yield {"measure": "accuracy", "value": sum(held["correct"]) / sum(held["targets"]), "unit": "share"}
-    yield {"measure": "epiplexity", "value": run.figures["epiplexity"]["bits"], "unit": "bits"}
-    yield {"measure": "tokens_per_second", "value": run.figures["tokens_per_second"], "unit": "tokens/s"}
-    for name, value in run.figures["spent"].items():
-        yield {"measure": name, "value": value, "unit": {"seconds": "s", "step": "steps"}.get(name, name)}
-
-
-def _speed_origin(result: ModelResult, runs: _Runs) -> dict[str, Any]:
-    """Of the one run whose model was timed, with the machine and the commit that timed it."""
-    if not result.speed:
-        return {}
-    timed = [run for run in result.runs if runs.place(run) == result.speed["run"]]
-    measured = {name: result.speed["provenance"][name] for name in ("commit", "modified", "machine", "date")}
-    return _origin(timed, runs) | measured
-
-
-def _origin(mine: Sequence[Finished], runs: _Runs) -> dict[str, Any]:
-    """Where a figure comes from; several values of several runs with spaces between, each once."""
-    told = [run.figures["provenance"] for run in mine]
-    columns = {name: [origin[name] for origin in told] for name in ("commit", "modified", "machine", "date")}
-    columns |= {"run": [runs.place(run) for run in mine]}
-    columns |= {name: [getattr(run.job, name) for run in mine] for name in ("seed", "learning_rate")}
-    return {name: "; ".join(dict.fromkeys(str(value) for value in values)) for name, values in columns.items()}

@@ -73,7 +73,7 @@ def train(config: RunConfig, out: str | Path, progress: ShownBy = Progress) -> R
     pl.seed_everything(config.training.seed, verbose=False)
     corpus = build_corpus(config.data, start_tokenizer(config))
     _fit_vocabulary(config, corpus)
-    _require_rows(config, corpus)
+    require_rows(config, corpus)
     _require_dials(config, corpus)
     _require_shardable(config)
     require_base(config, corpus.control_names)
@@ -314,7 +314,7 @@ def _fit_vocabulary(config: RunConfig, corpus: Corpus) -> None:
     config.model.vocab_size = actual
 
 
-def _require_rows(config: RunConfig, corpus: Corpus) -> None:
+def require_rows(config: RunConfig, corpus: Corpus) -> None:
     """Raises DataError if there is too little to train on, ConfigError for rows longer than learned positions."""
     width = max(batch.ids.shape[1] for batch in itertools.islice(corpus.batches("train"), 4))  # rows may vary
     limit, given = config.model.max_length, config.data.seq_len

@@ -77,7 +77,12 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         raise ConfigError(
             f"--{whole[0]} takes one option at a time, such as --{whole[0]}.seed or as its --help names it"
         )
-    return parse(parser, arguments), given
+    options = parse(parser, arguments)
+    for name in given:
+        if hasattr(options[name], "__dict__"):
+            first = next(iter(vars(options[name])))
+            raise ConfigError(f"--{name} is a section: give one option at a time, such as --{name}.{first}")
+    return options, given
 
 
 def _section(options: Any, section: str, given: Sequence[str]) -> dict[str, Any]:
