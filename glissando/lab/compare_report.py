@@ -85,7 +85,8 @@ def _rows(data: Mapping[str, Any], results: Sequence[ModelResult]) -> str:
     corpus, rows = data.get("corpus", "stories"), data.get("batch_size", 32)
     tokens, steps = (results[0].mean("spent", name) for name in ("tokens", "step"))
     scored = "" if tokens is None or steps is None else f", {tokens / steps:,.0f} scored tokens on average"
-    return f"{corpus}, {rows} rows a step{scored}; the same batches for every model under the same seed"
+    read = "1 row" if rows == 1 else f"{rows} rows"
+    return f"{corpus}, {read} a step{scored}; the same batches for every model under the same seed"
 
 
 def _about(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -> list[tuple[str, str]]:
