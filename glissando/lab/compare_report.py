@@ -7,6 +7,7 @@ machine.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -113,10 +114,12 @@ def _about(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> str:
-    parts = [
-        _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else f"{prefix}{key} {value}"
-        for key, value in values.items()
-    ]
+    parts = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            parts.append(_flat(value, f"{prefix}{key}."))
+        else:
+            parts.append(f"{prefix}{key} {value if isinstance(value, str) else json.dumps(value)}")
     return ", ".join(parts)
 
 
@@ -222,7 +225,7 @@ def _timed_where(results: Sequence[ModelResult], runs: Runs) -> str:
     named = runs.named([run for run in runs.all if runs.place(run) in {speed["run"] for speed in told}])
     here = told[0]["provenance"]
     commit = (here["commit"] or "unknown")[:10] + (" (modified)" if here["modified"] else "")
-    return f"In turn: the models of {named} on {here['machine']}, commit {commit}, {here['date']}."
+    return f"Timed: the models of {named} on {here['machine']}, commit {commit}, {here['date']}."
 
 
 def _contexts(results: Sequence[ModelResult], runs: Runs) -> Table:
