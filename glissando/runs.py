@@ -316,7 +316,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "devices": [torch.cuda.get_device_name(index) for index in cuda] or ["cpu"],
         "versions": {name: _version(name) for name in PACKAGES},
-        "git": _git_state(),
+        "git": git_state(),
     }
 
 
@@ -345,7 +345,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_state() -> dict[str, Any] | None:
+def git_state() -> dict[str, Any] | None:
     """Commit of the working tree this code runs from, and whether tracked files differ; None outside."""
     here = Path(__file__)
     # An installed copy may lie inside somebody else's repository: only a tracked file speaks for its commit.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,9 @@ def test_its_control_gets_no_gradient():
         (Finding("", checks={"a": True, "b": True}), "holds"),
         (Finding("", checks={"a": False}), "does not hold (not: a)"),
         (Finding("", checks={"a": True, "b": False}), "holds in part (not: b. It does: a)"),
+        (Finding("", checks={"a": None}), "not decided (not decided: a)"),
+        (Finding("", checks={"a": True, "b": None}), "holds in part (not decided: b. It does: a)"),
+        (Finding("", checks={"a": False, "b": None}), "does not hold (not: a. Not decided: b)"),
         (Finding("", needs="a run"), "not reproduced here: needs a run"),
         (Finding("", checks={"a": True}, needs="a text"), "holds. The published figure itself needs a text"),
     ],
@@ -109,6 +113,19 @@ def test_every_claim_runs_in_both_forms(name: str, tmp_path):
         assert finding.checks or finding.needs
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in written if path.suffix == ".png")
     assert f"{name} ({claim.system})" in report(claim, findings, quick=True)
+    _as_recorded(name, findings)
+
+
+def _as_recorded(name: str, findings: dict[str, Finding]) -> None:
+    """The checked-in record answers the questions that are asked today; sizes aside, which `quick` changes."""
+    record = json.loads((Path(__file__).parents[1] / "docs" / "audit" / f"{name}.json").read_text())
+    for form, finding in findings.items():
+        asked, answered = (
+            {re.sub(r"[\d,.]+", "#", check) for check in told} for told in (finding.checks, record[form]["checks"])
+        )
+        assert not asked or not answered or asked == answered, (
+            f"measure {name} anew: audit --ledger docs/audit.md --again"
+        )
 
 
 def test_clipping_hides_what_explodes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from glissando.lab import (
 from glissando.lab.audit import CLAIMS
 from glissando.lab.claim import Plan
 from glissando.lab.claim_training import Learning, cosine, held_out, homeostatic, learn, read_bytes, seeded
+from glissando.lab.ledger import write_ledger
 from glissando.lab.published.minimal_transformer import PublishedMinimal, preset_weights
 from glissando.lab.published.tauformer import PublishedTauformer
 from glissando.model import LanguageModel
@@ -203,10 +205,23 @@ def test_growth_is_exact_and_mirroring_is_not():
 
 
 def test_no_run_that_grows_is_cheaper_for_counting_all_of_its_stages():
-    last, whole = minimal_growth.cheaper_as_published(QUICK), minimal_growth.cheaper_corrected(QUICK)
-    for one, all_ in zip(last.figures["shares"], whole.figures["shares"], strict=True):
-        assert (one is None) == (all_ is None)
-        assert one is None or one < all_
+    cost = minimal_growth.Cost(scratch=100.0, grown=95.0, last_stage=75.0, ends=(0.1, 0.1))
+    never = minimal_growth.Cost(scratch=100.0, grown=None, last_stage=None, ends=(0.1, 0.3))
+    told = minimal_growth._told(QUICK, (cost, never), [cost.grown, never.grown], "counting all stages")
+    assert told.figures["shares"] == [0.95, None]
+    assert told.checks == {"cheaper in the median": False, "cheaper for every seed": False}
+    last = minimal_growth._told(QUICK, (cost,), [cost.last_stage], "counting the last stage alone")
+    assert last.figures["shares"] == [0.75]
+    assert all(last.checks.values())
+
+
+def test_stages_are_added_up_to_where_the_grown_run_is_as_good(tmp_path: Path):
+    costs = minimal_growth._costs(QUICK)
+    assert len(costs) == 1
+    for cost in costs:
+        assert 0 < cost.scratch <= minimal_growth._flops(QUICK) * 1.01
+        assert (cost.grown is None) == (cost.last_stage is None)
+        assert cost.grown is None or cost.last_stage is None or cost.last_stage < cost.grown
 
 
 # ---------------------------------------------------------------------- Hybrid ODE Transformer
@@ -349,9 +364,24 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     assert "1999-01-01" in ledger.read_text()
     assert main(["audit", "minimal-parameters", "--quick", "--again", "--ledger", str(ledger)]) == 0
     assert "1999-01-01" not in ledger.read_text()
+    full = ["audit", "minimal-parameters", "--ledger", str(ledger)]
+    assert main(full) == 0
+    assert "(toy sizes)" not in next(line for line in ledger.read_text().splitlines() if "[`minimal-par" in line)
+    capsys.readouterr()
+    assert main([*full, "--quick"]) == 0, "toy sizes never take the place of full ones"
+    assert "kept: minimal-parameters, of `glissando audit minimal-parameters`" in capsys.readouterr().err
     record.write_text(json.dumps(told | {"date": "1999-01-01", "claim": "The model has 3 parameters"}))
     assert main([*asked, "--ledger", str(ledger)]) == 0
     assert "1999-01-01" not in ledger.read_text(), "a record of a claim that read otherwise"
+
+
+def test_the_checked_in_ledger_is_written_from_its_records(tmp_path: Path):
+    docs = Path(__file__).parents[1] / "docs"
+    copy = tmp_path / "audit.md"
+    shutil.copytree(docs / "audit", tmp_path / "audit", ignore=shutil.ignore_patterns("*.png"))
+    write_ledger(copy, CLAIMS.values())
+    assert copy.read_text() == (docs / "audit.md").read_text()
+    assert not [path.name for path in (docs / "audit").glob("*.json") if json.loads(path.read_text())["quick"]]
 
 
 @pytest.mark.parametrize(

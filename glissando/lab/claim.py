@@ -15,7 +15,7 @@ class Plan:
 
     quick      toy widths and a few steps: that it runs is all it shows
     steps      of training; None: the published number
-    seeds      how many models of each kind are trained
+    seeds      how many models of each kind are trained where learning is compared; None: 3, and 1 if quick
     text       file to train on; None: the built-in stories
     tokenizer  a tokenizer.json; None: one trained on the text
     run        a run of ours that a corrected form measures
@@ -24,11 +24,15 @@ class Plan:
 
     quick: bool = False
     steps: int | None = None
-    seeds: int = 1
+    seeds: int | None = None
     text: str | None = None
     tokenizer: str | None = None
     run: str | None = None
     pairs: tuple[str, str] | None = None
+
+    @property
+    def each_seed(self) -> range:
+        return range(self.seeds or (1 if self.quick else 3))
 
 
 @dataclass(frozen=True)
@@ -37,35 +41,40 @@ class Finding:
 
     said     the figures in a line or a few
     figures  all of them, plain values for JSON
-    checks   what the claim says -> whether the figures show it; the verdict is read off these
+    checks   what the claim says -> whether the figures show it, None where they cannot tell; the verdict is read off
+             these
     needs    what is not here without which a figure cannot be compared, or nothing measured
     draw     draws a picture into a file
     """
 
     said: str
     figures: Mapping[str, Any] = field(default_factory=dict)
-    checks: Mapping[str, bool] = field(default_factory=dict)
+    checks: Mapping[str, bool | None] = field(default_factory=dict)
     needs: str = ""
     draw: Callable[[Path], Path] | None = None
 
     @property
     def outcome(self) -> str:
-        """holds; does not hold; holds in part; or not reproduced here."""
-        if not self.checks:
+        """holds; holds in part; does not hold; not decided, by figures whose intervals are too wide; or not reproduced
+        here."""
+        held = list(self.checks.values())
+        if not held:
             return "not reproduced here"
-        held = self.checks.values()
-        return "holds" if all(held) else "holds in part" if any(held) else "does not hold"
+        if True in held:
+            return "holds" if all(held) else "holds in part"
+        return "does not hold" if False in held else "not decided"
 
     @property
     def verdict(self) -> str:
-        """The outcome, with what holds and what does not, and with what it needs."""
-        kept = [name for name, held in self.checks.items() if held]
-        broken = [name for name, held in self.checks.items() if not held]
+        """The outcome, with what holds, what does not and what is open, and with what it needs."""
         if not self.checks:
             return f"{self.outcome}: needs {self.needs}"
-        verdict = self.outcome
-        if broken:
-            verdict += f" (not: {'; '.join(broken)}" + (f". It does: {'; '.join(kept)})" if kept else ")")
+        told = {False: "Not", None: "Not decided", True: "It does"}
+        parts = {
+            word: "; ".join(name for name, held in self.checks.items() if held is value) for value, word in told.items()
+        }
+        listed = ". ".join(f"{word}: {names}" for word, names in parts.items() if names)
+        verdict = self.outcome if all(self.checks.values()) else f"{self.outcome} ({listed[0].lower()}{listed[1:]})"
         return f"{verdict}. The published figure itself needs {self.needs}" if self.needs else verdict
 
     def as_dict(self) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,15 @@ class Bytes:
     train: Tensor
     held_out: Tensor
     source: str
+
+    @property
+    def reported(self) -> Tensor:
+        """The first half of what is held out, for figures where the other half has chosen something."""
+        return self.held_out[: len(self.held_out) // 2]
+
+    @property
+    def choosing(self) -> Tensor:
+        return self.held_out[len(self.held_out) // 2 :]
 
     def text(self, split: str, length: int = 200_000) -> str:
         ids = self.train if split == "train" else self.held_out
@@ -171,10 +180,42 @@ def held_out(model: nn.Module, ids: Tensor, length: int, count: int = 32) -> Hel
     return HeldOut(torch.cat(nats), right / count)
 
 
-def interval(gaps: Tensor) -> tuple[float, float]:
-    """Mean of gaps (N,) and half of its 95 % interval, by the normal law."""
-    half = 1.96 * float(gaps.std()) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
-    return float(gaps.mean()), half
+@dataclass(frozen=True)
+class Tuned:
+    """Models of one kind, a seed each, at the rate of fewest nats on text that is not reported."""
+
+    rate: float
+    models: list[Any]
+    scores: list[HeldOut]
+
+    @property
+    def nats(self) -> Tensor:
+        """(S, W)."""
+        return torch.stack([score.nats for score in self.scores])
+
+    @property
+    def mean(self) -> float:
+        return float(self.nats.mean())
+
+    @property
+    def accuracy(self) -> float:
+        return sum(score.accuracy for score in self.scores) / len(self.scores)
+
+
+def tuned(
+    make: Callable[[], nn.Module], text: Bytes, how: Learning, rates: Sequence[float], seeds: range, count: int = 32
+) -> Tuned:
+    """Train the first seed at each rate, choose, and train the others at that one; `count` windows are reported."""
+
+    def trained(rate: float, seed: int) -> nn.Module:
+        model = seeded(seed, make)
+        learn(model, text.train, replace(how, rate=rate, seed=seed))
+        return model
+
+    first = {rate: trained(rate, seeds[0]) for rate in rates}
+    best = min(rates, key=lambda rate: held_out(first[rate], text.choosing, how.length, count).mean)
+    models = [first[best], *(trained(best, seed) for seed in seeds[1:])]
+    return Tuned(best, models, [held_out(model, text.reported, how.length, count) for model in models])
 
 
 def parameters(model: nn.Module) -> int:

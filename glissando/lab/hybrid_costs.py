@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from glissando.lab.claim import Finding, Plan
 from glissando.lab.hybrid_training import GPT2_ENTRIES, gradient_of, size_of
+from glissando.lab.intervals import Median, median_of
 from glissando.lab.published.hybrid_ode import ODEBlock, PublishedHybrid
 
 
 def latency_as_published(plan: Plan) -> Finding:
     """Whole passes of both models with their heads of 50,257 rows, in turn."""
-    measured, counted = latency_of(plan, head=True)
-    hybrid, baseline, ratio = measured
-    said = (
-        f"{1e3 * hybrid:.1f} against {1e3 * baseline:.1f} ms a batch of {_batch(plan)}: {ratio:.2f}x (median of pairs)"
-    )
-    checks = {"1.27x within 5 %": abs(ratio / 1.27 - 1) <= 0.05}
-    return Finding(said, {"seconds": [hybrid, baseline], "ratio": ratio, "multiplications": counted}, checks)
+    found = latency_of(plan, head=True)
+    said = f"{1e3 * found.hybrid:.1f} against {1e3 * found.baseline:.1f} ms a batch of {_batch(plan)}: {found.ratio}"
+    checks = {"1.27x within 5 %": found.ratio.between(0.95 * 1.27, 1.05 * 1.27)}
+    return Finding(said, found._asdict(), checks)
 
 
 def latency_corrected(plan: Plan) -> Finding:
     """The same with and without the head, beside the ratio of multiplications in matrix products."""
-    said, figures, checks = [], {}, {}
+    said, figures, checks = [], {}, dict[str, bool | None]()
     for name, head in (("with the head", True), ("without it", False)):
-        (hybrid, baseline, ratio), counted = latency_of(plan, head=head)
-        said.append(f"{name} {ratio:.2f}x, of {counted:.3f}x the multiplications")
-        figures[name] = {"seconds": [hybrid, baseline], "ratio": ratio, "multiplications": counted}
-        checks[f"{name}, 1.33 times the multiplications"] = abs(counted / (4 / 3) - 1) < 0.02
-        checks[f"{name}, the time that the multiplications predict within 10 %"] = abs(ratio / counted - 1) <= 0.1
-    return Finding(f"{'; '.join(said)} (a batch of {_batch(plan)})", figures, checks)
+        found = latency_of(plan, head=head)
+        said.append(f"{name} {found.ratio}, of {found.counted:.3f}x the multiplications")
+        figures[name] = found._asdict()
+        checks[f"{name}, 1.33 times the multiplications"] = abs(found.counted / (4 / 3) - 1) < 0.02
+        likely = found.ratio.between(0.9 * found.counted, 1.1 * found.counted)
+        checks[f"{name}, the time that the multiplications predict within 10 %"] = likely
+    return Finding(f"{'; '.join(said)} (a batch of {_batch(plan)}; medians of pairs)", figures, checks)
+
+
+class Latency(NamedTuple):
+    """Median seconds of both, the ratio of pairs, and the ratio of multiplications."""
+
+    hybrid: float
+    baseline: float
+    ratio: Median
+    counted: float
 
 
 def _batch(plan: Plan) -> str:
@@ -45,21 +54,19 @@ def _batch(plan: Plan) -> str:
 
 
 @lru_cache(maxsize=4)
-def latency_of(plan: Plan, head: bool) -> tuple[tuple[float, float, float], float]:
-    """Median seconds of the hybrid and the baseline, the median ratio of pairs; the ratio of multiplications.
-
-    Both forms of the claim read the same measurement.
-    """
-    from glissando.lab.speed import paired
+def latency_of(plan: Plan, head: bool) -> Latency:
+    """Both forms of the claim read the same measurement."""
+    from glissando.lab.speed import in_turn
 
     size = size_of(plan)
     vocabulary = 256 if plan.quick else GPT2_ENTRIES
     models = [PublishedHybrid(vocabulary, size.width, size.heads, ode=ode).eval() for ode in (True, False)]
     ids = torch.randint(vocabulary, (size.batch // 4, size.length), generator=torch.Generator().manual_seed(0))
     calls = [lambda m=m: m(ids) if head else m.features(ids) for m in models]
-    ours, theirs = (_multiplications(call) for call in calls)
-    measured = paired(lambda: _seconds(calls[0]), lambda: _seconds(calls[1]), 2 if plan.quick else 9)
-    return measured, ours / theirs
+    counted = [_multiplications(call) for call in calls]
+    pairs = in_turn(lambda: _seconds(calls[0]), lambda: _seconds(calls[1]), 2 if plan.quick else 31)
+    hybrid, baseline = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return Latency(hybrid, baseline, median_of([x / y for x, y in pairs]), counted[0] / counted[1])
 
 
 @torch.no_grad()

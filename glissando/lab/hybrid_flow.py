@@ -15,6 +15,7 @@ from glissando.lab.hybrid_costs import latency_of
 from glissando.lab.hybrid_solvers import entering
 from glissando.lab.hybrid_steering import NEEDS_RUN, sweeps
 from glissando.lab.hybrid_training import PROMPT, build, size_of, steer_on_prompt, train
+from glissando.lab.intervals import Median, median_of
 from glissando.lab.published.hybrid_ode import Layer, PublishedHybrid
 
 #: alpha times the step, as published
@@ -75,30 +76,29 @@ def _step_norm(model: PublishedHybrid, plan: Plan, scale: float = 1.0) -> tuple[
 
 def locality_as_published(plan: Plan) -> Finding:
     """The latency measured, against the theory of the publication, which counts no head."""
-    (_, _, ratio), counted = latency_of(plan, head=True)
-    said = f"{ratio:.2f}x measured with the head, below the 1.33 of eight layers over six, which count no head"
-    return Finding(said, {"ratio": ratio, "multiplications": counted}, {"less than 1.33x": ratio < 4 / 3})
+    found = latency_of(plan, head=True)
+    said = f"{found.ratio} measured with the head, below the 1.33 of eight layers over six, which count no head"
+    return Finding(said, found._asdict(), {"less than 1.33x": found.ratio.between(0, 4 / 3)})
 
 
 def locality_corrected(plan: Plan) -> Finding:
     """Against the multiplications of the very call; and one layer eight times against eight layers, by themselves."""
-    (_, _, ratio), counted = latency_of(plan, head=True)
-    shared, own, share = _one_or_eight(plan)
+    found, share = latency_of(plan, head=True), _one_or_eight(plan)
     said = (
-        f"{ratio:.2f}x measured, of {counted:.3f}x the multiplications, the head among them; one layer applied eight "
-        f"times takes {share:.2f} of the time of eight layers ({1e3 * shared:.1f} against {1e3 * own:.1f} ms)"
+        f"{found.ratio} measured, of {found.counted:.3f}x the multiplications, the head among them; one layer applied "
+        f"eight times takes {share} the time of eight layers"
     )
     checks = {
-        "the hybrid is faster than its multiplications say, by 3 %": ratio < 0.97 * counted,
-        "one layer eight times is faster than eight layers, by 3 %": share < 0.97,
+        "the hybrid is faster than its multiplications say, by 3 %": found.ratio.between(0, 0.97 * found.counted),
+        "one layer eight times is faster than eight layers, by 3 %": share.between(0, 0.97),
     }
-    return Finding(said, {"ratio": ratio, "multiplications": counted, "one_over_eight": share}, checks)
+    return Finding(said, {**found._asdict(), "one_over_eight": share}, checks)
 
 
 @lru_cache(maxsize=2)
-def _one_or_eight(plan: Plan) -> tuple[float, float, float]:
-    """Median seconds of one layer eight times and of eight layers, and the median ratio of pairs."""
-    from glissando.lab.speed import paired
+def _one_or_eight(plan: Plan) -> Median:
+    """The time of one layer eight times over that of eight layers."""
+    from glissando.lab.speed import in_turn
 
     size = size_of(plan)
     layers = seeded(0, lambda: nn.ModuleList(Layer(size.width, size.heads, 0.0) for _ in range(8)).eval())
@@ -112,7 +112,8 @@ def _one_or_eight(plan: Plan) -> tuple[float, float, float]:
             y = layer(y)
         return time.perf_counter() - began
 
-    return paired(lambda: seconds([layers[0]] * 8), lambda: seconds(list(layers)), 2 if plan.quick else 15)
+    pairs = in_turn(lambda: seconds([layers[0]] * 8), lambda: seconds(list(layers)), 2 if plan.quick else 31)
+    return median_of([shared / own for shared, own in pairs])
 
 
 # ---------------------------------------------------------------------- neutral
@@ -122,7 +123,7 @@ NEUTRAL = 0.914
 
 def neutral_as_published(plan: Plan) -> Finding:
     """P(good) and P(bad) after the one prompt at u = 0 and without a control, models of several seeds."""
-    models = [steer_on_prompt(plan, seed) for seed in range(plan.seeds if plan.quick else max(3, plan.seeds))]
+    models = [steer_on_prompt(plan, seed) for seed in plan.each_seed]
     rest = [model.probabilities([0.0, None]).tolist() for model in models]
     told = "; ".join(
         f"seed {seed}: {zero[0]:.1%} good, {zero[1]:.1%} bad at u = 0, {none[0]:.1%} and {none[1]:.1%} without"

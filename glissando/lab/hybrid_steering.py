@@ -74,7 +74,7 @@ def dial_as_published(plan: Plan) -> Finding:
     from glissando.evaluation.steering import crossing_point
 
     u = np.array(SWEPT)
-    models = [steer_on_prompt(plan, seed) for seed in range(plan.seeds if plan.quick else max(3, plan.seeds))]
+    models = [steer_on_prompt(plan, seed) for seed in plan.each_seed]
     curves = [_leaning(steered, SWEPT) for steered in models]
     crossings = [crossing_point(u, curve) for curve in curves]
     falls = [float((np.maximum.accumulate(curve) - curve).max()) for curve in curves]

@@ -21,6 +21,7 @@ import torch
 
 from glissando.errors import DataError
 from glissando.lab.claim import Claim, Finding
+from glissando.runs import git_state
 
 HEAD = """\
 # The audit: what was published, and what it was measured to be
@@ -31,12 +32,16 @@ paired comparisons, or the form of this library, whatever the claim asks for. Wr
 
     glissando audit --ledger docs/audit.md
 
-which measures what has no record yet (`--again` measures anew); the records, with all figures, lie in `docs/audit/`.
+which measures what has no record yet (`--again` measures anew); the records, with all figures, the commit and the
+command of each, lie in `docs/audit/`. A change of how a claim is measured is not seen by itself: ask `--again` for it.
 
 How to read it:
 
 - A verdict is read off checks, each of which is a figure against a bound fixed in the code: *holds*, *does not hold*,
-  *holds in part* (what does and what does not is told), or *not reproduced here*, with what it would need.
+  *holds in part* (what does and what does not is told), *not decided*, where the bound lies inside the figure's
+  interval, or *not reproduced here*, with what it would need.
+- "+-" is half of a 95 % interval: of a difference between trained models over held-out windows and over seeds, by
+  Student's t; of a ratio of times over pairs measured in turn, by order statistics. One seed has none.
 - "As published" says whether the authors' own measurement gives what they reported; "corrected" says whether the claim
   is true where it is measured as it should be. One can hold without the other.
 - The corrected form of a claim about a defect is often this library's repaired form: where that one *holds*, the idea
@@ -53,13 +58,18 @@ def folder_of(ledger: Path) -> Path:
     return ledger.with_suffix("")
 
 
-def is_recorded(ledger: Path, claim: Claim) -> bool:
-    """Whether there is a record of the claim as it reads today: figures must not stand under other words.
+def recorded(ledger: Path, claim: Claim, quick: bool = True) -> dict[str, Any] | None:
+    """The record of the claim as it reads today, if there is one: figures must not stand under other words.
 
+    quick    one of toy sizes counts too
     Raises DataError for a record that cannot be read.
     """
     path = folder_of(ledger) / f"{claim.name}.json"
-    return path.exists() and {name: _read(path).get(name) for name in _WORDS} == _words(claim)
+    if not path.exists():
+        return None
+    told = _read(path)
+    as_today = {name: told.get(name) for name in _WORDS} == _words(claim)
+    return told if as_today and (quick or not told.get("quick")) else None
 
 
 _WORDS = ("claim", "published_figure")
@@ -83,6 +93,7 @@ def record(ledger: Path, claim: Claim, findings: dict[str, Finding], command: st
         draw(folder / name)
     told: dict[str, Any] = _words(claim) | {
         "command": command,
+        "git": git_state(),
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
     }
@@ -103,7 +114,7 @@ def write_ledger(ledger: Path, claims: Iterable[Claim]) -> Path:
 
     Raises DataError for a record that cannot be read.
     """
-    records = {claim: _read(folder_of(ledger) / f"{claim.name}.json") for claim in claims if is_recorded(ledger, claim)}
+    records = {claim: told for claim in claims if (told := recorded(ledger, claim)) is not None}
     parts = [HEAD, _table(records)]
     system = ""
     for claim, told in records.items():

@@ -40,10 +40,15 @@ class Row:
         return f"{self.name:32} {self.ours:,.4g} {self.unit}{against}{ratio}  goal {self.goal}: {verdict}"
 
 
-def paired(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> tuple[float, float, float]:
-    """Medians of two rates measured in turn, and of their ratio ours / peer; one round of each warms up."""
+def in_turn(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> list[tuple[float, float]]:
+    """Pairs of two rates measured one after the other; one round of each warms up."""
     ours(), peer()
-    pairs = [(ours(), peer()) for _ in range(rounds)]
+    return [(ours(), peer()) for _ in range(rounds)]
+
+
+def paired(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> tuple[float, float, float]:
+    """Medians of two rates measured in turn, and of their ratio ours / peer."""
+    pairs = in_turn(ours, peer, rounds)
     a, b = zip(*pairs, strict=True)
     return statistics.median(a), statistics.median(b), statistics.median(x / y for x, y in pairs)
 

@@ -24,7 +24,8 @@ CLAIMS = (
         "validation 4.9255 at step 100, 2.3585 at 2000, best 1.9146 at 4500; no baseline",
         training.learns_as_published,
         training.learns_corrected,
-        notes="bytes and a small model here; corrected: lambda has gradients, and T is 1 or learned from 0.01",
+        notes="bytes and a small model here; corrected: lambda has gradients, and T is 1 or learned from 0.2; "
+        "gates: importance, a forget gate and an output gate",
     ),
     Claim(
         "tau-speed",

@@ -25,7 +25,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--form", default="both", help="published: as the authors measured; corrected; or both")
     parser.add_argument("--quick", action="store_true", help="toy sizes: shows that it runs, and nothing else")
     parser.add_argument("--steps", type=int | None, default=None, help="of training; the published number by default")
-    parser.add_argument("--seeds", type=int, default=1, help="models of each kind to train")
+    parser.add_argument(
+        "--seeds", type=int | None, default=None, help="models of each kind to train where learning is compared: 3"
+    )
     parser.add_argument("--text", help="file to train on instead of the built-in stories")
     parser.add_argument("--tokenizer", help="tokenizer.json for it; by default one is trained on the text")
     parser.add_argument("--run", help="a run of ours, where the corrected form measures one")
@@ -62,11 +64,12 @@ def main(arguments: Sequence[str]) -> None:
 def _keep(ledger: Path, claims: list[Claim], plan: Plan, again: bool) -> None:
     """Measure the claims that have no record, or all of them `again`, and write the ledger after each."""
     from glissando.lab.audit import CLAIMS, measure, report
-    from glissando.lab.ledger import is_recorded, record, write_ledger
+    from glissando.lab.ledger import record, recorded, write_ledger
 
     for claim in claims:
-        if is_recorded(ledger, claim) and not again:
-            print(f"kept: {claim.name}; --again measures it anew", file=sys.stderr)
+        kept = None if again else recorded(ledger, claim, quick=plan.quick)
+        if kept is not None:
+            print(f"kept: {claim.name}, of `{kept['command']}`; --again measures it anew", file=sys.stderr)
             continue
         began = time.perf_counter()
         findings = measure(claim, plan)
@@ -79,10 +82,9 @@ def _keep(ledger: Path, claims: list[Claim], plan: Plan, again: bool) -> None:
 def _command(claim: Claim, plan: Plan) -> str:
     """What shows this claim; files by their names alone where their place is this machine's own."""
     words = ["glissando", "audit", claim.name, *(["--quick"] if plan.quick else [])]
-    for name in ("steps", "text", "tokenizer", "run"):
+    for name in ("steps", "seeds", "text", "tokenizer", "run"):
         value = getattr(plan, name)
         words += [] if value is None else [f"--{name}", _told(value)]
-    words += [f"--seeds {plan.seeds}"] if plan.seeds != 1 else []
     words += [] if plan.pairs is None else ["--pairs", *map(_told, plan.pairs)]
     return " ".join(words)
 
