@@ -20,14 +20,26 @@ EXAMPLE = "glissando audit hybrid-memory hybrid-latency --out runs/audit"
 
 def main(arguments: Sequence[str]) -> None:
     """Measure the named claims and print each with its verdict; without names, list them."""
+    options = parse(_parser(), arguments)
+    out = _check(options)
+    from glissando.lab.audit import CLAIMS, listing, select
+
+    claims, plan = select(options.claims) if options.claims else list(CLAIMS.values()), _plan(options)
+    if options.ledger is not None:
+        _keep(Path(options.ledger), claims, plan, options.again)
+    elif options.claims:
+        _tell(claims, plan, ("published", "corrected") if options.form == "both" else (options.form,), out)
+    else:
+        print(listing())
+
+
+def _parser() -> Any:
     parser = parser_for("audit", "Measure published claims.", EXAMPLE)
     parser.add_argument("claims", nargs="*", default=[], help="names, or how they begin (hybrid); without, a list")
     parser.add_argument("--form", default="both", help="published: as the authors measured; corrected; or both")
     parser.add_argument("--quick", action="store_true", help="toy sizes: shows that it runs, and nothing else")
     parser.add_argument("--steps", type=int | None, default=None, help="of training; the published number by default")
-    parser.add_argument(
-        "--seeds", type=int | None, default=None, help="models of each kind to train where learning is compared: 3"
-    )
+    parser.add_argument("--seeds", type=int | None, default=None, help="models of a kind to compare, 3 by default")
     parser.add_argument("--text", help="file to train on instead of the built-in stories")
     parser.add_argument("--tokenizer", help="tokenizer.json for it; by default one is trained on the text")
     parser.add_argument("--run", help="a run of ours, where the corrected form measures one")
@@ -37,24 +49,23 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", help="directory to make for JSON and pictures")
     parser.add_argument("--ledger", help="a Markdown file to bring up to date: measures what has no record beside it")
     parser.add_argument("--again", action="store_true", help="with --ledger: measure what has a record too")
-    options = parse(parser, arguments)
-    out = _check(options)
-    from glissando.lab.audit import CLAIMS, listing, measure, report, select, write
+    return parser
+
+
+def _plan(options: Any) -> Plan:
     from glissando.lab.claim import Plan
 
     names = ("quick", "steps", "seeds", "text", "tokenizer", "run")
-    plan = Plan(**{name: getattr(options, name) for name in names}, pairs=options.pairs and tuple(options.pairs))
-    claims = select(options.claims) if options.claims else list(CLAIMS.values())
-    if options.ledger is not None:
-        _keep(Path(options.ledger), claims, plan, options.again)
-        return
-    if not options.claims:
-        print(listing())
-        return
-    forms = ("published", "corrected") if options.form == "both" else (options.form,)
+    return Plan(**{name: getattr(options, name) for name in names}, pairs=options.pairs and tuple(options.pairs))
+
+
+def _tell(claims: list[Claim], plan: Plan, forms: Sequence[str], out: Path | None) -> None:
+    """Measure and print, and write into `out` if there is one."""
+    from glissando.lab.audit import measure, report, write
+
     for claim in claims:
         findings = measure(claim, plan, forms)
-        print(report(claim, findings, options.quick), flush=True)
+        print(report(claim, findings, plan.quick), flush=True)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             for path in write(out, claim, findings):
