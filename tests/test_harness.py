@@ -42,7 +42,7 @@ def model(request) -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def results(model) -> dict:
-    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'glissando[eval]'")
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -e '.[eval]'")
     from glissando.evaluation.harness import run_tasks
 
     return run_tasks(model, ["glissando_stories", "glissando_endings"], limit=LIMIT, batch_size=4)
@@ -91,7 +91,7 @@ def ending_nats(model: LanguageModel, story: str, ending: str) -> float:
 
 
 def test_log_likelihoods_are_ours_to_the_last_digit(model):
-    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'glissando[eval]'")
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -e '.[eval]'")
     from lm_eval.api.instance import Instance
 
     from glissando.evaluation.harness import GlissandoLM
@@ -107,7 +107,7 @@ def test_log_likelihoods_are_ours_to_the_last_digit(model):
 
 
 def test_generation_stops_and_is_ours(model):
-    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'glissando[eval]'")
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -e '.[eval]'")
     from lm_eval.api.instance import Instance
 
     from glissando import generate
@@ -128,7 +128,7 @@ def run(tmp_path_factory) -> Path:
 
 
 def test_the_verb_runs_tasks(run, capsys):
-    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'glissando[eval]'")
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -e '.[eval]'")
     assert main(["evaluate", str(run), "--tasks", "glissando_endings,glissando_stories", "--limit", "2", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert 0 <= shown["glissando_endings"]["acc"] <= 1
@@ -160,14 +160,14 @@ def test_options_that_do_not_go_together_are_refused(run, capsys):
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "glissando.evaluation.harness", raising=False)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(MissingExtraError, match=r"glissando\[eval\]"):
+    with pytest.raises(MissingExtraError, match=r"-e '\.\[eval\]'"):
         import glissando.evaluation.harness  # noqa: F401
 
 
 def test_the_server_answers_lm_eval_as_the_run_does(model, tmp_path):
     """Through `local-completions`, lm-eval's client of OpenAI's interface."""
     pytest.importorskip("fastapi", reason="needs the [serve] extra")
-    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'glissando[eval]'")
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -e '.[eval]'")
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
     from serving import NAME, serving

@@ -19,7 +19,7 @@ from glissando.generation import Sampling, continue_ids
 from glissando.mixers.base import ContextError
 from glissando.model import LanguageModel
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'glissando[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
@@ -317,7 +317,7 @@ def test_gradient_checkpointing_recomputes():
 
 
 def test_trainer_trains_it(tmp_path):
-    pytest.importorskip("accelerate", reason="Trainer needs accelerate: pip install 'glissando[hf]'")
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate: pip install -e '.[hf]'")
     model = GlissandoForCausalLM.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
     row = list(b"\0abcabcabcabcabcabc")
     rows = [{"input_ids": row, "labels": row}] * 16
@@ -370,5 +370,5 @@ def test_a_missing_package_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("glissando.hf")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingExtraError, match=r"glissando\[hf\]"):
+    with pytest.raises(MissingExtraError, match=r"-e '\.\[hf\]'"):
         import glissando.hf  # noqa: F401

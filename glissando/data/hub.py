@@ -97,7 +97,7 @@ def _datasets() -> ModuleType:
         return importlib.import_module("datasets")
     except ImportError as error:
         raise DataError(
-            f"data sets by name need `datasets` ({error}): pip install 'glissando[hf]', or {_LOCAL}"
+            f"data sets by name need `datasets` ({error}): pip install -e '.[hf]' in a checkout, or {_LOCAL}"
         ) from None
 
 

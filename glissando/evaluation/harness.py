@@ -17,7 +17,7 @@ try:
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 except ImportError as error:
-    raise MissingExtraError("--tasks needs lm-eval: pip install 'glissando[eval]'") from error
+    raise MissingExtraError("--tasks needs lm-eval: pip install -e '.[eval]' in a checkout") from error
 
 from glissando.hf import GlissandoForCausalLM, fast_tokenizer
 

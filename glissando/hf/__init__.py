@@ -10,7 +10,7 @@ from glissando.errors import MissingExtraError
 try:
     from transformers import AutoConfig, AutoModelForCausalLM
 except ImportError as error:
-    raise MissingExtraError("glissando.hf needs transformers 5: pip install 'glissando[hf]'") from error
+    raise MissingExtraError("glissando.hf needs transformers 5: pip install -e '.[hf]' in a checkout") from error
 
 from glissando.hf.cache import GlissandoCache
 from glissando.hf.config import GlissandoConfig

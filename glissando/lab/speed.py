@@ -61,7 +61,7 @@ def llama_like(model: LanguageModel) -> Any:
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError as error:
-        raise GlissandoError("the peer needs transformers: pip install 'glissando[hf]'") from error
+        raise GlissandoError("the peer needs transformers: pip install -e '.[hf]' in a checkout") from error
     c = model.config
     attention = c.mixers.attention
     hidden = model.state_dict()["depth.blocks.0.mlp.down.weight"].shape[1]

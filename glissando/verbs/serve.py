@@ -62,7 +62,7 @@ def serve(o: Any) -> None:
         from glissando.serving.limits import Limits, patient_protocol
         from glissando.serving.planning import ChatTemplate
     except ModuleNotFoundError as error:
-        raise MissingExtraError(f"serving needs {error.name}: pip install 'glissando[serve]'") from error
+        raise MissingExtraError(f"serving needs {error.name}: pip install -e '.[serve]' in a checkout") from error
     import torch
 
     from glissando.loading import load

@@ -242,7 +242,7 @@ def test_a_missing_field_or_package_says_what_to_do(hub: FakeHub, monkeypatch: p
     with pytest.raises(DataError, match="has no text"):
         fetch(HubSplit("owner/name", "empty"))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'glissando\[hf\]'"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[hf\]'"):
         fetch(HubSplit("owner/name", "train"))
 
 
