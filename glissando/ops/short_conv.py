@@ -77,6 +77,6 @@ def next_past(x: Tensor, past: Tensor, counts: Tensor | None) -> Tensor:
     joined = torch.cat([past, x], 1)
     width = past.shape[1]
     if counts is None:
-        return joined[:, joined.shape[1] - width :]
+        return joined[:, joined.shape[1] - width :].clone()  # a view would keep the whole prompt alive
     index = counts.unsqueeze(1) + torch.arange(width, device=x.device)
     return joined.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[2]))
