@@ -251,7 +251,9 @@ def test_next_past_holds_the_last_real_inputs():
     past = torch.tensor([-2.0, -1.0, 0.0]).view(1, 3, 1).expand(3, -1, -1)
     got = next_past(x, past, torch.tensor([0, 2, 4])).squeeze(-1)
     assert got.tolist() == [[-2, -1, 0], [0, 1, 2], [2, 3, 4]]
-    assert next_past(x, past, None).squeeze(-1).tolist() == [[2, 3, 4]] * 3
+    expected = [[-2, -1, 0], [-1, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    for length in range(5):
+        assert next_past(x[:, :length], past, None).squeeze(-1).tolist() == [expected[length]] * 3
 
 
 def test_next_past_lets_go_of_the_prompt():

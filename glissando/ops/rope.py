@@ -95,14 +95,14 @@ def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "
         cos, sin = cos_sin[0], cos_sin[1]
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
-    return _Rotate.apply(x, cos_sin) if torch.is_grad_enabled() else _turn(x, *cos_sin)
+    return _Rotate.apply(x, cos_sin) if torch.is_grad_enabled() else _turn(x, cos_sin[0], cos_sin[1])
 
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos_sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos_sin)
-        return _turn(x, *cos_sin)
+        return _turn(x, cos_sin[0], cos_sin[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
