@@ -208,11 +208,13 @@ def test_time_is_a_real_number(dtype: torch.dtype):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
-def test_torch_compile_leaves_the_kernel_alone(monkeypatch):
-    """It can follow neither the kernel nor Newton's method, and the kernel is the faster of the two by far."""
+@pytest.mark.parametrize("state", [False, True], ids=["tau(u)", "tau(x,u)"])
+def test_torch_compile_leaves_the_kernel_alone(monkeypatch, state):
+    """It can follow neither the kernel nor Newton's method nor a scan, and the kernel is the fastest by far."""
     monkeypatch.setattr(newton, "solve", None)
+    monkeypatch.setattr("glissando.ops.liquid._linear", None)
     b, z, x0, dt = problem(20)
-    modes = some_modes()
+    modes = some_modes(state=state)
     expected = liquid(b, z, modes, x0, dt)[0]
     torch._dynamo.reset()
     got = torch.compile(lambda b, z: liquid(b, z, modes, x0, dt)[0], backend="eager")(b, z)
@@ -349,7 +351,17 @@ def test_the_residual_is_what_the_equation_leaves():
     assert_close(report.residual / expected, torch.ones(2).double(), "residual", 1e-9)
 
 
+def test_newton_without_a_jacobian_in_inference_mode():
+    x0, u, w = draw(2, 3, 1, seed=1), draw(2, 20, 3, 1, seed=2), draw(3, 1, seed=3)
+    expected = newton.solve(logistic, x0, [u], [w])[0]
+    with torch.inference_mode():
+        assert torch.equal(newton.solve(logistic, x0, [u], [w])[0], expected)
+        assert torch.equal(newton.solve(logistic, x0.clone(), [u.clone()], [w.clone()])[0], expected)
+
+
 def test_newton_says_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"newton: at least one step is needed, got inputs of shape \(2, 0, 3, 1\)"):
+        newton.solve(logistic, torch.zeros(2, 3, 1), [torch.zeros(2, 0, 3, 1)])
     with pytest.raises(ValueError, match="1 or 2"):
         newton.solve(logistic, torch.zeros(2, 3, 3), [torch.zeros(2, 4, 3, 3)])
     with pytest.raises(ValueError, match="one length"):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tolerances import assert_close
 from torch import Tensor
 
+from glissando.errors import UnknownNameError
 from glissando.model import LanguageModel
 from glissando.ops.attention import attention
 from glissando.ops.rms_norm import rms_norm
@@ -74,8 +75,33 @@ def test_rms_norm_keeps_its_statistics_in_float32():
     assert torch.equal(rms_norm(x, torch.ones(64, dtype=torch.bfloat16)), expected)
 
 
+@pytest.mark.parametrize("backend", ["auto", "closed", "reference"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_rms_norm_keeps_the_type(grad, backend):
+    x, weight = torch.randn(3, 8).bfloat16(), torch.rand(8).requires_grad_(grad)
+    y = rms_norm(x, weight, backend=backend)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, rms_norm(x.float(), weight).bfloat16())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
+def test_a_kernel_asked_for_is_what_torch_compile_runs():
+    compiled = torch.compile(lambda x, weight: rms_norm(x, weight, backend="numba"), backend="eager")
+    x, weight = draw(3, 8, grad=False), draw(8, seed=1, grad=False)
+    assert torch.equal(compiled(x, weight), rms_norm(x, weight, backend="numba"))
+    with pytest.raises(ValueError, match="all float32 or all float64"):
+        compiled(x.half(), weight.half())
+
+
 def test_swiglu():
     same(swiglu, lambda h: swiglu(h, backend="reference"), draw(2, 3, 10))
+
+
+def test_swiglu_refuses_a_second_derivative():
+    h = draw(2, 10)
+    (grad,) = torch.autograd.grad(swiglu(h).square().sum(), h, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -93,6 +119,25 @@ def test_rotate_in_one_pass(rows):
 def test_rotate():
     table = rotation(torch.arange(4), 6, 100.0, 6, torch.float64)
     same(lambda x: rotate(x, table), lambda x: rotate(x, table, backend="reference"), draw(2, 4, 6))
+
+
+@pytest.mark.parametrize("length", [4, 300])
+def test_rotate_has_second_derivatives(length: int):
+    """Of the tensor code and of the kernel."""
+    table = rotation(torch.arange(length), 6, 100.0, 6, torch.float64).view(2, 1, length, 1, 3)
+    seconds = []
+    for backend in ("auto", "reference"):
+        x = draw(1, length, 5, 6)
+        (grad,) = torch.autograd.grad(rotate(x, table, backend).pow(3).sum(), x, create_graph=True)
+        seconds.append(torch.autograd.grad(grad.square().sum(), x)[0])
+    assert_close(seconds[0], seconds[1], tolerance=EXACT)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 2, 6), (1, 400, 4, 6)])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_rotate_keeps_the_type(shape, backend):
+    table = rotation(torch.arange(shape[1]), 6, 100.0, 6, torch.float32).view(2, 1, shape[1], 1, 3)
+    assert rotate(torch.randn(shape).bfloat16(), table, backend).dtype == torch.bfloat16
 
 
 @settings(deadline=None, max_examples=20)
@@ -170,6 +215,20 @@ def test_causal_attention_refuses_other_lengths():
         attention(draw(1, 1, 3, 2), draw(1, 1, 4, 2), draw(1, 1, 4, 2))
 
 
+def test_heads_that_cannot_share():
+    with pytest.raises(ValueError, match="4 heads cannot share 3 heads of keys"):
+        attention(draw(1, 4, 5, 2), draw(1, 3, 5, 2), draw(1, 3, 5, 2))
+
+
+def test_a_bias_beyond_float16():
+    """A gate that forgets fast: over the scale its bias is more than 65504."""
+    q, k, v = (draw(1, 2, 64, 16, seed=s, grad=False) for s in range(3))
+    bias = torch.linspace(0, 3e4, 64).double().expand(1, 2, 64)
+    half = attention(q.half(), k.half(), v.half(), key_bias=bias)
+    assert half.dtype == torch.float16
+    assert_close(half.double(), attention(q, k, v, key_bias=bias, backend="reference"), tolerance=1e-2)
+
+
 @pytest.mark.parametrize("backend", ["numba", "reference"])
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("length", [1, 2, 9, 300])
@@ -192,7 +251,14 @@ def test_next_past_holds_the_last_real_inputs():
     past = torch.tensor([-2.0, -1.0, 0.0]).view(1, 3, 1).expand(3, -1, -1)
     got = next_past(x, past, torch.tensor([0, 2, 4])).squeeze(-1)
     assert got.tolist() == [[-2, -1, 0], [0, 1, 2], [2, 3, 4]]
-    assert next_past(x, past, None).squeeze(-1).tolist() == [[2, 3, 4]] * 3
+    expected = [[-2, -1, 0], [-1, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    for length in range(5):
+        assert next_past(x[:, :length], past, None).squeeze(-1).tolist() == [expected[length]] * 3
+
+
+def test_next_past_lets_go_of_the_prompt():
+    past = next_past(torch.randn(1, 1000, 8), torch.zeros(1, 3, 8), None)
+    assert past.untyped_storage().nbytes() == past.nbytes
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -217,6 +283,21 @@ def test_shapes_that_do_not_fit_are_refused(backend):
         rms_norm(torch.randn(2, 3, 5), torch.ones(7), backend=backend)
     with pytest.raises(ValueError, match="short_conv: weight must be"):
         short_conv(torch.randn(2, 3, 5), torch.ones(3, 3), backend=backend)
+
+
+def test_an_odd_width_has_no_halves():
+    for backend in ("auto", "reference"):
+        with pytest.raises(ValueError, match=r"even last dimension, got \(2, 7\)"):
+            swiglu(torch.randn(2, 7), backend)
+
+
+def test_a_backend_that_there_is_not():
+    x, table = draw(1, 1, 4, 6), rotation(torch.arange(4), 6, 100.0, 6, torch.float64)
+    for run in (swiglu, lambda x, backend: rotate(x, table, backend), lambda x, b: attention(x, x, x, backend=b)):
+        with pytest.raises(UnknownNameError, match=r"backend 'autp'\. Did you mean 'auto'\? Known: auto, reference"):
+            run(x, "autp")
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'closed'.*auto, closed, numba, reference"):
+        rms_norm(x, x[0, 0, 0], backend="close")
 
 
 def test_a_kernel_asked_for_names_the_types_it_takes():

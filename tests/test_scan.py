@@ -17,6 +17,7 @@ from torch import Tensor
 from glissando.errors import ConfigError, UnknownNameError
 from glissando.ops import compiled
 from glissando.ops.scan import scan
+from glissando.ops.scan_numba import NumbaScan
 
 EXACT = 1e-11
 KINDS = ["constant", "one step", "one row", "varying"]
@@ -217,6 +218,30 @@ def test_threads(kind: str, dtype: torch.dtype, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     got = outcome("numba", *inputs)
     assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
+def test_torch_compile_never_looks_into_the_kernel(monkeypatch):
+    """In a process that has not used it, Numba would compile it under torch's eyes, and torch would fail."""
+    seen = []
+
+    def forward(*inputs: Tensor, plain=NumbaScan.forward) -> Tensor:
+        seen.append(torch.compiler.is_compiling())
+        return plain(*inputs)
+
+    monkeypatch.setattr(NumbaScan, "forward", staticmethod(forward))
+    for dtype in (torch.float64, torch.complex128):
+        inputs = problem("varying", dtype)
+        torch._dynamo.reset()
+        h, _ = torch.compile(scan, backend="eager")(*inputs)
+        near(h, scan(*inputs, backend="reference")[0])
+    assert seen == [False, False]
+
+
+def test_the_state_after_one_step_is_apart_from_the_output():
+    h, last = scan(*problem("varying", torch.float64, time=1))
+    assert torch.equal(h[:, 0], last)
+    assert h.data_ptr() != last.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])

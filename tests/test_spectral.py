@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 
@@ -14,6 +15,7 @@ from training_runs import call
 from glissando.errors import ConfigError
 from glissando.mixers.spectral import Spectral, SpectralConfig
 from glissando.model import LanguageModel
+from glissando.ops import compiled
 from glissando.ops.complex_norm import complex_norm
 from glissando.ops.phase_gate import phase_gate, phases
 from glissando.ops.rational_filter import rational_filter
@@ -168,6 +170,42 @@ def test_shapes_that_do_not_fit_are_refused(backend: str):
         complex_norm(torch.zeros(1, 2, 4), 1e-6, "nunba")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_types_that_do_not_fit_are_refused(backend: str):
+    """A kernel reads a complex number as a pair, and would read beyond the end of what is not one."""
+    z, one = torch.zeros(2, 3, 4, dtype=torch.complex64), torch.ones(4)
+    start = torch.zeros(2, dtype=torch.int64)
+    for given in ((z.real, one + 0j, one), (z, one, one), (z, one + 0j, one + 0j), (z, one + 0j, one.double())):
+        with pytest.raises(ValueError, match=r"z complex \(got .*\), f complex \(got .*\), g real \(got .*\)"):
+            rational_filter(*given, 0.1, backend)
+    for given in (
+        (z.real, one, one, one),
+        (z, one + 0j, one, one),
+        (z, one, one.double(), one),
+        (z, one, one, one + 0j),
+    ):
+        with pytest.raises(ValueError, match=r"s complex \(got .*\), alpha real \(got .*\)"):
+            phase_gate(*given, start, backend)
+    with pytest.raises(ValueError, match=r"position must be int64, got torch\.float32"):
+        phase_gate(z, one, one, one, start.float(), backend)
+
+
+def test_a_kernel_is_compiled_anew_when_another_file_that_it_uses_changes(tmp_path, monkeypatch):
+    head = "from glissando.ops.compiled import kernel\n"
+    inner = head + "_SCALE = {}\n@kernel\ndef scaled(x):\n    return _SCALE * x\n"
+    outer = head + "from inner_kernels import scaled\n@kernel\ndef run(x):\n    return scaled(x)\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "outer_kernels.py").write_text(outer)
+    for scale in (2.0, 25.0):
+        (tmp_path / "inner_kernels.py").write_text(inner.format(scale))
+        compiled._sources.cache_clear()
+        for name in ("inner_kernels", "outer_kernels"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        assert importlib.import_module("outer_kernels").run(1.0) == scale
+
+
 def test_a_folder_that_cannot_be_written_is_no_obstacle():
     """Numba keeps compiled kernels beside their source or in the home directory; where it cannot, it says so."""
     program = """
@@ -194,9 +232,9 @@ def test_compiled_by_torch_it_computes_the_same():
     for preset in ("continuous-transformer", "continuous-transformer-nano"):
         model = LanguageModel.from_preset(preset, hidden_size=16).double()
         ids = torch.randint(0, 256, (2, 20))
-        expected = model(ids)[0]
         torch._dynamo.reset()
-        assert_close(torch.compile(model, backend="eager")(ids)[0], expected, preset)
+        got = torch.compile(model, backend="eager")(ids)[0]  # before any kernel may have run
+        assert_close(got, model(ids)[0], preset)
 
 
 def test_what_has_no_effect_is_refused():

@@ -224,6 +224,21 @@ def test_a_gradient_of_temperature_far_from_every_key(backend):
     assert (got["temperature"].double() - rounded).norm() < 1e-4 * rounded.norm()
 
 
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("hidden", [0.0, 0.4])
+def test_the_matrix_in_float32_at_a_small_temperature(ties: bool, hidden: float):
+    """What weighs may be hundreds of T away: beyond keys that are hidden, or long forgotten."""
+    q, k, v, bias, forget, temperature = problem("random", (2, 2, 1, 33, 33), torch.float32, 1e-3)
+    q, k = ((x * 40).round() / 40 if ties else x for x in (q, k))
+    bias[torch.rand(bias.shape) < hidden] = -torch.inf
+    bias[..., 0] = 0
+    inputs = [q, k, v, bias, 3 * forget, temperature]
+    exact = outcome("reference", [x.double() for x in inputs], hears_lse=False)
+    got = outcome("reference", inputs, hears_lse=False)
+    for name in NAMES:
+        assert (got[name].double() - exact[name]).norm() <= 1e-5 * exact[name].norm(), name
+
+
 def test_gradients_of_lambda_where_only_ties_weigh():
     """Equal keys take all the weight and have no sign: rounding of D_i must not stand for the far ones."""
     inputs = problem("ties", SHAPES["long"], torch.float32, 0.01)
@@ -257,6 +272,9 @@ def test_mistakes_are_named():
     for past, told in ((3, "got int"), ([3], "got list"), (torch.tensor([0.0]), "got torch.float32")):
         with pytest.raises(ValueError, match=f"past must be an int64 tensor, one number a row, {told}"):
             tau_attention(q, k, v, 0.1, past=past)  # type: ignore[arg-type]
+    hidden = torch.zeros_like(k).index_fill_(-1, torch.tensor([3]), -torch.inf)
+    with pytest.raises(ValueError, match=r"past must be \(1,\), got \(3,\)"):
+        tau_attention(q, k, v, 0.1, hidden, past=torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="at least one query and one key"):
         tau_attention(q[..., :0], k, v, 0.1)
     with pytest.raises(UnknownNameError, match="tau_attention backend"):

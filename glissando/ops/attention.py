@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glissando.ops.compiled import require_backend
+
 
 def attention(
     q: Tensor,
@@ -35,12 +37,16 @@ def attention(
     dropout   probability of dropping a weight.
 
     `auto` is PyTorch's fused scaled_dot_product_attention; `reference` forms the T x L matrix.
-    Raises ValueError if "causal" is asked for with L != T.
+    Raises ValueError if "causal" is asked for with L != T, or heads cannot share those of keys evenly;
+    UnknownNameError for a backend that there is not.
     """
+    require_backend("attention", backend, ("auto", "reference"))
     if visible == "causal" and q.shape[2] != k.shape[2]:
         raise ValueError(f"causal attention needs as many keys as queries, got {k.shape[2]} and {q.shape[2]}")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if k.shape[1] != q.shape[1]:
+        if not k.shape[1] or q.shape[1] % k.shape[1]:
+            raise ValueError(f"attention: {q.shape[1]} heads cannot share {k.shape[1]} heads of keys and values evenly")
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     run = _reference if backend == "reference" else _fused
@@ -78,6 +84,9 @@ def _fused(
 ) -> Tensor:
     size = v.shape[-1]
     if key_bias is not None:
+        if v.dtype == torch.float16:
+            # A bias of thousands over the scale is more than float16 holds.
+            return _fused(q.float(), k.float(), v.float(), visible, key_bias, scale, dropout).to(v.dtype)
         extra = _coordinates(key_bias / scale, k.dtype)
         q = F.pad(q, (0, extra.shape[-1]), value=1.0)
         k = torch.cat([k, extra], -1)

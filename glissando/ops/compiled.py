@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,21 +27,38 @@ _FAST = {"contract", "nsz", "reassoc", "arcp"}
 #: numbers take, as PyTorch's own idle threads keep spinning for a while.
 _WORK_A_THREAD = 1 << 22
 
+_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _PARTS = {torch.complex64: np.float32, torch.complex128: np.float64}
 
 
 def kernel(function: Callable[..., Any]) -> Any:
     """The function compiled at its first call, and kept on disk for the next process where that is possible.
 
-    The cache knows the function's own file alone: constants that a kernel uses must be in that file.
+    Numba's cache notices a change of the function's own file alone, and would go on with old code where a constant or
+    an inner kernel of another changed: here it notices a change of any file beside it that defines kernels.
     """
     try:
-        return njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")(function)
+        compiled = njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")(function)
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
         _warn_once(f"{error}; kernels are compiled anew in every process. Set NUMBA_CACHE_DIR to a writable folder.")
         return njit(nogil=True, fastmath=_FAST, error_model="numpy")(function)
+    index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)  # no such thing with NUMBA_DISABLE_JIT
+    if index is not None:
+        index._source_stamp = (*index._source_stamp, _sources(Path(function.__code__.co_filename).parent))
+    return compiled
+
+
+@cache
+def _sources(folder: Path) -> str:
+    """A digest of the files in the folder that define kernels, and of this one, which says how they are compiled."""
+    digest = sha256()
+    for path in (Path(__file__), *sorted(folder.glob("*.py"))):
+        text = path.read_bytes() if path.is_file() else b""  # there are no files in an archive
+        if b"@kernel\n" in text or path == Path(__file__):
+            digest.update(text)
+    return digest.hexdigest()
 
 
 @cache
@@ -55,11 +74,16 @@ def use_numba(operation: str, backend: str, x: Tensor) -> bool:
     """
     if backend == "auto":
         return x.device.type == "cpu" and not torch.compiler.is_compiling()
-    if backend not in ("numba", "reference"):
-        raise unknown_name(f"{operation} backend", backend, ["auto", "numba", "reference"])
+    require_backend(operation, backend, ("auto", "numba", "reference"))
     if backend == "numba" and x.device.type != "cpu":
         raise ConfigError(f"{operation}: backend 'numba' runs on a CPU, the tensors are on {x.device}; use 'auto'")
     return backend == "numba"
+
+
+def require_backend(operation: str, backend: str, known: tuple[str, ...]) -> None:
+    """Raise UnknownNameError unless the backend is a known one."""
+    if backend not in known:
+        raise unknown_name(f"{operation} backend", backend, known)
 
 
 def require_shapes(operation: str, **shapes: tuple[Tensor, tuple[int, ...]]) -> None:
@@ -80,6 +104,17 @@ def require_types(operation: str, **tensors: Tensor) -> None:
     if not same_reals(*tensors.values()):
         given = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
         raise ValueError(f"{operation}: tensors must be all float32 or all float64, got {given}; use .float()")
+
+
+def require_kinds(operation: str, **tensors: tuple[Tensor, bool]) -> None:
+    """Raise ValueError unless all are of one precision, single or double, complex where True stands beside them."""
+    parts = {_REAL.get(tensor.dtype) if is_complex else tensor.dtype for tensor, is_complex in tensors.values()}
+    if len(parts) > 1 or not parts <= {torch.float32, torch.float64}:
+        told = ", ".join(
+            f"{name} {'complex' if is_complex else 'real'} (got {tensor.dtype})"
+            for name, (tensor, is_complex) in tensors.items()
+        )
+        raise ValueError(f"{operation}: all must be of single or all of double precision: {told}")
 
 
 def as_rows(tensor: Tensor, leading: int) -> Any:

@@ -78,8 +78,8 @@ def liquid(
         if packed is not None and dt is None and not torch.is_grad_enabled():
             return _run(b, z, x0, packed, coupled), None
         return _fused(b, z, modes, x0, dt, coupled), None
-    if backend == "auto" and b.device.type == "cpu" and modes.state is not None:
-        # torch.compile looks on. It cannot follow Newton's method either, whose iterations depend on values.
+    if backend == "auto" and b.device.type == "cpu":
+        # torch.compile looks on. It can follow neither Newton's method, whose iterations depend on values, nor a scan.
         return torch.compiler.disable(_fused)(b, z, modes, x0, dt, coupled), None
     time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
     pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)

@@ -92,7 +92,7 @@ def forward(b, z, x0, time, tables, vectors, coupled, x, first, last):
 
 @kernel
 def backward(x, b, z, x0, time, tables, vectors, coupled, grad, grad_b, grad_z, flow, sums, of_time, first, last):
-    """flow (B, 2 N) holds zeros and leaves as the gradient of x0; sums (B, 8 N) is that of the vectors, 8 a mode."""
+    """flow (B, 2 N) leaves as the gradient of x0, whatever it held; sums (B, 8 N) is that of the vectors, 8 a mode."""
     steps, size = z.shape[1], z.shape[2]
     is_complex = b.shape[2] > size
     by_row, by_step = time.shape[0] > 1, time.shape[1] > 1

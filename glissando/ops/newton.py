@@ -83,6 +83,8 @@ def solve(
         raise ValueError(
             f"newton: inputs must be (batch {len(x0)}, time, ...) with one length, got: {shapes or 'none'}"
         )
+    if not inputs[0].shape[1]:
+        raise ValueError(f"newton: at least one step is needed, got inputs of shape {tuple(inputs[0].shape)}")
     require_types("newton", x0=x0)
     tolerance = TOLERANCE[x0.dtype] if tolerance is None else tolerance
     report: list[Report] = []
@@ -220,9 +222,11 @@ def by_differentiation(step: Step) -> Linearise:
     """Positions and channels are apart, so that the gradient of a sum over all has the rows of every Jacobian."""
 
     def linearise(past: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            past = past.detach().requires_grad_()
-            value = step(past, *(tensor.detach() for tensor in given))
+        with torch.inference_mode(False), torch.enable_grad():
+            # Autograd cannot keep what inference mode has made, but a copy of it.
+            past, *given = (x.clone() if x.is_inference() else x.detach() for x in (past, *given))  # type: ignore[assignment]
+            past.requires_grad_()
+            value = step(past, *given)
             sums = [value[..., k].sum() for k in range(past.shape[-1])]
             rows = [torch.autograd.grad(total, past, retain_graph=True)[0] for total in sums]
         return value.detach(), torch.stack(rows, -2)

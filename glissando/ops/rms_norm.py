@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, same_reals, use_numba
+from glissando.ops.compiled import (
+    as_rows,
+    over_rows,
+    require_backend,
+    require_shapes,
+    require_types,
+    same_reals,
+    use_numba,
+)
 
 #: numbers from which a kernel pays without gradients
 _LARGE = 1 << 13
@@ -18,7 +26,7 @@ _LARGE = 1 << 13
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float = 1e-6, backend: Literal["auto", "reference", "closed", "numba"] = "auto"
 ) -> Tensor:
-    """x (..., D), weight (D,) -> (..., D); statistics at least in float32.
+    """x (..., D), weight (D,) -> (..., D) in the type of x; computed at least in float32, and rounded once.
 
     reference  the plain formula under autograd
     closed     its gradient in closed form, of tensor operations
@@ -27,15 +35,18 @@ def rms_norm(
                the plain formula by itself
 
     Only `reference` has second derivatives. Raises ValueError for shapes that do not fit, or types that the kernel
-    asked for does not take.
+    asked for does not take; UnknownNameError for a backend that there is not.
     """
+    require_backend("rms_norm", backend, ("auto", "closed", "numba", "reference"))
     require_shapes("rms_norm", weight=(weight, x.shape[-1:]))
-    if backend == "reference" or torch.compiler.is_compiling():
+    if backend == "reference" or (backend == "auto" and torch.compiler.is_compiling()):
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+        return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
     if backend != "closed" and use_numba("rms_norm", backend, x) and (backend == "numba" or _pays(x, weight)):
         require_types("rms_norm", x=x, weight=weight)
-        return _Kernel.apply(x, weight, eps) if torch.is_grad_enabled() else _in_one_pass(x, weight, eps)[0]
+        if torch.compiler.is_compiling():  # it cannot see into the kernel that was asked for
+            return torch.compiler.disable(_by_kernel)(x, weight, eps)
+        return _by_kernel(x, weight, eps)
     if not torch.is_grad_enabled():
         # Decoding normalises one vector at a time: an autograd function would cost more than the arithmetic.
         return _normed(x, eps)[0].mul_(weight).to(x.dtype)
@@ -74,6 +85,10 @@ class _Closed(torch.autograd.Function):
         shared = (inner * normed).mean(-1, keepdim=True)
         grad_x = torch.addcmul(inner, normed, shared, value=-1).mul_(scale)
         return grad_x.to(ctx.dtype), grad_weight, None
+
+
+def _by_kernel(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _Kernel.apply(x, weight, eps) if torch.is_grad_enabled() else _in_one_pass(x, weight, eps)[0]
 
 
 def _in_one_pass(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

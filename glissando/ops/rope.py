@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from glissando.ops.compiled import over_rows
+from glissando.ops.compiled import over_rows, require_backend
 
 #: positions whose rotations are kept once they are needed: 16 MiB at head size 64
 _TABLE = 1 << 16
@@ -82,38 +82,42 @@ def _remembered(
 
 
 def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
-    """x (..., K) rotated by cos_sin (2, ..., K/2), which carries no gradient.
+    """x (..., K) rotated by cos_sin (2, ..., K/2), which carries no gradient -> (..., K) in the type of x.
 
     `auto` writes both halves into one tensor and rotates the gradient back by the opposite angle, on a CPU in one pass
     for x (B, T, H, K) and cos_sin (2, 1 or B, T, 1, K/2) where that pays; where torch.compile looks on, which cannot
-    write into a part of a tensor, it is the reference.
+    write into a part of a tensor, it is the reference. Derivatives of any order.
+
+    Raises UnknownNameError for a backend that there is not.
     """
+    require_backend("rotate", backend, ("auto", "reference"))
     if backend == "reference" or torch.compiler.is_compiling():
         cos, sin = cos_sin[0], cos_sin[1]
         first, second = x.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-    return _Rotate.apply(x, cos_sin) if torch.is_grad_enabled() else _turn(x, cos_sin[0], cos_sin[1], 1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    return _Rotate.apply(x, cos_sin) if torch.is_grad_enabled() else _turn(x, cos_sin[0], cos_sin[1])
 
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos_sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos_sin)
-        return _turn(x, cos_sin[0], cos_sin[1], 1)
+        return _turn(x, cos_sin[0], cos_sin[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (cos_sin,) = ctx.saved_tensors
-        return _turn(grad, cos_sin[0], cos_sin[1], -1), None
+        back = torch.stack([cos_sin[0], -cos_sin[1]])
+        return _Rotate.apply(grad, back), None
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if x.device.type == "cpu" and x.ndim == 4 and x.numel() >= _LARGE and _has_kernel(x, cos):
-        return _turn_in_one_pass(x, cos, sin, sign)
+        return _turn_in_one_pass(x, cos, sin)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     (first, second), (y_first, y_second) = x.chunk(2, -1), y.chunk(2, -1)
-    torch.mul(first, cos, out=y_first).addcmul_(second, sin, value=-sign)
-    torch.mul(second, cos, out=y_second).addcmul_(first, sin, value=sign)
+    torch.mul(first, cos, out=y_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=y_second).addcmul_(first, sin)
     return y
 
 
@@ -124,12 +128,12 @@ def _has_kernel(x: Tensor, cos: Tensor) -> bool:
     return cos.ndim == 4 and cos.shape[2] == 1 and cos.shape[1] == x.shape[1] and cos.shape[0] in (1, x.shape[0])
 
 
-def _turn_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+def _turn_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """In the table's precision, rounded once."""
     from glissando.ops.rope_numba import turn
 
     table = (part.squeeze(2).contiguous().numpy() for part in (cos, sin))
     pairs = x.detach().to(cos.dtype).contiguous()
     y = torch.empty_like(pairs)
-    over_rows(turn, pairs, pairs.numpy(), *table, sign, y.numpy())
+    over_rows(turn, pairs, pairs.numpy(), *table, y.numpy())
     return y.to(x.dtype)

@@ -31,10 +31,10 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     x   (B, T, *F), any T >= 1
     a   (*F): constant in time; or (B, T, *F), whose B and T may be 1
     h0  (B, *F)
-    ->  h (B, T, *F) in the common type of a, x and h0, and h_last (B, *F)
+    ->  h (B, T, *F) and h_last (B, *F), both in the common type of a, x and h0, float32 at least; but h in half
+        precision where a and x are
 
-    Half precision is computed in float32; h_last stays in float32, as it is what a stream carries on. Gradients need h,
-    so it must not be changed in place.
+    h_last stays in float32, as it is what a stream carries on. Gradients need h, so it must not be changed in place.
 
     backend  `auto`       `numba` on a CPU, `triton` on CUDA where it is installed, `doubling` elsewhere; for T = 1 the
                           definition itself
@@ -45,6 +45,17 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
 
     Raises ValueError for shapes that do not fit, ConfigError for a backend that cannot run here.
     """
+    if torch.compiler.is_compiling() and _is_on_numba(x, backend):
+        # It cannot follow the kernel, and of what it could follow one is slow and the other for |a| <= 1 alone.
+        return torch.compiler.disable(_scan)(a, x, h0, backend)
+    return _scan(a, x, h0, backend)
+
+
+def _is_on_numba(x: Tensor, backend: str) -> bool:
+    return x.device.type == "cpu" and (backend == "numba" or (backend == "auto" and x.shape[1:2] != (1,)))
+
+
+def _scan(a: Tensor, x: Tensor, h0: Tensor | None, backend: Backend) -> tuple[Tensor, Tensor]:
     a = _check(a, x, h0)
     given = torch.promote_types(a.dtype, x.dtype)
     exact = torch.promote_types(given if h0 is None else torch.promote_types(given, h0.dtype), torch.float32)
@@ -66,7 +77,7 @@ def reference(a: Tensor, x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
     """The definition, one step after the other; a (B or 1, T or 1, *F)."""
     if x.shape[1] == 1:
         h = torch.addcmul(x, a, h0.unsqueeze(1))
-        return h, h[:, 0]
+        return h, h[:, 0].clone()  # who changes h must not change the state
     # unbind, not x[:, t]: the backward of an index writes a tensor as long as x, for every t.
     factors = a.unbind(1) if a.shape[1] > 1 else a.unbind(1) * x.shape[1]
     h, steps = h0, []

@@ -74,9 +74,10 @@ def next_past(x: Tensor, past: Tensor, counts: Tensor | None) -> Tensor:
 
     `counts` None means that every token of x is real.
     """
-    joined = torch.cat([past, x], 1)
-    width = past.shape[1]
+    width, length = past.shape[1], x.shape[1]
     if counts is None:
-        return joined[:, joined.shape[1] - width :]
+        # Copied, and no more than that: a view would keep the whole prompt alive.
+        return torch.cat([past[:, length:], x[:, max(length - width, 0) :]], 1)
+    joined = torch.cat([past, x], 1)
     index = counts.unsqueeze(1) + torch.arange(width, device=x.device)
     return joined.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[2]))

@@ -7,12 +7,21 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from glissando.ops.compiled import require_backend
 
 
 def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
     """h (..., 2 F) -> (..., F). `auto` keeps only h for the backward and writes its gradient in one piece; where
-    torch.compile looks on, which cannot write into a part of a tensor, it is the reference.
+    torch.compile looks on, which cannot write into a part of a tensor, it is the reference. Only `reference` has second
+    derivatives.
+
+    Raises ValueError for an odd width, UnknownNameError for a backend that there is not.
     """
+    require_backend("swiglu", backend, ("auto", "reference"))
+    if h.shape[-1] % 2:
+        raise ValueError(f"swiglu: h holds two halves and needs an even last dimension, got {tuple(h.shape)}")
     if backend == "auto" and not torch.is_grad_enabled():
         return _forward(h)
     if backend == "reference" or torch.compiler.is_compiling():
@@ -35,6 +44,7 @@ class _SwiGLU(torch.autograd.Function):
         return _forward(h)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (h,) = ctx.saved_tensors
         gate, up = h.chunk(2, -1)

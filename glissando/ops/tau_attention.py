@@ -55,7 +55,7 @@ def tau_attention(
     """
     _check_terms(lambda_k, v, key_bias, log_forget, past)
     if key_bias is not None and not torch.compiler.is_compiling():
-        _require_a_key(key_bias, lambda_q.shape[-1], past)
+        _require_a_key(lambda_q, lambda_k, v, key_bias, past)
     o, _ = attend(lambda_q, lambda_k, v, temperature, exponents(lambda_k, key_bias, log_forget), backend, past)
     return o
 
@@ -74,12 +74,12 @@ def _check_terms(
         raise ValueError(f"tau_attention: past must be an int64 tensor, one number a row, got {given}")
 
 
-def _require_a_key(key_bias: Tensor, length: int, past: Tensor | None) -> None:
+def _require_a_key(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, past: Tensor | None) -> None:
     """Raises ValueError where all keys that the first query of a row sees are hidden: there is nothing to weigh."""
     hidden = torch.isneginf(key_bias)
     if not bool(hidden.any()):
         return
-    first = torch.full((len(key_bias),), key_bias.shape[-1] - length) if past is None else past.cpu()
+    first = _check(q, k, v, key_bias, past).cpu()
     seen = torch.arange(key_bias.shape[-1]) <= first.unsqueeze(-1)
     if bool((hidden.cpu() | ~seen.unsqueeze(1)).all(-1).any()):
         raise ValueError(
@@ -194,20 +194,18 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past
     length, n_keys = q.shape[2], k.shape[2]
     own = past.to(q.device).unsqueeze(1) + torch.arange(length, device=q.device)
     visible = (torch.arange(n_keys, device=q.device) <= own.unsqueeze(-1)).unsqueeze(1)
-    gap = (q.unsqueeze(-1) - k.unsqueeze(-2)).abs()
-    # What is common to a row's keys is taken off in float64: exponents may be in the thousands.
-    visible_e = e.detach().unsqueeze(-2).masked_fill(~visible, -torch.inf)
-    middle = visible_e.amax(-1, keepdim=True).clamp_min(-1e30)
-    near = (e.unsqueeze(-2) - middle).to(q.dtype)
-    # Distances count from the nearest key's, which changes no weight: hundreds of T, where no key is near, would leave
-    # their differences, and the gradient of T, few digits.
-    nearest = gap.detach().masked_fill(~visible, torch.inf).amin(-1, keepdim=True)
-    scale = inverse.to(q.dtype).view(-1, 1, 1)
-    logits = (near - (gap - nearest) * scale).masked_fill(~visible, -torch.inf)
+    gap, e, scale = (q.double().unsqueeze(-1) - k.double().unsqueeze(-2)).abs(), e.unsqueeze(-2), inverse.view(-1, 1, 1)
+    # Exponents and distances over T may be in the thousands, and what is left where they cancel decides: logits are
+    # float64 until the heaviest key's is taken off, which changes no weight. Distances count from that key's, for where
+    # all are hundreds of T their own sum would leave the gradient of T few digits.
+    with torch.no_grad():
+        best = (gap * -scale).add_(e).masked_fill_(~visible, -torch.inf).argmax(-1, keepdim=True)
+        most, nearest = e.expand_as(gap).gather(-1, best).clamp_min(-1e30), gap.gather(-1, best)
+    logits = ((nearest - gap) * scale).add_(e).sub_(most).masked_fill_(~visible, -torch.inf).to(q.dtype)
     lse = logits.logsumexp(-1, keepdim=True)
     # Heads that share values stand in one matrix: nothing is copied.
     weights = (logits - lse).exp().unflatten(1, (v.shape[1], -1)).flatten(2, 3)
-    lse = lse.double() + middle - nearest.double() * inverse.view(-1, 1, 1)
+    lse = lse.double() + most - nearest * scale
     return (weights @ v).view(*q.shape, v.shape[3]), lse.squeeze(-1)
 
 

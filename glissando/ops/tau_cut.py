@@ -11,9 +11,6 @@ is a pair (U, S), S relative to the largest exponent U so far, so that nothing o
 importance or the gate. Exponents and their maxima are float64, for they may be in the thousands; sums are of the
 working type. What bounds the time: at each of the log2(N / 32) cuts a row of v is read twice and a row of o read and
 written twice, at some 10 ns a row of 64 in float32, beside 200 ns for a token in its own block.
-
-Kernels of other files are compiled with these in them, and Numba's cache does not notice when this file alone changes:
-delete glissando/ops/__pycache__/*.nbi then.
 """
 
 from __future__ import annotations
