@@ -150,10 +150,10 @@ class ShortConv(nn.Module):
         return self.weight.new_zeros(batch_size, width - 1, size, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, past: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        y = short_conv(x, self.weight, past)
+        y = short_conv(x, self.weight, None if past is None else past.to(x.dtype))
         if past is None:
             return y, None
-        return y, next_past(x, past, None if ctx.mask is None else ctx.counts(x))
+        return y, next_past(x, past, None if ctx.mask is None else ctx.counts(x)).to(past.dtype)
 
 
 def _dropout(share: float) -> nn.Module:

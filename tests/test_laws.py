@@ -358,3 +358,23 @@ def test_runs_in_bfloat16(case: str):
     assert torch.isfinite(got).all()
     assert torch.nn.functional.cosine_similarity(got.float().flatten(), expected.flatten(), 0) > 0.98
     assert state_bytes(state) > 0
+
+
+@pytest.mark.parametrize("donate", [False, True], ids=["kept", "donated"])
+@pytest.mark.parametrize("how", ["autocast", "state", "fine state"])
+@pytest.mark.parametrize("case", [c for c in CASES if c.startswith("mixer:") or c == "depth:discrete"])
+def test_a_state_keeps_its_own_type(case: str, how: str, donate: bool):
+    """Under autocast, or in a type that was asked for: through ragged calls, to about what float32 computes."""
+    model = build(case, torch.float32)
+    ids, mask = random_ids(model, 4, 12, seed=1), ragged(4, 12, seed=1)
+    dtype = {"autocast": None, "state": torch.bfloat16, "fine state": torch.float64}[how]
+    with torch.no_grad():
+        expected, pieces, state = model(ids, mask=mask)[0], [], model.init_state(4, dtype=dtype)
+        types = [leaf.dtype for leaf in leaves(state)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            for part in (slice(0, 5), slice(5, 6), slice(6, 10), slice(10, 12)):
+                logits, state = model(ids[:, part], state, mask=mask[:, part], donate=donate)
+                pieces.append(logits.float())
+    assert [leaf.dtype for leaf in leaves(state)] == types
+    got = torch.cat(pieces, 1)[mask]
+    assert torch.nn.functional.cosine_similarity(got.flatten(), expected[mask].flatten(), 0) > 0.99

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -192,13 +192,14 @@ class FlowDepth(Depth):
         return x, FlowState(before, flow, after)
 
     def _flow(self, x: Tensor, ctx: Context) -> Tensor:
-        field = _Field(self, ctx, None)
+        signals = self._signals(ctx, x)
+        field = _Field(self, ctx, signals, None)
         if self.unrolled or self.config.tolerance is not None:
-            return self._unroll(field, x, ctx)
+            return self._unroll(field, x, signals, ctx)
         return integrate(
             field,
             x,
-            args=self._arguments(ctx, x),
+            args=tuple(signals.values()),
             params=[*self.field.parameters(), *self.time.parameters(), *self._control_parameters(), self.alpha],
             n_steps=self.n_steps,
             method=self.config.method,
@@ -206,12 +207,13 @@ class FlowDepth(Depth):
         )
 
     def _stream(self, x: Tensor, states: tuple, ctx: Context) -> tuple[Tensor, tuple]:
-        field = _Field(self, ctx, iter(states))
-        x = self._unroll(field, x, ctx)
+        signals = self._signals(ctx, x)
+        field = _Field(self, ctx, signals, iter(states))
+        x = self._unroll(field, x, signals, ctx)
         return x, tuple(field.after)
 
-    def _unroll(self, field: _Field, x: Tensor, ctx: Context) -> Tensor:
-        c, args = self.config, self._arguments(ctx, x)
+    def _unroll(self, field: _Field, x: Tensor, signals: dict[Signal, Tensor], ctx: Context) -> Tensor:
+        c, args = self.config, tuple(signals.values())
         if c.tolerance is None:
             reversible = c.backward == "reversible"
             return unroll(field, x, args=args, n_steps=self.n_steps, method=c.method, reversible=reversible)
@@ -229,16 +231,20 @@ class FlowDepth(Depth):
     def _control_parameters(self) -> list[Tensor]:
         return [] if self.control is None else list(self.control.parameters())
 
-    def _arguments(self, ctx: Context, x: Tensor) -> tuple[Tensor, ...]:
-        """The control as (B, 1 or T, C): an argument of the field, so that it gets gradients in every mode."""
-        if ctx.control is None or self.control is None:
-            return ()
-        if ctx.control.shape[-1] != self.control.in_features:
-            raise ConfigError(
-                f"this model has {self.control.in_features} control dimensions, and was given {ctx.control.shape[-1]}"
-            )
-        control = ctx.control if ctx.control.ndim == 3 else ctx.control.unsqueeze(1)
-        return (control.to(x.dtype),)
+    def _signals(self, ctx: Context, x: Tensor) -> dict[Signal, Tensor]:
+        """The control as (B, 1 or T, C) and dt, where given: arguments of the field, for gradients in every mode."""
+        signals: dict[Signal, Tensor] = {}
+        if ctx.control is not None and self.control is not None:
+            if ctx.control.shape[-1] != self.control.in_features:
+                raise ConfigError(
+                    f"this model has {self.control.in_features} control dimensions, and was given "
+                    f"{ctx.control.shape[-1]}"
+                )
+            control = ctx.control if ctx.control.ndim == 3 else ctx.control.unsqueeze(1)
+            signals["control"] = control.to(x.dtype)
+        if ctx.dt is not None:
+            signals["dt"] = ctx.dt
+        return signals
 
 
 def _require_options(config: Any, flow: FlowConfig) -> None:
@@ -254,10 +260,14 @@ def _require_options(config: Any, flow: FlowConfig) -> None:
 
 
 class _Field:
-    """alpha F(H, tau, u) for one call of the model; with `states`, one is taken and one left by each evaluation."""
+    """alpha F(H, tau, u) for one call of the model; with `states`, one is taken and one left by each evaluation.
 
-    def __init__(self, depth: FlowDepth, ctx: Context, states: Iterator[Any] | None) -> None:
-        self.depth, self.ctx, self.states = depth, ctx.without("control"), states
+    Arguments come in the order of `signals`.
+    """
+
+    def __init__(self, depth: FlowDepth, ctx: Context, signals: Iterable[Signal], states: Iterator[Any] | None) -> None:
+        self.depth, self.ctx, self.states = depth, ctx.without("control", "dt"), states
+        self.names = tuple(signals)
         self.after: list[Any] = []
         self.seed = _seed(depth)
 
@@ -266,18 +276,18 @@ class _Field:
         return self.states is None and not bool(active.any())
 
     def __call__(self, tau: float, h: Tensor, *args: Tensor, active: Tensor | None = None) -> Tensor:
-        (control,) = args or (None,)
-        depth = self.depth
+        given = dict(zip(self.names, args, strict=True))
+        depth, ctx = self.depth, replace(self.ctx, dt=given.get("dt"))
         at = h + depth.time(h.new_full((1,), tau))
-        if control is not None and depth.control is not None:
-            at = at + depth.control(control)
+        if depth.control is not None and "control" in given:
+            at = at + depth.control(given["control"])
         if self.states is not None:
-            slope, state = depth.field.branches(at, next(self.states), self.ctx, active)
+            slope, state = depth.field.branches(at, next(self.states), ctx, active)
             self.after.append(state)
         elif self.seed is None:
-            slope, _ = depth.field.branches(at, None, self.ctx, active)
+            slope, _ = depth.field.branches(at, None, ctx, active)
         else:
-            slope = _seeded(self.seed, tau, h.device, lambda: depth.field.branches(at, None, self.ctx, active)[0])
+            slope = _seeded(self.seed, tau, h.device, lambda: depth.field.branches(at, None, ctx, active)[0])
         slope = depth.alpha * slope
         if depth.watcher is not None:
             depth.watcher(tau, slope)

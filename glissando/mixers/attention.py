@@ -295,7 +295,8 @@ class Attention(Mixer):
             decays = append(state.decay.unsqueeze(-1), lowered.unsqueeze(-1)).squeeze(-1)
         visible = self._visible_with_past(state.length, new, end, uniform)
         near = None if decays is None else decays[..., :end]
-        y = self._attend(q, keys[:, :, :end], values[:, :, :end], visible, near, decay)
+        heard = (slots[:, :, :end].to(q.dtype) for slots in (keys, values))
+        y = self._attend(q, *heard, visible, near, decay)
         latest = latest_of(q, counts, state.latest)
         after = AttentionState(keys, values, decays, total, latest, state.length + counts, state.position + counts)
         return y, self._keep_window(after, end)
