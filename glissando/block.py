@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glissando.config import check_choices
 from glissando.errors import ConfigError
 from glissando.flops import Flops, linear_flops
 from glissando.lifts import Grows, Lift, Table, grow_norm, join, linear, tables, tile, under
@@ -94,6 +95,7 @@ class ComplexNorm(nn.Module):
 
 
 def build_norm(config: NormConfig, size: int) -> nn.Module:
+    check_choices(config, "norm")
     if config.kind == "complex":
         return ComplexNorm(size, config.eps)
     return RMSNorm(size, config.eps) if config.kind == "rms" else nn.LayerNorm(size, eps=config.eps)
@@ -109,6 +111,7 @@ class MLP(nn.Module):
 
     def __init__(self, config: MLPConfig, size: int) -> None:
         super().__init__()
+        check_choices(config, "mlp")
         self.kind = config.kind
         if config.hidden is not None and config.hidden < 1:
             raise ConfigError(f"mlp.hidden must be at least 1, got {config.hidden}")
@@ -171,6 +174,7 @@ class Block(nn.Module):
 
     def __init__(self, config: BlockConfig, norm: NormConfig, mixer: Mixer, hidden_size: int) -> None:
         super().__init__()
+        check_choices(config, "block")
         if config.conv_width < 0 or config.conv_width == 1:
             raise ConfigError(f"block.conv_width is 0 (none) or at least 2, got {config.conv_width}")
         for name in ("mixer_dropout", "mlp_dropout"):

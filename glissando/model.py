@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from glissando.backbone import Backbone, ModelState, require_positive
 from glissando.block import BlockConfig, NormConfig
-from glissando.config import from_dict, merge, starting, to_dict
+from glissando.config import check_choices, from_dict, merge, starting, to_dict
 from glissando.depth import DepthConfig
 from glissando.errors import ConfigError, LengthError
 from glissando.lifts import Grows, Reads, Table, append, grow_norm, linear, tables, tile, under
@@ -92,6 +92,7 @@ class LanguageModel(Backbone):
         super().__init__()
         self.config = config
         self.tokenizer = tokenizer
+        check_choices(config, "model")
         require_positive(config, "vocab_size", "hidden_size", "max_length")
         size, is_complex = config.hidden_size, config.representation == "complex"
         self.width = 2 * size if is_complex else size

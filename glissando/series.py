@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from glissando.backbone import Backbone, ModelState, require_positive
 from glissando.block import BlockConfig, NormConfig
-from glissando.config import from_dict
+from glissando.config import check_choices, from_dict
 from glissando.depth import DepthConfig
 from glissando.errors import ConfigError
 from glissando.mixers import Context, Memo, MixerConfigs
@@ -63,6 +63,7 @@ class SeriesModel(Backbone):
     def __init__(self, config: SeriesConfig) -> None:
         super().__init__()
         self.config = config
+        check_choices(config, "model")
         require_positive(config, "inputs", "outputs", "hidden_size")
         self.entry = nn.Linear(config.inputs, config.hidden_size)
         self._build(config, config.hidden_size)

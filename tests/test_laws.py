@@ -339,11 +339,25 @@ def test_computing_again_in_the_backward_pass_changes_nothing(case: str):
     model = build(case)
     if not hasattr(model.depth, "gradient_checkpointing"):
         pytest.skip("has no gradient checkpointing")
-    ids, outcomes = random_ids(model, 2, 9, seed=4), []
-    for on in (True, False):
-        model.depth.gradient_checkpointing = on
-        outcomes.append(gradients(model, weigh(model(ids)[0])))
-    assert_tensors_close(*outcomes, "gradient of")
+    ids = random_ids(model, 2, 9, seed=4)
+    for cuts in ([], [4, 8]):  # without and with a state, through which gradients flow
+        outcomes = []
+        for on in (True, False):
+            model.depth.gradient_checkpointing = on
+            outcomes.append(gradients(model, weigh(in_pieces(model, ids, cuts)[0] if cuts else model(ids)[0])))
+        assert_tensors_close(*outcomes, "gradient of")
+
+
+def test_a_state_is_computed_again_too():
+    """With a state as without, gradient checkpointing keeps a block's input alone for the backward pass."""
+    model = build("preset:transformer-nano")
+    ids, kept = random_ids(model, 2, 30, seed=4), []
+    for model.depth.gradient_checkpointing in (False, True):
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: s.append(t.numel()) or t, lambda t: t):
+            model(ids, model.init_state(2))
+        kept.append(sum(sizes))
+    assert kept[1] < 0.5 * kept[0]
 
 
 @cases

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 from subjects import build, random_ids
 
 import glissando
+from glissando.block import MLP, BlockConfig, MLPConfig, NormConfig, build_norm
+from glissando.depth import DepthConfig, FlowConfig
 from glissando.errors import ConfigError, RunError, UnknownNameError
-from glissando.mixers import MIXERS, Context, ContextError
-from glissando.model import LanguageModel
+from glissando.mixers import MIXERS, Context, ContextError, MixerConfigs
+from glissando.mixers.attention import Attention, AttentionConfig
+from glissando.mixers.liquid import Liquid, LiquidConfig
+from glissando.mixers.spectral import Spectral, SpectralConfig
+from glissando.mixers.tau import Tau, TauConfig
+from glissando.model import LanguageModel, ModelConfig
 from glissando.presets import load_preset, preset_names
+from glissando.series import SeriesConfig, SeriesModel
 from glissando.state import state_bytes
 
 # continuous-transformer: 2,905,601 with each complex number of its two filters counted once
@@ -62,6 +71,56 @@ def test_overrides_reach_inside():
 def test_mistakes_in_options_are_named(overrides: dict, message: str):
     with pytest.raises((ConfigError, UnknownNameError), match=message):
         LanguageModel.from_preset("transformer-nano", **overrides)
+
+
+@pytest.mark.parametrize(
+    ("build_it", "message"),
+    [
+        (lambda: Attention(AttentionConfig(keys="prev"), 16), "unknown attention.keys 'prev'. Did you mean 'previous'"),
+        (lambda: Tau(TauConfig(keys="prev"), 16), "unknown tau.keys 'prev'. Did you mean 'previous'"),
+        (lambda: Tau(TauConfig(cache="bined"), 16), "unknown tau.cache 'bined'. Did you mean 'binned'"),
+        (lambda: Tau(TauConfig(laplacian_weights="learn"), 16), "Did you mean 'learned'"),
+        (lambda: Liquid(LiquidConfig(dynamics="diag"), 16), "unknown liquid.dynamics 'diag'. Did you mean 'diagonal'"),
+        (lambda: Liquid(LiquidConfig(layer="gate"), 16), "unknown liquid.layer 'gate'. Did you mean 'gated'"),
+        (lambda: Liquid(LiquidConfig(turns="leg"), 16), "Did you mean 'legs'"),
+        (lambda: Spectral(SpectralConfig(decay="const"), 16), "Did you mean 'constant'. Known: constant, input"),
+        (lambda: build_norm(NormConfig("rmsnorm"), 16), "unknown norm.kind 'rmsnorm'. Did you mean 'rms'"),
+        (lambda: MLP(MLPConfig("silu"), 16), "unknown mlp.kind 'silu'. .*Known: gelu, none, relu, relu2, swiglu"),
+        (lambda: LanguageModel(ModelConfig(block=BlockConfig(order="prenorm"))), "unknown model.block.order 'prenorm'"),
+        (lambda: LanguageModel(ModelConfig(init="xaiver")), "unknown model.init 'xaiver'. Did you mean 'xavier'"),
+        (lambda: LanguageModel(ModelConfig(representation="Complex")), "Did you mean 'complex'"),
+        (lambda: SeriesModel(SeriesConfig(1, 1, init="xaiver")), "unknown model.init 'xaiver'"),
+        (lambda: flow_backward("reversable"), "depth.flow.backward 'reversable'. Did you mean 'reversible'"),
+    ],
+)
+def test_names_that_are_none_of_a_few_are_told(build_it, message: str):
+    """In a dataclass that Python built too, where another variant would be taken silently."""
+    with pytest.raises(UnknownNameError, match=message):
+        build_it()
+
+
+def flow_backward(name: str) -> LanguageModel:
+    depth = DepthConfig("flow", 0, n_steps=1, flow=FlowConfig(backward=name))
+    return LanguageModel(ModelConfig(depth=depth))
+
+
+@pytest.mark.parametrize(
+    ("build_it", "message"),
+    [
+        (lambda: AttentionConfig(rope=False, rope_on_value=True), "rope_on_value True needs attention.rope: true"),
+        (lambda: AttentionConfig(rope=False, rope_base=7.0), "rope_base 7.0 needs attention.rope: true"),
+        (lambda: AttentionConfig(rope=False, rope_width=3), "rope_width 3 needs attention.rope: true"),
+        (lambda: AttentionConfig(rope_base=-1.0), "attention.rope_base must be above 1, got -1.0"),
+        (lambda: AttentionConfig(rope_width=0), "attention.rope_width must be at least 1, got 0"),
+        (lambda: AttentionConfig(horizons=(8.0,)), "attention.horizons must be two numbers"),
+        (lambda: SpectralConfig(horizon=float("inf")), "spectral.horizon must be at least 1 token and finite, got inf"),
+        (lambda: LiquidConfig(steps=(0.1,)), "liquid.steps must be two numbers"),
+    ],
+)
+def test_options_of_mixers_that_cannot_be_or_would_do_nothing(build_it, message: str):
+    config = build_it()
+    with pytest.raises(ConfigError, match=message):
+        next(MIXERS[f.name] for f in fields(MixerConfigs) if f.default_factory is type(config))(config, 16)
 
 
 def test_unknown_preset_names_the_nearest():

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.block import Block
-from glissando.config import starting
+from glissando.config import check_choices, starting
 from glissando.depth.base import BlockFactory, Depth, begin_blocks
 from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, unroll
@@ -179,17 +179,12 @@ class FlowDepth(Depth):
     ) -> tuple[Tensor, FlowState | None]:
         ctx = ctx or EMPTY
         inner = ctx.without("control")
-        if state is None:
-            for block in self.before:
-                x, _ = block(x, None, inner)
-            x = self._flow(x, ctx)
-            for block in self.after:
-                x, _ = block(x, None, inner)
-            return x, None
-        x, before = _through(self.before, x, state.before, inner)
-        x, flow = self._stream(x, state.flow, ctx)
-        x, after = _through(self.after, x, state.after, inner)
-        return x, FlowState(before, flow, after)
+        none = FlowState((None,) * len(self.before), (), (None,) * len(self.after))
+        given = none if state is None else state
+        x, before = _through(self.before, x, given.before, inner)
+        x, flow = (self._flow(x, ctx), ()) if state is None else self._stream(x, state.flow, ctx)
+        x, after = _through(self.after, x, given.after, inner)
+        return x, None if state is None else FlowState(before, flow, after)
 
     def _flow(self, x: Tensor, ctx: Context) -> Tensor:
         signals = self._signals(ctx, x)
@@ -210,6 +205,8 @@ class FlowDepth(Depth):
         signals = self._signals(ctx, x)
         field = _Field(self, ctx, signals, iter(states))
         x = self._unroll(field, x, signals, ctx)
+        if len(field.after) != len(states):
+            raise ValueError(f"a state of {len(states)} evaluations was given to a flow of {len(field.after)}")
         return x, tuple(field.after)
 
     def _unroll(self, field: _Field, x: Tensor, signals: dict[Signal, Tensor], ctx: Context) -> Tensor:
@@ -248,6 +245,7 @@ class FlowDepth(Depth):
 
 
 def _require_options(config: Any, flow: FlowConfig) -> None:
+    check_choices(flow, "depth.flow")
     if not math.isfinite(flow.alpha):
         raise ConfigError(f"depth.flow.alpha must be a finite number, got {flow.alpha}")
     if len(set(config.control)) < len(config.control):

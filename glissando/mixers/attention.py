@@ -24,14 +24,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.config import starting
+from glissando.config import check_choices, starting
 from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Lift, Table, append, append_pairs, join, linear, tables, tile
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.gates import check_horizons, start_forget_gate
+from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import append as append_slots
-from glissando.mixers.slots import at_last, check_keys, latest_of, shifted
+from glissando.mixers.slots import at_last, latest_of, shifted
 from glissando.ops.attention import attention
 from glissando.ops.rope import rotate, rotation_after
 from glissando.state import zeros_position
@@ -99,13 +100,14 @@ class Attention(Mixer):
 
     def __init__(self, config: AttentionConfig, hidden_size: int) -> None:
         super().__init__()
+        check_choices(config, "attention")
         for name in ("heads", "kv_heads", "head_size"):
             value = getattr(config, name)
             if value is not None and value < 1:
                 raise ConfigError(f"attention.{name} must be at least 1, got {value}")
         if config.scale is not None and not (math.isfinite(config.scale) and config.scale > 0):
             raise ConfigError(f"attention.scale must be above 0 and finite, got {config.scale}")
-        check_keys("attention", config.keys)
+        check_rope("attention", config)
         check_horizons("attention", config.horizons)
         if not 0 <= config.dropout < 1:
             raise ConfigError(f"attention.dropout must be at least 0 and below 1, got {config.dropout}")

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.config import starting
+from glissando.config import check_choices, starting
 from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, grow_norm, join, linear, tables, tile, under
@@ -98,12 +98,13 @@ class Liquid(Mixer):
 
     @staticmethod
     def _check(c: LiquidConfig, hidden_size: int) -> None:
+        check_choices(c, "liquid")
         size = hidden_size if c.state_size is None else c.state_size
         if size < 1 or (c.dynamics == "diagonal" and size % 2):
             raise ConfigError(f"liquid.state_size must be positive, and even for diagonal dynamics, got {size}")
         if not 0.001 < c.adaptation < 0.999:
             raise ConfigError(f"liquid.adaptation must be between 0.001 and 0.999, got {c.adaptation}")
-        if c.steps is not None and not (0 < c.steps[0] <= c.steps[1] < math.inf):
+        if c.steps is not None and not (len(c.steps) == 2 and 0 < c.steps[0] <= c.steps[1] < math.inf):
             raise ConfigError(f"liquid.steps must be two numbers above 0 in order, got {list(c.steps)}")
         for name in ("steps", "coupled", "turns"):
             if c.dynamics == "dense" and getattr(c, name) is not None:

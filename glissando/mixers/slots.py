@@ -6,19 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glissando.errors import ConfigError
 from glissando.mixers.base import last_real
-
-
-def check_keys(section: str, keys: str) -> None:
-    """Raises ConfigError unless keys are of a kind that there is."""
-    check_kind(section, "keys", keys, ("own", "previous"))
-
-
-def check_kind(section: str, name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raises ConfigError unless the value is one of those known: from Python nothing else looks."""
-    if value not in known:
-        raise ConfigError(f"{section}.{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def shifted(q: Tensor, latest: Tensor | None) -> Tensor:

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.config import starting
+from glissando.config import check_choices, starting
 from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, join, linear, spread, tables, tile
@@ -124,6 +124,7 @@ class Spectral(Mixer):
 
     def _check(self, hidden_size: int) -> int:
         c = self.config
+        check_choices(c, "spectral")
         if not c.projections:
             for name in ("channels", "decay", "output_gate", "horizon"):
                 if getattr(c, name) is not None:
@@ -137,8 +138,8 @@ class Spectral(Mixer):
                 )
         if c.channels is not None and c.channels < 1:
             raise ConfigError(f"spectral.channels must be at least 1, got {c.channels}")
-        if c.horizon is not None and not c.horizon >= 1:
-            raise ConfigError(f"spectral.horizon must be at least 1 token, got {c.horizon}")
+        if c.horizon is not None and not 1 <= c.horizon < math.inf:
+            raise ConfigError(f"spectral.horizon must be at least 1 token and finite, got {c.horizon}")
         return (c.channels or hidden_size) if c.projections else hidden_size // 2
 
     @torch.no_grad()
