@@ -42,7 +42,7 @@ class ModelState(NamedTuple):
 
 
 class Backbone(nn.Module, ABC):
-    """A subclass builds its own parts around `_build`, and calls `reset_parameters` at the end."""
+    """A subclass builds its own parts around `_build`, and calls `_start` at the end."""
 
     config: BackboneConfig
     depth: Depth
@@ -68,13 +68,21 @@ class Backbone(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         """New weights by the configuration's init, drawn from PyTorch's global generator."""
+        for module in self.modules():
+            own = getattr(module, "reset_parameters", None)
+            if callable(own) and not _is_ours(module):
+                own()
+        self._start()
+
+    def _start(self) -> None:
+        """What the configuration has otherwise than PyTorch's modules, which drew their weights as they were built."""
         if self.config.init == "scaled":
             self._init_scaled()
         elif self.config.init == "xavier":
             self._init_xavier()
         for module in self.modules():
             own = getattr(module, "reset_parameters", None)
-            if callable(own) and type(module).__module__.startswith("glissando.") and module is not self:
+            if callable(own) and _is_ours(module) and module is not self:
                 own()
 
     def _init_scaled(self) -> None:
@@ -174,6 +182,10 @@ class Backbone(nn.Module, ABC):
     def num_parameters(self) -> int:
         """Trainable numbers; a tied head counts once, a complex number stored as a pair counts twice."""
         return sum(p.numel() for p in self.parameters())
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return isinstance(module, Backbone) or type(module).__module__.startswith("glissando.")
 
 
 def require_positive(config: object, *names: str) -> None:

@@ -185,7 +185,7 @@ class Block(nn.Module):
         self.mixer_norm = build_norm(norm, hidden_size)
         self.conv = ShortConv(hidden_size, config.conv_width) if config.conv_width else None
         self.mixer = mixer
-        scale = config.mixer_scale
+        self.start_scale = scale = config.mixer_scale
         self.mixer_scale = None if scale is None else nn.Parameter(torch.tensor(float(scale)))
         has_mlp = config.mlp.kind != "none"
         if not has_mlp and (config.mlp.hidden is not None or config.mlp.bias or config.mlp_dropout):
@@ -196,6 +196,10 @@ class Block(nn.Module):
         self.mlp_norm = build_norm(norm, hidden_size) if has_mlp else None
         self.mlp = MLP(config.mlp, hidden_size) if has_mlp else None
         self.mixer_dropout, self.mlp_dropout = _dropout(config.mixer_dropout), _dropout(config.mlp_dropout)
+
+    def reset_parameters(self) -> None:
+        if self.mixer_scale is not None and self.start_scale is not None:
+            nn.init.constant_(self.mixer_scale, self.start_scale)
 
     @property
     def n_residuals(self) -> int:

@@ -103,7 +103,7 @@ class LanguageModel(Backbone):
         self.head = self._head()
         tied_bias = config.tied_head and config.head_bias
         self.head_bias = nn.Parameter(torch.zeros(config.vocab_size)) if tied_bias else None
-        self.reset_parameters()
+        self._start()
 
     # ------------------------------------------------------------------ building
 
@@ -125,6 +125,11 @@ class LanguageModel(Backbone):
         from glissando.data.tokenizers import ByteTokenizer
 
         return cls(config, ByteTokenizer() if config.vocab_size == 256 else None)
+
+    def _start(self) -> None:
+        super()._start()
+        if self.head_bias is not None:
+            nn.init.zeros_(self.head_bias)
 
     def _head(self) -> nn.Module | None:
         c = self.config

@@ -68,7 +68,7 @@ class SeriesModel(Backbone):
         self.entry = nn.Linear(config.inputs, config.hidden_size)
         self._build(config, config.hidden_size)
         self.head = nn.Linear(config.hidden_size, config.outputs, bias=config.head_bias)
-        self.reset_parameters()
+        self._start()
 
     @classmethod
     def from_config(

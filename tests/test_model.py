@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from subjects import build, random_ids
+from subjects import CASES, build, random_ids
 
 import glissando
 from glissando.block import MLP, BlockConfig, MLPConfig, NormConfig, build_norm
@@ -172,6 +172,26 @@ def test_no_rows_need_no_positions():
     logits, state = model(torch.zeros(0, 5, dtype=torch.int64), model.init_state(0))
     assert logits.shape == (0, 5, 37)
     assert len(state.position) == 0
+
+
+SCALED = {"hidden_size": 16, "block": {"mixer_scale": 0.5}, "head_bias": True, "depth": {"layers": 1, "gated": [0]}}
+
+
+@pytest.mark.parametrize("case", [*CASES, "scaled", "series"])
+def test_a_reset_leaves_nothing_as_it_was(case: str):
+    if case in CASES:
+        model = LanguageModel.from_config(CASES[case])
+    else:
+        model = LanguageModel.from_config(SCALED) if case == "scaled" else SeriesModel(SeriesConfig(2, 3, 8))
+    constant = {name: p.detach().clone() for name, p in model.named_parameters() if len(p.unique()) == 1}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    model.reset_parameters()
+    kept = [name for name, p in model.named_parameters() if (p == 7).any()]
+    assert not kept
+    for name, parameter in model.named_parameters():
+        assert name not in constant or torch.equal(parameter, constant[name]), name
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -107,6 +107,7 @@ class FlowDepth(Depth):
     def reset_parameters(self) -> None:
         """W ~ U(-1/sqrt(C), 1/sqrt(C)), as published: near 0 neither W nor what reads it learns, as each waits for the
         other. u = 0 does not see W."""
+        nn.init.constant_(self.alpha, self.config.alpha)
         if self.control is not None:
             bound = self.control.in_features**-0.5
             nn.init.uniform_(self.control.weight, -bound, bound)
