@@ -10,8 +10,9 @@ from subjects import CASES, build, random_ids
 
 import glissando
 from glissando.block import MLP, BlockConfig, MLPConfig, NormConfig, build_norm
+from glissando.config import merge
 from glissando.depth import DepthConfig, FlowConfig
-from glissando.errors import ConfigError, RunError, UnknownNameError
+from glissando.errors import ConfigError, InputError, RunError, UnknownNameError
 from glissando.mixers import MIXERS, Context, ContextError, MixerConfigs
 from glissando.mixers.attention import Attention, AttentionConfig
 from glissando.mixers.liquid import Liquid, LiquidConfig
@@ -139,12 +140,37 @@ def test_unknown_preset_names_the_nearest():
         (lambda m, ids: m(ids, m.init_state(5)), "the state holds 5 rows, ids have 2"),
         (lambda m, ids: m(ids, m.init_state(2), donate=True), "no_grad"),
         (lambda m, ids: m(ids, control=torch.ones(3, 1)), "control must be"),
+        (lambda m, ids: m(ids, control=[0.7]), "control must be a tensor .* got a list; use torch.tensor"),
+        (lambda m, ids: m(ids.tolist()), "ids must be a tensor .* got a list; use torch.tensor"),
+        (lambda m, ids: m(ids + 300), "ids must be from 0 to 36, got 3.. to 3..; encode"),
+        (lambda m, ids: m(ids - 100), "ids must be from 0 to 36, got -"),
+        (lambda m, ids: m(ids, m.init_state(2).depth), "state must be what model.init_state or a call returned"),
     ],
 )
 def test_mistakes_in_calls_are_named(call, message: str):
     model = build("preset:transformer-nano", torch.float32)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         call(model, random_ids(model, 2, 5, 0))
+
+
+@pytest.mark.parametrize(
+    ("other", "own", "message"),
+    [
+        ({"depth.layers": 3}, {}, "3 BlockState, 3 AttentionState, and this model's holds 2 BlockState"),
+        ({"depth.layers": 1}, {}, "1 BlockState, 1 AttentionState, and this model's holds 2 BlockState"),
+        ({"mixer": "tau"}, {}, "2 ExactState, and this model's holds 2 BlockState, 2 AttentionState"),
+        ({"hidden_size": 32}, {}, "and this model's holds the same of other sizes"),
+        ({"depth": {"kind": "flow", "n_steps": 3}}, {"depth": {"kind": "flow", "n_steps": 1}}, "5 BlockState, 5 Att"),
+        ({"depth": {"kind": "flow", "n_steps": 1}}, {"depth": {"kind": "flow", "n_steps": 3}}, "3 BlockState, 3 Att"),
+    ],
+)
+def test_a_state_of_another_model_is_told(other: dict, own: dict, message: str):
+    small = {"hidden_size": 16, "depth.layers": 2}
+    theirs, model = (LanguageModel.from_config(merge(small, options)) for options in (other, own))
+    ids = random_ids(model, 2, 5, 0)
+    _, state = theirs(ids, theirs.init_state(2))
+    with pytest.raises(InputError, match=rf"{message}.*start from model.init_state\(batch_size=2\)"):
+        model(ids, state)
 
 
 @pytest.mark.parametrize("signal", ["dt", "control"])
