@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 import torch
 from subjects import CASES, build, random_ids
+from tolerances import assert_close
 
 import glissando
 from glissando.block import MLP, BlockConfig, MLPConfig, NormConfig, build_norm
@@ -267,6 +268,33 @@ def test_window_bounds_the_state():
         _, state = model(random_ids(model, 1, context, 0), model.init_state(1))
         sizes.add(state_bytes(state))
     assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("case", ["mixer:attention-window", "mixer:attention-helpers", "mixer:attention-window-1"])
+def test_a_donated_window_stays_where_it_is(case: str):
+    """Token by token, in room for twice the window (at least 64 slots), and what is computed stays the same."""
+    model = build(case)
+    ids = random_ids(model, 2, 230, 0)
+    places: list[int] = []
+    with torch.no_grad():
+        _, state = model(ids[:, :90], model.init_state(2), donate=True)
+        _, kept = model(ids[:, :90], model.init_state(2))
+        for t in range(90, 230):
+            got, state = model(ids[:, t : t + 1], state, donate=True)
+            expected, kept = model(ids[:, t : t + 1], kept)
+            assert_close(got, expected, "donated")
+            places.append(state.depth[0].mixer.k.data_ptr())
+        more = random_ids(model, 2, 7, 1)
+        assert_close(model(more, state)[0], model(more, kept)[0], "a chunk behind a donated window")
+    assert len(set(places)) == 1
+    assert state.depth[0].mixer.k.shape[2] == 64
+
+
+def test_a_donated_prompt_is_not_kept_behind_the_window():
+    model = build("mixer:attention-window", torch.float32)
+    with torch.no_grad():
+        _, state = model(random_ids(model, 1, 500, 0), model.init_state(1), donate=True)
+    assert state.depth[0].mixer.k.shape[2] == 5
 
 
 @pytest.mark.parametrize("name", ["transformer-nano", "minimal-transformer", "gpt"])
