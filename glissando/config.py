@@ -118,7 +118,7 @@ def check_choices(config: Any, where: str) -> None:
 
     `from_dict` finds such a value by itself; in a dataclass that Python built, nothing else looks.
     """
-    for name, known in _choices(type(config)).items():
+    for name, known in _choices(type(config)).items():  # type: ignore[arg-type]
         value = getattr(config, name)
         if value not in known:
             raise unknown_name(f"{where}.{name}", str(value), [choice for choice in known if choice is not None])

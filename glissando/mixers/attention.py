@@ -299,8 +299,8 @@ class Attention(Mixer):
         first = 0 if self.config.window is None else max(0, min(lengths, default=0) + 1 - self.config.window)
         visible = self._visible_with_past(state.length, new, first, end, uniform)
         near = None if decays is None else decays[..., first:end]
-        heard = (slots[:, :, first:end].to(q.dtype) for slots in (keys, values))
-        y = self._attend(q, *heard, visible, near, decay)
+        heard, said = (slots[:, :, first:end].to(q.dtype) for slots in (keys, values))
+        y = self._attend(q, heard, said, visible, near, decay)
         latest = latest_of(q, counts, state.latest)
         after = AttentionState(keys, values, decays, total, latest, state.length + counts, state.position + counts)
         return y, self._keep_window(after, end, donate)
