@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 from glissando.block import Block, BlockConfig, NormConfig, build_norm
 from glissando.depth import Depth, DepthConfig, build_depth
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, InputError
 from glissando.mixers import Context, ContextError, MixerConfigs, build_mixer, refuse_unhonoured
 from glissando.ops.liquid import require_time
 from glissando.state import State, zeros_position
@@ -42,7 +44,7 @@ class ModelState(NamedTuple):
 
 
 class Backbone(nn.Module, ABC):
-    """A subclass builds its own parts around `_build`, and calls `reset_parameters` at the end."""
+    """A subclass builds its own parts around `_build`, and calls `_start` at the end."""
 
     config: BackboneConfig
     depth: Depth
@@ -68,13 +70,21 @@ class Backbone(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         """New weights by the configuration's init, drawn from PyTorch's global generator."""
+        for module in self.modules():
+            own = getattr(module, "reset_parameters", None)
+            if callable(own) and not _is_ours(module):
+                own()
+        self._start()
+
+    def _start(self) -> None:
+        """What the configuration has otherwise than PyTorch's modules, which drew their weights as they were built."""
         if self.config.init == "scaled":
             self._init_scaled()
         elif self.config.init == "xavier":
             self._init_xavier()
         for module in self.modules():
             own = getattr(module, "reset_parameters", None)
-            if callable(own) and type(module).__module__.startswith("glissando.") and module is not self:
+            if callable(own) and _is_ours(module) and module is not self:
                 own()
 
     def _init_scaled(self) -> None:
@@ -133,7 +143,12 @@ class Backbone(nn.Module, ABC):
         if order is not None:
             inputs, ctx = _in_order(inputs, order), _pack(ctx, order)
         x = self._enter(inputs, None if state is None else state.position, ctx)
-        x, inner = self.depth(x, None if state is None else state.depth, ctx)
+        try:
+            x, inner = self.depth(x, None if state is None else state.depth, ctx)
+        except Exception as error:
+            if state is not None:
+                self._refuse_another(state, error)
+            raise
         x = self.norm(x)
         if order is not None:
             x = _in_order(x, order.argsort(1))
@@ -142,38 +157,88 @@ class Backbone(nn.Module, ABC):
         seen = inputs.shape[1] if ctx.mask is None else ctx.counts(inputs)
         return x, ModelState(state.position + seen, inner)
 
+    def _refuse_another(self, state: ModelState, error: Exception) -> None:
+        """Raise InputError if the state is not this model's: found out where it fails, as a look costs every token."""
+        rows = len(state.position)
+        own = self.init_state(rows).depth
+        if not _alike(state.depth, own):
+            found, expected = _parts(state.depth), _parts(own)
+            expected = "the same of other sizes" if found == expected else expected
+            raise InputError(
+                f"the state is of another model: it holds {found}, and this model's holds {expected}; start from "
+                f"model.init_state(batch_size={rows}) of this one"
+            ) from error
+
     def _check(self, inputs: Tensor, state: ModelState | None, ctx: Context) -> None:
         shape, name = tuple(inputs.shape[:2]), self._inputs
         for signal, given in (("mask", ctx.mask), ("dt", ctx.dt)):
             if given is not None and not isinstance(given, Tensor):
-                raise ValueError(f"{signal} must be a tensor of the shape {shape}, got a {type(given).__name__}")
+                raise InputError(f"{signal} must be a tensor of the shape {shape}, got a {type(given).__name__}")
             if given is not None and given.shape != inputs.shape[:2]:
-                raise ValueError(f"{signal} must have the shape of {name} {shape}, got {tuple(given.shape)}")
+                raise InputError(f"{signal} must have the shape of {name} {shape}, got {tuple(given.shape)}")
         if ctx.dt is not None:
             require_time(ctx.dt)
         if ctx.mask is not None and ctx.mask.dtype != torch.bool:
-            raise ValueError(f"mask must be bool, True at real tokens, got {ctx.mask.dtype}; use mask.bool()")
+            raise InputError(f"mask must be bool, True at real tokens, got {ctx.mask.dtype}; use mask.bool()")
         # Numbers, not shapes, are compared: torch.compile takes a length that varies for another in a tuple.
         control = ctx.control
+        if control is not None and not isinstance(control, Tensor):
+            raise InputError(
+                f"control must be a tensor (B, C) or (B, T, C) for {name} {shape}, got a {type(control).__name__}; use "
+                "torch.tensor([[...]]), a row for each row"
+            )
         if control is not None and not (
             control.ndim in (2, 3)
             and control.shape[0] == inputs.shape[0]
             and (control.ndim == 2 or control.shape[1] == inputs.shape[1])
         ):
-            raise ValueError(f"control must be (B, C) or (B, T, C) for {name} {shape}, got {tuple(control.shape)}")
+            raise InputError(f"control must be (B, C) or (B, T, C) for {name} {shape}, got {tuple(control.shape)}")
+        if state is not None and not isinstance(state, ModelState):
+            raise InputError(f"state must be what model.init_state or a call returned, got a {type(state).__name__}")
         if state is not None and state.position.shape[0] != inputs.shape[0]:
-            raise ValueError(
+            raise InputError(
                 f"the state holds {state.position.shape[0]} rows, {name} have {inputs.shape[0]}; "
                 f"use model.init_state(batch_size={inputs.shape[0]})"
             )
         if ctx.memo is not None and torch.is_grad_enabled():
-            raise ValueError("memo keeps what follows from the weights, which gradients forbid; use torch.no_grad()")
+            raise InputError("memo keeps what follows from the weights, which gradients forbid; use torch.no_grad()")
         if ctx.donate and torch.is_grad_enabled():
-            raise ValueError("donate=True changes the state in place, which gradients forbid; use torch.no_grad()")
+            raise InputError("donate=True changes the state in place, which gradients forbid; use torch.no_grad()")
 
     def num_parameters(self) -> int:
         """Trainable numbers; a tied head counts once, a complex number stored as a pair counts twice."""
         return sum(p.numel() for p in self.parameters())
+
+
+def _alike(found: State, own: State) -> bool:
+    """Whether two states are of one form; an axis that starts at 0 may have grown."""
+    if isinstance(own, Tensor):
+        return (
+            isinstance(found, Tensor)
+            and found.ndim == own.ndim
+            and all(size in (0, other) for size, other in zip(own.shape[1:], found.shape[1:], strict=True))
+        )
+    if own is None or type(found) is not type(own) or len(found) != len(own):
+        return found is own
+    return all(_alike(*pair) for pair in zip(found, own, strict=True))
+
+
+def _parts(state: State) -> str:
+    """The named parts of a state, each with how often it is there."""
+    counts = Counter(_names(state))
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
+
+
+def _names(state: State) -> Iterator[str]:
+    if isinstance(state, tuple):
+        if hasattr(state, "_fields"):
+            yield type(state).__name__
+        for child in state:
+            yield from _names(child)
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return isinstance(module, Backbone) or type(module).__module__.startswith("glissando.")
 
 
 def require_positive(config: object, *names: str) -> None:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glissando.config import check_choices
 from glissando.errors import ConfigError
 from glissando.flops import Flops, linear_flops
 from glissando.lifts import Grows, Lift, Table, grow_norm, join, linear, tables, tile, under
@@ -94,6 +95,7 @@ class ComplexNorm(nn.Module):
 
 
 def build_norm(config: NormConfig, size: int) -> nn.Module:
+    check_choices(config, "norm")
     if config.kind == "complex":
         return ComplexNorm(size, config.eps)
     return RMSNorm(size, config.eps) if config.kind == "rms" else nn.LayerNorm(size, eps=config.eps)
@@ -109,6 +111,7 @@ class MLP(nn.Module):
 
     def __init__(self, config: MLPConfig, size: int) -> None:
         super().__init__()
+        check_choices(config, "mlp")
         self.kind = config.kind
         if config.hidden is not None and config.hidden < 1:
             raise ConfigError(f"mlp.hidden must be at least 1, got {config.hidden}")
@@ -150,10 +153,10 @@ class ShortConv(nn.Module):
         return self.weight.new_zeros(batch_size, width - 1, size, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, past: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        y = short_conv(x, self.weight, past)
+        y = short_conv(x, self.weight, None if past is None else past.to(x.dtype))
         if past is None:
             return y, None
-        return y, next_past(x, past, None if ctx.mask is None else ctx.counts(x))
+        return y, next_past(x, past, None if ctx.mask is None else ctx.counts(x)).to(past.dtype)
 
 
 def _dropout(share: float) -> nn.Module:
@@ -171,6 +174,7 @@ class Block(nn.Module):
 
     def __init__(self, config: BlockConfig, norm: NormConfig, mixer: Mixer, hidden_size: int) -> None:
         super().__init__()
+        check_choices(config, "block")
         if config.conv_width < 0 or config.conv_width == 1:
             raise ConfigError(f"block.conv_width is 0 (none) or at least 2, got {config.conv_width}")
         for name in ("mixer_dropout", "mlp_dropout"):
@@ -181,7 +185,7 @@ class Block(nn.Module):
         self.mixer_norm = build_norm(norm, hidden_size)
         self.conv = ShortConv(hidden_size, config.conv_width) if config.conv_width else None
         self.mixer = mixer
-        scale = config.mixer_scale
+        self.start_scale = scale = config.mixer_scale
         self.mixer_scale = None if scale is None else nn.Parameter(torch.tensor(float(scale)))
         has_mlp = config.mlp.kind != "none"
         if not has_mlp and (config.mlp.hidden is not None or config.mlp.bias or config.mlp_dropout):
@@ -192,6 +196,10 @@ class Block(nn.Module):
         self.mlp_norm = build_norm(norm, hidden_size) if has_mlp else None
         self.mlp = MLP(config.mlp, hidden_size) if has_mlp else None
         self.mixer_dropout, self.mlp_dropout = _dropout(config.mixer_dropout), _dropout(config.mlp_dropout)
+
+    def reset_parameters(self) -> None:
+        if self.mixer_scale is not None and self.start_scale is not None:
+            nn.init.constant_(self.mixer_scale, self.start_scale)
 
     @property
     def n_residuals(self) -> int:

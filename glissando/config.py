@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from glissando.errors import ConfigError, nearest
+from glissando.errors import ConfigError, nearest, unknown_name
 
 T = TypeVar("T")
 
@@ -111,6 +111,33 @@ def check_keys(cls: type, values: Any, where: str = "") -> None:
                 check_keys(nested, item, f"{path}[{number}]")
         else:
             check_keys(nested, value, path)
+
+
+def check_choices(config: Any, where: str) -> None:
+    """Raise UnknownNameError for a field of the dataclass, or of a section of it, that is none of its Literal's values.
+
+    `from_dict` finds such a value by itself; in a dataclass that Python built, nothing else looks.
+    """
+    for name, known in _choices(type(config)).items():  # type: ignore[arg-type]
+        value = getattr(config, name)
+        if value not in known:
+            raise unknown_name(f"{where}.{name}", str(value), [choice for choice in known if choice is not None])
+    for field in dataclasses.fields(config):
+        section = getattr(config, field.name)
+        if dataclasses.is_dataclass(section):
+            check_choices(section, f"{where}.{field.name}")
+
+
+@lru_cache
+def _choices(cls: type) -> dict[str, tuple[Any, ...]]:
+    """What each field of the dataclass may be whose type is a Literal, or a Literal or None."""
+    found = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        options = [hint, *typing.get_args(hint)]
+        known = [value for o in options if typing.get_origin(o) is typing.Literal for value in typing.get_args(o)]
+        if known:
+            found[name] = (*known, *[None for o in options if o is type(None)])
+    return found
 
 
 def section_of(hint: Any) -> type | None:

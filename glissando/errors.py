@@ -22,6 +22,10 @@ class LengthError(GlissandoError, ValueError):
     """More tokens than a model with learned positions has positions for."""
 
 
+class InputError(GlissandoError, ValueError):
+    """What a model was called with and cannot read: other shapes or types, unknown ids, another model's state."""
+
+
 class DataError(GlissandoError, ValueError):
     """Input text that is missing, empty, too short or malformed."""
 

@@ -116,8 +116,11 @@ def from_edges(edges: Tensor, weights: Tensor, size: int) -> Tensor:
 
 
 def edges_of(laplacian: Tensor) -> tuple[Tensor, Tensor]:
-    """The sparse form: edges (2, E) int64 with i < j in lexicographic order, and their weights (E,)."""
-    upper = -laplacian.triu(1)
+    """The sparse form: edges (2, E) int64 with i < j in lexicographic order, and their weights (E,) above 0.
+
+    What `validate` allows for rounding, an entry just above 0 off the diagonal, is no edge.
+    """
+    upper = (-laplacian.triu(1)).clamp_min(0)
     edges = upper.nonzero().T.contiguous()
     return edges, upper[edges[0], edges[1]]
 
@@ -238,6 +241,8 @@ def _broken_laws(laplacian: Tensor) -> list[str]:
 def save(path: str | Path, laplacian: Tensor, about: Mapping[str, str]) -> None:
     """Writes the sparse form as safetensors, with `about` (source, neighbors, ...), the size and a SHA-256 as metadata.
 
+    That is the edges above the diagonal: what `load` gives back has a diagonal summed anew of them, in float64.
+
     Raises ConfigError if `laplacian` is none, if a file of this name exists, and for a key of `about` that is taken;
     RunError if the file cannot be written.
     """
@@ -255,7 +260,7 @@ def save(path: str | Path, laplacian: Tensor, about: Mapping[str, str]) -> None:
 
 
 def load(path: str | Path) -> tuple[Tensor, dict[str, str]]:
-    """The Laplacian (K, K) that `save` wrote, bit by bit, and what it was said to be about.
+    """The Laplacian (K, K) of the edges that `save` wrote, bit by bit, and what it was said to be about.
 
     Raises RunError for a file that is missing, damaged or of another kind, ConfigError if it holds no Laplacian.
     """

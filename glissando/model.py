@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from glissando.backbone import Backbone, ModelState, require_positive
 from glissando.block import BlockConfig, NormConfig
-from glissando.config import from_dict, merge, starting, to_dict
+from glissando.config import check_choices, from_dict, merge, starting, to_dict
 from glissando.depth import DepthConfig
-from glissando.errors import ConfigError, LengthError
+from glissando.errors import ConfigError, InputError, LengthError
 from glissando.lifts import Grows, Reads, Table, append, grow_norm, linear, tables, tile, under
 from glissando.mixers import Context, Memo, MixerConfigs
 
@@ -92,6 +92,7 @@ class LanguageModel(Backbone):
         super().__init__()
         self.config = config
         self.tokenizer = tokenizer
+        check_choices(config, "model")
         require_positive(config, "vocab_size", "hidden_size", "max_length")
         size, is_complex = config.hidden_size, config.representation == "complex"
         self.width = 2 * size if is_complex else size
@@ -102,7 +103,7 @@ class LanguageModel(Backbone):
         self.head = self._head()
         tied_bias = config.tied_head and config.head_bias
         self.head_bias = nn.Parameter(torch.zeros(config.vocab_size)) if tied_bias else None
-        self.reset_parameters()
+        self._start()
 
     # ------------------------------------------------------------------ building
 
@@ -124,6 +125,11 @@ class LanguageModel(Backbone):
         from glissando.data.tokenizers import ByteTokenizer
 
         return cls(config, ByteTokenizer() if config.vocab_size == 256 else None)
+
+    def _start(self) -> None:
+        super()._start()
+        if self.head_bias is not None:
+            nn.init.zeros_(self.head_bias)
 
     def _head(self) -> nn.Module | None:
         c = self.config
@@ -162,7 +168,8 @@ class LanguageModel(Backbone):
                  alone is kept in it and not computed at every token; only without gradients.
         Logits at masked positions have no meaning.
 
-        Raises ValueError for shapes that do not fit, ContextError for a signal the model cannot honour.
+        Raises InputError for shapes that do not fit, ids outside the vocabulary (on a CPU) and a state of another
+        model, ContextError for a signal the model cannot honour.
         """
         x, state = self.features(ids, state, control=control, dt=dt, mask=mask, donate=donate, memo=memo)
         return self.logits(x), state
@@ -185,18 +192,31 @@ class LanguageModel(Backbone):
         memo: Memo | None = None,
     ) -> tuple[Tensor, ModelState | None]:
         """What the head reads: `forward` without the head. (B, T, D)."""
+        if not isinstance(ids, Tensor):
+            raise InputError(
+                f"ids must be a tensor (batch, time) int64, got a {type(ids).__name__}; use torch.tensor(ids)"
+            )
         if ids.ndim != 2 or ids.shape[1] == 0 or ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(
+            raise InputError(
                 f"ids must be (batch, time >= 1) int64, got {tuple(ids.shape)} {ids.dtype}; "
                 "a single text needs ids.unsqueeze(0)"
             )
         return self._run(ids, state, mask=mask, dt=dt, control=control, donate=donate, memo=memo)
 
     def _enter(self, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
-        x = self.embedding(ids)
+        x = self._embed(ids)
         if self.position_embedding is not None:
             x = x + self.position_embedding(self._where(self.position_embedding.num_embeddings, ids, position, ctx))
         return x if self.lift is None else self.lift(x)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        try:
+            return self.embedding(ids)
+        except IndexError as error:
+            raise InputError(
+                f"ids must be from 0 to {self.config.vocab_size - 1}, got {int(ids.min())} to {int(ids.max())}; encode "
+                "the text with this model's own tokenizer"
+            ) from error
 
     def _where(self, limit: int, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
         """(B, T) positions of tokens, each below `limit`."""

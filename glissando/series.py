@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from glissando.backbone import Backbone, ModelState, require_positive
 from glissando.block import BlockConfig, NormConfig
-from glissando.config import from_dict
+from glissando.config import check_choices, from_dict
 from glissando.depth import DepthConfig
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, InputError
 from glissando.mixers import Context, Memo, MixerConfigs
 from glissando.model import ModelConfig
 
@@ -63,11 +63,12 @@ class SeriesModel(Backbone):
     def __init__(self, config: SeriesConfig) -> None:
         super().__init__()
         self.config = config
+        check_choices(config, "model")
         require_positive(config, "inputs", "outputs", "hidden_size")
         self.entry = nn.Linear(config.inputs, config.hidden_size)
         self._build(config, config.hidden_size)
         self.head = nn.Linear(config.hidden_size, config.outputs, bias=config.head_bias)
-        self.reset_parameters()
+        self._start()
 
     @classmethod
     def from_config(
@@ -102,16 +103,19 @@ class SeriesModel(Backbone):
         control  (B, C) or (B, T, C);  donate, memo  see LanguageModel.forward; only without gradients.
         y at masked steps has no meaning.
 
-        Raises ValueError for shapes that do not fit, ContextError for a signal the model cannot honour.
+        Raises InputError for shapes that do not fit and a state of another model, ContextError for a signal the model
+        cannot honour.
         """
         size = self.config.inputs
+        if not isinstance(x, Tensor):
+            raise InputError(f"x must be a tensor (batch, time, {size}), got a {type(x).__name__}; use torch.tensor(x)")
         if x.ndim != 3 or x.shape[1] == 0 or x.shape[2] != size or not x.is_floating_point():
-            raise ValueError(
+            raise InputError(
                 f"x must be (batch, time >= 1, {size}) of floating-point numbers, got {tuple(x.shape)} {x.dtype}; "
                 "a single series needs x.unsqueeze(0)"
             )
         if x.dtype != self.entry.weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(
+            raise InputError(
                 f"x is {x.dtype} and the model {self.entry.weight.dtype}: use x.to(...), or model.double()"
             )
         h, state = self._run(x, state, mask=mask, dt=dt, control=control, donate=donate, memo=memo)

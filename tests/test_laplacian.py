@@ -485,6 +485,15 @@ def test_mistakes_get_one_clear_line(arguments, message, tmp_path, monkeypatch, 
     assert not (tmp_path / "x").exists()
 
 
+def test_rounding_that_is_allowed_is_no_edge(tmp_path):
+    """1e-10 where there is no edge, as a product of matrices leaves it, is saved and loaded as nothing."""
+    noisy = chain(5)
+    noisy[0, 3] = noisy[3, 0] = 1e-10
+    save(tmp_path / "g.safetensors", noisy, {})
+    assert torch.equal(load(tmp_path / "g.safetensors")[0], chain(5))
+    assert torch.equal(edges_of(noisy)[0], edges_of(chain(5))[0])
+
+
 def test_a_saved_file_is_plain_safetensors(tmp_path):
     save(tmp_path / "g.safetensors", chain(3), {})
     tensors = load_file(tmp_path / "g.safetensors")

@@ -339,11 +339,25 @@ def test_computing_again_in_the_backward_pass_changes_nothing(case: str):
     model = build(case)
     if not hasattr(model.depth, "gradient_checkpointing"):
         pytest.skip("has no gradient checkpointing")
-    ids, outcomes = random_ids(model, 2, 9, seed=4), []
-    for on in (True, False):
-        model.depth.gradient_checkpointing = on
-        outcomes.append(gradients(model, weigh(model(ids)[0])))
-    assert_tensors_close(*outcomes, "gradient of")
+    ids = random_ids(model, 2, 9, seed=4)
+    for cuts in ([], [4, 8]):  # without and with a state, through which gradients flow
+        outcomes = []
+        for on in (True, False):
+            model.depth.gradient_checkpointing = on
+            outcomes.append(gradients(model, weigh(in_pieces(model, ids, cuts)[0] if cuts else model(ids)[0])))
+        assert_tensors_close(*outcomes, "gradient of")
+
+
+def test_a_state_is_computed_again_too():
+    """With a state as without, gradient checkpointing keeps a block's input alone for the backward pass."""
+    model = build("preset:transformer-nano")
+    ids, kept = random_ids(model, 2, 30, seed=4), []
+    for model.depth.gradient_checkpointing in (False, True):
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: s.append(t.numel()) or t, lambda t: t):
+            model(ids, model.init_state(2))
+        kept.append(sum(sizes))
+    assert kept[1] < 0.5 * kept[0]
 
 
 @cases
@@ -357,4 +371,25 @@ def test_runs_in_bfloat16(case: str):
     assert got.dtype == torch.bfloat16
     assert torch.isfinite(got).all()
     assert torch.nn.functional.cosine_similarity(got.float().flatten(), expected.flatten(), 0) > 0.98
-    assert state_bytes(state) > 0
+    held = {leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for leaf in leaves(state)}
+    assert 0 < sum(held.values()) <= state_bytes(state), "a view keeps what it is of alive"
+
+
+@pytest.mark.parametrize("donate", [False, True], ids=["kept", "donated"])
+@pytest.mark.parametrize("how", ["autocast", "state", "fine state"])
+@pytest.mark.parametrize("case", [c for c in CASES if c.startswith("mixer:") or c == "depth:discrete"])
+def test_a_state_keeps_its_own_type(case: str, how: str, donate: bool):
+    """Under autocast, or in a type that was asked for: through ragged calls, to about what float32 computes."""
+    model = build(case, torch.float32)
+    ids, mask = random_ids(model, 4, 12, seed=1), ragged(4, 12, seed=1)
+    dtype = {"autocast": None, "state": torch.bfloat16, "fine state": torch.float64}[how]
+    with torch.no_grad():
+        expected, pieces, state = model(ids, mask=mask)[0], [], model.init_state(4, dtype=dtype)
+        types = [leaf.dtype for leaf in leaves(state)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            for part in (slice(0, 5), slice(5, 6), slice(6, 10), slice(10, 12)):
+                logits, state = model(ids[:, part], state, mask=mask[:, part], donate=donate)
+                pieces.append(logits.float())
+    assert [leaf.dtype for leaf in leaves(state)] == types
+    got = torch.cat(pieces, 1)[mask]
+    assert torch.nn.functional.cosine_similarity(got.flatten(), expected[mask].flatten(), 0) > 0.99

@@ -13,7 +13,7 @@ from glissando.mixers.liquid import Liquid, LiquidConfig
 from glissando.mixers.liquid_dynamics import Dense, Diagonal
 from glissando.model import LanguageModel
 from glissando.ops.zero_order_hold import discretize
-from glissando.state import state_bytes
+from glissando.state import leaves, state_bytes
 
 
 def liquid(hidden_size: int = 6, **options: object) -> Liquid:
@@ -217,6 +217,12 @@ def test_the_gate_hears_the_mean_so_far():
             expected = torch.sigmoid(gate.down(torch.nn.functional.gelu(gate.up(mean))))
             assert_close(got[row, t], expected, "gate", 1e-12)
     assert_close(state.time, (dt * mask).sum(1), "time", 1e-12)
+
+
+def test_the_mean_keeps_nothing_of_the_prompt_alive():
+    gate = mean_gate()
+    _, state = gate(inputs(2, 50, 8), gate.init_state(2, None, None), Context())
+    assert sum(leaf.untyped_storage().nbytes() for leaf in leaves(state)) == state_bytes(state)
 
 
 def test_no_time_no_mean():

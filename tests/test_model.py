@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
-from subjects import build, random_ids
+from subjects import CASES, build, random_ids
+from tolerances import assert_close
 
 import glissando
-from glissando.errors import ConfigError, RunError, UnknownNameError
-from glissando.mixers import MIXERS, Context, ContextError
-from glissando.model import LanguageModel
+from glissando.block import MLP, BlockConfig, MLPConfig, NormConfig, build_norm
+from glissando.config import merge
+from glissando.depth import DepthConfig, FlowConfig
+from glissando.errors import ConfigError, InputError, RunError, UnknownNameError
+from glissando.mixers import MIXERS, Context, ContextError, MixerConfigs
+from glissando.mixers.attention import Attention, AttentionConfig
+from glissando.mixers.liquid import Liquid, LiquidConfig
+from glissando.mixers.spectral import Spectral, SpectralConfig
+from glissando.mixers.tau import Tau, TauConfig
+from glissando.model import LanguageModel, ModelConfig
 from glissando.presets import load_preset, preset_names
+from glissando.series import SeriesConfig, SeriesModel
 from glissando.state import state_bytes
 
 # continuous-transformer: 2,905,601 with each complex number of its two filters counted once
@@ -64,6 +75,56 @@ def test_mistakes_in_options_are_named(overrides: dict, message: str):
         LanguageModel.from_preset("transformer-nano", **overrides)
 
 
+@pytest.mark.parametrize(
+    ("build_it", "message"),
+    [
+        (lambda: Attention(AttentionConfig(keys="prev"), 16), "unknown attention.keys 'prev'. Did you mean 'previous'"),
+        (lambda: Tau(TauConfig(keys="prev"), 16), "unknown tau.keys 'prev'. Did you mean 'previous'"),
+        (lambda: Tau(TauConfig(cache="bined"), 16), "unknown tau.cache 'bined'. Did you mean 'binned'"),
+        (lambda: Tau(TauConfig(laplacian_weights="learn"), 16), "Did you mean 'learned'"),
+        (lambda: Liquid(LiquidConfig(dynamics="diag"), 16), "unknown liquid.dynamics 'diag'. Did you mean 'diagonal'"),
+        (lambda: Liquid(LiquidConfig(layer="gate"), 16), "unknown liquid.layer 'gate'. Did you mean 'gated'"),
+        (lambda: Liquid(LiquidConfig(turns="leg"), 16), "Did you mean 'legs'"),
+        (lambda: Spectral(SpectralConfig(decay="const"), 16), "Did you mean 'constant'. Known: constant, input"),
+        (lambda: build_norm(NormConfig("rmsnorm"), 16), "unknown norm.kind 'rmsnorm'. Did you mean 'rms'"),
+        (lambda: MLP(MLPConfig("silu"), 16), "unknown mlp.kind 'silu'. .*Known: gelu, none, relu, relu2, swiglu"),
+        (lambda: LanguageModel(ModelConfig(block=BlockConfig(order="prenorm"))), "unknown model.block.order 'prenorm'"),
+        (lambda: LanguageModel(ModelConfig(init="xaiver")), "unknown model.init 'xaiver'. Did you mean 'xavier'"),
+        (lambda: LanguageModel(ModelConfig(representation="Complex")), "Did you mean 'complex'"),
+        (lambda: SeriesModel(SeriesConfig(1, 1, init="xaiver")), "unknown model.init 'xaiver'"),
+        (lambda: flow_backward("reversable"), "depth.flow.backward 'reversable'. Did you mean 'reversible'"),
+    ],
+)
+def test_names_that_are_none_of_a_few_are_told(build_it, message: str):
+    """In a dataclass that Python built too, where another variant would be taken silently."""
+    with pytest.raises(UnknownNameError, match=message):
+        build_it()
+
+
+def flow_backward(name: str) -> LanguageModel:
+    depth = DepthConfig("flow", 0, n_steps=1, flow=FlowConfig(backward=name))
+    return LanguageModel(ModelConfig(depth=depth))
+
+
+@pytest.mark.parametrize(
+    ("build_it", "message"),
+    [
+        (lambda: AttentionConfig(rope=False, rope_on_value=True), "rope_on_value True needs attention.rope: true"),
+        (lambda: AttentionConfig(rope=False, rope_base=7.0), "rope_base 7.0 needs attention.rope: true"),
+        (lambda: AttentionConfig(rope=False, rope_width=3), "rope_width 3 needs attention.rope: true"),
+        (lambda: AttentionConfig(rope_base=-1.0), "attention.rope_base must be above 1, got -1.0"),
+        (lambda: AttentionConfig(rope_width=0), "attention.rope_width must be at least 1, got 0"),
+        (lambda: AttentionConfig(horizons=(8.0,)), "attention.horizons must be two numbers"),
+        (lambda: SpectralConfig(horizon=float("inf")), "spectral.horizon must be at least 1 token and finite, got inf"),
+        (lambda: LiquidConfig(steps=(0.1,)), "liquid.steps must be two numbers"),
+    ],
+)
+def test_options_of_mixers_that_cannot_be_or_would_do_nothing(build_it, message: str):
+    config = build_it()
+    with pytest.raises(ConfigError, match=message):
+        next(MIXERS[f.name] for f in fields(MixerConfigs) if f.default_factory is type(config))(config, 16)
+
+
 def test_unknown_preset_names_the_nearest():
     with pytest.raises(UnknownNameError, match="Did you mean 'transformer-nano'"):
         LanguageModel.from_preset("transformer-nan")
@@ -80,12 +141,37 @@ def test_unknown_preset_names_the_nearest():
         (lambda m, ids: m(ids, m.init_state(5)), "the state holds 5 rows, ids have 2"),
         (lambda m, ids: m(ids, m.init_state(2), donate=True), "no_grad"),
         (lambda m, ids: m(ids, control=torch.ones(3, 1)), "control must be"),
+        (lambda m, ids: m(ids, control=[0.7]), "control must be a tensor .* got a list; use torch.tensor"),
+        (lambda m, ids: m(ids.tolist()), "ids must be a tensor .* got a list; use torch.tensor"),
+        (lambda m, ids: m(ids + 300), "ids must be from 0 to 36, got 3.. to 3..; encode"),
+        (lambda m, ids: m(ids - 100), "ids must be from 0 to 36, got -"),
+        (lambda m, ids: m(ids, m.init_state(2).depth), "state must be what model.init_state or a call returned"),
     ],
 )
 def test_mistakes_in_calls_are_named(call, message: str):
     model = build("preset:transformer-nano", torch.float32)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         call(model, random_ids(model, 2, 5, 0))
+
+
+@pytest.mark.parametrize(
+    ("other", "own", "message"),
+    [
+        ({"depth.layers": 3}, {}, "3 BlockState, 3 AttentionState, and this model's holds 2 BlockState"),
+        ({"depth.layers": 1}, {}, "1 BlockState, 1 AttentionState, and this model's holds 2 BlockState"),
+        ({"mixer": "tau"}, {}, "2 ExactState, and this model's holds 2 BlockState, 2 AttentionState"),
+        ({"hidden_size": 32}, {}, "and this model's holds the same of other sizes"),
+        ({"depth": {"kind": "flow", "n_steps": 3}}, {"depth": {"kind": "flow", "n_steps": 1}}, "5 BlockState, 5 Att"),
+        ({"depth": {"kind": "flow", "n_steps": 1}}, {"depth": {"kind": "flow", "n_steps": 3}}, "3 BlockState, 3 Att"),
+    ],
+)
+def test_a_state_of_another_model_is_told(other: dict, own: dict, message: str):
+    small = {"hidden_size": 16, "depth.layers": 2}
+    theirs, model = (LanguageModel.from_config(merge(small, options)) for options in (other, own))
+    ids = random_ids(model, 2, 5, 0)
+    _, state = theirs(ids, theirs.init_state(2))
+    with pytest.raises(InputError, match=rf"{message}.*start from model.init_state\(batch_size=2\)"):
+        model(ids, state)
 
 
 @pytest.mark.parametrize("signal", ["dt", "control"])
@@ -113,6 +199,26 @@ def test_no_rows_need_no_positions():
     logits, state = model(torch.zeros(0, 5, dtype=torch.int64), model.init_state(0))
     assert logits.shape == (0, 5, 37)
     assert len(state.position) == 0
+
+
+SCALED = {"hidden_size": 16, "block": {"mixer_scale": 0.5}, "head_bias": True, "depth": {"layers": 1, "gated": [0]}}
+
+
+@pytest.mark.parametrize("case", [*CASES, "scaled", "series"])
+def test_a_reset_leaves_nothing_as_it_was(case: str):
+    if case in CASES:
+        model = LanguageModel.from_config(CASES[case])
+    else:
+        model = LanguageModel.from_config(SCALED) if case == "scaled" else SeriesModel(SeriesConfig(2, 3, 8))
+    constant = {name: p.detach().clone() for name, p in model.named_parameters() if len(p.unique()) == 1}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    model.reset_parameters()
+    kept = [name for name, p in model.named_parameters() if (p == 7).any()]
+    assert not kept
+    for name, parameter in model.named_parameters():
+        assert name not in constant or torch.equal(parameter, constant[name]), name
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -162,6 +268,33 @@ def test_window_bounds_the_state():
         _, state = model(random_ids(model, 1, context, 0), model.init_state(1))
         sizes.add(state_bytes(state))
     assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("case", ["mixer:attention-window", "mixer:attention-helpers", "mixer:attention-window-1"])
+def test_a_donated_window_stays_where_it_is(case: str):
+    """Token by token, in room for twice the window (at least 64 slots), and what is computed stays the same."""
+    model = build(case)
+    ids = random_ids(model, 2, 230, 0)
+    places: list[int] = []
+    with torch.no_grad():
+        _, state = model(ids[:, :90], model.init_state(2), donate=True)
+        _, kept = model(ids[:, :90], model.init_state(2))
+        for t in range(90, 230):
+            got, state = model(ids[:, t : t + 1], state, donate=True)
+            expected, kept = model(ids[:, t : t + 1], kept)
+            assert_close(got, expected, "donated")
+            places.append(state.depth[0].mixer.k.data_ptr())
+        more = random_ids(model, 2, 7, 1)
+        assert_close(model(more, state)[0], model(more, kept)[0], "a chunk behind a donated window")
+    assert len(set(places)) == 1
+    assert state.depth[0].mixer.k.shape[2] == 64
+
+
+def test_a_donated_prompt_is_not_kept_behind_the_window():
+    model = build("mixer:attention-window", torch.float32)
+    with torch.no_grad():
+        _, state = model(random_ids(model, 1, 500, 0), model.init_state(1), donate=True)
+    assert state.depth[0].mixer.k.shape[2] == 5
 
 
 @pytest.mark.parametrize("name", ["transformer-nano", "minimal-transformer", "gpt"])

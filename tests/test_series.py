@@ -193,6 +193,7 @@ def test_a_dial_needs_a_flow():
         (lambda m, x: m(x, dt=torch.full((2, 4), float("nan"))), r"dt is .* must be finite, got nan at \[0, 0\]"),
         (lambda m, x: m(x, dt=torch.ones(2, 4, dtype=torch.bool)), "a real number a step; got torch.bool"),
         (lambda m, x: m(x, dt=1.0), r"dt must be a tensor of the shape \(2, 4\), got a float"),
+        (lambda m, x: m(x.tolist()), "x must be a tensor .* got a list; use torch.tensor"),
         (lambda m, x: m(x, m.init_state(5)), "the state holds 5 rows, the steps of x have 2"),
         (lambda m, x: m(x, m.init_state(2), donate=True), "which gradients forbid"),
     ],

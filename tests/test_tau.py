@@ -231,14 +231,22 @@ def test_a_graph_from_a_file_comes_with_the_run(tmp_path, monkeypatch):
         ({"key_size": 5}, "RoPE needs an even key size"),
         ({"rope_base": -5.0}, "tau.rope_base must be above 1, got -5"),
         ({"rope": False, "rope_base": 5.0}, "tau.rope_base 5.0 needs tau.rope: true"),
-        ({"cache": "bined"}, "tau.cache must be one of exact, binned, got 'bined'"),
-        ({"laplacian_weights": "learn"}, "tau.laplacian_weights must be one of fixed, diagonal, learned, got 'learn'"),
+        ({"rope": False, "rope_repeat": 2}, "tau.rope_repeat 2 needs tau.rope: true"),
+        ({"horizons": (8.0,)}, "tau.horizons must be two numbers"),
+        ({"value_rotation": float("inf")}, "above 1 token and finite"),
         ({"temperature": (0.1, 0.2, 0.3)}, "one number, or the first head's and the last's, got"),
     ],
 )
 def test_options_that_cannot_be(options, message):
     with pytest.raises(ConfigError, match=message):
         Tau(TauConfig(**options), 16)
+
+
+def test_temperatures_as_a_list():
+    listed, paired = (Tau(TauConfig(temperature=t), 16) for t in ([0.02, 0.2], (0.02, 0.2)))
+    for built in (listed, paired):
+        built.reset_parameters()
+    assert torch.equal(listed.log_temperature, paired.log_temperature)
 
 
 @pytest.mark.parametrize("source", ["chian", ""])

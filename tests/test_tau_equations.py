@@ -140,7 +140,6 @@ def test_what_flows_back_into_steep_heads_is_scaled_and_nothing_else(keys):
         ({"bins": 8}, "needs tau.cache: binned"),
         ({"value_rotation": 16.0, "head_size": 5, "key_size": 4}, "needs an even head size, got 5"),
         ({"value_rotation": 0.5}, "value_rotation must be above 1 token"),
-        ({"keys": "prev"}, "tau.keys must be one of own, previous, got 'prev'"),
     ],
 )
 def test_options_that_would_do_nothing_or_fail_later(options, message):

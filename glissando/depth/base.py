@@ -136,17 +136,13 @@ class SequentialDepth(Depth):
         return tuple(self.blocks[i].init_state(batch_size, device, dtype) for i in self.order)  # type: ignore[operator]
 
     def forward(self, x: Tensor, state: tuple | None = None, ctx: Context | None = None) -> tuple[Tensor, tuple | None]:
-        ctx = ctx or EMPTY
-        if state is None:
-            for step, i in enumerate(self.order):
-                x = self._train_step(i, x, step, ctx)
-            return x, None
-        after = []
-        for (step, i), before in zip(enumerate(self.order), state, strict=True):
-            y, new = self.apply_block(i, self.enter(x, step), before, ctx)
+        ctx, order, after = ctx or EMPTY, self.order, []
+        befores = [None] * len(order) if state is None else state
+        for step, (i, before) in enumerate(zip(order, befores, strict=True)):
+            y, new = self._apply_step(step, i, x, before, ctx)
             x = self._gate(x, y, step)
             after.append(new)
-        return x, tuple(after)
+        return x, None if state is None else tuple(after)
 
     def apply_block(self, i: int, x: Tensor, state: State, ctx: Context) -> tuple[Tensor, State]:
         """Block i on x; None in, None out."""
@@ -155,12 +151,13 @@ class SequentialDepth(Depth):
     def _gate(self, x: Tensor, y: Tensor, step: int) -> Tensor:
         return y if self.gates is None or step not in self.gated else x + self.gates[self.gated[step]] * (y - x)
 
-    def _train_step(self, i: int, x: Tensor, step: int, ctx: Context) -> Tensor:
+    def _apply_step(self, step: int, i: int, x: Tensor, before: State, ctx: Context) -> tuple[Tensor, State]:
+        def run(h: Tensor) -> tuple[Tensor, State]:
+            return self.apply_block(i, self.enter(h, step), before, ctx)
+
         if self.gradient_checkpointing and torch.is_grad_enabled():
-            y = checkpoint(lambda h: self.apply_block(i, self.enter(h, step), None, ctx)[0], x, use_reentrant=False)
-        else:
-            y = self.apply_block(i, self.enter(x, step), None, ctx)[0]
-        return self._gate(x, y, step)
+            return checkpoint(run, x, use_reentrant=False)
+        return run(x)
 
 
 def begin_blocks(new: Iterable[nn.Module], old: list[nn.Module]) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.block import Block
-from glissando.config import starting
+from glissando.config import check_choices, starting
 from glissando.depth.base import BlockFactory, Depth, begin_blocks
 from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, unroll
@@ -107,6 +107,7 @@ class FlowDepth(Depth):
     def reset_parameters(self) -> None:
         """W ~ U(-1/sqrt(C), 1/sqrt(C)), as published: near 0 neither W nor what reads it learns, as each waits for the
         other. u = 0 does not see W."""
+        nn.init.constant_(self.alpha, self.config.alpha)
         if self.control is not None:
             bound = self.control.in_features**-0.5
             nn.init.uniform_(self.control.weight, -bound, bound)
@@ -179,26 +180,22 @@ class FlowDepth(Depth):
     ) -> tuple[Tensor, FlowState | None]:
         ctx = ctx or EMPTY
         inner = ctx.without("control")
-        if state is None:
-            for block in self.before:
-                x, _ = block(x, None, inner)
-            x = self._flow(x, ctx)
-            for block in self.after:
-                x, _ = block(x, None, inner)
-            return x, None
-        x, before = _through(self.before, x, state.before, inner)
-        x, flow = self._stream(x, state.flow, ctx)
-        x, after = _through(self.after, x, state.after, inner)
-        return x, FlowState(before, flow, after)
+        none = FlowState((None,) * len(self.before), (), (None,) * len(self.after))
+        given = none if state is None else state
+        x, before = _through(self.before, x, given.before, inner)
+        x, flow = (self._flow(x, ctx), ()) if state is None else self._stream(x, state.flow, ctx)
+        x, after = _through(self.after, x, given.after, inner)
+        return x, None if state is None else FlowState(before, flow, after)
 
     def _flow(self, x: Tensor, ctx: Context) -> Tensor:
-        field = _Field(self, ctx, None)
+        signals = self._signals(ctx, x)
+        field = _Field(self, ctx, signals, None)
         if self.unrolled or self.config.tolerance is not None:
-            return self._unroll(field, x, ctx)
+            return self._unroll(field, x, signals, ctx)
         return integrate(
             field,
             x,
-            args=self._arguments(ctx, x),
+            args=tuple(signals.values()),
             params=[*self.field.parameters(), *self.time.parameters(), *self._control_parameters(), self.alpha],
             n_steps=self.n_steps,
             method=self.config.method,
@@ -206,12 +203,15 @@ class FlowDepth(Depth):
         )
 
     def _stream(self, x: Tensor, states: tuple, ctx: Context) -> tuple[Tensor, tuple]:
-        field = _Field(self, ctx, iter(states))
-        x = self._unroll(field, x, ctx)
+        signals = self._signals(ctx, x)
+        field = _Field(self, ctx, signals, iter(states))
+        x = self._unroll(field, x, signals, ctx)
+        if len(field.after) != len(states):
+            raise ValueError(f"a state of {len(states)} evaluations was given to a flow of {len(field.after)}")
         return x, tuple(field.after)
 
-    def _unroll(self, field: _Field, x: Tensor, ctx: Context) -> Tensor:
-        c, args = self.config, self._arguments(ctx, x)
+    def _unroll(self, field: _Field, x: Tensor, signals: dict[Signal, Tensor], ctx: Context) -> Tensor:
+        c, args = self.config, tuple(signals.values())
         if c.tolerance is None:
             reversible = c.backward == "reversible"
             return unroll(field, x, args=args, n_steps=self.n_steps, method=c.method, reversible=reversible)
@@ -229,19 +229,24 @@ class FlowDepth(Depth):
     def _control_parameters(self) -> list[Tensor]:
         return [] if self.control is None else list(self.control.parameters())
 
-    def _arguments(self, ctx: Context, x: Tensor) -> tuple[Tensor, ...]:
-        """The control as (B, 1 or T, C): an argument of the field, so that it gets gradients in every mode."""
-        if ctx.control is None or self.control is None:
-            return ()
-        if ctx.control.shape[-1] != self.control.in_features:
-            raise ConfigError(
-                f"this model has {self.control.in_features} control dimensions, and was given {ctx.control.shape[-1]}"
-            )
-        control = ctx.control if ctx.control.ndim == 3 else ctx.control.unsqueeze(1)
-        return (control.to(x.dtype),)
+    def _signals(self, ctx: Context, x: Tensor) -> dict[Signal, Tensor]:
+        """The control as (B, 1 or T, C) and dt, where given: arguments of the field, for gradients in every mode."""
+        signals: dict[Signal, Tensor] = {}
+        if ctx.control is not None and self.control is not None:
+            if ctx.control.shape[-1] != self.control.in_features:
+                raise ConfigError(
+                    f"this model has {self.control.in_features} control dimensions, and was given "
+                    f"{ctx.control.shape[-1]}"
+                )
+            control = ctx.control if ctx.control.ndim == 3 else ctx.control.unsqueeze(1)
+            signals["control"] = control.to(x.dtype)
+        if ctx.dt is not None:
+            signals["dt"] = ctx.dt
+        return signals
 
 
 def _require_options(config: Any, flow: FlowConfig) -> None:
+    check_choices(flow, "depth.flow")
     if not math.isfinite(flow.alpha):
         raise ConfigError(f"depth.flow.alpha must be a finite number, got {flow.alpha}")
     if len(set(config.control)) < len(config.control):
@@ -254,10 +259,14 @@ def _require_options(config: Any, flow: FlowConfig) -> None:
 
 
 class _Field:
-    """alpha F(H, tau, u) for one call of the model; with `states`, one is taken and one left by each evaluation."""
+    """alpha F(H, tau, u) for one call of the model; with `states`, one is taken and one left by each evaluation.
 
-    def __init__(self, depth: FlowDepth, ctx: Context, states: Iterator[Any] | None) -> None:
-        self.depth, self.ctx, self.states = depth, ctx.without("control"), states
+    Arguments come in the order of `signals`.
+    """
+
+    def __init__(self, depth: FlowDepth, ctx: Context, signals: Iterable[Signal], states: Iterator[Any] | None) -> None:
+        self.depth, self.ctx, self.states = depth, ctx.without("control", "dt"), states
+        self.names = tuple(signals)
         self.after: list[Any] = []
         self.seed = _seed(depth)
 
@@ -266,18 +275,18 @@ class _Field:
         return self.states is None and not bool(active.any())
 
     def __call__(self, tau: float, h: Tensor, *args: Tensor, active: Tensor | None = None) -> Tensor:
-        (control,) = args or (None,)
-        depth = self.depth
+        given = dict(zip(self.names, args, strict=True))
+        depth, ctx = self.depth, replace(self.ctx, dt=given.get("dt"))
         at = h + depth.time(h.new_full((1,), tau))
-        if control is not None and depth.control is not None:
-            at = at + depth.control(control)
+        if depth.control is not None and "control" in given:
+            at = at + depth.control(given["control"])
         if self.states is not None:
-            slope, state = depth.field.branches(at, next(self.states), self.ctx, active)
+            slope, state = depth.field.branches(at, next(self.states), ctx, active)
             self.after.append(state)
         elif self.seed is None:
-            slope, _ = depth.field.branches(at, None, self.ctx, active)
+            slope, _ = depth.field.branches(at, None, ctx, active)
         else:
-            slope = _seeded(self.seed, tau, h.device, lambda: depth.field.branches(at, None, self.ctx, active)[0])
+            slope = _seeded(self.seed, tau, h.device, lambda: depth.field.branches(at, None, ctx, active)[0])
         slope = depth.alpha * slope
         if depth.watcher is not None:
             depth.watcher(tau, slope)

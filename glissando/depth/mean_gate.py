@@ -48,4 +48,4 @@ class MeanGate(nn.Module):
         with without_autocast(y.device.type):
             mean, last = scan((1 - share).expand_as(y), share * exact(y), before.mean)
         gate = torch.sigmoid(self.down(F.gelu(self.up(mean.to(y.dtype)))))
-        return gate, None if state is None else MeanState(last, passed[:, -1])
+        return gate, None if state is None else MeanState(last, passed[:, -1].clone())  # a view would keep all

@@ -24,14 +24,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.config import starting
+from glissando.config import check_choices, starting
 from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Lift, Table, append, append_pairs, join, linear, tables, tile
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.gates import check_horizons, start_forget_gate
+from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import append as append_slots
-from glissando.mixers.slots import at_last, check_keys, latest_of, shifted
+from glissando.mixers.slots import at_last, latest_of, shifted
 from glissando.ops.attention import attention
 from glissando.ops.rope import rotate, rotation_after
 from glissando.state import zeros_position
@@ -99,13 +100,14 @@ class Attention(Mixer):
 
     def __init__(self, config: AttentionConfig, hidden_size: int) -> None:
         super().__init__()
+        check_choices(config, "attention")
         for name in ("heads", "kv_heads", "head_size"):
             value = getattr(config, name)
             if value is not None and value < 1:
                 raise ConfigError(f"attention.{name} must be at least 1, got {value}")
         if config.scale is not None and not (math.isfinite(config.scale) and config.scale > 0):
             raise ConfigError(f"attention.scale must be above 0 and finite, got {config.scale}")
-        check_keys("attention", config.keys)
+        check_rope("attention", config)
         check_horizons("attention", config.horizons)
         if not 0 <= config.dropout < 1:
             raise ConfigError(f"attention.dropout must be at least 0 and below 1, got {config.dropout}")
@@ -293,29 +295,38 @@ class Attention(Mixer):
         lowered = _lowered(decay, importance)
         if lowered is not None and state.decay is not None:
             decays = append(state.decay.unsqueeze(-1), lowered.unsqueeze(-1)).squeeze(-1)
-        visible = self._visible_with_past(state.length, new, end, uniform)
-        near = None if decays is None else decays[..., :end]
-        y = self._attend(q, keys[:, :, :end], values[:, :, :end], visible, near, decay)
+        # Slots that have left every row's window may still be there, see _keep_window.
+        first = 0 if self.config.window is None else max(0, min(lengths, default=0) + 1 - self.config.window)
+        visible = self._visible_with_past(state.length, new, first, end, uniform)
+        near = None if decays is None else decays[..., first:end]
+        heard, said = (slots[:, :, first:end].to(q.dtype) for slots in (keys, values))
+        y = self._attend(q, heard, said, visible, near, decay)
         latest = latest_of(q, counts, state.latest)
         after = AttentionState(keys, values, decays, total, latest, state.length + counts, state.position + counts)
-        return y, self._keep_window(after, end)
+        return y, self._keep_window(after, end, donate)
 
-    def _visible_with_past(self, start: Tensor, new: int, end: int, uniform: bool) -> Tensor | str:
-        """Query i of a row that held `start` tokens stands in slot start + i and sees the slots up to there."""
+    def _visible_with_past(self, start: Tensor, new: int, first: int, end: int, uniform: bool) -> Tensor | str:
+        """Which of the slots from `first` to `end` each query sees: query i of a row that held `start` tokens stands in
+        slot start + i and sees up to there."""
         window = self.config.window
-        if uniform and new == 1 and (window is None or end <= window):
+        if uniform and new == 1:
             return "all"
         if uniform and new == end and window is None:
             return "causal"
-        slots = torch.arange(end, device=start.device)
-        own = start.unsqueeze(1) + slots[:new]
+        slots = torch.arange(first, end, device=start.device)
+        own = start.unsqueeze(1) + torch.arange(new, device=start.device)
         age = own.unsqueeze(-1) - slots
         visible = age >= 0 if window is None else (age >= 0) & (age < window)
         return visible.unsqueeze(1)
 
-    def _keep_window(self, state: AttentionState, end: int) -> AttentionState:
-        window = self.config.window
+    def _keep_window(self, state: AttentionState, end: int, donate: bool) -> AttentionState:
+        """The state with the latest `window` slots; a donated one keeps older ones until its room is full, and is then
+        moved to its own beginning, so that a token costs neither a copy of the window nor memory."""
+        window, room = self.config.window, state.k.shape[2]
         if window is None or end <= window:
+            return state
+        in_place = donate and room <= max(64, 2 * window)
+        if in_place and end < room:
             return state
         first = (state.length - window).clamp_min(0)
         index = first.unsqueeze(1) + torch.arange(window, device=first.device)
@@ -323,7 +334,11 @@ class Attention(Mixer):
         def keep(slots: Tensor) -> Tensor:
             wanted = index.clamp_max(slots.shape[2] - 1)
             view = wanted.reshape(wanted.shape[0], 1, window, *[1] * (slots.ndim - 3))
-            return slots.gather(2, view.expand(-1, slots.shape[1], -1, *slots.shape[3:]))
+            latest = slots.gather(2, view.expand(-1, slots.shape[1], -1, *slots.shape[3:]))
+            if not in_place:
+                return latest
+            slots[:, :, :window] = latest
+            return slots
 
         decay = None if state.decay is None else keep(state.decay)
         length = state.length.clamp_max(window)

@@ -11,9 +11,9 @@ from glissando.errors import ConfigError
 
 
 def check_horizons(mixer: str, horizons: tuple[float, float]) -> None:
-    """Raise ConfigError unless both are finite and above 1 token."""
-    if not all(math.isfinite(tokens) and tokens > 1 for tokens in horizons):
-        raise ConfigError(f"{mixer}.horizons must be two numbers of tokens above 1, got {list(horizons)}")
+    """Raise ConfigError unless there are two, both finite and above 1 token."""
+    if not isinstance(horizons, tuple | list) or len(horizons) != 2 or not all(1 < h < math.inf for h in horizons):
+        raise ConfigError(f"{mixer}.horizons must be two numbers of tokens above 1, got {horizons}")
 
 
 @torch.no_grad()

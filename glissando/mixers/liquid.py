@@ -33,11 +33,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.config import starting
+from glissando.config import check_choices, starting
 from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, grow_norm, join, linear, tables, tile, under
-from glissando.mixers.base import Context, Mixer
+from glissando.mixers.base import Context, Mixer, last_real
 from glissando.mixers.liquid_dynamics import Dense, Diagonal
 
 if TYPE_CHECKING:
@@ -98,12 +98,13 @@ class Liquid(Mixer):
 
     @staticmethod
     def _check(c: LiquidConfig, hidden_size: int) -> None:
+        check_choices(c, "liquid")
         size = hidden_size if c.state_size is None else c.state_size
         if size < 1 or (c.dynamics == "diagonal" and size % 2):
             raise ConfigError(f"liquid.state_size must be positive, and even for diagonal dynamics, got {size}")
         if not 0.001 < c.adaptation < 0.999:
             raise ConfigError(f"liquid.adaptation must be between 0.001 and 0.999, got {c.adaptation}")
-        if c.steps is not None and not (0 < c.steps[0] <= c.steps[1] < math.inf):
+        if c.steps is not None and not (len(c.steps) == 2 and 0 < c.steps[0] <= c.steps[1] < math.inf):
             raise ConfigError(f"liquid.steps must be two numbers above 0 in order, got {list(c.steps)}")
         for name in ("steps", "coupled", "turns"):
             if c.dynamics == "dense" and getattr(c, name) is not None:
@@ -149,7 +150,9 @@ class Liquid(Mixer):
         before = self.init_state(len(x), x.device).x if state is None else state.x
         states = self.dynamics(inputs, before, ctx.dt, ctx.memo)
         y = self.layer.leave(x, inputs, states)
-        return y, None if state is None else LiquidState(_last(states, state.x, ctx))
+        if state is None:
+            return y, None
+        return y, LiquidState(last_real(states, x.shape[1] if ctx.mask is None else ctx.counts(x), state.x))
 
     def time_constants(self, x: Tensor, ctx: Context) -> Tensor:
         """tau (B, T, N, or N / 2 modes) in tokens of dt = 1; x (B, T, D) as the mixer is given it."""
@@ -173,15 +176,6 @@ class Liquid(Mixer):
 
 #: tokens that `observe` looks at
 _OBSERVED = 64
-
-
-def _last(states: Tensor, before: Tensor, ctx: Context) -> Tensor:
-    """The state after each row's last real token; rows are packed, and one without any keeps its state."""
-    if ctx.mask is None:
-        return states[:, -1].clone()
-    counts = ctx.counts(states)
-    index = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, 1, states.shape[2])
-    return torch.where((counts > 0).unsqueeze(1), states.gather(1, index).squeeze(1), before.to(states.dtype))
 
 
 class Gated(nn.Module):

@@ -6,18 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glissando.errors import ConfigError
-
-
-def check_keys(section: str, keys: str) -> None:
-    """Raises ConfigError unless keys are of a kind that there is."""
-    check_kind(section, "keys", keys, ("own", "previous"))
-
-
-def check_kind(section: str, name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raises ConfigError unless the value is one of those known: from Python nothing else looks."""
-    if value not in known:
-        raise ConfigError(f"{section}.{name} must be one of {', '.join(known)}, got {value!r}")
+from glissando.mixers.base import last_real
 
 
 def shifted(q: Tensor, latest: Tensor | None) -> Tensor:
@@ -28,20 +17,20 @@ def shifted(q: Tensor, latest: Tensor | None) -> Tensor:
 
 def at_last(x: Tensor, counts: Tensor | int, before: Tensor) -> Tensor:
     """x (B, H, T, ...) at each row's last real token; `before` (B, H, ...) in a row that has none."""
-    if isinstance(counts, int):
-        return x[:, :, counts - 1].clone()  # a view would keep all of x alive
-    rows = torch.arange(x.shape[0], device=x.device)
-    latest = x[rows, :, (counts - 1).clamp_min(0)]
-    return torch.where((counts > 0).view(-1, *[1] * (before.ndim - 1)), latest, before.to(x.dtype))
+    return last_real(x.transpose(1, 2), counts, before)
 
 
 def latest_of(q: Tensor, counts: Tensor | int, before: Tensor | None) -> Tensor | None:
     """What `shifted` will take for the token that follows; None where keys are not shifted."""
-    return None if before is None else at_last(q, counts, before).to(before.dtype)
+    return None if before is None else at_last(q, counts, before)
 
 
 def append(slots: Tensor, new: Tensor, start: Tensor, end: int, uniform: bool, donate: bool) -> Tensor:
-    """`new` (B, G, T, K) written behind each row's `start` slots; in place, with room to spare, if donated."""
+    """`new` (B, G, T, K) written behind each row's `start` slots; in place, with room to spare, if donated.
+
+    The cache keeps its own type, which need not be that of what is computed.
+    """
+    new = new.to(slots.dtype)
     begin = end - new.shape[2]
     if not donate and uniform:
         return torch.cat([slots[:, :, :begin], new], 2)

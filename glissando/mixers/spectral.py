@@ -31,11 +31,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.config import starting
+from glissando.config import check_choices, starting
 from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, join, linear, spread, tables, tile
-from glissando.mixers.base import Context, Mixer
+from glissando.mixers.base import Context, Mixer, last_real
 from glissando.ops.phase_gate import phase_gate
 from glissando.ops.rational_filter import rational_filter
 from glissando.ops.scan import scan
@@ -124,6 +124,7 @@ class Spectral(Mixer):
 
     def _check(self, hidden_size: int) -> int:
         c = self.config
+        check_choices(c, "spectral")
         if not c.projections:
             for name in ("channels", "decay", "output_gate", "horizon"):
                 if getattr(c, name) is not None:
@@ -137,8 +138,8 @@ class Spectral(Mixer):
                 )
         if c.channels is not None and c.channels < 1:
             raise ConfigError(f"spectral.channels must be at least 1, got {c.channels}")
-        if c.horizon is not None and not c.horizon >= 1:
-            raise ConfigError(f"spectral.horizon must be at least 1 token, got {c.horizon}")
+        if c.horizon is not None and not 1 <= c.horizon < math.inf:
+            raise ConfigError(f"spectral.horizon must be at least 1 token and finite, got {c.horizon}")
         return (c.channels or hidden_size) if c.projections else hidden_size // 2
 
     @torch.no_grad()
@@ -285,12 +286,7 @@ class Spectral(Mixer):
         return 8 * given.gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))
 
     def _after(self, h: Tensor, last: Tensor, state: SpectralState, ctx: Context) -> SpectralState:
-        last = torch.view_as_real(last)
         if ctx.mask is None:
-            return SpectralState(last, state.position + h.shape[1])
-        # Rows are packed: a row's last real token stands at its count, and a row without one keeps its state.
+            return SpectralState(torch.view_as_real(last).to(state.h.dtype), state.position + h.shape[1])
         counts = ctx.counts(h)
-        index = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, 1, h.shape[2])
-        reached = torch.view_as_real(h.gather(1, index).squeeze(1))
-        last = torch.where((counts > 0).view(-1, 1, 1), reached, state.h.to(reached.dtype))
-        return SpectralState(last, state.position + counts)
+        return SpectralState(last_real(torch.view_as_real(h), counts, state.h), state.position + counts)

@@ -32,13 +32,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glissando import laplacian as graphs
-from glissando.config import starting
+from glissando.config import check_choices, starting
 from glissando.errors import ConfigError, nearest
 from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, append, append_pairs, join, leaning_tile, linear, tables, tile
 from glissando.mixers.base import Context, Mixer
 from glissando.mixers.gates import check_horizons, start_forget_gate
-from glissando.mixers.slots import check_keys, check_kind, shifted
+from glissando.mixers.rope import check_rope
+from glissando.mixers.slots import shifted
 from glissando.mixers.tau_cache import BinnedCache, ExactCache, Heard, TauState
 from glissando.ops.energy import energy
 from glissando.ops.rope import rotate, rotation_after
@@ -159,6 +160,7 @@ class Tau(Mixer):
 
     @staticmethod
     def _check(config: TauConfig, hidden_size: int) -> None:
+        check_choices(config, "tau")
         for name in ("heads", "value_heads", "head_size", "key_size", "rope_repeat", "value_width", "bins"):
             value = getattr(config, name)
             if value is not None and value < 1:
@@ -177,9 +179,6 @@ class Tau(Mixer):
             )
         if config.cache == "exact" and config.bins is not None:
             raise ConfigError(f"tau.bins {config.bins} needs tau.cache: binned; the exact cache has none")
-        check_kind("tau", "cache", config.cache, ("exact", "binned"))
-        check_kind("tau", "laplacian_weights", config.laplacian_weights, ("fixed", "diagonal", "learned"))
-        check_keys("tau", config.keys)
         check_horizons("tau", config.horizons)
         groups = config.value_heads or config.heads
         if config.heads % groups:
@@ -192,16 +191,11 @@ class Tau(Mixer):
 
     @staticmethod
     def _check_turning(config: TauConfig) -> None:
-        if config.value_rotation is not None and not config.value_rotation > 1:
-            raise ConfigError(f"tau.value_rotation must be above 1 token, got {config.value_rotation}")
+        if config.value_rotation is not None and not 1 < config.value_rotation < math.inf:
+            raise ConfigError(f"tau.value_rotation must be above 1 token and finite, got {config.value_rotation}")
         if config.value_width is not None and config.value_rotation is None:
             raise ConfigError(f"tau.value_width {config.value_width} needs tau.value_rotation; without it leave it out")
-        if config.rope and not (math.isfinite(config.rope_base) and config.rope_base > 1):
-            raise ConfigError(f"tau.rope_base must be above 1, got {config.rope_base}")
-        if not config.rope and config.rope_base != TauConfig.rope_base:
-            raise ConfigError(f"tau.rope_base {config.rope_base} needs tau.rope: true; without it leave it out")
-        if config.rope_repeat > 1 and not config.rope:
-            raise ConfigError(f"tau.rope_repeat {config.rope_repeat} needs tau.rope: true; without it leave it out")
+        check_rope("tau", config)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -390,9 +384,11 @@ class _Scaled(torch.autograd.Function):
 def temperatures(config: TauConfig) -> tuple[float, float]:
     """Where T starts in the first and in the last head."""
     t = config.temperature
-    if isinstance(t, tuple) and len(t) != 2:
+    if not isinstance(t, tuple | list):
+        return t, t
+    if len(t) != 2:
         raise ConfigError(f"tau.temperature must be one number, or the first head's and the last's, got {list(t)}")
-    return t if isinstance(t, tuple) else (t, t)
+    return t[0], t[1]
 
 
 def attention_entropy(heard: Heard, queries: Tensor) -> Tensor:

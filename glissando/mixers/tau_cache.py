@@ -107,9 +107,9 @@ class ExactCache:
             total = total if decay is None or total is None else at_last(decay, counts, total)
         # A step of decoding reads what it sees; cutting the rest off would copy all of the cache.
         end = keys.shape[2] if heard.q.shape[2] == 1 else end
-        seen = keys[:, :, :end]
+        seen = keys[:, :, :end].to(heard.q.dtype)
         near = exponents(seen, None, None) if e is None else e[..., :end]
-        y, _ = attend(heard.q, seen, values[:, :, :end], heard.temperature, near, past=state.position)
+        y, _ = attend(heard.q, seen, values[:, :, :end].to(heard.v.dtype), heard.temperature, near, past=state.position)
         latest = latest_of(heard.q, counts, state.latest)
         return y, ExactState(keys, values, e, total, latest, state.position + counts)
 
