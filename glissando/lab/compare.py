@@ -23,6 +23,8 @@ from glissando.storage import remove_directory, write_atomic
 from glissando.training.fit import resume, train
 
 SPEED = "speed.json"
+#: raised when what is measured changes: older figures are not set beside new ones
+_SPEED_FORMAT = 2
 
 
 def compare(comparison: Comparison) -> tuple[Path, list[ModelResult]]:
@@ -150,8 +152,8 @@ def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[s
     for run in runs:
         if run.failed is None:
             first.setdefault(run.job.preset, run.path)
-    key = {"runs": {name: str(path.relative_to(comparison.out)) for name, path in first.items()}}
-    key["contexts"] = list(comparison.contexts)  # type: ignore[assignment]
+    key: dict[str, Any] = {"format": _SPEED_FORMAT, "contexts": list(comparison.contexts)}
+    key["runs"] = {name: str(path.relative_to(comparison.out)) for name, path in first.items()}
     file = comparison.out / SPEED
     if file.is_file():
         known = json.loads(file.read_bytes())

@@ -211,8 +211,9 @@ def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
                 "memory, MiB", "runs"]  # fmt: skip
     note = (
         "Means over seeds. As trained: the median of the log, whatever else the machine did then. In turn: the models "
-        "take turns at single steps, median (lowest to highest). Memory: the peak of a process of its own over what it "
-        "had before the model. " + _timed_where(results, runs)
+        "take turns at single steps, median (lowest to highest). Memory: the weights, and the peak of two steps over "
+        "what a process of its own holds after one: imports and compiled kernels are no part of it. "
+        + _timed_where(results, runs)
     )
     return Table("Spent", headings, rows, note)
 
