@@ -1,12 +1,10 @@
-"""Comparisons: what is planned, chosen, measured and reported, and a whole one at toy size."""
+"""Comparisons: what is planned, and a whole one at toy size; test_compare_results.py has the figures."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import json
-import math
-import mmap
 import re
 import shutil
 import signal
@@ -23,12 +21,11 @@ from training_runs import started
 from glissando.cli import main
 from glissando.errors import ConfigError, DataError, UnknownNameError
 from glissando.lab import compare
-from glissando.lab.compare_measure import MEASURED, epiplexity, read_measured
+from glissando.lab.compare_measure import MEASURED, read_measured
 from glissando.lab.compare_plan import Amount, Comparison, Job
-from glissando.lab.compare_results import Finished, accuracy, bits_on, choose, difference, estimate
+from glissando.lab.compare_results import bits_on
 from glissando.lab.compare_speed import _Entry, warm_up
 from glissando.lab.compare_table import Table
-from glissando.lab.memory import forget_peak, peak_bytes, resident_bytes
 from glissando.lab.probes import PROBES, select_probes
 from glissando.runs import latest_checkpoint
 from glissando.training.callbacks import read_metrics
@@ -139,118 +136,6 @@ def test_probes_are_corpora_that_fit_their_rows(name, tmp_path):
     assert 0 < float(corpus.describe()["chance_accuracy"]) < 1  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------- figures
-
-
-def test_epiplexity_of_a_known_curve():
-    """Loss 3, 2, 1, ..., 1 nats over 20 rows of 50 tokens: (2 + 1) * 50 nats above the end."""
-    losses = [3.0, 2.0] + [1.0] * 18
-    rows = [{"tokens": 50.0 * (i + 1), "train_loss": loss} for i, loss in enumerate(losses)]
-    found = epiplexity(rows)
-    assert found["end_loss"] == 1.0
-    assert found["bits"] == pytest.approx(150 / math.log(2))
-
-
-def test_epiplexity_does_not_depend_on_how_often_rows_are_logged():
-    fine = [{"tokens": 10.0 * (i + 1), "train_loss": 1 + 2.0 ** -(i / 5)} for i in range(100)]
-    pairs = zip(fine[::2], fine[1::2], strict=True)
-    coarse = [{"tokens": b["tokens"], "train_loss": (a["train_loss"] + b["train_loss"]) / 2} for a, b in pairs]
-    assert epiplexity(coarse)["bits"] == pytest.approx(epiplexity(fine)["bits"])
-
-
-def test_intervals_cover_the_truth_as_often_as_they_say():
-    """Rows of random cost: 95 % intervals of a mean hold it in 90 to 99 of 100 draws."""
-    rng = np.random.default_rng(0)
-    held = 0
-    for _ in range(100):
-        n_bytes = rng.integers(50, 150, size=200).astype(float)
-        bits = n_bytes * (1 + 0.3 * rng.standard_normal(200))
-        found = estimate(bits[None], n_bytes[None])
-        held += found.low <= 1.0 <= found.high
-    assert 90 <= held <= 99
-
-
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_intervals_of_few_seeds_cover_the_truth_too(seeds: int):
-    """Rows and seeds of random cost, seeds dominating, of two models that are alike: the difference is 0."""
-    rng, n_bytes, held = np.random.default_rng(0), np.full((seeds, 64), 10.0), 0
-    for _ in range(200):
-        rows = 1 + 0.05 * rng.standard_normal(64)
-        a, b = (n_bytes * (rows + 0.02 * rng.standard_normal((seeds, 1))) for _ in range(2))
-        found = difference((a, n_bytes), (b, n_bytes))
-        held += found.low <= 0 <= found.high
-    assert held >= 185
-
-
-def test_seeds_widen_an_interval():
-    n_bytes = np.full((2, 100), 10.0)
-    rows = np.random.default_rng(0).uniform(0.9, 1.1, 100)
-    apart = estimate(n_bytes * rows * np.array([[1.0], [1.5]]), n_bytes)
-    alike = estimate(n_bytes * rows * np.array([[1.25], [1.25]]), n_bytes)
-    assert apart.value == pytest.approx(alike.value)
-    assert apart.low < 1.05 < 1.45 < apart.high
-    assert alike.high - alike.low < 0.1
-
-
-def test_differences_are_taken_on_the_same_rows():
-    """A model that costs 1 % more in every row is worse without a doubt, however much the rows differ."""
-    n_bytes = np.full((1, 50), 10.0)
-    bits = 10 * np.random.default_rng(0).uniform(0.1, 4.0, (1, 50))
-    found = difference((1.01 * bits, n_bytes), (bits, n_bytes))
-    assert 0 < found.low <= found.value <= found.high
-    assert estimate(bits, n_bytes).high - estimate(bits, n_bytes).low > 20 * found.value
-
-
-def tried(rate: float, nats: list[float], failed: bool = False) -> Finished:
-    figures: dict[str, Any] = {"held_out": {"nats": nats, "bytes": [1.0] * len(nats)}}
-    return Finished(Job("sweep", "a", 0, rate), Path(), {"failed": "diverged"} if failed else figures)
-
-
-def test_a_rate_is_chosen_on_rows_that_are_not_reported():
-    """0.2 is best where rows are reported (odd), 0.1 where they choose (even)."""
-    sweep = [tried(0.1, [1.0, 9.0] * 2), tried(0.2, [2.0, 0.0] * 2), tried(0.4, [], failed=True)]
-    assert choose(sweep) == {"a": 0.1}
-    assert choose(sweep[2:]) == {}
-
-
-def test_an_accuracy_without_a_mistake_is_not_certain():
-    """50 of 50: a bootstrap has no width there, Wilson's interval has."""
-    held = {"correct": [10] * 5, "targets": [10] * 5}
-    found = accuracy([Finished(Job("probe", "a", 0, 1e-3, "copy"), Path(), {"held_out": held})])
-    assert found is not None
-    assert (found.value, found.high) == (1.0, 1.0)
-    assert found.low == pytest.approx(50 / (50 + 1.96**2))
-
-
-def touch(mib: int) -> None:
-    """So much memory comes and goes; mapped, as an allocator keeps what was freed and gives it out again."""
-    with mmap.mmap(-1, mib * 2**20) as block:
-        for at in range(0, len(block), mmap.PAGESIZE):
-            block[at] = 1
-
-
-def test_a_peak_is_counted_from_where_it_was_forgotten():
-    """512 MiB that came and went before are not counted, 256 MiB after are."""
-    touch(512)
-    before = resident_bytes()
-    if not forget_peak():
-        pytest.skip("this system does not let a process forget its peak")
-    touch(256)
-    assert 200 < (peak_bytes() - before) / 2**20 < 400
-
-
-def test_the_table_as_text(tmp_path):
-    table = Table(tmp_path)
-    table.set("short", parameters="1,000", state="waiting")
-    table.set("a-longer-name", parameters="10", runs="1/3")
-    assert table.lines() == [
-        "model          parameters  runs    state",
-        "short               1,000        waiting",
-        "a-longer-name          10   1/3",
-    ]
-    table.close()
-
-
 # ---------------------------------------------------------------------- all of it, at toy size
 
 
@@ -299,6 +184,7 @@ def test_every_figure_is_traced_to_a_run(finished):
         assert line["commit"]
         assert line["machine"]
     speed = json.loads((finished / "speed.json").read_bytes())["models"]
+    assert all(0 < figures["memory_mib"] < 60 for figures in speed.values())
     for line in (
         line for line in lines if line["measure"].startswith(("decode", "state", "peak", "tokens_per_second_in"))
     ):
