@@ -19,11 +19,13 @@ import pytest
 from training_runs import started
 
 from glissando.cli import main
+from glissando.data import corpora
 from glissando.errors import ConfigError, DataError, UnknownNameError
-from glissando.lab import compare
-from glissando.lab.compare_measure import MEASURED, read_measured
+from glissando.lab import compare, compare_plan
+from glissando.lab.compare_measure import MEASURED, _digest, read_measured, training_digest
 from glissando.lab.compare_plan import Amount, Comparison, Job
-from glissando.lab.compare_results import bits_on
+from glissando.lab.compare_report import Runs
+from glissando.lab.compare_results import Finished, bits_on
 from glissando.lab.compare_speed import _Entry, warm_up
 from glissando.lab.compare_table import Table
 from glissando.lab.probes import PROBES, select_probes
@@ -103,6 +105,7 @@ def test_unequal_models_are_refused(tmp_path):
         ({"training": {"optimizer.learning_rate": 1.0}}, "given by --learning_rates"),
         ({"training": {"tokens": 3}}, r"training\.tokens is given by --budget"),
         ({"training": {"devices": 2}}, "in one process on one device"),
+        ({"training": {"early_stopping": 3}}, "early_stopping is 3 .* at a budget of its own"),
         ({"model": {"hiden_size": 3}}, "Did you mean 'hidden_size'"),
         ({"data": {"corpus": "text", "batch_size": 0}}, "batch_size"),
         ({"data": {"stories.valid_stories": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
@@ -118,6 +121,59 @@ def test_mistakes_are_told_before_anything_is_trained(changes, message, tmp_path
         comparison(tmp_path, **changes).check()
 
 
+def bpe(vocab_size: int, **data: Any) -> dict[str, Any]:
+    return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": vocab_size, "stories.valid_stories": 4} | data
+
+
+def test_seeds_have_one_vocabulary(tmp_path, monkeypatch):
+    """Trained once, on what the first seed reads; kept for the next command, and trained anew for other options."""
+    monkeypatch.setattr(corpora, "TOKENIZER_TEXT_BYTES", 20_000)
+    asked = comparison(tmp_path, data=bpe(300), seeds=2)
+    asked.check()
+    asked.write_plan()
+    read = [corpora.build_corpus(asked.config(Job("run", "transformer-nano", seed, 1e-3)).data) for seed in (0, 1)]
+    assert read[0].tokenizer.fingerprint == read[1].tokenizer.fingerprint
+    assert asked.with_vocabulary(Job("run", "transformer-nano", 1, 1e-3)).model.vocab_size == 300
+    assert _digest(read[0].batches("valid")) == _digest(read[1].batches("valid"))
+    other = comparison(tmp_path, data=bpe(290))
+    assert other.tokenizer.vocab_size == 290
+    with monkeypatch.context() as patched:
+        patched.setattr(compare_plan, "build_tokenizer", None)
+        assert comparison(tmp_path, data=bpe(300), seeds=3).tokenizer.vocab_size == 300
+    other.write_plan()
+    assert other.with_vocabulary(Job("run", "transformer-nano", 0, 1e-3)).model.vocab_size == 290
+
+
+def test_rows_are_counted_as_they_will_be_read(tmp_path):
+    """Two held-out rows of bytes are one of longer tokens, which cannot be dealt out to a sweep."""
+    file = tmp_path / "text.txt"
+    file.write_text("again and again " * 300)
+    data = {"corpus": "text", "text.path": str(file), "seq_len": 256}
+    rates = [1e-3, 2e-3]
+    comparison(tmp_path, data=data, learning_rates=rates).check()
+    with pytest.raises(DataError, match="held-out text has a single row"):
+        comparison(tmp_path, data=bpe(270, **data), learning_rates=rates).check()
+
+
+def test_what_was_trained_on_is_told_apart(tmp_path):
+    """The same for every seed; another where a byte of the file is."""
+    file, found = tmp_path / "text.txt", []
+    for end in "ab":
+        file.write_text("one and another " * 200 + end)
+        data = {"corpus": "text", "text.path": str(file), "seq_len": 16, "batch_size": 2}
+        asked = comparison(tmp_path, data=data)
+        configs = [asked.config(Job("run", "transformer-nano", seed, 1e-3)) for seed in (0, 1)]
+        found.append({training_digest(c.data, seed, asked.tokenizer) for seed, c in enumerate(configs)})
+    assert [len(digests) for digests in found] == [1, 1]
+    assert found[0] != found[1]
+
+
+def test_the_seed_that_is_told_is_the_one_that_was_used(tmp_path):
+    asked = comparison(tmp_path, training={"seed": 5})
+    run = Finished(Job("run", "transformer-nano", 1, 1e-3), tmp_path, {})
+    assert Runs(asked, []).seed(run) == 6
+
+
 def test_probes_are_chosen_by_name_and_by_beginning():
     assert select_probes(["recall", "copy", "recall-8"]) == ["recall-8", "recall-16", "recall-32", "copy"]
     assert select_probes(["selective_copy"]) == ["selective_copy"]
@@ -129,9 +185,7 @@ def test_probes_are_chosen_by_name_and_by_beginning():
 def test_probes_are_corpora_that_fit_their_rows(name, tmp_path):
     if name.endswith("4096"):
         pytest.skip("rows of 4096 take seconds to draw")
-    from glissando.data.corpora import build_corpus
-
-    corpus = build_corpus(comparison(tmp_path).config(Job("probe", "transformer-nano", 0, 1e-3, name)).data)
+    corpus = corpora.build_corpus(comparison(tmp_path).config(Job("probe", "transformer-nano", 0, 1e-3, name)).data)
     assert next(corpus.batches("train")).ids.shape[0] == PROBES[name].batch_size
     assert 0 < float(corpus.describe()["chance_accuracy"]) < 1  # type: ignore[arg-type]
 
@@ -229,16 +283,60 @@ def test_a_second_run_does_nothing_and_a_wider_one_only_what_is_missing(finished
     assert "training.steps was 3 and is 4" in capsys.readouterr().err
 
 
-def test_another_held_out_text_under_the_same_name_is_told(finished, tmp_path):
-    out = tmp_path / "out"
+def test_other_options_are_told_before_anything_is_trained(finished, capsys):
+    """What a sweep chose is known from its measurements: the probes' directories are looked at before new seeds."""
+    before, plan = sorted(finished.rglob("*")), (finished / "plan.json").read_bytes()
+    wider = [a if a != "2" or TOY[i - 1] != "--seeds" else "3" for i, a in enumerate(TOY)]
+    asked = [*wider, *PROBED[:-1], "steps=3"]
+    assert main(["compare", *asked, "--out", str(finished)]) == 1
+    assert "training.steps was 2 and is 3" in capsys.readouterr().err
+    assert sorted(finished.rglob("*")) == before
+    assert (finished / "plan.json").read_bytes() == plan
+
+
+def change(file: Path, **figures: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | figures))
+
+
+@pytest.fixture(scope="module")
+def changed(finished, tmp_path_factory) -> Path:
+    """As if the files, the commit and the machine had changed before the second seed, which diverged in one model."""
+    out = tmp_path_factory.mktemp("changed") / "out"
     shutil.copytree(finished, out)
-    file = next(out.glob("runs/liquid-ssm-nano/*-seed-1")) / MEASURED
-    figures = json.loads(file.read_bytes())
-    figures["held_out"]["digest"] = "0" * 64
-    file.write_text(json.dumps(figures))
+    second, failed = (next(out.glob(f"runs/{n}/*-seed-1")) / MEASURED for n in ("transformer-nano", "liquid-ssm-nano"))
+    figures = json.loads(second.read_bytes())
+    elsewhere = figures["provenance"] | {"commit": "f" * 40, "machine": "a faster one"}
+    other = figures["held_out"] | {"digest": "0" * 64}
+    change(second, held_out=other, training_digest="0" * 64, provenance=elsewhere)
+    change(failed, failed="its loss is not finite")
     assert main(["compare", *TOY, *PROBED, "--out", str(out)]) == 0
-    assert re.search(r"R\d+: scored on another held-out text than R1", (out / "report.html").read_text())
-    assert "another held-out text" not in (finished / "report.html").read_text()
+    return out
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        r"R\d+: scored on another held-out text than R1, whose file has changed",
+        r"R\d+: trained on another text than R1, whose file has changed",
+        r"Trained at several commits, .*; R\d+ f{10}\.",
+        r"Trained on several machines, .*; R\d+ a faster one, ",
+    ],
+)
+def test_unequal_conditions_are_told(note, changed, finished):
+    assert re.search(note, (changed / "report.md").read_text())
+    assert not re.search(note, (finished / "report.md").read_text())
+
+
+def test_figures_come_from_runs_that_ended_well(changed):
+    with (changed / "results.csv").open() as file:
+        lines = [line for line in csv.DictReader(file) if line["section"] == "model"]
+    mine = [line["run"] for line in lines if line["model"] == "liquid-ssm-nano"]
+    assert {run.rpartition("-")[2] for run in mine} == {"0"}
+    rows = re.findall(r"\| liquid-ssm-nano \|.*", (changed / "report.md").read_text())
+    assert sum(bool(re.search(r"\| R\d+ \(1 of 2 seeds\) \|$", row)) for row in rows) == 2
+    page = (changed / "report.html").read_text()
+    assert '<span class="range">1 of 2 seeds</span>' in page
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'\bid="([^"]+)"', page))
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path):

@@ -52,9 +52,10 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
 def test_differences_of_few_seeds_hold_the_truth_as_often_as_they_say(seeds: int, quantile: float, bias: float):
     """Of two models that are alike, whose seeds share an order of the data that does ten times as much as all else.
 
-    The true share is 94 to 96 in 100, of which 200 trials deviate by 1.5; the bounds are 90 and 98.5. Two draws of Student's t that
-    know nothing of each other would hold 99.5, and seeds taken as strangers all of them. Widths are 2 t s / sqrt(S), s
-    being the known deviation times its bias in so small a sample; t is drawn, which costs up to 17 % for two seeds.
+    The true share is 94 to 96 in 100, of which 200 trials deviate by 1.5; the bounds are 90 and 98.5. Two draws of
+    Student's t that know nothing of each other would hold 99.5, and seeds taken as strangers all of them. Widths are
+    2 t s / sqrt(S), s being the known deviation times its bias in so small a sample; t is drawn, which costs up to 17 %
+    for two seeds.
     """
     rng, n_bytes = np.random.default_rng(0), np.full((seeds, 24), 10.0)
     held, widths = 0, []
@@ -69,7 +70,7 @@ def test_differences_of_few_seeds_hold_the_truth_as_often_as_they_say(seeds: int
 
 
 def test_seeds_that_are_no_pairs_are_told_apart_by_welch():
-    """Of deviations 1 and 2 over 3 and 5 seeds: 17 / 15 is the error's square. One seed varies as the other side does."""
+    """Of deviations 1 and 2 over 3 and 5 seeds: 17 / 15 is the error's square. One seed varies as the other."""
     a, b = np.array([-1.0, 0.0, 1.0]), 7 + np.array([-2.0, -2.0, 0.0, 2.0, 2.0])
     assert _welch(a, b) == pytest.approx((math.sqrt(17 / 15), (17 / 15) ** 2 / (1 / 18 + 0.16)))
     assert _welch(a, b[:1]) == pytest.approx((math.sqrt(1 + 1 / 3), 2))

@@ -111,12 +111,9 @@ def reported(comparison: Comparison) -> slice:
 
 
 def bits_on(figures: dict[str, Any], rows: slice) -> float:
-    """Bits per byte on some of the held-out rows. Raises RunError where they hold nothing to score."""
+    """Bits per byte on some of the held-out rows."""
     held = figures["held_out"]
-    n_bytes = sum(held["bytes"][rows])
-    if not n_bytes:
-        raise RunError("the held-out text has a single row, and a sweep needs rows to choose by and others to report")
-    return sum(held["nats"][rows]) / math.log(2) / n_bytes
+    return sum(held["nats"][rows]) / math.log(2) / sum(held["bytes"][rows])
 
 
 def choose(sweep: Sequence[Finished]) -> dict[str, float]:
@@ -210,8 +207,8 @@ def sums(runs: Sequence[Finished], above: str, below: str, rows: slice) -> Sums:
 
 def gather(comparison: Comparison, chosen: dict[str, float], speed: dict[str, Any]) -> list[ModelResult]:
     """Every model's result, from the files of finished runs; what is not trained yet is left out."""
-    sweep, runs = (_finished(comparison, jobs) for jobs in (comparison.sweep_jobs(), comparison.run_jobs(chosen)))
-    probes = _finished(comparison, comparison.probe_jobs(chosen))
+    sweep, runs = (finished(comparison, jobs) for jobs in (comparison.sweep_jobs(), comparison.run_jobs(chosen)))
+    probes = finished(comparison, comparison.probe_jobs(chosen))
     counts, results = comparison.parameters(), list[ModelResult]()
     for preset in comparison.presets:
         result = ModelResult(preset, counts[preset], chosen.get(preset), speed=speed.get(preset, {}))
@@ -225,7 +222,8 @@ def gather(comparison: Comparison, chosen: dict[str, float], speed: dict[str, An
     return results
 
 
-def _finished(comparison: Comparison, jobs: Sequence[Job]) -> list[Finished]:
+def finished(comparison: Comparison, jobs: Sequence[Job]) -> list[Finished]:
+    """Those of the jobs that have been measured, or have failed."""
     found = [(job, job.path(comparison.out)) for job in jobs]
     return [Finished(job, path, figures) for job, path in found if (figures := read_measured(path)) is not None]
 
