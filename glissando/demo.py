@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glissando.lab.compare_plan import Comparison
+    from glissando.lab.compare_results import ModelResult
 
 SECONDS = 32
 #: the baseline, then the five systems, all of about 1M parameters
@@ -19,26 +25,15 @@ PRESETS = (
 )
 
 
-def main() -> int:
-    """Train each for as many seconds, show the table, and name the report."""
-    options = _options()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train each for as many seconds, show the table, and name the report; returns the program's exit status."""
     from glissando.allocator import keep_freed_memory
     from glissando.errors import GlissandoError
     from glissando.lab.compare import compare
-    from glissando.lab.compare_plan import Amount, Comparison
 
-    comparison = Comparison(
-        options.presets.split(","),
-        Path(options.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")),
-        Amount("seconds", options.seconds),
-        contexts=[256, 1024],
-        # Small steps, because their number is what counts so early; few held-out stories, because time is short.
-        data={"corpus": "stories", "batch_size": 2, "stories": {"valid_stories": 32, "labelled": False}},
-        training={"precision": _precision(), "schedule": {"warmup_steps": 20}, "validate_every": 100},
-    )
-    print(
-        f"glissando demo: {len(comparison.presets)} models learn the built-in stories, {options.seconds:.0f} s each.\n"
-    )
+    comparison = _comparison(_options(arguments))
+    each = f"{comparison.budget.value:.0f} s each"
+    print(f"glissando demo: {len(comparison.presets)} models learn the built-in stories, {each}.\n")
     keep_freed_memory()
     try:
         report, results = compare(comparison)
@@ -48,6 +43,26 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"\nstopped; go on with: {sys.executable} -m glissando.demo --out {comparison.out}", file=sys.stderr)
         return 130
+    _tell(results)
+    print(f"report: {report}")
+    return 0
+
+
+def _comparison(options: argparse.Namespace) -> Comparison:
+    from glissando.lab.compare_plan import Amount, Comparison
+
+    return Comparison(
+        options.presets.split(","),
+        Path(options.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")),
+        Amount("seconds", options.seconds),
+        contexts=[256, 1024],
+        # Small steps, because their number is what counts so early; few held-out stories, because time is short.
+        data={"corpus": "stories", "batch_size": 2, "stories": {"valid_stories": 32, "labelled": False}},
+        training={"precision": _precision(), "schedule": {"warmup_steps": 20}, "validate_every": 100},
+    )
+
+
+def _tell(results: Sequence[ModelResult]) -> None:
     for result in results:
         if result.bits is not None:
             low, high = result.bits.low, result.bits.high
@@ -56,8 +71,6 @@ def main() -> int:
     if floors:
         print(f"{'entropy floor':28} {floors[0]:.3f} bits per byte: what the same stories cost who knows their rules")
     print("\nSo early the order says who learns fastest, not who learns most: `glissando compare` trains longer.")
-    print(f"report: {report}")
-    return 0
 
 
 def _precision() -> str:
@@ -67,12 +80,12 @@ def _precision() -> str:
     return "bf16-mixed" if torch.cpu.get_capabilities().get("avx512_bf16") else "32-true"
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long each model trains")
     parser.add_argument("--presets", default=",".join(PRESETS), help="with commas; the first is the baseline")
     parser.add_argument("--out", help="directory of the comparison; runs/demo-DATE by default")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

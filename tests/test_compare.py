@@ -1,12 +1,10 @@
-"""Comparisons: what is planned, chosen, measured and reported, and a whole one at toy size."""
+"""Comparisons: what is planned, and a whole one at toy size; test_compare_results.py has the figures."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import json
-import math
-import mmap
 import re
 import shutil
 import signal
@@ -21,14 +19,15 @@ import pytest
 from training_runs import started
 
 from glissando.cli import main
+from glissando.data import corpora
 from glissando.errors import ConfigError, DataError, UnknownNameError
-from glissando.lab import compare
-from glissando.lab.compare_measure import MEASURED, epiplexity, read_measured
+from glissando.lab import compare, compare_plan
+from glissando.lab.compare_measure import MEASURED, _digest, read_measured, training_digest
 from glissando.lab.compare_plan import Amount, Comparison, Job
-from glissando.lab.compare_results import Finished, accuracy, bits_on, choose, difference, estimate
+from glissando.lab.compare_report import Runs
+from glissando.lab.compare_results import Finished, bits_on
 from glissando.lab.compare_speed import _Entry, warm_up
 from glissando.lab.compare_table import Table
-from glissando.lab.memory import forget_peak, peak_bytes, resident_bytes
 from glissando.lab.probes import PROBES, select_probes
 from glissando.runs import latest_checkpoint
 from glissando.training.callbacks import read_metrics
@@ -106,6 +105,7 @@ def test_unequal_models_are_refused(tmp_path):
         ({"training": {"optimizer.learning_rate": 1.0}}, "given by --learning_rates"),
         ({"training": {"tokens": 3}}, r"training\.tokens is given by --budget"),
         ({"training": {"devices": 2}}, "in one process on one device"),
+        ({"training": {"early_stopping": 3}}, "early_stopping is 3 .* at a budget of its own"),
         ({"model": {"hiden_size": 3}}, "Did you mean 'hidden_size'"),
         ({"data": {"corpus": "text", "batch_size": 0}}, "batch_size"),
         ({"data": {"stories.valid_stories": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
@@ -121,6 +121,59 @@ def test_mistakes_are_told_before_anything_is_trained(changes, message, tmp_path
         comparison(tmp_path, **changes).check()
 
 
+def bpe(vocab_size: int, **data: Any) -> dict[str, Any]:
+    return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": vocab_size, "stories.valid_stories": 4} | data
+
+
+def test_seeds_have_one_vocabulary(tmp_path, monkeypatch):
+    """Trained once, on what the first seed reads; kept for the next command, and trained anew for other options."""
+    monkeypatch.setattr(corpora, "TOKENIZER_TEXT_BYTES", 20_000)
+    asked = comparison(tmp_path, data=bpe(300), seeds=2)
+    asked.check()
+    asked.write_plan()
+    read = [corpora.build_corpus(asked.config(Job("run", "transformer-nano", seed, 1e-3)).data) for seed in (0, 1)]
+    assert read[0].tokenizer.fingerprint == read[1].tokenizer.fingerprint
+    assert asked.with_vocabulary(Job("run", "transformer-nano", 1, 1e-3)).model.vocab_size == 300
+    assert _digest(read[0].batches("valid")) == _digest(read[1].batches("valid"))
+    other = comparison(tmp_path, data=bpe(290))
+    assert other.tokenizer.vocab_size == 290
+    with monkeypatch.context() as patched:
+        patched.setattr(compare_plan, "build_tokenizer", None)
+        assert comparison(tmp_path, data=bpe(300), seeds=3).tokenizer.vocab_size == 300
+    other.write_plan()
+    assert other.with_vocabulary(Job("run", "transformer-nano", 0, 1e-3)).model.vocab_size == 290
+
+
+def test_rows_are_counted_as_they_will_be_read(tmp_path):
+    """Two held-out rows of bytes are one of longer tokens, which cannot be dealt out to a sweep."""
+    file = tmp_path / "text.txt"
+    file.write_text("again and again " * 300)
+    data = {"corpus": "text", "text.path": str(file), "seq_len": 256}
+    rates = [1e-3, 2e-3]
+    comparison(tmp_path, data=data, learning_rates=rates).check()
+    with pytest.raises(DataError, match="held-out text has a single row"):
+        comparison(tmp_path, data=bpe(270, **data), learning_rates=rates).check()
+
+
+def test_what_was_trained_on_is_told_apart(tmp_path):
+    """The same for every seed; another where a byte of the file is."""
+    file, found = tmp_path / "text.txt", []
+    for end in "ab":
+        file.write_text("one and another " * 200 + end)
+        data = {"corpus": "text", "text.path": str(file), "seq_len": 16, "batch_size": 2}
+        asked = comparison(tmp_path, data=data)
+        configs = [asked.config(Job("run", "transformer-nano", seed, 1e-3)) for seed in (0, 1)]
+        found.append({training_digest(c.data, seed, asked.tokenizer) for seed, c in enumerate(configs)})
+    assert [len(digests) for digests in found] == [1, 1]
+    assert found[0] != found[1]
+
+
+def test_the_seed_that_is_told_is_the_one_that_was_used(tmp_path):
+    asked = comparison(tmp_path, training={"seed": 5})
+    run = Finished(Job("run", "transformer-nano", 1, 1e-3), tmp_path, {})
+    assert Runs(asked, []).seed(run) == 6
+
+
 def test_probes_are_chosen_by_name_and_by_beginning():
     assert select_probes(["recall", "copy", "recall-8"]) == ["recall-8", "recall-16", "recall-32", "copy"]
     assert select_probes(["selective_copy"]) == ["selective_copy"]
@@ -132,123 +185,9 @@ def test_probes_are_chosen_by_name_and_by_beginning():
 def test_probes_are_corpora_that_fit_their_rows(name, tmp_path):
     if name.endswith("4096"):
         pytest.skip("rows of 4096 take seconds to draw")
-    from glissando.data.corpora import build_corpus
-
-    corpus = build_corpus(comparison(tmp_path).config(Job("probe", "transformer-nano", 0, 1e-3, name)).data)
+    corpus = corpora.build_corpus(comparison(tmp_path).config(Job("probe", "transformer-nano", 0, 1e-3, name)).data)
     assert next(corpus.batches("train")).ids.shape[0] == PROBES[name].batch_size
     assert 0 < float(corpus.describe()["chance_accuracy"]) < 1  # type: ignore[arg-type]
-
-
-# ---------------------------------------------------------------------- figures
-
-
-def test_epiplexity_of_a_known_curve():
-    """Loss 3, 2, 1, ..., 1 nats over 20 rows of 50 tokens: (2 + 1) * 50 nats above the end."""
-    losses = [3.0, 2.0] + [1.0] * 18
-    rows = [{"tokens": 50.0 * (i + 1), "train_loss": loss} for i, loss in enumerate(losses)]
-    found = epiplexity(rows)
-    assert found["end_loss"] == 1.0
-    assert found["bits"] == pytest.approx(150 / math.log(2))
-
-
-def test_epiplexity_does_not_depend_on_how_often_rows_are_logged():
-    fine = [{"tokens": 10.0 * (i + 1), "train_loss": 1 + 2.0 ** -(i / 5)} for i in range(100)]
-    pairs = zip(fine[::2], fine[1::2], strict=True)
-    coarse = [{"tokens": b["tokens"], "train_loss": (a["train_loss"] + b["train_loss"]) / 2} for a, b in pairs]
-    assert epiplexity(coarse)["bits"] == pytest.approx(epiplexity(fine)["bits"])
-
-
-def test_intervals_cover_the_truth_as_often_as_they_say():
-    """Rows of random cost: 95 % intervals of a mean hold it in 90 to 99 of 100 draws."""
-    rng = np.random.default_rng(0)
-    held = 0
-    for _ in range(100):
-        n_bytes = rng.integers(50, 150, size=200).astype(float)
-        bits = n_bytes * (1 + 0.3 * rng.standard_normal(200))
-        found = estimate(bits[None], n_bytes[None])
-        held += found.low <= 1.0 <= found.high
-    assert 90 <= held <= 99
-
-
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_intervals_of_few_seeds_cover_the_truth_too(seeds: int):
-    """Rows and seeds of random cost, seeds dominating, of two models that are alike: the difference is 0."""
-    rng, n_bytes, held = np.random.default_rng(0), np.full((seeds, 64), 10.0), 0
-    for _ in range(200):
-        rows = 1 + 0.05 * rng.standard_normal(64)
-        a, b = (n_bytes * (rows + 0.02 * rng.standard_normal((seeds, 1))) for _ in range(2))
-        found = difference((a, n_bytes), (b, n_bytes))
-        held += found.low <= 0 <= found.high
-    assert held >= 185
-
-
-def test_seeds_widen_an_interval():
-    n_bytes = np.full((2, 100), 10.0)
-    rows = np.random.default_rng(0).uniform(0.9, 1.1, 100)
-    apart = estimate(n_bytes * rows * np.array([[1.0], [1.5]]), n_bytes)
-    alike = estimate(n_bytes * rows * np.array([[1.25], [1.25]]), n_bytes)
-    assert apart.value == pytest.approx(alike.value)
-    assert apart.low < 1.05 < 1.45 < apart.high
-    assert alike.high - alike.low < 0.1
-
-
-def test_differences_are_taken_on_the_same_rows():
-    """A model that costs 1 % more in every row is worse without a doubt, however much the rows differ."""
-    n_bytes = np.full((1, 50), 10.0)
-    bits = 10 * np.random.default_rng(0).uniform(0.1, 4.0, (1, 50))
-    found = difference((1.01 * bits, n_bytes), (bits, n_bytes))
-    assert 0 < found.low <= found.value <= found.high
-    assert estimate(bits, n_bytes).high - estimate(bits, n_bytes).low > 20 * found.value
-
-
-def tried(rate: float, nats: list[float], failed: bool = False) -> Finished:
-    figures: dict[str, Any] = {"held_out": {"nats": nats, "bytes": [1.0] * len(nats)}}
-    return Finished(Job("sweep", "a", 0, rate), Path(), {"failed": "diverged"} if failed else figures)
-
-
-def test_a_rate_is_chosen_on_rows_that_are_not_reported():
-    """0.2 is best where rows are reported (odd), 0.1 where they choose (even)."""
-    sweep = [tried(0.1, [1.0, 9.0] * 2), tried(0.2, [2.0, 0.0] * 2), tried(0.4, [], failed=True)]
-    assert choose(sweep) == {"a": 0.1}
-    assert choose(sweep[2:]) == {}
-
-
-def test_an_accuracy_without_a_mistake_is_not_certain():
-    """50 of 50: a bootstrap has no width there, Wilson's interval has."""
-    held = {"correct": [10] * 5, "targets": [10] * 5}
-    found = accuracy([Finished(Job("probe", "a", 0, 1e-3, "copy"), Path(), {"held_out": held})])
-    assert found is not None
-    assert (found.value, found.high) == (1.0, 1.0)
-    assert found.low == pytest.approx(50 / (50 + 1.96**2))
-
-
-def touch(mib: int) -> None:
-    """So much memory comes and goes; mapped, as an allocator keeps what was freed and gives it out again."""
-    with mmap.mmap(-1, mib * 2**20) as block:
-        for at in range(0, len(block), mmap.PAGESIZE):
-            block[at] = 1
-
-
-def test_a_peak_is_counted_from_where_it_was_forgotten():
-    """512 MiB that came and went before are not counted, 256 MiB after are."""
-    touch(512)
-    before = resident_bytes()
-    if not forget_peak():
-        pytest.skip("this system does not let a process forget its peak")
-    touch(256)
-    assert 200 < (peak_bytes() - before) / 2**20 < 400
-
-
-def test_the_table_as_text(tmp_path):
-    table = Table(tmp_path)
-    table.set("short", parameters="1,000", state="waiting")
-    table.set("a-longer-name", parameters="10", runs="1/3")
-    assert table.lines() == [
-        "model          parameters  runs    state",
-        "short               1,000        waiting",
-        "a-longer-name          10   1/3",
-    ]
-    table.close()
 
 
 # ---------------------------------------------------------------------- all of it, at toy size
@@ -299,6 +238,7 @@ def test_every_figure_is_traced_to_a_run(finished):
         assert line["commit"]
         assert line["machine"]
     speed = json.loads((finished / "speed.json").read_bytes())["models"]
+    assert all(0 < figures["memory_mib"] < 60 for figures in speed.values())
     for line in (
         line for line in lines if line["measure"].startswith(("decode", "state", "peak", "tokens_per_second_in"))
     ):
@@ -343,16 +283,60 @@ def test_a_second_run_does_nothing_and_a_wider_one_only_what_is_missing(finished
     assert "training.steps was 3 and is 4" in capsys.readouterr().err
 
 
-def test_another_held_out_text_under_the_same_name_is_told(finished, tmp_path):
-    out = tmp_path / "out"
+def test_other_options_are_told_before_anything_is_trained(finished, capsys):
+    """What a sweep chose is known from its measurements: the probes' directories are looked at before new seeds."""
+    before, plan = sorted(finished.rglob("*")), (finished / "plan.json").read_bytes()
+    wider = [a if a != "2" or TOY[i - 1] != "--seeds" else "3" for i, a in enumerate(TOY)]
+    asked = [*wider, *PROBED[:-1], "steps=3"]
+    assert main(["compare", *asked, "--out", str(finished)]) == 1
+    assert "training.steps was 2 and is 3" in capsys.readouterr().err
+    assert sorted(finished.rglob("*")) == before
+    assert (finished / "plan.json").read_bytes() == plan
+
+
+def change(file: Path, **figures: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | figures))
+
+
+@pytest.fixture(scope="module")
+def changed(finished, tmp_path_factory) -> Path:
+    """As if the files, the commit and the machine had changed before the second seed, which diverged in one model."""
+    out = tmp_path_factory.mktemp("changed") / "out"
     shutil.copytree(finished, out)
-    file = next(out.glob("runs/liquid-ssm-nano/*-seed-1")) / MEASURED
-    figures = json.loads(file.read_bytes())
-    figures["held_out"]["digest"] = "0" * 64
-    file.write_text(json.dumps(figures))
+    second, failed = (next(out.glob(f"runs/{n}/*-seed-1")) / MEASURED for n in ("transformer-nano", "liquid-ssm-nano"))
+    figures = json.loads(second.read_bytes())
+    elsewhere = figures["provenance"] | {"commit": "f" * 40, "machine": "a faster one"}
+    other = figures["held_out"] | {"digest": "0" * 64}
+    change(second, held_out=other, training_digest="0" * 64, provenance=elsewhere)
+    change(failed, failed="its loss is not finite")
     assert main(["compare", *TOY, *PROBED, "--out", str(out)]) == 0
-    assert re.search(r"R\d+: scored on another held-out text than R1", (out / "report.html").read_text())
-    assert "another held-out text" not in (finished / "report.html").read_text()
+    return out
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        r"R\d+: scored on another held-out text than R1, whose file has changed",
+        r"R\d+: trained on another text than R1, whose file has changed",
+        r"Trained at several commits, .*; R\d+ f{10}\.",
+        r"Trained on several machines, .*; R\d+ a faster one, ",
+    ],
+)
+def test_unequal_conditions_are_told(note, changed, finished):
+    assert re.search(note, (changed / "report.md").read_text())
+    assert not re.search(note, (finished / "report.md").read_text())
+
+
+def test_figures_come_from_runs_that_ended_well(changed):
+    with (changed / "results.csv").open() as file:
+        lines = [line for line in csv.DictReader(file) if line["section"] == "model"]
+    mine = [line["run"] for line in lines if line["model"] == "liquid-ssm-nano"]
+    assert {run.rpartition("-")[2] for run in mine} == {"0"}
+    rows = re.findall(r"\| liquid-ssm-nano \|.*", (changed / "report.md").read_text())
+    assert sum(bool(re.search(r"\| R\d+ \(1 of 2 seeds\) \|$", row)) for row in rows) == 2
+    page = (changed / "report.html").read_text()
+    assert '<span class="range">1 of 2 seeds</span>' in page
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'\bid="([^"]+)"', page))
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path):

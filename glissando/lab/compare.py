@@ -15,7 +15,7 @@ from glissando.errors import DivergenceError, RunError, TrainingError
 from glissando.lab.compare_measure import measure, origin, read_measured, record_failure
 from glissando.lab.compare_plan import Comparison, Job
 from glissando.lab.compare_report import write_report
-from glissando.lab.compare_results import Finished, ModelResult, bits_on, choose, gather, reported
+from glissando.lab.compare_results import Finished, ModelResult, bits_on, choose, finished, gather, reported
 from glissando.lab.compare_speed import measure_speed, warm_up
 from glissando.lab.compare_table import Table, TableProgress
 from glissando.runs import ENVIRONMENT, Run, environment
@@ -23,6 +23,8 @@ from glissando.storage import remove_directory, write_atomic
 from glissando.training.fit import resume, train
 
 SPEED = "speed.json"
+#: raised when what is measured changes: older figures are not set beside new ones
+_SPEED_FORMAT = 2
 
 
 def compare(comparison: Comparison) -> tuple[Path, list[ModelResult]]:
@@ -59,10 +61,22 @@ def _compare(comparison: Comparison, table: Table) -> tuple[Path, list[ModelResu
 
 
 def _require_same(comparison: Comparison) -> None:
-    """Before hours of training, not after; what a sweep will choose is not known yet."""
-    known = {} if comparison.sweeps else {preset: comparison.rates(preset)[0] for preset in comparison.presets}
-    for job in [*comparison.sweep_jobs(), *comparison.run_jobs(known), *comparison.probe_jobs(known)]:
+    """Before hours of training, not after: of every directory that may be wanted."""
+    for job in comparison.sweep_jobs():
         comparison.require_same(job)
+    for chosen in _may_be_chosen(comparison):
+        for job in [*comparison.run_jobs(chosen), *comparison.probe_jobs(chosen)]:
+            comparison.require_same(job)
+
+
+def _may_be_chosen(comparison: Comparison) -> list[dict[str, float]]:
+    """preset -> learning rate: the choice where it is known, else every rate for every preset."""
+    if not comparison.sweeps:
+        return [{preset: comparison.rates(preset)[0] for preset in comparison.presets}]
+    tried = finished(comparison, comparison.sweep_jobs())
+    if len(tried) == len(comparison.sweep_jobs()):
+        return [choose(tried)]
+    return [dict.fromkeys(comparison.presets, rate) for rate in comparison.learning_rates]
 
 
 def _chosen(comparison: Comparison, table: Table) -> dict[str, float]:
@@ -150,8 +164,8 @@ def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[s
     for run in runs:
         if run.failed is None:
             first.setdefault(run.job.preset, run.path)
-    key = {"runs": {name: str(path.relative_to(comparison.out)) for name, path in first.items()}}
-    key["contexts"] = list(comparison.contexts)  # type: ignore[assignment]
+    key: dict[str, Any] = {"format": _SPEED_FORMAT, "contexts": list(comparison.contexts)}
+    key["runs"] = {name: str(path.relative_to(comparison.out)) for name, path in first.items()}
     file = comparison.out / SPEED
     if file.is_file():
         known = json.loads(file.read_bytes())

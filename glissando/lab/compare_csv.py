@@ -25,12 +25,13 @@ def as_csv(results: Sequence[ModelResult], runs: Runs) -> str:
     writer.writeheader()
     for result in results:
         for line in _model_lines(result):
-            writer.writerow(line | _origin(result.runs, runs) | {"section": "model", "model": result.preset})
+            writer.writerow(line | _origin(result.good, runs) | {"section": "model", "model": result.preset})
         for line in _speed_lines(result):
             writer.writerow(line | _speed_origin(result, runs) | {"section": "model", "model": result.preset})
         for task, mine in result.probes.items():
             line = _estimated("accuracy", accuracy(mine), "share")
-            writer.writerow(line | _origin(mine, runs) | {"section": f"probe {task}", "model": result.preset})
+            good = [run for run in mine if run.failed is None]
+            writer.writerow(line | _origin(good, runs) | {"section": f"probe {task}", "model": result.preset})
     for run in runs.all:
         for line in _run_lines(run):
             section = f"one {run.job.kind} {run.job.task}".strip()
@@ -93,6 +94,6 @@ def _origin(mine: Sequence[Finished], runs: Runs) -> dict[str, Any]:
     """Where a figure comes from; several values of several runs with spaces between, each once."""
     told = [run.figures["provenance"] for run in mine]
     columns = {name: [origin[name] for origin in told] for name in ("commit", "modified", "machine", "date")}
-    columns |= {"run": [runs.place(run) for run in mine]}
-    columns |= {name: [getattr(run.job, name) for run in mine] for name in ("seed", "learning_rate")}
+    columns |= {"run": [runs.place(run) for run in mine], "seed": [runs.seed(run) for run in mine]}
+    columns |= {"learning_rate": [run.job.learning_rate for run in mine]}
     return {name: "; ".join(dict.fromkeys(str(value) for value in values)) for name, values in columns.items()}

@@ -16,17 +16,21 @@ the tokens. Source: Dawid, "Present position and potential developments: the pre
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from glissando.config import from_dict
-from glissando.data.base import Corpus
-from glissando.data.corpora import build_corpus
+from glissando.data.base import Batch, Corpus
+from glissando.data.corpora import DataConfig, build_corpus
+from glissando.data.tokenizers import Tokenizer
 from glissando.errors import RunError
 from glissando.evaluation.scoring import score
 from glissando.generation import generate, room_after, visible
@@ -43,6 +47,8 @@ MEASURED = "measured.json"
 _SAMPLE_TOKENS = 300
 #: the share of the tokens, at the end, over which the end's loss is averaged
 _END = 0.1
+#: how many training batches are looked at to see that runs read the same text
+_BATCHES = 4
 
 #: rows of metrics.csv with numbers for text
 Rows = list[dict[str, float]]
@@ -79,8 +85,9 @@ def measure(job: Job, path: Path) -> dict[str, Any]:
             "correct": result.correct,
             "bytes": result.row_bytes,
             "floor_bits": floor_by_row(config, corpus),
-            "digest": _digest(corpus),
+            "digest": _digest(corpus.batches("valid")),
         },
+        "training_digest": None if job.kind == "probe" else training_digest(config.data, job.seed, corpus.tokenizer),
         "entropy_floor": corpus.entropy_floor,
         "chance_accuracy": corpus.describe().get("chance_accuracy"),
         "spent": {name: rows[-1][name] for name in ("step", "tokens", "flops", "seconds")},
@@ -108,12 +115,30 @@ def _write(path: Path, figures: dict[str, Any]) -> dict[str, Any]:
     return figures
 
 
-def _digest(corpus: Corpus) -> str:
-    """Of the held-out ids: runs of another text are not to be set beside these."""
+def _digest(batches: Iterable[Batch]) -> str:
+    """Of the ids: runs of another text are not to be set beside these."""
     told = hashlib.sha256()
-    for batch in corpus.batches("valid"):
+    for batch in batches:
         told.update(batch.ids.numpy().tobytes())
     return told.hexdigest()
+
+
+def training_digest(data: DataConfig, seed: int, tokenizer: Tokenizer) -> str:
+    """Of what run number `seed` was trained on, the same for every seed: the first batches of seed 0, and the file."""
+    first = build_corpus(replace(data, seed=data.seed - seed), tokenizer)
+    told = _digest(itertools.islice(first.batches("train"), _BATCHES))
+    path = getattr(getattr(data, data.corpus), "path", None)
+    if path is None:
+        return told
+    stat = Path(path).stat()
+    return f"{told} {_file_digest(path, stat.st_size, stat.st_mtime_ns)}"
+
+
+@functools.lru_cache(maxsize=1)
+def _file_digest(path: str, size: int, changed: int) -> str:
+    """Read once for all runs of a command; `size` and `changed` tell that it is still the same file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def floor_by_row(config: RunConfig, corpus: Corpus) -> list[float] | None:

@@ -4,10 +4,12 @@ OUT/sweep/PRESET/lr-0.002-seed-0          a smaller budget, to choose each model
 OUT/runs/PRESET/lr-0.002-seed-1           what is compared
 OUT/probes/TASK/PRESET/lr-0.002-seed-1    the same model trained on a probe
 OUT/plan.json                             what was asked last
+OUT/tokenizer.json                        where data.tokenizer.kind is bpe: trained once, with the first seed, for all
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -19,12 +21,13 @@ import torch
 
 from glissando.config import from_dict, merge
 from glissando.data.base import Corpus
-from glissando.data.corpora import TokenizerConfig, build_corpus, build_tokenizer
+from glissando.data.corpora import DataConfig, build_corpus, build_tokenizer
+from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.lab.probes import PROBES
 from glissando.model import LanguageModel
 from glissando.presets import load_preset
-from glissando.runs import CONFIG, Run
+from glissando.runs import CONFIG, TOKENIZER, Run
 from glissando.storage import write_atomic
 from glissando.training.config import BUDGETS, RunConfig
 
@@ -129,6 +132,11 @@ class Comparison:
                 raise ConfigError(
                     "compare trains in one process on one device; leave training.devices and num_nodes out"
                 )
+            if config.training.early_stopping is not None:
+                raise ConfigError(
+                    f"training.early_stopping is {config.training.early_stopping} ({preset}), which would end each "
+                    "model at a budget of its own; leave it out, or give --training.early_stopping null"
+                )
         self._check_data()
         counts = self.parameters()
         if not self.allow_unequal:
@@ -142,9 +150,7 @@ class Comparison:
         for task in ["", *self.probes]:
             kind = "probe" if task else "run"
             data = self.config(Job(kind, some, 0, 1.0, task)).data
-            corpus = build_corpus(
-                replace(data, tokenizer=TokenizerConfig())
-            )  # of bytes: another takes a while to train
+            corpus = build_corpus(data, None if task else self.tokenizer)
             for preset in self.presets:
                 require_rows(self.config(Job(kind, preset, 0, 1.0, task)), corpus)
             if self.sweeps and not task and _rows(corpus) < 2:
@@ -167,10 +173,9 @@ class Comparison:
     def parameters(self) -> dict[str, int]:
         """Trainable numbers of each model; a complex number counts twice."""
         counts = {}
-        vocab_size = build_tokenizer(self.config(Job("run", self.presets[0], 0, 1.0)).data).vocab_size
         for preset in self.presets:
             config = self.config(Job("run", preset, 0, 1.0))
-            config.model.vocab_size = vocab_size  # one tokenizer for all, which may take a while to train
+            config.model.vocab_size = self.tokenizer.vocab_size
             with torch.device("meta"):  # counted, not computed with
                 counts[preset] = LanguageModel.from_config(config.model).num_parameters()
         return counts
@@ -210,6 +215,32 @@ class Comparison:
         seeds, presets = range(self.seeds), [p for p in self.presets if p in chosen]
         return [Job("probe", p, seed, chosen[p], task) for task in self.probes for seed in seeds for p in presets]
 
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """One for all trainings but probes; of kind bpe the one kept by an earlier command, or trained now.
+
+        Each seed reads other text, and would have another vocabulary if it trained its own.
+        """
+        if self._kept_tokenizer():
+            return load_tokenizer(self.out / TOKENIZER)
+        return build_tokenizer(self._first_data())
+
+    def _first_data(self) -> DataConfig:
+        """Of the first seed, as it was asked for."""
+        return from_dict(RunConfig, {"data": self.shared_data()}).data
+
+    def _trained_on(self) -> dict[str, Any] | None:
+        """The data options that the tokenizer is trained on; None where none is trained."""
+        data = self._first_data()
+        return RunConfig(data=data).as_dict()["data"] if data.tokenizer.kind == "bpe" else None
+
+    def _kept_tokenizer(self) -> bool:
+        """Whether OUT has the tokenizer of these very options."""
+        plan, asked = self.out / PLAN, self._trained_on()
+        if asked is None or not plan.is_file() or not (self.out / TOKENIZER).is_file():
+            return False
+        return json.loads(plan.read_bytes()).get("tokenizer") == asked
+
     def with_vocabulary(self, job: Job) -> RunConfig:
         """As `config`, with the vocabulary of the tokenizer in the place of the preset's."""
         config = self.config(job)
@@ -227,6 +258,9 @@ class Comparison:
         )
         values = {"preset": job.preset, "model": merge(preset["model"], self.model), "data": data, "training": training}
         config = from_dict(RunConfig, values)
+        if job.kind != "probe" and config.data.tokenizer.kind == "bpe":
+            kept = str(self.out / TOKENIZER)
+            config.data.tokenizer = replace(config.data.tokenizer, kind="file", path=kept, eos=None)
         config.data.seed += job.seed
         config.training.seed += job.seed
         return config
@@ -245,6 +279,8 @@ class Comparison:
         there = from_dict(RunConfig, Run(path).read_config(), "config.yaml").as_dict()
         wanted = self.config(job).as_dict()
         there["model"].pop("vocab_size"), wanted["model"].pop("vocab_size")  # the tokenizer decides it
+        if job.kind != "probe" and self._trained_on():  # it lies in OUT, however that is spelled
+            there["data"]["tokenizer"].pop("path"), wanted["data"]["tokenizer"].pop("path")
         differing = _differences(there, wanted)
         if differing:
             raise ConfigError(
@@ -252,7 +288,7 @@ class Comparison:
             )
 
     def write_plan(self) -> Path:
-        """What is asked for and the jobs known so far. Raises RunError for a directory that is no comparison."""
+        """What is asked for, and the tokenizer. Raises RunError for a directory that is no comparison."""
         target = self.out / PLAN
         if not target.is_file() and self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out]):
             raise RunError(f"{self.out} is not empty and holds no {PLAN}; nothing is overwritten: name another --out")
@@ -262,9 +298,14 @@ class Comparison:
             "sweep_budget": str(self.budget.times(self.sweep_share)) if self.sweeps else None,
             "probes": self.probes, "probe_budget": str(self.probe_budget) if self.probes else None,
             "contexts": self.contexts, "allow_unequal": self.allow_unequal,
-            "model": self.model, "data": self.data, "training": self.training,
+            "model": self.model, "data": self.data, "training": self.training, "tokenizer": self._trained_on(),
         }  # fmt: skip
+        kept = asked["tokenizer"] is None or self._kept_tokenizer()
+        if not kept:
+            (self.out / TOKENIZER).unlink(missing_ok=True)  # no plan beside the tokenizer of another
         write_atomic(target, (json.dumps(asked, indent=2) + "\n").encode())
+        if not kept:
+            self.tokenizer.save(self.out / TOKENIZER)
         return target
 
 

@@ -8,7 +8,7 @@ machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +23,6 @@ from glissando.storage import write_atomic
 HTML, CSV, MARKDOWN, PICTURES = "report.html", "results.csv", "report.md", "pictures"
 
 
-_SUMMARY_NOTE = (
-    "Intervals are of 95 %; those of two or three seeds are wide. Lower bits per byte are better. Epiplexity: a model "
-    "that learns slowly has more of it as well."
-)
-
-
 class Table(NamedTuple):
     """Headings and rows of cells as text; the first column names the row."""
 
@@ -40,7 +34,7 @@ class Table(NamedTuple):
 
 def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path:
     """Write all of them; returns the HTML's path."""
-    runs = Runs(comparison.out, results)
+    runs = Runs(comparison, results)
     floor = next((result.floor for result in results if result.floor is not None), None)
     about, notes, tables = _about(comparison, results, runs), _notes(comparison, results, runs), _tables(results, runs)
     page = _html(comparison, results, runs, floor, about, notes, tables)
@@ -57,8 +51,8 @@ def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path
 class Runs:
     """The runs in the order in which they are told of, numbered from 1."""
 
-    def __init__(self, out: Path, results: Sequence[ModelResult]) -> None:
-        self.out = out
+    def __init__(self, comparison: Comparison, results: Sequence[ModelResult]) -> None:
+        self.comparison = comparison
         self.all = [run for result in results for run in (*result.sweep, *result.runs)]
         tasks = dict.fromkeys(task for result in results for task in result.probes)
         self.all += [run for task in tasks for result in results for run in result.probes.get(task, [])]
@@ -75,7 +69,17 @@ class Runs:
         return " ".join(f"R{first}" if first == last else f"R{first}–R{last}" for first, last in spans)
 
     def place(self, run: Finished) -> str:
-        return str(run.path.relative_to(self.out))
+        return str(run.path.relative_to(self.comparison.out))
+
+    def seed(self, run: Finished) -> int:
+        """training.seed, which counts from what was given; the directory's counts from 0."""
+        return self.comparison.config(run.job).training.seed
+
+    def good(self, runs: Sequence[Finished], kind: str = "seeds") -> str:
+        """R1 R3 (2 of 3 seeds), where one has failed: what a mean comes from."""
+        good = [run for run in runs if run.failed is None]
+        told = self.named(good)
+        return told if len(good) == len(runs) else f"{told} ({len(good)} of {len(runs)} {kind})"
 
 
 # ---------------------------------------------------------------------- what is said
@@ -140,7 +144,7 @@ def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
     if not comparison.sweeps:
         notes.append("No learning rates were swept: each model was trained with its preset's or the one given.")
     notes += [f"R{runs.numbers[run.path]} failed: {run.failed}" for run in runs.all if run.failed]
-    notes += _other_texts(results, runs)
+    notes += [*_other_texts(results, runs), *_other_places(comparison, runs)]
     modified = [run for run in runs.all if run.figures["provenance"]["modified"]]
     if modified:
         notes.append(f"{runs.named(modified)}: trained from a working tree with changes that the commit does not have.")
@@ -152,14 +156,46 @@ def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
 
 def _other_texts(results: Sequence[ModelResult], runs: Runs) -> list[str]:
     """A data file may have changed between two commands, under the same name and so unseen in the options."""
-    of_text: dict[str, list[Finished]] = {}
-    for run in (run for result in results for run in (*result.sweep, *result.runs) if run.failed is None):
-        of_text.setdefault(run.figures["held_out"].get("digest", ""), []).append(run)
-    return [
-        f"{runs.named(those)}: scored on another held-out text than R1, whose file has changed since. Figures over "
-        "both mean nothing: train them anew under another --out."
-        for those in list(of_text.values())[1:]
-    ]
+    good = [run for result in results for run in (*result.sweep, *result.runs) if run.failed is None]
+    held = _alike(good, lambda run: run.figures["held_out"].get("digest", ""))
+    read = _alike([run for run in good if run.figures.get("training_digest")], lambda r: r.figures["training_digest"])
+    notes = []
+    for kinds, what in ((held, "scored on another held-out text"), (read, "trained on another text")):
+        first, *others = list(kinds.values()) or [[]]
+        notes += [
+            f"{runs.named(those)}: {what} than {runs.named(first[:1])}, whose file has changed since. Figures over "
+            "both mean nothing: train them anew under another --out."
+            for those in others
+        ]
+    return notes
+
+
+def _other_places(comparison: Comparison, runs: Runs) -> list[str]:
+    """Runs of several commands may be of several commits and machines."""
+    commits = _alike(runs.all, lambda run: str(run.figures["provenance"]["commit"] or "unknown")[:10])
+    machines = _alike(runs.all, _machine)
+    notes = []
+    if len(commits) > 1:
+        told = "; ".join(f"{runs.named(those)} {commit}" for commit, those in commits.items())
+        notes.append(f"Trained at several commits, what changed between which may show in the figures: {told}.")
+    if len(machines) > 1:
+        told = "; ".join(f"{runs.named(those)} {machine}" for machine, those in machines.items())
+        unequal = ", and a faster one learns more in as many seconds" if comparison.budget.kind == "seconds" else ""
+        notes.append(f"Trained on several machines, so that seconds and tokens/s are not of one{unequal}: {told}.")
+    return notes
+
+
+def _alike(those: Sequence[Finished], key: Callable[[Finished], str]) -> dict[str, list[Finished]]:
+    """By what they have in common, in order."""
+    found: dict[str, list[Finished]] = {}
+    for run in those:
+        found.setdefault(key(run), []).append(run)
+    return found
+
+
+def _machine(run: Finished) -> str:
+    origin = run.figures["provenance"]
+    return f"{origin['machine']}, {origin['threads']} of {origin['cores']} cores"
 
 
 def _tables(results: Sequence[ModelResult], runs: Runs) -> dict[str, Table]:
@@ -184,13 +220,19 @@ def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
             _number(r.mean("epiplexity", "bits"), ",.0f"),
             f"{r.parameters:,}",
             _number(r.learning_rate, "g"),
-            runs.named(r.runs),
+            runs.good(r.runs),
         ]
         for i, r in enumerate(results)
     ]
     headings = ["model", "bits per byte", "above the floor", "against the first", "epiplexity, bits", "parameters",
                 "learning rate", "runs"]  # fmt: skip
-    return Table("Learned", headings, rows, _SUMMARY_NOTE)
+    seeds = max((len(result.good) for result in results), default=0)
+    wide = {1: " over held-out rows alone", 2: "; those of two seeds are wide", 3: "; those of three seeds are wide"}
+    note = (
+        f"Intervals are of 95 %{wide.get(seeds, '')}. Lower bits per byte are better. Epiplexity: a model that learns "
+        "slowly has more of it as well."
+    )
+    return Table("Learned", headings, rows, note)
 
 
 def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
@@ -203,7 +245,7 @@ def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
             _number(r.mean("tokens_per_second"), ",.0f"),
             _spread(r.speed.get("train"), ",.0f"),
             _number(r.speed.get("memory_mib"), ",.0f"),
-            runs.named(r.runs),
+            runs.good(r.runs),
         ]
         for r in results
     ]
@@ -211,8 +253,9 @@ def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
                 "memory, MiB", "runs"]  # fmt: skip
     note = (
         "Means over seeds. As trained: the median of the log, whatever else the machine did then. In turn: the models "
-        "take turns at single steps, median (lowest to highest). Memory: the peak of a process of its own over what it "
-        "had before the model. " + _timed_where(results, runs)
+        "take turns at single steps, median (lowest to highest). Memory: the weights, and the peak of two steps over "
+        "what a process of its own holds after one: imports and compiled kernels are no part of it. "
+        + _timed_where(results, runs)
     )
     return Table("Spent", headings, rows, note)
 
@@ -270,7 +313,7 @@ def _probes(results: Sequence[ModelResult], runs: Runs) -> Table:
             run.figures.get("chance_accuracy") for r in results for run in r.probes.get(task, []) if not run.failed
         ]
         cells = [_percent(accuracy(r.probes.get(task, []))) for r in results]
-        told = runs.named([run for r in results for run in r.probes.get(task, [])])
+        told = runs.good([run for r in results for run in r.probes.get(task, [])], "runs")
         rows.append([task, *cells, _number(chances[0] if chances else None, ".1%"), PROBES[task].about, told])
     headings = ["probe", *(r.preset for r in results), "chance", "setting", "runs"]
     note = "Accuracy of the answers on held-out rows (95 %), mean over seeds. Lengths and loads are in the setting."
@@ -278,16 +321,17 @@ def _probes(results: Sequence[ModelResult], runs: Runs) -> Table:
 
 
 def _all_runs(runs: Runs) -> Table:
-    rows = []
-    for run in runs.all:
-        origin = run.figures["provenance"]
-        bits = "failed" if run.failed else f"{bits_on(run.figures, slice(None)):.4f}"
-        commit = (origin["commit"] or "unknown")[:10] + (" (modified)" if origin["modified"] else "")
-        machine = f"{origin['machine']}, {origin['threads']} of {origin['cores']} cores"
-        seed, rate = str(run.job.seed), f"{run.job.learning_rate:g}"
-        rows.append([f"R{runs.numbers[run.path]}", runs.place(run), seed, rate, bits, commit, machine, origin["date"]])
     headings = ["run", "directory", "seed", "learning rate", "bits per byte", "commit", "machine", "started"]
-    return Table("Every run", headings, rows, "Directories are beside this report. Bits per byte of all held-out rows.")
+    note = "Directories are beside this report; their seeds count from 0. Bits per byte of all held-out rows."
+    return Table("Every run", headings, [_one_run(run, runs) for run in runs.all], note)
+
+
+def _one_run(run: Finished, runs: Runs) -> list[str]:
+    origin = run.figures["provenance"]
+    bits = "failed" if run.failed else f"{bits_on(run.figures, slice(None)):.4f}"
+    commit = (origin["commit"] or "unknown")[:10] + (" (modified)" if origin["modified"] else "")
+    seed, rate = str(runs.seed(run)), f"{run.job.learning_rate:g}"
+    return [f"R{runs.numbers[run.path]}", runs.place(run), seed, rate, bits, commit, _machine(run), origin["date"]]
 
 
 # ---------------------------------------------------------------------- numbers as text
@@ -371,7 +415,7 @@ def _markdown(
 
 def _first_good(result: ModelResult) -> list[Finished]:
     """The first run that ended well, or none."""
-    return [run for run in result.runs if run.failed is None][:1]
+    return result.good[:1]
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -3,7 +3,9 @@
 decode    milliseconds of a token behind so many, batch 1: `rounds` times each model writes a few, the median counts
 train     tokens/s of a step (loss, gradients, AdamW) on random ids in the shape and precision of training
 state     bytes of the state behind so many tokens, all tensors of it
-memory    MiB that a process of its own takes at its peak for two such steps, beyond what it had before the model
+memory    MiB of the weights and of all that two such steps need beside them at their peak: activations, gradients and
+          AdamW's moments. In a process of its own, over what it holds after a step that is not counted, so that imports
+          and compiled kernels are no part of it
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from torch import Tensor
 from glissando.config import from_dict
 from glissando.data.corpora import build_corpus
 from glissando.errors import GlissandoError
-from glissando.lab.memory import forget_peak, peak_bytes, resident_bytes
+from glissando.lab.memory import forget_peak, peak_bytes, release_freed, resident_bytes
 from glissando.lab.speed import trainer
 from glissando.loading import load
 from glissando.mixers import Memo
@@ -188,22 +190,28 @@ def training_memory(path: Path) -> float:
     return json.loads(done.stdout)["mib"]
 
 
-def _own_memory(path: Path) -> float:
-    """MiB that a model and two steps of its training take in this process, at their peak.
+def _memory(entry: _Entry) -> float:
+    """MiB: the weights, and the peak of two steps of training over what this process holds without them.
 
-    Where the system does not forget a peak (macOS, some containers) and importing took more, that is counted: at most
-    too much, never too little.
+    Where the system does not forget a peak (macOS, some containers) and starting took more, that is counted.
     """
-    before = resident_bytes()
-    forget_peak()
-    entry = _Entry.open(path)
-    step = _step_of(entry)
-    step()
-    step()
+    _step_of(entry)()  # what stays for every model alike: imports, kernels, pools of threads
+    step = _step_of(entry)  # of an optimizer that has no state before its first step
+    release_freed()
     if entry.model.embedding.weight.is_cuda:
-        return torch.cuda.max_memory_allocated() / 2**20
-    return (peak_bytes() - before) / 2**20
+        torch.cuda.reset_peak_memory_stats()
+        step(), step()
+        return torch.cuda.max_memory_allocated() / 2**20  # the weights among it
+    forget_peak()
+    before = resident_bytes()
+    step(), step()
+    return (peak_bytes() - before + _weights(entry.model)) / 2**20
+
+
+def _weights(model: LanguageModel) -> int:
+    """Bytes of parameters and buffers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
 
 
 if __name__ == "__main__":
-    print(json.dumps({"mib": _own_memory(Path(sys.argv[1]))}))
+    print(json.dumps({"mib": _memory(_Entry.open(Path(sys.argv[1])))}))

@@ -6,6 +6,9 @@ the process that started it.
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import platform
 import resource
 import sys
 from pathlib import Path
@@ -33,6 +36,16 @@ def forget_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+def release_freed() -> None:
+    """Collect garbage and return to the system what the allocator keeps of it.
+
+    Without the latter (other than glibc) what is used again does not show as a peak over what is held.
+    """
+    gc.collect()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _status(field: str) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glissando.config import merge
 from glissando.errors import ConfigError
 from glissando.verbs.options import explain, parse, parser_for
+
+if TYPE_CHECKING:
+    from glissando.lab.compare_plan import Comparison
 
 EXAMPLE = (
     "glissando compare transformer-nano transformer-plus-nano liquid-ssm-nano --budget tokens=2e6 --seeds 3 "
@@ -20,18 +23,27 @@ _SECTIONS = ("model", "data", "training")
 
 def main(arguments: Sequence[str]) -> None:
     """Train what is missing, measure, and write the report."""
-    options, given = _parse(arguments)
-    for name in ("out", "budget"):
-        if getattr(options, name) is None:
-            example = {"out": "--out runs/compare", "budget": "--budget tokens=2e6"}[name]
-            raise ConfigError(f"--{name} is missing, such as {example}")
+    comparison = _comparison(*_parse(arguments))
     from glissando.allocator import keep_freed_memory
     from glissando.lab.compare import compare
+
+    keep_freed_memory()
+    try:
+        report, _ = compare(comparison)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        raise
+    print(f"report: {report}")
+
+
+def _comparison(options: Any, given: Sequence[str]) -> Comparison:
+    for name, example in {"out": "--out runs/compare", "budget": "--budget tokens=2e6"}.items():
+        if getattr(options, name) is None:
+            raise ConfigError(f"--{name} is missing, such as {example}")
     from glissando.lab.compare_plan import Amount, Comparison
     from glissando.lab.probes import select_probes
 
-    keep_freed_memory()
-    comparison = Comparison(
+    return Comparison(
         list(options.presets),
         Path(options.out),
         Amount.parse(options.budget, "--budget"),
@@ -44,16 +56,22 @@ def main(arguments: Sequence[str]) -> None:
         allow_unequal=options.allow_unequal,
         **{section: _section(options, section, given) for section in _SECTIONS},
     )
-    try:
-        report, _ = compare(comparison)
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
-        raise
-    print(f"report: {report}")
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The options, and the names of those that were given: what was not given is each preset's own."""
+    given = _given(arguments)
+    options = parse(_parser(), arguments)
+    for name in given:
+        if hasattr(options[name], "__dict__"):
+            first = next(iter(vars(options[name])))
+            raise ConfigError(f"--{name} is a section: give one option at a time, such as --{name}.{first}")
+    return options, given
+
+
+def _parser() -> Any:
+    from glissando.training.config import RunConfig
+
     parser = parser_for("compare", "Train several models under one budget and write a report.", EXAMPLE)
     parser.add_argument("presets", nargs="*", default=[], help="models; the first is the one that others are held to")
     parser.add_argument("--out", help="directory of the comparison; the same command again does what is missing")
@@ -67,22 +85,20 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         "--contexts", default="256,1024,4096", help="with commas, tokens behind which decoding is timed"
     )
     parser.add_argument("--allow_unequal", action="store_true", help="compare models of different size")
-    from glissando.training.config import RunConfig
-
     parser.add_class_arguments(RunConfig, None, skip={"start_from", "stages", "grown", "preset"})
     explain(parser, RunConfig)
+    return parser
+
+
+def _given(arguments: Sequence[str]) -> list[str]:
+    """Names of the sections' options among `arguments`. Raises ConfigError for a section as a whole."""
     names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     given = [name[2:].removesuffix("+") for name in names if name.partition(".")[0][2:] in _SECTIONS]
     if whole := [name for name in given if "." not in name]:
         raise ConfigError(
             f"--{whole[0]} takes one option at a time, such as --{whole[0]}.seed or as its --help names it"
         )
-    options = parse(parser, arguments)
-    for name in given:
-        if hasattr(options[name], "__dict__"):
-            first = next(iter(vars(options[name])))
-            raise ConfigError(f"--{name} is a section: give one option at a time, such as --{name}.{first}")
-    return options, given
+    return given
 
 
 def _section(options: Any, section: str, given: Sequence[str]) -> dict[str, Any]:

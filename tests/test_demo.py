@@ -1,0 +1,31 @@
+"""The demo: two of its models learn for a second, and the report is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from glissando import demo
+from glissando.lab import compare_speed
+
+
+@pytest.mark.timeout(600)
+def test_two_models_for_a_second(tmp_path, monkeypatch, capsys):
+    # A process for each model's memory takes longer than all else; test_compare.py starts them.
+    monkeypatch.setattr(compare_speed, "training_memory", lambda path: 1.0)
+    out = tmp_path / "demo"
+    arguments = ["--seconds", "1", "--presets", "transformer-nano,minimal-transformer-nano", "--out", str(out)]
+    assert demo.main(arguments) == 0
+    told = capsys.readouterr().out
+    assert "2 models learn the built-in stories, 1 s each" in told
+    for name in ("transformer-nano", "minimal-transformer-nano", "entropy floor"):
+        assert f"\n{name} " in told
+    assert told.splitlines()[-1] == f"report: {out / 'report.html'}"
+    page = (out / "report.html").read_text()
+    assert "2 models, 1 seconds each" in page
+    assert "One seed a model" in page
+
+
+def test_a_mistake_is_told(tmp_path, capsys):
+    assert demo.main(["--presets", "transformer-nan", "--out", str(tmp_path / "demo")]) == 1
+    assert "Did you mean 'transformer-nano'" in capsys.readouterr().err
+    assert not (tmp_path / "demo").exists()
