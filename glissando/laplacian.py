@@ -237,8 +237,7 @@ def _broken_laws(laplacian: Tensor) -> list[str]:
 
 def save(path: str | Path, laplacian: Tensor, about: Mapping[str, str]) -> None:
     """Writes the sparse form as safetensors, with `about` (source, neighbors, ...), the size and a SHA-256 as metadata.
-
-    Edges are saved, of which `load` sums the diagonal anew, in float64.
+    `load` sums the diagonal anew, in float64.
     Raises ConfigError if `laplacian` is none, if a file of this name exists, and for a key of `about` that is taken;
     RunError if the file cannot be written.
     """
