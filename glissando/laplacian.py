@@ -116,11 +116,8 @@ def from_edges(edges: Tensor, weights: Tensor, size: int) -> Tensor:
 
 
 def edges_of(laplacian: Tensor) -> tuple[Tensor, Tensor]:
-    """The sparse form: edges (2, E) int64 with i < j in lexicographic order, and their weights (E,) above 0.
-
-    What `validate` allows for rounding, an entry just above 0 off the diagonal, is no edge.
-    """
-    upper = (-laplacian.triu(1)).clamp_min(0)
+    """The sparse form: edges (2, E) int64 with i < j in lexicographic order, and their weights (E,)."""
+    upper = (-laplacian.triu(1)).clamp_min(0)  # what `validate` allows for rounding is no edge
     edges = upper.nonzero().T.contiguous()
     return edges, upper[edges[0], edges[1]]
 
@@ -240,9 +237,7 @@ def _broken_laws(laplacian: Tensor) -> list[str]:
 
 def save(path: str | Path, laplacian: Tensor, about: Mapping[str, str]) -> None:
     """Writes the sparse form as safetensors, with `about` (source, neighbors, ...), the size and a SHA-256 as metadata.
-
-    That is the edges above the diagonal: what `load` gives back has a diagonal summed anew of them, in float64.
-
+    `load` sums the diagonal anew, in float64.
     Raises ConfigError if `laplacian` is none, if a file of this name exists, and for a key of `about` that is taken;
     RunError if the file cannot be written.
     """
