@@ -305,3 +305,9 @@ def test_a_kernel_asked_for_names_the_types_it_takes():
         rms_norm(torch.randn(2, 5).bfloat16(), torch.ones(5).bfloat16(), backend="numba")
     with pytest.raises(ValueError, match="all float32 or all float64"):
         short_conv(torch.randn(2, 3, 5), torch.ones(5, 3, dtype=torch.float64), backend="numba")
+
+
+def test_a_misspelt_visibility_is_no_leak():
+    q = torch.randn(1, 1, 3, 4)
+    with pytest.raises(UnknownNameError, match=r"casual.*causal"):
+        attention(q, q, q, visible="casual")

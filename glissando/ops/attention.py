@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glissando.errors import unknown_name
 from glissando.ops.compiled import require_backend
 
 
@@ -38,9 +39,11 @@ def attention(
 
     `auto` is PyTorch's fused scaled_dot_product_attention; `reference` forms the T x L matrix.
     Raises ValueError if "causal" is asked for with L != T, or heads cannot share those of keys evenly;
-    UnknownNameError for a backend that there is not.
+    UnknownNameError for a backend, or a name of `visible`, that there is not.
     """
     require_backend("attention", backend, ("auto", "reference"))
+    if isinstance(visible, str) and visible not in ("causal", "all"):
+        raise unknown_name("attention visible", visible, ("causal", "all"))
     if visible == "causal" and q.shape[2] != k.shape[2]:
         raise ValueError(f"causal attention needs as many keys as queries, got {k.shape[2]} and {q.shape[2]}")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
