@@ -68,8 +68,11 @@ def test_saved_and_loaded_says_the_same(case, tmp_path):
     assert again.num_parameters() == model.model.num_parameters()
     ids = random_ids(model.model, 2, 9, 0)
     with torch.no_grad():
-        assert torch.equal(again(ids).logits, model(ids).logits)
+        # Not bit for bit: what a product rounds to may depend on where in memory its weights begin.
+        assert_close(again(ids).logits, model(ids).logits)
         assert torch.equal(model(ids).logits, model.model(ids)[0])
+    for name, saved in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], saved), name
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
