@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from glissando.errors import GlissandoError, nearest
+from glissando.errors import GlissandoError, Stopped, nearest
 
 #: verb -> what it does; each is a module of glissando.verbs with `main(arguments)`
 VERBS = {
@@ -44,7 +44,8 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit status is 0, 1 for an error that names its fix, 2 for a wrong command line."""
+    """Run one verb; the exit status is 0, 1 for an error that names its fix, 2 for a wrong command line, and
+    128 and the signal's number for what a signal has ended."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage(), end="")
@@ -76,9 +77,9 @@ def _run(verb: str, arguments: list[str]) -> int:
         # The reader (head, less) has had enough; Python must not complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("\ninterrupted", file=sys.stderr)
-        return 130
+        return error.status if isinstance(error, Stopped) else 130
     return 0
 
 

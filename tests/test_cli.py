@@ -137,6 +137,14 @@ def test_presets_and_corpora(capsys):
         (["train", "--preset", "transformer-nano", "--training.steps", "1"], "--out is missing"),
         (["train", "--preset", "transformer-nano", "--out", "x"], "exactly one of training.steps"),
         (["train", "--config", "nowhere.yaml"], "cannot read --config nowhere.yaml"),
+        (
+            ["train", *TINY, "--data.text.path", "BOOK", "--model.mixer", "atention", "--out", "OUT"],
+            "Did you mean 'attention'",
+        ),
+        (
+            ["train", *TINY, "--data.text.path", "BOOK", "--training.seed", "-1", "--out", "OUT"],
+            "training.seed must be at least 0",
+        ),
         (["train", "--resume", "nowhere"], "nowhere"),
         (["train", "--resume", "x", "--training.steps", "9"], "takes no other option"),
         (["generate", "nowhere"], "no run at nowhere"),
@@ -147,15 +155,18 @@ def test_presets_and_corpora(capsys):
         (["bench", "start-up", "--rounds", "0"], "at least 1"),
         (["train", "--training.freeze", "embedding.*"], "expected a list, such as"),
         (["generate", "RUN", "--temperature", "-1"], "at least 0"),
+        (["generate", "RUN", "--temperature", ".nan"], "at least 0"),
+        (["generate", "RUN", "--seed", str(2**70)], "seed must be a whole number"),
         (["evaluate", "RUN", "--file", "nowhere.txt"], "nowhere.txt"),
         (["presets", "transformer-nan"], "Did you mean 'transformer-nano'"),
         (["corpora", "storys"], "Did you mean 'stories'"),
         (["bench", "trainin"], "Did you mean 'training'"),
     ],
 )
-def test_mistakes_get_one_clear_line(arguments, message, run, tmp_path, monkeypatch, capsys):
+def test_mistakes_get_one_clear_line(arguments, message, run, book, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    error = fails(capsys, *[run if a == "RUN" else a for a in arguments])
+    given = {"RUN": run, "BOOK": book, "OUT": tmp_path / "x"}
+    error = fails(capsys, *[given.get(a, a) for a in arguments])
     assert message in error
     assert error.count("\n") <= 3
     assert not (tmp_path / "x").exists(), "a mistake must not leave a directory behind"

@@ -27,7 +27,7 @@ from training_runs import (
 
 import glissando
 from glissando import trees
-from glissando.errors import ConfigError, DataError, DivergenceError, RunError, TrainingError
+from glissando.errors import ConfigError, DataError, DivergenceError, RunError, Stopped, TrainingError
 from glissando.runs import latest_checkpoint
 from glissando.training.budget import Budget
 from glissando.training.fit import resume, train
@@ -255,19 +255,35 @@ def test_second_interrupt_ends_at_once(tmp_path):
     assert latest_checkpoint(run / "checkpoints") is None
 
 
-def test_interrupt_in_the_same_process_raises_once_saved(tmp_path, monkeypatch, capsys):
+def test_sigterm_saves_tells_how_to_go_on_and_exits_with_its_status(tmp_path):
+    """As `kill`, batch systems and containers end a program."""
+    changed = {"training": {"steps": 100_000, "save_every": 10**6, "validate_every": 10**6, "log_every": 1}}
+    run = tmp_path / "run"
+    with started(command(*options(mapping(tmp_path, changed)), f"--out={run}")) as process:
+        wait_for_step(process, run, 2)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=60)
+    step = last_checkpoint(run)["global_step"]
+    assert f"stopped and saved at step {step}; go on with: glissando train --resume {run}" in error
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("asking", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_in_the_same_process_raises_once_saved(tmp_path, monkeypatch, asking):
     original = Budget.after_step
 
     def after_step(self, trainer, module, step):
         if step == 5:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), asking)
         original(self, trainer, module, step)
 
     monkeypatch.setattr(Budget, "after_step", after_step)
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match="step 5"):
+    before = signal.getsignal(asking)
+    with pytest.raises(Stopped, match="step 5") as stopped:
         train(configuration(tmp_path), tmp_path / "run")
-    assert signal.getsignal(signal.SIGINT) is before
+    assert stopped.value.status == 128 + asking
+    assert signal.getsignal(asking) is before
     assert last_checkpoint(tmp_path / "run")["global_step"] == 5
     assert [row["step"] for row in metrics(tmp_path / "run")] == ["1", "2", "3", "4"]
 

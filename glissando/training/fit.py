@@ -9,9 +9,7 @@ import itertools
 import logging
 import math
 import shlex
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +25,7 @@ from glissando.config import from_dict
 from glissando.data.base import Corpus
 from glissando.data.corpora import build_corpus
 from glissando.data.tokenizers import load_tokenizer
-from glissando.errors import ConfigError, RunError
+from glissando.errors import ConfigError, RunError, Stopped
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import TOKENIZER, Run, checkpoint_step, config_text
@@ -49,6 +47,7 @@ from glissando.training.start import (
     start_tokenizer,
     take_growth,
 )
+from glissando.training.stopping import Stopping
 
 _ASIDES = (
     ".*does not have many workers.*",
@@ -65,8 +64,8 @@ ShownBy = Callable[[Budget, Validation, Metrics], Progress]
 def train(config: RunConfig, out: str | Path, progress: ShownBy = Progress) -> Run:
     """Train as `config` says into the new run directory `out`; `progress` shows it.
 
-    Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C raises
-    KeyboardInterrupt once the step in progress is saved.
+    Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C, SIGTERM and SIGHUP
+    raise Stopped, a KeyboardInterrupt, once the step in progress is saved.
     """
     take_growth(config)
     config.check(math.prod(launch.processes(config.training)))
@@ -136,6 +135,7 @@ class _Job:
     module: TrainingModule
     trainer: pl.Trainer
     budget: Budget
+    stopping: Stopping
 
     @classmethod
     def build(cls, config: RunConfig, run: Run, corpus: Corpus, resuming: bool, progress: ShownBy) -> _Job:
@@ -148,21 +148,22 @@ class _Job:
         module = TrainingModule(config, model, corpus, base)
         files = PatientCheckpointIO()
         budget, callbacks = _callbacks(config, run, files, progress)
+        stopping = Stopping(budget)
         with _quiet():
-            trainer = _trainer(config, callbacks, files)
+            trainer = _trainer(config, [*callbacks, stopping], files)
         _say_what_emulation_costs(trainer)
-        return cls(config, run, corpus, module, trainer, budget)
+        return cls(config, run, corpus, module, trainer, budget, stopping)
 
     def fit(self, resume_from: Path | None) -> Run:
         # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
         pl.seed_everything(self.config.training.seed + launch.rank(), verbose=False)
         trainer, run = self.trainer, self.run
-        with _interruptible(self.budget), _quiet(), launch.ended_together(trainer):
+        with self.stopping, _quiet(), launch.ended_together(trainer):
             trainer.fit(self.module, ckpt_path=resume_from)
         if self.budget.interrupted:
             where = f"stopped and saved at step {trainer.global_step}"
             _say(f"\n{where}; go on with: glissando train --resume {shlex.quote(str(run.path))}")
-            raise KeyboardInterrupt(f"training was stopped at step {trainer.global_step} and saved")
+            raise Stopped(f"training was stopped at step {trainer.global_step} and saved", self.stopping.asked)
         if resume_from is not None and trainer.global_step == checkpoint_step(resume_from):
             _say(f"{run.path} is finished, at step {trainer.global_step}: nothing is left to train")
             if launch.rank() == 0:
@@ -327,26 +328,6 @@ def require_rows(config: RunConfig, corpus: Corpus) -> None:
             f"corpus {config.data.corpus} has rows of {width} tokens, whatever data.seq_len is, and model.max_length "
             f"is {limit}: give --model.max_length {width}, or another corpus, such as --data.corpus text"
         )
-
-
-@contextlib.contextmanager
-def _interruptible(budget: Budget) -> Iterator[None]:
-    """The first Ctrl-C ends training after the step in progress, with everything saved; the second at once."""
-    before = signal.getsignal(signal.SIGINT)
-    # Who starts us with Ctrl-C ignored, as nohup and a shell's background jobs do, wants it ignored.
-    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
-        yield
-        return
-
-    def ask(*_: Any) -> None:
-        budget.asked_to_stop = True
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
