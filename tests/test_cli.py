@@ -132,6 +132,12 @@ def test_presets_and_corpora(capsys):
     [
         (["train", "--preset", "transformer-nan"], "Did you mean 'transformer-nano'"),
         (["train", "--modle.hidden_size", "3"], "Did you mean --model.hidden_size"),
+        (["train", "--steps", "5"], "Did you mean --training.steps?"),
+        (["train", "--learning_rate", "3"], "Did you mean --training.optimizer.learning_rate?"),
+        (["train", "--data.text.pth", "x"], "Did you mean --data.text.path?"),
+        (["train", "--training.steps", "five"], "option \"training.steps\": expected int or null, got 'five'\n"),
+        (["train", "--training.steps", "2.5e0"], "expected int or null, got '2.5e0'"),
+        (["train", "--training.strategy", "dp"], "expected one of 'auto', 'ddp', 'fsdp', got dp"),
         (["train", "--model.hidden_size", "wide"], "expected int, got wide"),
         (["train", "--data.corpus", "storys", "--training.steps", "1", "--out", "x"], "Did you mean 'stories'"),
         (["train", "--preset", "transformer-nano", "--training.steps", "1"], "--out is missing"),
@@ -172,8 +178,20 @@ def test_mistakes_get_one_clear_line(arguments, message, run, book, tmp_path, mo
     assert not (tmp_path / "x").exists(), "a mistake must not leave a directory behind"
 
 
+def test_whole_numbers_may_have_exponents(capsys):
+    given = ["--training.tokens", "2.5e6", "--model.hidden_size=1e2", "--training.optimizer.learning_rate", "1e1"]
+    assert main(["train", *given, "--print_config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert (config["training"]["tokens"], config["model"]["hidden_size"]) == (2_500_000, 100)
+    assert config["training"]["optimizer"]["learning_rate"] == 10.0
+
+
 def test_unknown_keys_in_a_config_file(tmp_path, capsys):
     path = tmp_path / "c.yaml"
+    path.write_text("training: {seed: null, steps: null}")
+    assert "training.seed: expected int, got null; leave it out" in fails(capsys, "train", "--config", path)
+    path.write_text("training: {precision: null}")
+    assert "expected one of '32-true', 'bf16-mixed'" in fails(capsys, "train", "--config", path)
     path.write_text("model: {depth: {layer: 3}}")
     assert "unknown option 'model.depth.layer'. Did you mean 'layers'?" in fails(capsys, "train", "--config", path)
     path.write_text("- 1")
