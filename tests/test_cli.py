@@ -89,6 +89,11 @@ def test_generate_streams_and_repeats_itself(run, capsys):
     assert outputs[0].startswith("The fox")
 
 
+def test_a_prompt_is_not_printed_before_its_options_are_right(run, capsys):
+    assert main(["generate", str(run), "--prompt", "The fox", "--top_k", "0"]) == 1
+    assert capsys.readouterr().out == ""
+
+
 def test_generate_takes_several_prompts_and_plain_text(run, capsys):
     assert main(["generate", str(run), "--prompt", '["The", "A: [b]"]', "--max_tokens", "4"]) == 0
     out = capsys.readouterr().out
@@ -111,6 +116,15 @@ def test_evaluate_a_run_and_a_file(run, book, tmp_path, capsys):
     short.write_text("Hi.")
     assert main(["evaluate", "--file", str(short), str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes"] == 3
+    short.write_bytes(b"Hi, caf\xe9.")
+    told = fails(capsys, "evaluate", run, "--file", short)
+    assert "--data.text.encoding_errors ignore" in told
+    assert main(["evaluate", str(run), "--file", str(short), "--json", "--data.text.encoding_errors", "ignore"]) == 0
+    capsys.readouterr()
+    (tmp_path / "taken").write_text("a file")
+    told = fails(capsys, "evaluate", run, "--plots", tmp_path / "taken")
+    assert "--plots: its folder" in told
+    assert told.count("\n") == 1
     assert (pictures / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -151,12 +165,21 @@ def test_presets_and_corpora(capsys):
             ["train", *TINY, "--data.text.path", "BOOK", "--training.seed", "-1", "--out", "OUT"],
             "training.seed must be at least 0",
         ),
+        (
+            ["train", "--from", "RUN", "--training.steps", "1", "--data.tokenizer.kind", "bpe", "--out", "OUT"],
+            "their own",
+        ),
+        (
+            ["train", *TINY, "--data.text.path", "BOOK", "--model.norm.eps", "-1", "--out", "OUT"],
+            "at least 0 and finite",
+        ),
         (["train", "--resume", "nowhere"], "nowhere"),
         (["train", "--resume", "x", "--training.steps", "9"], "takes no other option"),
         (["generate", "nowhere"], "no run at nowhere"),
         (["generate"], "run"),
         (["generate", "RUN", "--max_tokens", "0"], "at least 1"),
         (["generate", "RUN", "--prompt", "a", "--prompt", "b"], "--prompt is given 2 times"),
+        (["generate", "RUN", "--prompt", "[]"], "--prompt is an empty list"),
         (["evaluate", "RUN", "--exact_match", "0"], "at least 1"),
         (["bench", "start-up", "--rounds", "0"], "at least 1"),
         (["train", "--training.freeze", "embedding.*"], "expected a list, such as"),

@@ -17,6 +17,7 @@ from training_runs import (
     call,
     command,
     configuration,
+    environment,
     last_checkpoint,
     mapping,
     metrics,
@@ -27,9 +28,12 @@ from training_runs import (
 
 import glissando
 from glissando import trees
+from glissando.cli import main
 from glissando.errors import ConfigError, DataError, DivergenceError, RunError, Stopped, TrainingError
-from glissando.runs import latest_checkpoint
+from glissando.runs import Run, latest_checkpoint
+from glissando.training import files
 from glissando.training.budget import Budget
+from glissando.training.callbacks import read_metrics
 from glissando.training.fit import resume, train
 from glissando.training.module import TrainingModule
 
@@ -177,7 +181,75 @@ def test_what_cannot_be_resumed_says_why(tmp_path):
         resume(tmp_path / "run")
 
 
+def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path):
+    """A moved text is named, another one is refused, and a run without a record of it resumes as it always did."""
+    run, words = (
+        train(configuration(tmp_path, {"training": {"steps": 2}}), tmp_path / "run").path,
+        tmp_path / "words.txt",
+    )
+    moved = words.rename(tmp_path / "moved.txt")
+    with pytest.raises(DataError, match=r"no file .*words\.txt.*--resume .*run --data\.text\.path FILE"):
+        resume(run)
+    words.write_text(moved.read_text() + "!")
+    with pytest.raises(
+        RunError, match=r"words\.txt is not the text that .*run was trained on: it has [\d,]+ bytes with"
+    ):
+        resume(run)
+    with pytest.raises(ConfigError, match=r"data\.jsonl\.path would do nothing"):
+        resume(run, texts={"data.jsonl.path": str(moved)})
+    assert main(["train", f"--resume={run}", f"--data.text.path={moved}"]) == 0
+    assert Run.open(run).read_config()["data"]["text"]["path"] == str(moved)
+    words.unlink()
+    resume(run)
+    moved.write_text(moved.read_text() + "!")
+    (run / "environment.json").unlink()
+    resume(run)
+
+
+def test_the_ends_of_a_large_text_stand_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_WHOLE_BYTES", 100)
+    monkeypatch.setattr(files, "_END_BYTES", 10)
+    data, path = configuration(tmp_path).data, tmp_path / "words.txt"
+    before, text = files.fingerprints(data), path.read_bytes()
+    path.write_bytes(text[:-1] + b"!")
+    assert files.fingerprints(data) != before
+    path.write_bytes(text + b"!")
+    assert files.fingerprints(data) != before
+
+
+def test_two_processes_do_not_train_in_one_directory(tmp_path):
+    run = train(configuration(tmp_path, {"training": {"steps": 2}}), tmp_path / "run").path
+    with files.alone(run), pytest.raises(RunError, match=rf"another process is training in .*\(pid {os.getpid()}\)"):
+        resume(run)
+    resume(run)
+    glissando.load(run)
+
+
+def test_a_damaged_metrics_file_does_not_end_in_a_traceback(tmp_path):
+    run = train(configuration(tmp_path, {"training": {"steps": 4, "log_every": 1}}), tmp_path / "run").path
+    path = run / "metrics.csv"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"\n2,", b"\n\xff\xfe,"))
+    assert [row["step"] for row in read_metrics(path)] == ["1", "3", "4"]
+    path.write_bytes(b"\x00" + whole[20:])
+    with pytest.raises(RunError, match=r"metrics\.csv is damaged.*Move it elsewhere"):
+        resume(run)
+
+
 # ---------------------------------------------------------------------- kill -9 and Ctrl-C
+
+
+def test_training_goes_on_when_nobody_reads_what_it_says(tmp_path):
+    """`glissando train 2>&1 | head` ends its reader, and not a night of training."""
+    changed = {"training": {"steps": 40, "save_every": 10**6, "validate_every": 1}}
+    run, read = tmp_path / "run", subprocess.PIPE
+    whole = command(*options(mapping(tmp_path, changed)), f"--out={run}")
+    with subprocess.Popen(whole, env=environment(), stdout=read, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=200) == 0
+    assert last_checkpoint(run)["global_step"] == 40
 
 
 def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:

@@ -188,6 +188,8 @@ class RunConfig:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
         self.training.check()
         self.training.calibration.check(self._mixers())
+        eps = self.model.norm.eps
+        require(0 <= eps < math.inf, "model.norm.eps", eps, "at least 0 and finite")
         for name in ("seq_len", "batch_size"):
             value = getattr(self.data, name)
             require(value > 0, f"data.{name}", value, "at least 1")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import tempfile
 import typing
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
@@ -102,6 +104,21 @@ def inference_overrides(options: Any) -> dict[str, Any]:
     """Those of `add_inference_options` that were given."""
     names = ("depth.n_steps", "depth.flow.method", "depth.flow.tolerance", "mixers.tau.cache", "mixers.tau.bins")
     return {name: options[name] for name in names if options[name] is not None}
+
+
+def require_writable(option: str, folder: Path) -> None:
+    """Make `folder`, which `option` names, before time is spent on what shall lie in it.
+
+    Raises ConfigError where it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{option}: its folder {folder} cannot be made or written to: {error.strerror}; name another"
+        ) from error
 
 
 def named_values(text: str) -> dict[str, float]:

@@ -70,24 +70,28 @@ def _require_used(arguments: Sequence[str], config: RunConfig) -> None:
 
 
 def _resume(arguments: Sequence[str], options: Any) -> None:
+    from glissando.training.files import text_options
+
     path, machine = options.resume, [f"--training.{name}" for name in MACHINE]
+    texts = [f"--{name}" for name in text_options()]
     given = [name for name in (a.partition("=")[0] for a in arguments) if name.startswith("--") and name != "--resume"]
-    others = [name for name in given if name not in machine]
+    others = [name for name in given if name not in (*machine, *texts)]
     if others:
         raise ConfigError(
             f"--resume goes on exactly as {path}/config.yaml says and takes no other options than "
-            f"{', '.join(machine)}; got {' '.join(others)}"
+            f"{', '.join(machine)}, and where its texts lie now, such as --data.text.path; got {' '.join(others)}"
         )
     from glissando.allocator import keep_freed_memory
     from glissando.training.fit import resume
     from glissando.training.stages import STAGES, resume_stages
 
     keep_freed_memory()
-    chosen = {name.rpartition(".")[2]: options[name[2:]] for name in given}
-    if (Path(path) / STAGES).is_file():
-        resume_stages(path, chosen)
+    chosen = {name.rpartition(".")[2]: options[name[2:]] for name in given if name in machine}
+    moved = {name[2:]: options[name[2:]] for name in given if name in texts}
+    if (Path(path).expanduser() / STAGES).is_file():
+        resume_stages(path, chosen, moved)
     else:
-        resume(path, chosen)
+        resume(path, chosen, texts=moved)
 
 
 def _parser(preset: str | None, start: str | None, values: Mapping[str, Any]) -> Any:
@@ -100,7 +104,9 @@ def _parser(preset: str | None, start: str | None, values: Mapping[str, Any]) ->
     parser.add_argument("--config", help="YAML file of options; the command line comes after it")
     parser.add_argument("--out", help="run directory to make")
     parser.add_argument("--from", help="run whose weights, tokenizer and options to start with")
-    parser.add_argument("--resume", help="run directory to go on with, and nothing else but the machine's options")
+    parser.add_argument(
+        "--resume", help="run directory to go on with; beside it only options of the machine, and of moved texts"
+    )
     parser.add_argument(
         "--print_config", dest="print_only", action="store_true", help="print the resolved options and stop"
     )
