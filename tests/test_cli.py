@@ -258,6 +258,18 @@ def test_options_that_would_do_nothing_are_refused(option, value, told, book, tm
     assert not (tmp_path / "out").exists()
 
 
+def test_sections_of_a_file_that_would_do_nothing_are_refused(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text("{data: {corpus: shift, text: {path: book.txt}}, model: {mixers: {attention: {heads: 2}}}}")
+    given = ["train", "--config", str(path), "--print_config"]
+    assert "data.text.path would do nothing: data.corpus is shift" in fails(capsys, *given)
+    assert main([*given, "--data.corpus", "text"]) == 0
+    path.write_text("model: {mixers: {liquid: {adaptation: 0.5}}}")
+    assert "model.mixers.liquid.adaptation would do nothing" in fails(capsys, *given)
+    assert main([*given, "--model.mixer", "liquid"]) == 0
+    capsys.readouterr()
+
+
 def test_bad_lines_are_counted_at_the_end(tmp_path, capsys):
     path = tmp_path / "lines.jsonl"
     good = "".join(json.dumps({"text": f"The hen number {i} went out to look for corn."}) + "\n" for i in range(300))

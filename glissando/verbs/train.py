@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen = {k: plain(options[k]) for k in ("preset", "model", "data", "training")}
     chosen["start_from"] = getattr(options, "from") or file.get("start_from")
     config = from_dict(RunConfig, {**chosen, "stages": file.get("stages") or []})
-    _require_used(arguments, config)
+    _require_used(arguments, file, config)
     if print_only:
         import yaml
 
@@ -52,14 +52,16 @@ def main(arguments: Sequence[str]) -> None:
         train(config, options.out)
 
 
-def _require_used(arguments: Sequence[str], config: RunConfig) -> None:
-    """Raise ConfigError for an option on the command line of a mixer or a corpus that no stage of the run has."""
+def _require_used(arguments: Sequence[str], file: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise ConfigError for an option, on the command line or in the file, of a mixer or a corpus that the run does not
+    have. A file may have more than is used where the command line chooses another mixer or corpus than it does."""
     if config.stages:
         return  # each names its own
     values = config.as_dict()
     used = {f"model.mixers.{name}" for name in values["model"]["mixers"]} | {f"data.{config.data.corpus}"}
     known = {f"model.mixers.{name}" for name in MIXERS} | {f"data.{name}" for name in CORPORA}
-    for given in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+    typed = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    for given in (*typed, *_sections(file, typed)):
         section = given.removeprefix("--").rpartition(".")[0]
         if section in known - used:
             of_data, owner = section.startswith("data."), section.rpartition(".")[2]
@@ -67,6 +69,18 @@ def _require_used(arguments: Sequence[str], config: RunConfig) -> None:
             raise ConfigError(
                 f"{given} would do nothing: {chosen} is {now}. Leave it out, or choose --{chosen} {owner}"
             )
+
+
+def _sections(file: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
+    """The options in a file's sections of mixers and corpora, but where the command line chooses itself."""
+    found = []
+    for prefix, chosen in (("model.mixers", "--model.mixer"), ("data", "--data.corpus")):
+        values: Any = file
+        for name in prefix.split("."):
+            values = values.get(name) or {}
+        if chosen not in typed:
+            found += [name for name in flat(values, f"{prefix}.") if name.count(".") > prefix.count(".") + 1]
+    return found
 
 
 def _resume(arguments: Sequence[str], options: Any) -> None:
