@@ -92,4 +92,5 @@ def _disconnect() -> None:
 def _end_started(trainer: Trainer) -> None:
     kill = getattr(trainer.strategy.launcher, "kill", None)
     if kill is not None:
-        kill(signal.SIGTERM)
+        # SIGTERM asks to save, which takes all processes; and those that started have nothing of their own to lose.
+        kill(getattr(signal, "SIGKILL", signal.SIGTERM))
