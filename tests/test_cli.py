@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from glissando.cli import VERBS, main
+from glissando.data.tokenizers import ByteTokenizer
+from glissando.model import LanguageModel
 from glissando.presets import preset_names
 
 TINY = [
@@ -92,6 +94,17 @@ def test_generate_streams_and_repeats_itself(run, capsys):
 def test_a_prompt_is_not_printed_before_its_options_are_right(run, capsys):
     assert main(["generate", str(run), "--prompt", "The fox", "--top_k", "0"]) == 1
     assert capsys.readouterr().out == ""
+
+
+def test_a_text_that_positions_cut_is_told(tmp_path, capsys):
+    small = {"vocab_size": 256, "max_length": 16, "hidden_size": 16, "mixers.attention.heads": 2, "depth.layers": 1}
+    model = LanguageModel.from_preset("gpt", **small)
+    model.tokenizer = ByteTokenizer()
+    model.save(tmp_path / "run")
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "abc", "--max_tokens", "9"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "abc", "--max_tokens", "99"]) == 0
+    assert capsys.readouterr().err == "stopped at the model's 16 positions\n"
 
 
 def test_generate_takes_several_prompts_and_plain_text(run, capsys):
