@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from glissando.errors import GlissandoError, nearest
+from glissando.errors import GlissandoError, Stopped, nearest
 
 #: verb -> what it does; each is a module of glissando.verbs with `main(arguments)`
 VERBS = {
@@ -25,6 +25,9 @@ VERBS = {
     "bench": "measure speed against named peers",
     "audit": "measure published claims, as published and corrected",
 }
+
+#: verbs whose product is no text on stdout
+_MAKERS = ("train", "serve", "grow", "compare", "steer", "audit")
 
 _USAGE = """usage: glissando VERB [options]
 
@@ -44,7 +47,8 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit status is 0, 1 for an error that names its fix, 2 for a wrong command line."""
+    """Run one verb; the exit status is 0, 1 for an error that names its fix, 2 for an unknown verb, and
+    128 and the signal's number for what a signal has ended."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage(), end="")
@@ -74,11 +78,13 @@ def _run(verb: str, arguments: list[str]) -> int:
         return 1
     except BrokenPipeError:
         # The reader (head, less) has had enough; Python must not complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        # As shells have it for a program that SIGPIPE ends: what was to be made may not be there.
+        return 141 if verb in _MAKERS else 0
+    except KeyboardInterrupt as error:
         print("\ninterrupted", file=sys.stderr)
-        return 130
+        return error.status if isinstance(error, Stopped) else 130
     return 0
 
 

@@ -81,8 +81,15 @@ def _parser(cls: Any) -> Any:
 def readable(message: str) -> str:
     """jsonargparse's message in one line, in a user's words and not in those of its type system."""
     line = " ".join(message.split())
-    line = re.sub(r"Does not validate against any of the Union subtypes Subtypes: .*? Errors: ", "", line)
-    line = re.sub(r"Given value type: .*$", "", line)
+    line = re.sub(
+        r"Does not validate against any of the Union subtypes Subtypes: \[(.*)\] Errors: .* Given value type: "
+        r"<class '(\w+)'> Given value: (.*)$",
+        lambda found: f"expected {_kinds(found[1])}, got {repr(found[3]) if found[2] == 'str' else found[3]}",
+        line,
+    )
+    line = re.sub(
+        r"Expected a (typing\.Literal\[.*?\])\. Got value: ", lambda found: f"expected {_kinds(found[1])}, got ", line
+    )
     line = re.sub(
         r"Expected a <class 'list'>\. Got value: (\S+)", r"""expected a list, such as '["\1"]', got \1""", line
     )
@@ -90,8 +97,17 @@ def readable(message: str) -> str:
     return line.replace("Parser key ", "option ")
 
 
+def _kinds(types: str) -> str:
+    """ "[<class 'int'>, <class 'NoneType'>]" as "int or null"."""
+    shown = re.sub(r"typing\.Literal\[(.*?)\]", lambda found: f"one of {found[1]}", types)
+    shown = re.sub(r", (?=<class|list|one of)", " or ", shown)
+    shown = re.sub(r"list\[\w+\]", "a list", shown)
+    return re.sub(r"<class '(\w+)'>", r"\1", shown).replace("NoneType", "null")
+
+
 def check_keys(cls: type, values: Any, where: str = "") -> None:
-    """Raise ConfigError for the first key of nested `values` that `cls` does not have, naming the nearest."""
+    """Raise ConfigError for the first key of nested `values` that `cls` does not have, naming the nearest, and for a
+    null where there can be none."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or cls.__name__}: expected a mapping of options, got {values!r}")
     known = typing.get_type_hints(cls)
@@ -101,6 +117,8 @@ def check_keys(cls: type, values: Any, where: str = "") -> None:
             close = nearest(str(key), known)
             hint = f" Did you mean {close!r}?" if close else ""
             raise ConfigError(f"unknown option {path!r}.{hint} Known here: {', '.join(known)}.")
+        if value is None and not _optional(known[key]):
+            raise ConfigError(f"{path}: expected {_expected(known[key])}, got null; leave it out for the default")
         nested = section_of(known[key])
         if nested is None or value is None:
             continue
@@ -138,6 +156,16 @@ def _choices(cls: type) -> dict[str, tuple[Any, ...]]:
         if known:
             found[name] = (*known, *[None for o in options if o is type(None)])
     return found
+
+
+def _optional(hint: Any) -> bool:
+    return hint is Any or type(None) in typing.get_args(hint) or typing.get_origin(hint) is list
+
+
+def _expected(hint: Any) -> str:
+    if dataclasses.is_dataclass(hint):
+        return "a mapping of options"
+    return hint.__name__ if isinstance(hint, type) else _kinds(str(hint)).replace(" | ", " or ")
 
 
 def section_of(hint: Any) -> type | None:

@@ -50,6 +50,19 @@ class MissingExtraError(GlissandoError, ImportError):
     """A part of the library whose optional packages are not installed."""
 
 
+class Stopped(KeyboardInterrupt):
+    """Training that ended because a signal asked for it, with everything saved."""
+
+    def __init__(self, message: str = "", number: int | None = None) -> None:
+        super().__init__(message)
+        self.number = number or 2  # SIGINT: another process was asked
+
+    @property
+    def status(self) -> int:
+        """The exit status that says so, as shells have it."""
+        return 128 + self.number
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like `name`, or None if nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

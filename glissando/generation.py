@@ -21,6 +21,8 @@ from glissando.state import State, select_rows
 Control = Mapping[str, float] | Sequence[float]
 
 
+#: what a generator of PyTorch takes, with room for every row's own
+_SEEDS = (-(2**63), 2**63 - 1)
 #: below it logits over the temperature are no longer float32 numbers; any difference of theirs is certainty long before
 _COLDEST = 1e-30
 
@@ -41,12 +43,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not self.temperature >= 0:  # nor NaN
             raise ConfigError(f"temperature must be at least 0 (0 is greedy), got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
+        if not _SEEDS[0] <= self.seed <= _SEEDS[1]:
+            raise ConfigError(f"seed must be a whole number from -2**63 to 2**63 - 1, got {self.seed}")
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(..., V) logits -> (..., V) probabilities, float32 at least."""
@@ -87,7 +91,9 @@ def continue_ids(
     ends: Callable[[int, int], bool] | None = None,
     control: Tensor | Callable[[], Tensor] | None = None,
 ) -> Iterator[list[int | None]]:
-    """One id a row at a time, None in rows that have ended; stops with the last row or full learned positions.
+    """One id a row at a time, None in rows that have ended; stops with the last row.
+
+    A row ends after `max_tokens`, or where learned positions end behind its own prompt.
 
     prompts  token ids of each row, none empty. control  (B, C), or a function that is asked for it before each token.
     ends     told (row, id), whether the row ends there; such rows leave the batch, so that they cost nothing.
@@ -97,19 +103,20 @@ def continue_ids(
     device = model.embedding.weight.device
     alive = list(range(len(prompts)))
     generators = [torch.Generator().manual_seed(sampling.seed + r) for r in alive]
-    max_tokens = min(max_tokens, room_after(model, max(map(len, prompts), default=0)))
+    limits = [min(max_tokens, room_after(model, len(prompt))) for prompt in prompts]
     with torch.no_grad(), _evaluating(model):
         memo: Memo = {}
         logits, state = _read_prompts(model, prompts, _now(control), device, memo)
-        for left in range(max_tokens - 1, -1, -1):
+        for said in range(1, max(limits, default=0) + 1):
             _require_finite(logits)
             ids = sampling.draw(logits, [generators[r] for r in alive])
             step: list[int | None] = [None] * len(prompts)
             for row, token in zip(alive, ids.tolist(), strict=True):
                 step[row] = token
-            going = [i for i, r in enumerate(alive) if ends is None or not ends(r, int(ids[i]))]
+            ended = [ends is not None and ends(r, int(ids[i])) for i, r in enumerate(alive)]
+            going = [i for i, r in enumerate(alive) if not ended[i] and said < limits[r]]
             yield step
-            if not going or not left:
+            if not going:
                 return
             if len(going) < len(alive):
                 rows = torch.tensor(going, device=device)
@@ -206,16 +213,18 @@ def stream(
     seed: int = 0,
     stop: str | Sequence[str] = (),
     control: Control | Callable[[], Control] | None = None,
+    when_full: Callable[[], None] | None = None,
 ) -> Iterator[str]:
     """The continuation of `prompt` in pieces as they come; ends at the end of text, `stop` or `max_tokens`.
 
-    control  values by name, {"mood": 0.7}, those left out being 0; or all of them in the model's order. A function is
-             asked before each token: a dial that turns while text streams.
+    control    values by name, {"mood": 0.7}, those left out being 0; or all of them in the model's order. A function is
+               asked before each token: a dial that turns while text streams.
+    when_full  called at the end of a text that learned positions have cut.
 
     Raises ConfigError if the model has no tokenizer or an option makes no sense.
     """
     sampling = Sampling(temperature, top_k, top_p, seed)
-    for pieces in _stream_all(model, [prompt], max_tokens, sampling, stop, control):
+    for pieces in _stream_all(model, [prompt], max_tokens, sampling, stop, control, when_full):
         if pieces[0]:
             yield pieces[0]
 
@@ -231,12 +240,13 @@ def generate(
     seed: int = 0,
     stop: str | Sequence[str] = (),
     control: Control | None = None,
+    when_full: Callable[[], None] | None = None,
 ) -> list[str]:
-    """The continuations of several prompts, computed together; each equals the one it would get alone."""
+    """The continuations of several prompts, computed together; each equals the one it would get alone. As `stream`."""
     several = [prompts] if isinstance(prompts, str) else list(prompts)
     sampling = Sampling(temperature, top_k, top_p, seed)
     texts = [""] * len(several)
-    for pieces in _stream_all(model, several, max_tokens, sampling, stop, control):
+    for pieces in _stream_all(model, several, max_tokens, sampling, stop, control, when_full):
         texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
     return texts
 
@@ -248,8 +258,11 @@ def _stream_all(
     sampling: Sampling,
     stop: str | Sequence[str],
     control: Control | Callable[[], Control] | None,
+    when_full: Callable[[], None] | None,
 ) -> Iterator[list[str]]:
     tokenizer = tokenizer_of(model)
+    if max_tokens < 0:
+        raise ConfigError(f"max_tokens must be at least 0, got {max_tokens}")
     stops = [stop] if isinstance(stop, str) else list(stop)
     if any(not s for s in stops):
         raise ConfigError("a stop text is empty: it would stop at once")
@@ -265,7 +278,10 @@ def _stream_all(
     for _ in continue_ids(model, ids, max_tokens, sampling, ends=ends, control=dial):
         yield list(pieces)
         pieces[:] = [""] * len(rows)
+    cut = [not row.ended and room_after(model, len(prompt)) < max_tokens for row, prompt in zip(rows, ids, strict=True)]
     yield [row.finish() for row in rows]
+    if when_full is not None and any(cut):
+        when_full()
 
 
 def _dial(model: LanguageModel, control: Control | Callable[[], Control], rows: int) -> Tensor | Callable[[], Tensor]:

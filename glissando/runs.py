@@ -67,12 +67,14 @@ class Run:
     checkpoint: Path | None = None
 
     @classmethod
-    def create(cls, path: str | Path, resume: bool = False) -> Run:
+    def create(cls, path: str | Path, resume: bool = False, notes: Mapping[str, Any] | None = None) -> Run:
         """Makes a new run directory with its environment record, or with `resume` takes up one that is there.
+
+        `notes` go into the record.
 
         Raises RunError if something else is there: nothing is overwritten.
         """
-        run = cls(Path(path))
+        run = cls(Path(path).expanduser())
         if run.path.exists() and not run.path.is_dir():
             raise RunError(f"{path} is a file; choose another name for the run directory.")
         if run.path.is_dir() and any(run.path.iterdir()):
@@ -81,7 +83,7 @@ class Run:
             (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"could not make {path}: {error.strerror}. Choose a writable place.") from error
-        run._write_environment()
+        run._write_environment(notes or {})
         return run
 
     @classmethod
@@ -91,13 +93,15 @@ class Run:
         Checks the digests of the small files and, for a checkpoint, of all of its files.
         Raises RunError if there is no such directory, or it is no run, incomplete or damaged.
         """
-        path = Path(path)
+        path = Path(path).expanduser()
         require_directory(path)
         if checkpoint_step(path) >= 0 and path.resolve().parent.name == CHECKPOINTS:
             return cls._open_checkpoint(path.resolve())
         run = cls(path)
         run._require_complete()
-        run._verify_listed(CONFIG, ENVIRONMENT, TOKENIZER)
+        run._verify_listed(CONFIG, TOKENIZER)
+        if (path / ENVIRONMENT).is_file():  # says where the run came from, and nothing that the model needs
+            run._verify_listed(ENVIRONMENT)
         return run
 
     @classmethod
@@ -203,15 +207,20 @@ class Run:
 
     def _advice(self, name: str = MODEL) -> str:
         good = self.latest_checkpoint()
+        if good is None and name != MODEL:
+            return (
+                "Copy it back from where the run was; or, if it was killed before the first checkpoint, train again "
+                "into another directory."
+            )
         if good is None:
             return "It has no complete checkpoint (killed before the first one?): train again into another directory."
         if name in (CONFIG, TOKENIZER):  # which a checkpoint has no copy of
             return f"Put the {name} that it was trained with back there; its checkpoints need it as well."
         return f"This checkpoint is complete and loads instead: {good}"
 
-    def _write_environment(self) -> None:
+    def _write_environment(self, notes: Mapping[str, Any]) -> None:
         """Writes environment.json; a resumed run keeps its first record and adds this one to "resumed"."""
-        path, now = self.path / ENVIRONMENT, environment()
+        path, now = self.path / ENVIRONMENT, environment() | dict(notes)
         if path.is_file():
             try:
                 first = json.loads(path.read_bytes())

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from glissando.cli import VERBS, main
+from glissando.data.tokenizers import ByteTokenizer
+from glissando.model import LanguageModel
 from glissando.presets import preset_names
 
 TINY = [
@@ -89,6 +91,22 @@ def test_generate_streams_and_repeats_itself(run, capsys):
     assert outputs[0].startswith("The fox")
 
 
+def test_a_prompt_is_not_printed_before_its_options_are_right(run, capsys):
+    assert main(["generate", str(run), "--prompt", "The fox", "--top_k", "0"]) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_a_text_that_positions_cut_is_told(tmp_path, capsys):
+    small = {"vocab_size": 256, "max_length": 16, "hidden_size": 16, "mixers.attention.heads": 2, "depth.layers": 1}
+    model = LanguageModel.from_preset("gpt", **small)
+    model.tokenizer = ByteTokenizer()
+    model.save(tmp_path / "run")
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "abc", "--max_tokens", "9"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "abc", "--max_tokens", "99"]) == 0
+    assert capsys.readouterr().err == "stopped at the model's 16 positions\n"
+
+
 def test_generate_takes_several_prompts_and_plain_text(run, capsys):
     assert main(["generate", str(run), "--prompt", '["The", "A: [b]"]', "--max_tokens", "4"]) == 0
     out = capsys.readouterr().out
@@ -111,6 +129,15 @@ def test_evaluate_a_run_and_a_file(run, book, tmp_path, capsys):
     short.write_text("Hi.")
     assert main(["evaluate", "--file", str(short), str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes"] == 3
+    short.write_bytes(b"Hi, caf\xe9.")
+    told = fails(capsys, "evaluate", run, "--file", short)
+    assert "--data.text.encoding_errors ignore" in told
+    assert main(["evaluate", str(run), "--file", str(short), "--json", "--data.text.encoding_errors", "ignore"]) == 0
+    capsys.readouterr()
+    (tmp_path / "taken").write_text("a file")
+    told = fails(capsys, "evaluate", run, "--plots", tmp_path / "taken")
+    assert "--plots: its folder" in told
+    assert told.count("\n") == 1
     assert (pictures / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -132,37 +159,75 @@ def test_presets_and_corpora(capsys):
     [
         (["train", "--preset", "transformer-nan"], "Did you mean 'transformer-nano'"),
         (["train", "--modle.hidden_size", "3"], "Did you mean --model.hidden_size"),
+        (["train", "--steps", "5"], "Did you mean --training.steps?"),
+        (["train", "--learning_rate", "3"], "Did you mean --training.optimizer.learning_rate?"),
+        (["train", "--data.text.pth", "x"], "Did you mean --data.text.path?"),
+        (["train", "--training.steps", "five"], "option \"training.steps\": expected int or null, got 'five'\n"),
+        (["train", "--training.steps", "2.5e0"], "expected int or null, got '2.5e0'"),
+        (["train", "--training.strategy", "dp"], "expected one of 'auto', 'ddp', 'fsdp', got dp"),
         (["train", "--model.hidden_size", "wide"], "expected int, got wide"),
         (["train", "--data.corpus", "storys", "--training.steps", "1", "--out", "x"], "Did you mean 'stories'"),
         (["train", "--preset", "transformer-nano", "--training.steps", "1"], "--out is missing"),
         (["train", "--preset", "transformer-nano", "--out", "x"], "exactly one of training.steps"),
         (["train", "--config", "nowhere.yaml"], "cannot read --config nowhere.yaml"),
+        (
+            ["train", *TINY, "--data.text.path", "BOOK", "--model.mixer", "atention", "--out", "OUT"],
+            "Did you mean 'attention'",
+        ),
+        (
+            ["train", *TINY, "--data.text.path", "BOOK", "--training.seed", "-1", "--out", "OUT"],
+            "training.seed must be at least 0",
+        ),
+        (
+            ["train", "--from", "RUN", "--training.steps", "1", "--data.tokenizer.kind", "bpe", "--out", "OUT"],
+            "their own",
+        ),
+        (
+            ["train", *TINY, "--data.text.path", "BOOK", "--model.norm.eps", "-1", "--out", "OUT"],
+            "at least 0 and finite",
+        ),
         (["train", "--resume", "nowhere"], "nowhere"),
         (["train", "--resume", "x", "--training.steps", "9"], "takes no other option"),
         (["generate", "nowhere"], "no run at nowhere"),
         (["generate"], "run"),
         (["generate", "RUN", "--max_tokens", "0"], "at least 1"),
         (["generate", "RUN", "--prompt", "a", "--prompt", "b"], "--prompt is given 2 times"),
+        (["generate", "RUN", "--prompt", "[]"], "--prompt is an empty list"),
         (["evaluate", "RUN", "--exact_match", "0"], "at least 1"),
         (["bench", "start-up", "--rounds", "0"], "at least 1"),
         (["train", "--training.freeze", "embedding.*"], "expected a list, such as"),
         (["generate", "RUN", "--temperature", "-1"], "at least 0"),
+        (["generate", "RUN", "--temperature", ".nan"], "at least 0"),
+        (["generate", "RUN", "--seed", str(2**70)], "seed must be a whole number"),
         (["evaluate", "RUN", "--file", "nowhere.txt"], "nowhere.txt"),
         (["presets", "transformer-nan"], "Did you mean 'transformer-nano'"),
         (["corpora", "storys"], "Did you mean 'stories'"),
         (["bench", "trainin"], "Did you mean 'training'"),
     ],
 )
-def test_mistakes_get_one_clear_line(arguments, message, run, tmp_path, monkeypatch, capsys):
+def test_mistakes_get_one_clear_line(arguments, message, run, book, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    error = fails(capsys, *[run if a == "RUN" else a for a in arguments])
+    given = {"RUN": run, "BOOK": book, "OUT": tmp_path / "x"}
+    error = fails(capsys, *[given.get(a, a) for a in arguments])
     assert message in error
     assert error.count("\n") <= 3
     assert not (tmp_path / "x").exists(), "a mistake must not leave a directory behind"
 
 
+def test_whole_numbers_may_have_exponents(capsys):
+    given = ["--training.tokens", "2.5e6", "--model.hidden_size=1e2", "--training.optimizer.learning_rate", "1e1"]
+    assert main(["train", *given, "--print_config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert (config["training"]["tokens"], config["model"]["hidden_size"]) == (2_500_000, 100)
+    assert config["training"]["optimizer"]["learning_rate"] == 10.0
+
+
 def test_unknown_keys_in_a_config_file(tmp_path, capsys):
     path = tmp_path / "c.yaml"
+    path.write_text("training: {seed: null, steps: null}")
+    assert "training.seed: expected int, got null; leave it out" in fails(capsys, "train", "--config", path)
+    path.write_text("training: {precision: null}")
+    assert "expected one of '32-true', 'bf16-mixed'" in fails(capsys, "train", "--config", path)
     path.write_text("model: {depth: {layer: 3}}")
     assert "unknown option 'model.depth.layer'. Did you mean 'layers'?" in fails(capsys, "train", "--config", path)
     path.write_text("- 1")
@@ -204,6 +269,18 @@ def test_options_that_would_do_nothing_are_refused(option, value, told, book, tm
     given[-1] = f"{option}={value}"
     assert f"{option} would do nothing" in fails(capsys, *given)
     assert not (tmp_path / "out").exists()
+
+
+def test_sections_of_a_file_that_would_do_nothing_are_refused(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text("{data: {corpus: shift, text: {path: book.txt}}, model: {mixers: {attention: {heads: 2}}}}")
+    given = ["train", "--config", str(path), "--print_config"]
+    assert "data.text.path would do nothing: data.corpus is shift" in fails(capsys, *given)
+    assert main([*given, "--data.corpus", "text"]) == 0
+    path.write_text("model: {mixers: {liquid: {adaptation: 0.5}}}")
+    assert "model.mixers.liquid.adaptation would do nothing" in fails(capsys, *given)
+    assert main([*given, "--model.mixer", "liquid"]) == 0
+    capsys.readouterr()
 
 
 def test_bad_lines_are_counted_at_the_end(tmp_path, capsys):

@@ -147,6 +147,9 @@ def test_characters_are_never_split():
         ({"temperature": -1}, "temperature must be at least 0"),
         ({"top_k": 0}, "top_k must be at least 1"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\]"),
+        ({"temperature": float("nan")}, "temperature must be at least 0"),
+        ({"seed": 2**63}, "seed must be a whole number"),
+        ({"max_tokens": -5}, "max_tokens must be at least 0"),
         ({"stop": ""}, "stop text is empty"),
     ],
 )
@@ -196,6 +199,25 @@ def test_learned_positions_end_the_text_and_never_raise():
     model = build("preset:gpt", torch.float32)  # 64 positions
     assert sum(1 for _ in continue_ids(model, [[1] * 60], 100, Sampling(temperature=0))) == 5
     assert sum(1 for _ in continue_ids(model, [[1] * 64], 100, Sampling(temperature=0))) == 1
+
+
+def test_a_long_prompt_beside_it_does_not_cut_a_short_one():
+    model = build("preset:gpt", torch.float32)  # 64 positions
+    prompts = [[1, 2, 3], [1] * 60, [4] * 40]
+    together = list(continue_ids(model, prompts, 30, Sampling(temperature=0)))
+    for row, prompt in enumerate(prompts):
+        alone = [step[0] for step in continue_ids(model, [prompt], 30, Sampling(temperature=0))]
+        assert [step[row] for step in together if step[row] is not None] == alone
+    assert [sum(step[row] is not None for step in together) for row in range(3)] == [30, 5, 25]
+
+
+def test_a_text_that_positions_cut_is_told():
+    small = {"hidden_size": 16, "depth": {"layers": 1}, "mixers.attention.heads": 2}
+    model, told = LanguageModel.from_preset("gpt", vocab_size=256, max_length=64, **small), []
+    model.tokenizer = ByteTokenizer(0)
+    for asked in (4, 500):
+        list(stream(model, "x" * 50, max_tokens=asked, seed=1, when_full=lambda asked=asked: told.append(asked)))
+    assert told == [500]
 
 
 def test_dropout_is_off_while_generating():

@@ -229,6 +229,18 @@ def test_a_run_that_has_grown_grows_again(small, tmp_path):
     assert Run.open(twice).read_config()["grown"]["depth.blocks.0.mlp.up.weight"] == [0.25, 16.0]
 
 
+def test_grown_twice_in_a_row_keeps_the_state_of_its_optimizer(small, tmp_path, capsys):
+    once = grow_run(small, tmp_path / "once", Growth(width=2)).path
+    twice = grow_run(once, tmp_path / "twice", Growth(ffn=2)).path
+    assert "anew" not in capsys.readouterr().err
+    before, after = read_moments(Run.open(once)), read_moments(Run.open(twice))
+    assert before.keys() == after.keys()
+    assert int(after["embedding.weight"].step) == 12
+    assert torch.equal(after["embedding.weight"].first, before["embedding.weight"].first)
+    up = "depth.blocks.0.mlp.up.weight"
+    assert len(after[up].first) == 2 * len(before[up].first)
+
+
 def test_shares_of_the_rate_are_given_back(small, tmp_path):
     """Held for `release` steps and gone after as many again; rate times weight decay is the same throughout."""
     large = grow_run(small, tmp_path / "large", Growth(width=2, noise=0.0)).path

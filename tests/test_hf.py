@@ -120,6 +120,18 @@ def test_a_run_directory_loads(tmp_path):
         assert model.generation_config.eos_token_id == 10
     half = GlissandoForCausalLM.from_run(tmp_path / "run", dtype=torch.bfloat16)
     assert half.dtype == half(ids).logits.dtype == torch.bfloat16
+    usual = {"device_map": "cpu", "local_files_only": True, "low_cpu_mem_usage": True}
+    for given, dtype in (
+        ({"dtype": "bfloat16", **usual}, torch.bfloat16),
+        ({"torch_dtype": torch.float64}, torch.float64),
+        ({"dtype": "auto", "device_map": {"": "cpu"}}, torch.float32),
+    ):
+        model, info = GlissandoForCausalLM.from_pretrained(tmp_path / "run", output_loading_info=True, **given)
+        assert model.dtype == dtype
+        assert not any(info.values())
+    for wrong in ({"quantization_config": {}}, {"dtype": "int8"}, {"device_map": "sequential"}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            GlissandoForCausalLM.from_pretrained(tmp_path / "run", **wrong)
     weights = tmp_path / "run" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(RunError, match=r"model\.safetensors"):

@@ -176,6 +176,21 @@ def test_damage_to_a_small_file_is_noticed_on_opening(tmp_path, name):
         Run.open(run.path)
 
 
+def test_a_copy_without_the_record_of_its_making_opens(tmp_path):
+    run = make(tmp_path / "run")
+    (run.path / "environment.json").unlink()
+    Run.open(run.path).read_state_dict()
+    (run.path / "tokenizer.json").unlink()
+    with pytest.raises(RunError, match=r"tokenizer\.json is missing.*Copy it back from where the run was"):
+        Run.open(run.path)
+
+
+def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert make("~/run").path == tmp_path / "run"
+    assert Run.open("~/run").path == tmp_path / "run"
+
+
 def test_metrics_may_grow(tmp_path):
     run = make(tmp_path / "run")
     (run.path / "metrics.csv").write_text("step,loss\n")

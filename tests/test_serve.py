@@ -627,10 +627,13 @@ def test_the_verb_serves_and_stops(tmp_path):
         (["--host", "192.0.2.1", "--api_key", "k"], "cannot listen at 192.0.2.1:8000"),
         (["--patience", "0"], "--patience must be a positive number"),
         (["--chat_template", "absent.jinja"], "absent.jinja cannot be used"),
+        (["--chat_template", "latin.jinja"], "latin.jinja cannot be used"),
         (["--prot", "1"], "Did you mean --port"),
     ],
 )
-def test_options_that_make_no_sense(tmp_path, capsys, options, message):
+def test_options_that_make_no_sense(tmp_path, monkeypatch, capsys, options, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin.jinja").write_bytes(b"caf\xe9")
     run = tmp_path / "fox"
     tiny().float().save(run)
     assert main(["serve", str(run), *options]) == 1

@@ -17,6 +17,7 @@ from training_runs import (
     call,
     command,
     configuration,
+    environment,
     last_checkpoint,
     mapping,
     metrics,
@@ -27,9 +28,10 @@ from training_runs import (
 
 import glissando
 from glissando import trees
-from glissando.errors import ConfigError, DataError, DivergenceError, RunError, TrainingError
+from glissando.errors import ConfigError, DataError, DivergenceError, RunError, Stopped, TrainingError
 from glissando.runs import latest_checkpoint
 from glissando.training.budget import Budget
+from glissando.training.callbacks import read_metrics
 from glissando.training.fit import resume, train
 from glissando.training.module import TrainingModule
 
@@ -177,7 +179,31 @@ def test_what_cannot_be_resumed_says_why(tmp_path):
         resume(tmp_path / "run")
 
 
+def test_a_damaged_metrics_file_does_not_end_in_a_traceback(tmp_path):
+    run = train(configuration(tmp_path, {"training": {"steps": 4, "log_every": 1}}), tmp_path / "run").path
+    path = run / "metrics.csv"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"\n2,", b"\n\xff\xfe,"))
+    assert [row["step"] for row in read_metrics(path)] == ["1", "3", "4"]
+    path.write_bytes(b"\x00" + whole[20:])
+    with pytest.raises(RunError, match=r"metrics\.csv is damaged.*Move it elsewhere"):
+        read_metrics(path)
+
+
 # ---------------------------------------------------------------------- kill -9 and Ctrl-C
+
+
+def test_training_goes_on_when_nobody_reads_what_it_says(tmp_path):
+    """`glissando train 2>&1 | head` ends its reader, and not a night of training."""
+    changed = {"training": {"steps": 40, "save_every": 10**6, "validate_every": 1}}
+    run, read = tmp_path / "run", subprocess.PIPE
+    whole = command(*options(mapping(tmp_path, changed)), f"--out={run}")
+    with subprocess.Popen(whole, env=environment(), stdout=read, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=200) == 0
+    assert last_checkpoint(run)["global_step"] == 40
 
 
 def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
@@ -255,19 +281,35 @@ def test_second_interrupt_ends_at_once(tmp_path):
     assert latest_checkpoint(run / "checkpoints") is None
 
 
-def test_interrupt_in_the_same_process_raises_once_saved(tmp_path, monkeypatch, capsys):
+def test_sigterm_saves_tells_how_to_go_on_and_exits_with_its_status(tmp_path):
+    """As `kill`, batch systems and containers end a program."""
+    changed = {"training": {"steps": 100_000, "save_every": 10**6, "validate_every": 10**6, "log_every": 1}}
+    run = tmp_path / "run"
+    with started(command(*options(mapping(tmp_path, changed)), f"--out={run}")) as process:
+        wait_for_step(process, run, 2)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=60)
+    step = last_checkpoint(run)["global_step"]
+    assert f"stopped and saved at step {step}; go on with: glissando train --resume {run}" in error
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("asking", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_in_the_same_process_raises_once_saved(tmp_path, monkeypatch, asking):
     original = Budget.after_step
 
     def after_step(self, trainer, module, step):
         if step == 5:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), asking)
         original(self, trainer, module, step)
 
     monkeypatch.setattr(Budget, "after_step", after_step)
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match="step 5"):
+    before = signal.getsignal(asking)
+    with pytest.raises(Stopped, match="step 5") as stopped:
         train(configuration(tmp_path), tmp_path / "run")
-    assert signal.getsignal(signal.SIGINT) is before
+    assert stopped.value.status == 128 + asking
+    assert signal.getsignal(asking) is before
     assert last_checkpoint(tmp_path / "run")["global_step"] == 5
     assert [row["step"] for row in metrics(tmp_path / "run")] == ["1", "2", "3", "4"]
 

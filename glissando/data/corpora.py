@@ -294,11 +294,15 @@ def _require_known(config: DataConfig) -> None:
 
 
 def build_tokenizer(config: DataConfig) -> Tokenizer:
-    """The tokenizer that `config` describes; "bpe" reads at most the first 16 MiB of the training text."""
+    """The tokenizer that `config` describes; "bpe" reads at most the first 16 MiB of the training text.
+
+    Raises ConfigError for options of another kind of tokenizer.
+    """
     from glissando.data.tokenizers import ByteTokenizer, load_tokenizer, train_bpe
 
     _require_known(config)
     wanted = config.tokenizer
+    _require_meaning(wanted)
     as_bytes = ByteTokenizer(CORPORA[config.corpus].byte_eos)
     if wanted.kind == "bytes":
         return as_bytes
@@ -310,6 +314,18 @@ def build_tokenizer(config: DataConfig) -> Tokenizer:
             raise ConfigError("tokenizer kind 'file' needs data.tokenizer.path, a tokenizer.json")
         return load_tokenizer(wanted.path, wanted.eos)
     raise unknown_name("tokenizer kind", wanted.kind, ["bytes", "bpe", "file"])
+
+
+def _require_meaning(wanted: TokenizerConfig) -> None:
+    """Each option of a tokenizer means something with one kind alone."""
+    other = TokenizerConfig()
+    for name, kind in (("vocab_size", "bpe"), ("path", "file"), ("eos", "file")):
+        value = getattr(wanted, name)
+        if value != getattr(other, name) and wanted.kind != kind:
+            raise ConfigError(
+                f"data.tokenizer.{name} {value} would do nothing: data.tokenizer.kind is {wanted.kind}. Leave it out, "
+                f"or choose --data.tokenizer.kind {kind}"
+            )
 
 
 def _construct(config: DataConfig, tokenizer: Tokenizer) -> Corpus:

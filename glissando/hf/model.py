@@ -19,6 +19,12 @@ from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.runs import CHECKPOINTS, CONFIG, checkpoint_step
 
+#: arguments of from_pretrained that mean nothing where nothing is fetched
+_OF_FETCHING = {
+    "cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage", "proxies", "resume_download", "revision",
+    "token", "trust_remote_code", "use_auth_token", "use_safetensors", "weights_only",
+}  # fmt: skip
+
 
 class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
     """`self.model` is the LanguageModel; all that it computes, it computes.
@@ -72,12 +78,14 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """What `save_pretrained` wrote, as PreTrainedModel.from_pretrained; a run directory, as `from_run`.
+        """What `save_pretrained` wrote, as PreTrainedModel.from_pretrained; a run directory, as `from_run`, with the
+        arguments dtype (or torch_dtype), device_map, output_loading_info and those that say how to fetch from the Hub.
 
-        Raises RunError for weights that do not fit: none is made up, and none is left out.
+        Raises ConfigError for arguments that a run directory cannot follow, RunError for weights that do not fit: none
+        is made up, and none is left out.
         """
         if isinstance(pretrained_model_name_or_path, str | Path) and _is_run(Path(pretrained_model_name_or_path)):
-            return cls.from_run(pretrained_model_name_or_path, *args, **kwargs)
+            return cls._of_run(pretrained_model_name_or_path, *args, **kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         wrong = {kind: sorted(info[kind]) for kind in ("missing_keys", "unexpected_keys") if info[kind]}
@@ -87,6 +95,19 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
                 "again with save_pretrained, or put the config.json that belongs to them back."
             )
         return (model, info) if wants_info else model
+
+    @classmethod
+    def _of_run(cls, path: str | Path, overrides: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        info = kwargs.pop("output_loading_info", False)
+        dtype = kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None)
+        device = _device(kwargs.pop("device_map", None))
+        if unknown := sorted(set(kwargs) - _OF_FETCHING):
+            raise ConfigError(
+                f"a run directory does not know from_pretrained's {', '.join(unknown)}: leave that out, or change the "
+                'model\'s own options with overrides={"depth.n_steps": 8}'
+            )
+        model = cls.from_run(path, overrides, _dtype(dtype)).to(device)
+        return (model, {"missing_keys": set(), "unexpected_keys": set(), "error_msgs": []}) if info else model
 
     def _init_weights(self, module: nn.Module) -> None:
         """Nothing: LanguageModel has drawn its weights, and from_pretrained takes no checkpoint that lacks some."""
@@ -250,6 +271,29 @@ def _is_run(path: Path) -> bool:
     if (path / "config.json").is_file():
         return False
     return (path / CONFIG).is_file() or (checkpoint_step(path) >= 0 and path.resolve().parent.name == CHECKPOINTS)
+
+
+def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
+    """`given` by its name; `auto` is that of the weights. Raises ConfigError for what is no type of floating point."""
+    if given is None or given == "auto":
+        return None
+    found = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else given
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ConfigError(f"dtype is a type of floating point, such as torch.bfloat16 or 'bfloat16', got {given!r}")
+    return found
+
+
+def _device(given: Any) -> torch.device | None:
+    """The device of a device_map, which holds the whole model. Raises ConfigError for one of several devices."""
+    one = given[""] if isinstance(given, Mapping) and set(given) == {""} else given
+    if one == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return None if one is None else torch.device(one)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device_map is one device for the whole model, such as 'cpu' or 'cuda:0', got {given!r}"
+        ) from error
 
 
 def _is_plain(function: Callable[..., Any] | None) -> bool:

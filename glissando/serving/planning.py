@@ -37,7 +37,7 @@ class ChatTemplate:
             environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
             try:
                 self.template = environment.from_string(Path(source).read_text("utf-8"))
-            except (OSError, jinja2.TemplateError) as error:
+            except (OSError, UnicodeDecodeError, jinja2.TemplateError) as error:
                 raise ConfigError(f"the chat template {source} cannot be used: {error}") from error
 
     def render(self, messages: Sequence[Message]) -> str:

@@ -308,9 +308,17 @@ def _csv(rows: list[list[Any]]) -> bytes:
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
-    """The complete rows of a metrics.csv; a last line cut short by a crash is left out. [] without a file."""
+    """The complete rows of a metrics.csv; a last line cut short by a crash is left out. [] without a file.
+
+    Raises RunError for a file that does not begin with the names of its columns.
+    """
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     rows = csv.DictReader(lines)
+    if lines and "step" not in (rows.fieldnames or ()):
+        raise RunError(
+            f"{path} is damaged: its first line names no column `step`. Move it elsewhere; training goes on without "
+            "its rows"
+        )
     return [row for row in rows if None not in row.values() and row["step"].isdigit()]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from glissando.config import to_dict
 from glissando.data.corpora import CORPORA, DataConfig
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, unknown_name
 from glissando.model import ModelConfig
 from glissando.training.schedules import ScheduleConfig, require
 
@@ -148,6 +148,7 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"training.{name} must be positive, got {value}")
+        require(0 <= self.seed < 2**32, "training.seed", self.seed, "at least 0 and below 2**32")
         require(0 <= self.neutral_kl < math.inf, "training.neutral_kl", self.neutral_kl, "at least 0 and finite")
         self.optimizer.check()
         self.schedule.check()
@@ -187,6 +188,8 @@ class RunConfig:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
         self.training.check()
         self.training.calibration.check(self._mixers())
+        eps = self.model.norm.eps
+        require(0 <= eps < math.inf, "model.norm.eps", eps, "at least 0 and finite")
         for name in ("seq_len", "batch_size"):
             value = getattr(self.data, name)
             require(value > 0, f"data.{name}", value, "at least 1")
@@ -201,11 +204,17 @@ class RunConfig:
         return [self.model.mixer] if isinstance(self.model.mixer, str) else self.model.mixer
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain nested values, without the options of mixers and corpora that are not used."""
+        """Plain nested values, without the options of mixers and corpora that are not used.
+
+        Raises UnknownNameError for a mixer that there is none of.
+        """
         values = to_dict(self)
         for name in ("start_from", "stages", "grown"):
             if not values[name]:
                 del values[name]
+        for name in self._mixers():
+            if name not in values["model"]["mixers"]:
+                raise unknown_name("mixer", name, values["model"]["mixers"])
         values["model"]["mixers"] = {name: values["model"]["mixers"][name] for name in self._mixers()}
         for name in set(CORPORA) - {self.data.corpus}:
             del values["data"][name]

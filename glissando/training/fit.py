@@ -9,9 +9,7 @@ import itertools
 import logging
 import math
 import shlex
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,11 +21,11 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import AcceleratorRegistry
 
-from glissando.config import from_dict
+from glissando.config import from_dict, merge
 from glissando.data.base import Corpus
 from glissando.data.corpora import build_corpus
 from glissando.data.tokenizers import load_tokenizer
-from glissando.errors import ConfigError, RunError
+from glissando.errors import ConfigError, RunError, Stopped
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import TOKENIZER, Run, checkpoint_step, config_text
@@ -38,8 +36,9 @@ from glissando.training.calibration import Calibration
 from glissando.training.callbacks import Metrics, Samples, Saver, Validation
 from glissando.training.checkpoint import PatientCheckpointIO, RandomState, ShardedStrategy
 from glissando.training.config import MACHINE, RunConfig, TrainingConfig
+from glissando.training.files import TEXTS, alone, fingerprints, put_texts, require_texts
 from glissando.training.module import TrainingModule
-from glissando.training.progress import Progress
+from glissando.training.progress import Progress, say
 from glissando.training.start import (
     keep_base,
     load_start,
@@ -49,6 +48,7 @@ from glissando.training.start import (
     start_tokenizer,
     take_growth,
 )
+from glissando.training.stopping import Stopping
 
 _ASIDES = (
     ".*does not have many workers.*",
@@ -65,8 +65,8 @@ ShownBy = Callable[[Budget, Validation, Metrics], Progress]
 def train(config: RunConfig, out: str | Path, progress: ShownBy = Progress) -> Run:
     """Train as `config` says into the new run directory `out`; `progress` shows it.
 
-    Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C raises
-    KeyboardInterrupt once the step in progress is saved.
+    Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C, SIGTERM and SIGHUP
+    raise Stopped, a KeyboardInterrupt, once the step in progress is saved.
     """
     take_growth(config)
     config.check(math.prod(launch.processes(config.training)))
@@ -77,21 +77,26 @@ def train(config: RunConfig, out: str | Path, progress: ShownBy = Progress) -> R
     _require_dials(config, corpus)
     _require_shardable(config)
     require_base(config, corpus.control_names)
-    job = _Job.build(config, Run(Path(out)), corpus, resuming=False, progress=progress)
+    job = _Job.build(config, Run(Path(out).expanduser()), corpus, resuming=False, progress=progress)
     load_start(config, job.module.model)
     job.module.moments = start_moments(config)
     _require_laplacian(config, job.module.model)
     config_text(config.as_dict())
     # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
     if launch.rank() == 0:
-        Run.create(out).write_config(config.as_dict())
+        Run.create(out, notes={TEXTS: fingerprints(config.data)}).write_config(config.as_dict())
         corpus.tokenizer.save(job.run.path / TOKENIZER)
         if config.training.neutral_kl:
             keep_base(config, job.run)
     return job.fit(resume_from=None)
 
 
-def resume(path: str | Path, machine: Mapping[str, Any] | None = None, progress: ShownBy = Progress) -> Run:
+def resume(
+    path: str | Path,
+    machine: Mapping[str, Any] | None = None,
+    progress: ShownBy = Progress,
+    texts: Mapping[str, str] | None = None,
+) -> Run:
     """Go on from the newest complete checkpoint of the run directory `path`, to bit-identical weights.
 
     Only training.calibration.kind `start` sets tau anew, unless its at_restart is false.
@@ -99,11 +104,15 @@ def resume(path: str | Path, machine: Mapping[str, Any] | None = None, progress:
     `machine` replaces training options that say what to train on and not how: those in MACHINE. A run may go
     on with another number of processes, where sums are rounded differently.
 
-    Raises RunError if there is no checkpoint to resume from, ConfigError for another option; else as `train`.
+    `texts` says where files of the corpus lie now, {"data.text.path": "book.txt"}; the run keeps that.
+
+    Raises RunError if there is no checkpoint to resume from, a text is not what it was, or another process trains
+    there, ConfigError for another option; else as `train`.
     """
-    run = Run(Path(path))
+    run = Run(Path(path).expanduser())
     run.require_run()
     config = from_dict(RunConfig, run.read_config(), "config.yaml")
+    put_texts(config.data, texts or {})
     config.training = replace(config.training, **machine_only(machine or {}))
     config.check(math.prod(launch.processes(config.training)))
     checkpoint = run.latest_checkpoint()
@@ -111,11 +120,10 @@ def resume(path: str | Path, machine: Mapping[str, Any] | None = None, progress:
         raise RunError(f"{path} has no complete checkpoint to resume from; train again into another directory")
     if (run.path / MANIFEST).is_file() and not (run.path / TOKENIZER).is_file():
         Run.open(checkpoint)  # says what is missing and what to do
+    require_texts(config.data, run.path)
     corpus = build_corpus(config.data, load_tokenizer(run.path / TOKENIZER))
     job = _Job.build(config, run, corpus, resuming=True, progress=progress)
-    if launch.rank() == 0:
-        Run.create(path, resume=True)
-    return job.fit(resume_from=checkpoint)
+    return job.fit(resume_from=checkpoint, texts=texts)
 
 
 def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -136,6 +144,7 @@ class _Job:
     module: TrainingModule
     trainer: pl.Trainer
     budget: Budget
+    stopping: Stopping
 
     @classmethod
     def build(cls, config: RunConfig, run: Run, corpus: Corpus, resuming: bool, progress: ShownBy) -> _Job:
@@ -148,21 +157,32 @@ class _Job:
         module = TrainingModule(config, model, corpus, base)
         files = PatientCheckpointIO()
         budget, callbacks = _callbacks(config, run, files, progress)
+        stopping = Stopping(budget)
         with _quiet():
-            trainer = _trainer(config, callbacks, files)
+            trainer = _trainer(config, [*callbacks, stopping], files)
         _say_what_emulation_costs(trainer)
-        return cls(config, run, corpus, module, trainer, budget)
+        return cls(config, run, corpus, module, trainer, budget, stopping)
 
-    def fit(self, resume_from: Path | None) -> Run:
+    def fit(self, resume_from: Path | None, texts: Mapping[str, str] | None = None) -> Run:
+        if launch.rank() > 0:
+            return self._fit(resume_from)
+        with alone(self.run.path):
+            if resume_from is not None:
+                Run.create(self.run.path, resume=True)
+            if texts:
+                self.run.write_config(merge(self.run.read_config(), texts))
+            return self._fit(resume_from)
+
+    def _fit(self, resume_from: Path | None) -> Run:
         # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
         pl.seed_everything(self.config.training.seed + launch.rank(), verbose=False)
         trainer, run = self.trainer, self.run
-        with _interruptible(self.budget), _quiet(), launch.ended_together(trainer):
+        with self.stopping, _quiet(), launch.ended_together(trainer):
             trainer.fit(self.module, ckpt_path=resume_from)
         if self.budget.interrupted:
             where = f"stopped and saved at step {trainer.global_step}"
             _say(f"\n{where}; go on with: glissando train --resume {shlex.quote(str(run.path))}")
-            raise KeyboardInterrupt(f"training was stopped at step {trainer.global_step} and saved")
+            raise Stopped(f"training was stopped at step {trainer.global_step} and saved", self.stopping.asked)
         if resume_from is not None and trainer.global_step == checkpoint_step(resume_from):
             _say(f"{run.path} is finished, at step {trainer.global_step}: nothing is left to train")
             if launch.rank() == 0:
@@ -183,7 +203,7 @@ def _say_what_emulation_costs(trainer: pl.Trainer) -> None:
 
 def _say(line: str) -> None:
     if launch.rank() == 0:
-        print(line, file=sys.stderr)
+        say(line, sys.stderr)
 
 
 def _example(run: Run, corpus: Corpus) -> str:
@@ -327,26 +347,6 @@ def require_rows(config: RunConfig, corpus: Corpus) -> None:
             f"corpus {config.data.corpus} has rows of {width} tokens, whatever data.seq_len is, and model.max_length "
             f"is {limit}: give --model.max_length {width}, or another corpus, such as --data.corpus text"
         )
-
-
-@contextlib.contextmanager
-def _interruptible(budget: Budget) -> Iterator[None]:
-    """The first Ctrl-C ends training after the step in progress, with everything saved; the second at once."""
-    before = signal.getsignal(signal.SIGINT)
-    # Who starts us with Ctrl-C ignored, as nohup and a shell's background jobs do, wants it ignored.
-    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
-        yield
-        return
-
-    def ask(*_: Any) -> None:
-        budget.asked_to_stop = True
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -18,14 +18,15 @@ from glissando.loading import load
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import TOKENIZER, Run, checkpoint_step
 from glissando.training.config import OptimizerConfig
-from glissando.training.moments import checkpoint_moments, grow_moments, write_moments
+from glissando.training.moments import checkpoint_moments, grow_moments, read_moments, write_moments
 from glissando.training.parts import Share
 
 
 def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     """The run at `source`, or one of its checkpoints, grown into the new run `out`, for `train --from`.
 
-    Its optimizer's state is grown along; where there is none, as in a run without checkpoints, that is said.
+    Its optimizer's state is grown along: that of its newest checkpoint, or what an earlier growth has left. Where there
+    is none, that is said.
 
     Raises ConfigError for what cannot be grown exactly, RunError for a run that is missing or damaged or `out` that
     is not empty.
@@ -38,7 +39,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
         )
     checkpoint = run.checkpoint or run.latest_checkpoint()
     grown = grow_by(_exact_model(run if checkpoint is None else Run(run.path, checkpoint)), by)
-    moments = {} if checkpoint is None else grow_moments(checkpoint_moments(checkpoint), grown)
+    moments = grow_moments(read_moments(run) if checkpoint is None else checkpoint_moments(checkpoint), grown)
     if not moments:
         print(f"{source} has no state of an optimizer that says whose it is: it starts anew", file=sys.stderr)
     before = run.read_config()

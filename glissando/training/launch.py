@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from glissando.errors import TrainingError
+from glissando.errors import Stopped, TrainingError
 from glissando.training.config import TrainingConfig
 
 
@@ -40,11 +41,14 @@ def rank() -> int:
 def ended_together(trainer: Trainer) -> Iterator[None]:
     """An error of the first process ends those that it has started; what all raise, the first one alone tells.
 
-    Lightning makes a second Ctrl-C an exit with status 1; here it is a KeyboardInterrupt again.
+    Lightning makes a second Ctrl-C an exit with status 1, and a SIGTERM before the first step one with status 0; here
+    both are a KeyboardInterrupt again.
     """
     try:
         yield
     except SystemExit as error:
+        if isinstance(error, SIGTERMException):
+            raise Stopped("training was stopped before its first step", signal.SIGTERM) from error
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
         raise
@@ -88,4 +92,5 @@ def _disconnect() -> None:
 def _end_started(trainer: Trainer) -> None:
     kill = getattr(trainer.strategy.launcher, "kill", None)
     if kill is not None:
-        kill(signal.SIGTERM)
+        # SIGTERM asks to save, which takes all processes; and those that started have nothing of their own to lose.
+        kill(getattr(signal, "SIGKILL", signal.SIGTERM))

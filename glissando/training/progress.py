@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from typing import Any, TextIO
@@ -12,6 +14,15 @@ from lightning.pytorch import Trainer
 from glissando.training.budget import Budget, StepEnd
 from glissando.training.callbacks import Metrics, Validation
 from glissando.training.module import TrainingModule
+
+
+def say(line: str, file: TextIO) -> None:
+    """Print `line`. Who reads it may go away, as a pipe or a terminal that is closed: that ends no training."""
+    try:
+        print(line, file=file, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):  # what is buffered would fail again when the program ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 class Progress(StepEnd):
@@ -39,9 +50,10 @@ class Progress(StepEnd):
         if self.bar is not None and (now - self.drawn > 0.1 or trainer.should_stop):
             self.drawn = now
             self.bar.n = round(1000 * min(module.share, 1.0))
-            self.bar.set_postfix_str(self.line(module, step), refresh=True)
+            with contextlib.suppress(OSError):  # as `say`
+                self.bar.set_postfix_str(self.line(module, step), refresh=True)
         elif self.bar is None and (self.validation.latest_step == step or trainer.should_stop):
-            print(self.line(module, step), file=self.file, flush=True)
+            say(self.line(module, step), self.file)
 
     def line(self, module: TrainingModule, step: int) -> str:
         """What the bar says."""
@@ -64,8 +76,9 @@ class Progress(StepEnd):
     def say(self, text: str) -> None:
         """A line above the bar."""
         if self.bar is not None:
-            self.bar.clear()
-        print(text, file=self.file, flush=True)
+            with contextlib.suppress(OSError):
+                self.bar.clear()
+        say(text, self.file)
 
     def on_exception(self, trainer: Trainer, module: pl.LightningModule, exception: BaseException) -> None:
         self._close()
@@ -75,5 +88,6 @@ class Progress(StepEnd):
 
     def _close(self) -> None:
         if self.bar is not None:
-            self.bar.close()
+            with contextlib.suppress(OSError):
+                self.bar.close()
             self.bar = None

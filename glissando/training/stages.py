@@ -34,6 +34,7 @@ from glissando.runs import Run, config_text, latest_checkpoint
 from glissando.storage import MANIFEST, write_atomic
 from glissando.training import launch
 from glissando.training.config import BUDGETS, RunConfig, Stage
+from glissando.training.files import put_texts
 from glissando.training.growing import grow_run, used_options
 from glissando.training.start import plan_starts
 
@@ -45,7 +46,7 @@ def train_stages(config: RunConfig, out: str | Path) -> list[Run]:
 
     Raises ConfigError for a stage that makes no sense before any of them is trained; else as `train`.
     """
-    out = Path(out)
+    out = Path(out).expanduser()
     plans(config, out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
@@ -55,20 +56,22 @@ def train_stages(config: RunConfig, out: str | Path) -> list[Run]:
         except OSError as error:
             raise RunError(f"could not make {out}: {error.strerror}. Choose a writable place.") from error
         write_atomic(out / STAGES, config_text(config.as_dict()))
-    return _run_all(config, out, {})
+    return _run_all(config, out, {}, {})
 
 
-def resume_stages(out: str | Path, machine: Mapping[str, Any] | None = None) -> list[Run]:
-    """Go on with the first stage in `out` that is not finished, and with those after it.
+def resume_stages(
+    out: str | Path, machine: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
+) -> list[Run]:
+    """Go on with the first stage in `out` that is not finished, and with those after it; options as those of `resume`.
 
     Raises RunError for a damaged stages.yaml, or for a stage that was ended before it could save anything.
     """
-    out = Path(out)
+    out = Path(out).expanduser()
     try:
         values = yaml.safe_load((out / STAGES).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RunError(f"cannot read {out / STAGES}: {error}; train again into another directory") from error
-    return _run_all(from_dict(RunConfig, values, STAGES), out, machine or {})
+    return _run_all(from_dict(RunConfig, values, STAGES), out, machine or {}, texts or {})
 
 
 class Plan(NamedTuple):
@@ -154,7 +157,7 @@ def _require_name(stage: Stage, stages: list[Stage]) -> None:
         raise ConfigError(f"two stages are named {stage.name!r}; give each a name of its own")
 
 
-def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any]) -> list[Run]:
+def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any], texts: Mapping[str, str]) -> list[Run]:
     from glissando.training.fit import machine_only
 
     machine_only(machine)
@@ -165,7 +168,7 @@ def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any]) -> list[R
             print(f"stage {plan.path.name}", file=sys.stderr)
         if before is not None and plan.growth is not None and not (plan.start / MANIFEST).is_file():
             grow_run(before.path, plan.start, plan.growth)
-        runs.append(_run(plan, out, machine))
+        runs.append(_run(plan, out, machine, texts))
     if any(plan.growth for plan in staged):
         from glissando.evaluation.plots import plot_stages
 
@@ -174,14 +177,15 @@ def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any]) -> list[R
     return runs
 
 
-def _run(plan: Plan, out: Path, machine: Mapping[str, Any]) -> Run:
+def _run(plan: Plan, out: Path, machine: Mapping[str, Any], texts: Mapping[str, str]) -> Run:
     """Train the stage, or go on with it."""
     from glissando.training.fit import resume, train
 
     if not plan.path.exists():
         for name, value in machine.items():
             setattr(plan.config.training, name, value)
+        put_texts(plan.config.data, texts)
         return train(plan.config, plan.path)
     if latest_checkpoint(plan.path / "checkpoints") is None:
         raise RunError(f"{plan.path} was ended before its first checkpoint: move it elsewhere and resume {out} again")
-    return resume(plan.path, machine)
+    return resume(plan.path, machine, texts=texts)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from glissando.config import from_dict, starting_differences, to_dict
+from glissando.data.corpora import TokenizerConfig
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError
 from glissando.loading import BASE, load
@@ -23,11 +24,18 @@ from glissando.training.moments import Moments, read_moments
 def start_tokenizer(config: RunConfig) -> Tokenizer | None:
     """The tokenizer of the run that is started from: its weights know no other; None where none is started from.
 
-    Raises RunError if that run is missing, incomplete or damaged.
+    Raises RunError if that run is missing, incomplete or damaged, ConfigError where another tokenizer is asked for.
     """
     if config.start_from is None:
         return None
-    path = Run.open(config.start_from).path / TOKENIZER
+    run, asked = Run.open(config.start_from), config.data.tokenizer
+    theirs = from_dict(TokenizerConfig, run.read_config().get("data", {}).get("tokenizer", {}), "data.tokenizer")
+    if asked not in (theirs, TokenizerConfig()):
+        raise ConfigError(
+            f"data.tokenizer asks for {asked.kind}, and the weights of {config.start_from} know their own alone, "
+            f"{theirs.kind}: leave data.tokenizer out, or train a new model without --from"
+        )
+    path = run.path / TOKENIZER
     return load_tokenizer(path) if path.is_file() else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from glissando.config import from_dict, to_dict
 from glissando.data.corpora import DataConfig, TextOptions, build_corpus
 from glissando.errors import ConfigError, DataError
-from glissando.verbs.options import add_inference_options, explain, flat, inference_overrides, parse, parser_for, plain
+from glissando.verbs.options import (
+    add_inference_options,
+    explain,
+    flat,
+    inference_overrides,
+    parse,
+    parser_for,
+    plain,
+    require_writable,
+)
 
 if TYPE_CHECKING:
     from glissando.data.base import Corpus
@@ -53,20 +62,24 @@ def main(arguments: Sequence[str]) -> None:
     if options.tasks is not None:
         _tasks(options)
         return
-    _score(run, trained, options)
+    given = {argument.partition("=")[0].removeprefix("--data.text.") for argument in arguments}
+    _score(run, trained, options, given)
 
 
-def _score(run: Run, trained: dict[str, Any], options: Any) -> None:
-    """The run's own text, a file or another corpus, and what else was asked for."""
+def _score(run: Run, trained: dict[str, Any], options: Any, given: Set[str]) -> None:
+    """The run's own text, a file or another corpus, and what else was asked for; `given`: of --data.text alone."""
     from glissando.loading import load
 
     config = from_dict(DataConfig, plain(options.data), "data")
     if options.file is not None:
-        config.corpus, config.text = "text", TextOptions(path=options.file, valid_path=options.file)
+        # Every byte of the file, whatever part of its own text the run has held out.
+        asked = {name: value for name, value in vars(config.text).items() if name in given}
+        config.corpus, config.text = "text", TextOptions(**asked | {"path": options.file, "valid_path": options.file})
     model = load(options.run, inference_overrides(options))
     corpus = build_corpus(config, model.tokenizer)
     _require_flow(model, options)
     _require_liquid(model, options)
+    _require_places(options)
     drawn = _held_out(corpus) if options.time_constants else []
     result = {"corpus": config.corpus} | measure(model, corpus, options.exact_match)
     if not options.json:
@@ -89,7 +102,7 @@ def _score(run: Run, trained: dict[str, Any], options: Any) -> None:
         from glissando.evaluation.plots import plot_run
 
         floor = build_corpus(from_dict(DataConfig, trained, "data"), model.tokenizer).entropy_floor
-        for picture in plot_run(run.path, model, options.plots, floor, steps, halting):
+        for picture in plot_run(run.path, model, Path(options.plots).expanduser(), floor, steps, halting):
             print(f"picture: {picture}", file=sys.stderr)
     if options.time_constants:
         _time_constants(model, drawn, options)
@@ -154,14 +167,14 @@ def _require_liquid(model: LanguageModel, options: Any) -> None:
         )
     if options.prompt is not None and model.tokenizer is not None:
         require_drawable(model.tokenizer.encode(options.prompt))
-    folder = Path(options.time_constants).parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"--time_constants {options.time_constants}: its folder {folder} cannot be made: {error.strerror}; name "
-            "another"
-        ) from error
+
+
+def _require_places(options: Any) -> None:
+    """What will be drawn has a place to lie in."""
+    if options.plots is not None:
+        require_writable("--plots", Path(options.plots).expanduser())
+    if options.time_constants is not None:
+        require_writable("--time_constants", Path(options.time_constants).expanduser().parent)
 
 
 def _held_out(corpus: Corpus) -> list[int]:
@@ -187,7 +200,7 @@ def _time_constants(model: LanguageModel, ids: list[int], options: Any) -> None:
 
     assert model.tokenizer is not None
     text = model.tokenizer.decode(ids[:_DRAWN]) if options.prompt is None else options.prompt
-    picture = plot_text(model, text, Path(options.time_constants))
+    picture = plot_text(model, text, Path(options.time_constants).expanduser())
     length = min(LENGTH, len(ids) // SEEDS)
     print(pattern_table(compare_patterns(model, texts(model, ids), length=length)), file=sys.stderr)
     print(f"picture: {picture}", file=sys.stderr)

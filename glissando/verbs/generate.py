@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(parser, [*_quoted(arguments)])
     if options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
+    if not options.prompt:
+        raise ConfigError("--prompt is an empty list; give at least one text, or leave --prompt out")
     _write(options)
 
 
@@ -68,14 +71,25 @@ def _write(options: object) -> None:
     keywords: dict[str, Any] = {k: o[k] for k in ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")}
     if o["control"] is not None:
         keywords["control"] = named_values(o["control"])
+    full: list[bool] = []
+    keywords["when_full"] = lambda: full.append(True)
+
+    def say_full() -> None:
+        if full:
+            print(f"stopped at the model's {model.config.max_length} positions", file=sys.stderr)
+
     if len(o["prompt"]) == 1:
+        pieces = stream(model, o["prompt"][0], **keywords)
+        first = next(pieces, "")  # a mistake in the options shows here, and nothing has been printed
         print(o["prompt"][0], end="", flush=True)
-        for piece in stream(model, o["prompt"][0], **keywords):
+        for piece in itertools.chain([first], pieces):
             print(shown(piece), end="", flush=True)
-        print()
+        print(flush=True)
+        say_full()
         return
     for number, (prompt, text) in enumerate(
         zip(o["prompt"], generate(model, o["prompt"], **keywords), strict=True), start=1
     ):
         print(f"--- {number} ---", file=sys.stderr, flush=True)
         print(shown(prompt + text), flush=True)
+    say_full()

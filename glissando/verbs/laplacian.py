@@ -67,6 +67,7 @@ def build(options: Any) -> str:
         raise ConfigError("--out is missing: name the file to write, such as --out domain.safetensors")
     from glissando import laplacian as graphs
 
+    options.out = str(Path(options.out).expanduser())
     graphs.refuse_existing(options.out)
     laplacian, about = _graph(source, options)
     graphs.save(options.out, laplacian, about)

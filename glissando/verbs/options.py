@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
+import tempfile
 import typing
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
@@ -32,19 +36,57 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
     """
     from jsonargparse import ArgumentError
 
-    known = list(parser._option_string_actions)
+    known = parser._option_string_actions
     given = [argument.partition("=")[0] for argument in arguments]
     for name in given:
         if name in known and given.count(name) > 1 and not name.endswith("+"):
             raise ConfigError(f'{name} is given {given.count(name)} times; give it once (a list: \'["a", "b"]\')')
         if name.startswith("--") and len(name) > 2 and name not in known:
-            close = nearest(name, known)
+            close = _nearest_option(name, known)
             hint = f" Did you mean {close}?" if close else ""
             raise ConfigError(f"unknown option {name}.{hint} See `{parser.prog} --help`.")
     try:
-        return parser.parse_args(list(arguments))
+        return parser.parse_args(_whole_numbers(known, arguments))
     except ArgumentError as error:
         raise ConfigError(readable(str(error))) from error
+
+
+def _nearest_option(name: str, known: Mapping[str, Any]) -> str | None:
+    """The option meant by `name`: one whose last part is like that of `name`, or one that is like it as a whole.
+
+    None of a whole section, and not --help.
+    """
+    options = [
+        option
+        for option, action in known.items()
+        if option.startswith("--") and option != "--help" and action.metavar != "CONFIG" and not option.endswith("+")
+    ]
+    lasts = {_last(option) for option in options}
+    close = difflib.get_close_matches(_last(name), sorted(lasts), n=1, cutoff=0.75)
+    if not close:
+        return nearest(name, options)
+    return difflib.get_close_matches(name, [o for o in options if _last(o) == close[0]], n=1, cutoff=0.0)[0]
+
+
+def _last(option: str) -> str:
+    return option.removeprefix("--").rpartition(".")[2]
+
+
+def _whole_numbers(known: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
+    """`arguments` with 2e6 as 2000000 where an option takes a whole number."""
+    found, before = [], ""
+    for argument in arguments:
+        name, sign, value = argument.partition("=")
+        inline = bool(sign) and name in known
+        option, text = (name, value) if inline else (before, argument)
+        hint = getattr(known.get(option), "_typehint", None)
+        if hint in (int, int | None) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE]\+?\d{1,3}", text):
+            number = Decimal(text)
+            if number == int(number):
+                argument = f"{name}={int(number)}" if inline else str(int(number))
+        found.append(argument)
+        before = argument
+    return found
 
 
 def add_inference_options(parser: Any) -> None:
@@ -62,6 +104,21 @@ def inference_overrides(options: Any) -> dict[str, Any]:
     """Those of `add_inference_options` that were given."""
     names = ("depth.n_steps", "depth.flow.method", "depth.flow.tolerance", "mixers.tau.cache", "mixers.tau.bins")
     return {name: options[name] for name in names if options[name] is not None}
+
+
+def require_writable(option: str, folder: Path) -> None:
+    """Make `folder`, which `option` names, before time is spent on what shall lie in it.
+
+    Raises ConfigError where it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{option}: its folder {folder} cannot be made or written to: {error.strerror}; name another"
+        ) from error
 
 
 def named_values(text: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.verbs.options import add_inference_options, inference_overrides, parse, parser_for
+from glissando.verbs.options import add_inference_options, inference_overrides, parse, parser_for, require_writable
 
 if TYPE_CHECKING:
     from glissando.evaluation.steering import Cost, Sweep, Trial
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(_parser(), arguments)
     if options.out is None:
         raise ConfigError("--out is missing: name the directory to make, such as --out runs/steered-dial")
-    out = Path(options.out)
+    out = Path(options.out).expanduser()
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise ConfigError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
     report = Report()
@@ -249,16 +249,17 @@ def _outcome(name: str, f: dict[str, Any]) -> str:
 
 
 def _write(out: Path, report: Report) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"could not make --out {out}: {error.strerror}; choose a writable place") from error
-    (out / "steering.json").write_text(json.dumps(_without_nan(report.as_dict()), indent=2) + "\n")
-    with (out / "texts.jsonl").open("w") as file:
-        for result in report.sweeps:
-            for u, texts in zip(result.values, result.texts, strict=True):
-                for text in texts:
-                    file.write(json.dumps({"dial": result.name, "u": u, "text": text}) + "\n")
+    from glissando.storage import write_atomic
+
+    require_writable("--out", out)
+    write_atomic(out / "steering.json", (json.dumps(_without_nan(report.as_dict()), indent=2) + "\n").encode())
+    lines = [
+        json.dumps({"dial": result.name, "u": u, "text": text}) + "\n"
+        for result in report.sweeps
+        for u, texts in zip(result.values, result.texts, strict=True)
+        for text in texts
+    ]
+    write_atomic(out / "texts.jsonl", "".join(lines).encode())
 
 
 def _without_nan(value: Any) -> Any:

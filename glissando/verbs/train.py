@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen = {k: plain(options[k]) for k in ("preset", "model", "data", "training")}
     chosen["start_from"] = getattr(options, "from") or file.get("start_from")
     config = from_dict(RunConfig, {**chosen, "stages": file.get("stages") or []})
-    _require_used(arguments, config)
+    _require_used(arguments, file, config)
     if print_only:
         import yaml
 
@@ -52,14 +52,16 @@ def main(arguments: Sequence[str]) -> None:
         train(config, options.out)
 
 
-def _require_used(arguments: Sequence[str], config: RunConfig) -> None:
-    """Raise ConfigError for an option on the command line of a mixer or a corpus that no stage of the run has."""
+def _require_used(arguments: Sequence[str], file: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise ConfigError for an option, on the command line or in the file, of a mixer or a corpus that the run does not
+    have. A file may have more than is used where the command line chooses another mixer or corpus than it does."""
     if config.stages:
         return  # each names its own
     values = config.as_dict()
     used = {f"model.mixers.{name}" for name in values["model"]["mixers"]} | {f"data.{config.data.corpus}"}
     known = {f"model.mixers.{name}" for name in MIXERS} | {f"data.{name}" for name in CORPORA}
-    for given in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+    typed = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    for given in (*typed, *_sections(file, typed)):
         section = given.removeprefix("--").rpartition(".")[0]
         if section in known - used:
             of_data, owner = section.startswith("data."), section.rpartition(".")[2]
@@ -69,25 +71,41 @@ def _require_used(arguments: Sequence[str], config: RunConfig) -> None:
             )
 
 
+def _sections(file: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
+    """The options in a file's sections of mixers and corpora, but where the command line chooses itself."""
+    found = []
+    for prefix, chosen in (("model.mixers", "--model.mixer"), ("data", "--data.corpus")):
+        values: Any = file
+        for name in prefix.split("."):
+            values = values.get(name) or {}
+        if chosen not in typed:
+            found += [name for name in flat(values, f"{prefix}.") if name.count(".") > prefix.count(".") + 1]
+    return found
+
+
 def _resume(arguments: Sequence[str], options: Any) -> None:
+    from glissando.training.files import text_options
+
     path, machine = options.resume, [f"--training.{name}" for name in MACHINE]
+    texts = [f"--{name}" for name in text_options()]
     given = [name for name in (a.partition("=")[0] for a in arguments) if name.startswith("--") and name != "--resume"]
-    others = [name for name in given if name not in machine]
+    others = [name for name in given if name not in (*machine, *texts)]
     if others:
         raise ConfigError(
             f"--resume goes on exactly as {path}/config.yaml says and takes no other options than "
-            f"{', '.join(machine)}; got {' '.join(others)}"
+            f"{', '.join(machine)}, and where its texts lie now, such as --data.text.path; got {' '.join(others)}"
         )
     from glissando.allocator import keep_freed_memory
     from glissando.training.fit import resume
     from glissando.training.stages import STAGES, resume_stages
 
     keep_freed_memory()
-    chosen = {name.rpartition(".")[2]: options[name[2:]] for name in given}
-    if (Path(path) / STAGES).is_file():
-        resume_stages(path, chosen)
+    chosen = {name.rpartition(".")[2]: options[name[2:]] for name in given if name in machine}
+    moved = {name[2:]: options[name[2:]] for name in given if name in texts}
+    if (Path(path).expanduser() / STAGES).is_file():
+        resume_stages(path, chosen, moved)
     else:
-        resume(path, chosen)
+        resume(path, chosen, texts=moved)
 
 
 def _parser(preset: str | None, start: str | None, values: Mapping[str, Any]) -> Any:
@@ -100,7 +118,9 @@ def _parser(preset: str | None, start: str | None, values: Mapping[str, Any]) ->
     parser.add_argument("--config", help="YAML file of options; the command line comes after it")
     parser.add_argument("--out", help="run directory to make")
     parser.add_argument("--from", help="run whose weights, tokenizer and options to start with")
-    parser.add_argument("--resume", help="run directory to go on with, and nothing else but the machine's options")
+    parser.add_argument(
+        "--resume", help="run directory to go on with; beside it only options of the machine, and of moved texts"
+    )
     parser.add_argument(
         "--print_config", dest="print_only", action="store_true", help="print the resolved options and stop"
     )

@@ -130,6 +130,12 @@ def test_a_tokenizer_from_a_file(configs: dict[str, DataConfig], tmp_path: Path)
         build_corpus(config)
 
 
+@pytest.mark.parametrize("given", [{"path": "tok.json"}, {"kind": "bpe", "eos": "</s>"}, {"vocab_size": 300}])
+def test_options_of_another_kind_of_tokenizer_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"data\.tokenizer\.\w+ .* would do nothing"):
+        build_corpus(DataConfig(corpus="shift", tokenizer=TokenizerConfig(**given)))
+
+
 def test_unknown_names_offer_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'stories'"):
         build_corpus(DataConfig(corpus="storys"))

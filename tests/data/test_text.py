@@ -226,7 +226,7 @@ def test_prompts_are_held_out_deterministic_and_texts_are_whole(prose: Path) -> 
         (None, "no file"),
         (b"", "is empty"),
         (b"short", "less than one window of 16"),
-        (b"one\ntwo\xfftail" * 20, "byte 7, line 2.*not UTF-8.*encoding_errors=ignore"),
+        (b"one\ntwo\xfftail" * 20, "byte 7, line 2.*not UTF-8.*--data.text.encoding_errors ignore"),
         (b"a" * 99 + b"\n\xe2\x82", "byte 100, line 2.*not UTF-8"),
         (b"a\nb\nc\0" + b"d" * 90, "byte 5, line 3.*NUL"),
     ],

@@ -1,0 +1,119 @@
+"""The text files that a run reads, and the lock by which one process alone trains in it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from glissando.data.corpora import CORPORA, DataConfig
+from glissando.errors import ConfigError, DataError, RunError
+from glissando.runs import ENVIRONMENT
+from glissando.storage import record
+
+LOCK = ".lock"
+#: under this name environment.json holds what the texts were
+TEXTS = "texts"
+_NAMES = ("path", "valid_path")
+#: of larger files the size and so much of both ends stand for the whole: hashing a terabyte takes an hour
+_WHOLE_BYTES, _END_BYTES = 1 << 30, 1 << 24
+
+
+def text_options() -> list[str]:
+    """The options that name a corpus's files, such as data.text.path."""
+    sections = {name: vars(getattr(DataConfig(), name)) for name in CORPORA}
+    return [f"data.{corpus}.{name}" for corpus, options in sections.items() for name in _NAMES if name in options]
+
+
+def put_texts(data: DataConfig, texts: Mapping[str, str]) -> None:
+    """Sets options of `text_options`: where the files lie now. Raises ConfigError for one of another corpus."""
+    for option, path in texts.items():
+        _, corpus, name = option.split(".")
+        if corpus != data.corpus:
+            raise ConfigError(f"{option} would do nothing: the run's data.corpus is {data.corpus}. Leave it out")
+        setattr(getattr(data, corpus), name, path)
+
+
+def fingerprints(data: DataConfig) -> dict[str, dict[str, Any]]:
+    """SHA-256 and size of each file that `data` names, by its option; of one above 1 GiB, the digest of its first and
+    last 16 MiB."""
+    return {option: _fingerprint(path) for option, path in _texts(data).items()}
+
+
+def require_texts(data: DataConfig, run: Path) -> None:
+    """Raises DataError for a file that is not where `run` has it, RunError for one that is not what it was.
+
+    A run from before there was a record of it is taken at its word.
+    """
+    for option, path in _texts(data).items():
+        if not path.is_file():
+            raise DataError(
+                f"there is no file {path}, which {run} is trained on; if it has moved, name its place: "
+                f"glissando train --resume {run} --{option} FILE"
+            )
+    known = _recorded(run)
+    for option, path in _texts(data).items():
+        if option in known and (now := _fingerprint(path)) != (then := known[option]):
+            raise RunError(
+                f"{path} is not the text that {run} was trained on: it has {_shown(now)}, and that had {_shown(then)}. "
+                f"Name that one with --{option} FILE, or train on this one: glissando train --from {run}"
+            )
+
+
+@contextlib.contextmanager
+def alone(run: Path) -> Iterator[None]:
+    """While the context lasts, no other process enters it with this directory; where files cannot be locked, any may.
+
+    Raises RunError where another one is in it.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            import fcntl
+
+            file = stack.enter_context((run / LOCK).open("a+"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+        except BlockingIOError as error:
+            file.seek(0)
+            raise RunError(
+                f"another process is training in {run} (pid {file.read() or 'unknown'}): wait for it or end it; two "
+                "would write over each other's checkpoints"
+            ) from error
+        except (ImportError, OSError):
+            pass  # Windows, and file systems without locks
+        yield
+
+
+def _texts(data: DataConfig) -> dict[str, Path]:
+    options = vars(getattr(data, data.corpus))
+    return {f"data.{data.corpus}.{n}": Path(options[n]).expanduser() for n in _NAMES if options.get(n)}
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    size = path.stat().st_size
+    if size <= _WHOLE_BYTES:
+        return record(path)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        digest.update(file.read(_END_BYTES))
+        file.seek(-_END_BYTES, os.SEEK_END)
+        digest.update(file.read(_END_BYTES))
+    return {"sha256_of_ends": digest.hexdigest(), "size": size}
+
+
+def _recorded(run: Path) -> dict[str, Any]:
+    try:
+        return json.loads((run / ENVIRONMENT).read_bytes()).get(TEXTS, {})
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _shown(fingerprint: Mapping[str, Any]) -> str:
+    digest = fingerprint.get("sha256") or fingerprint.get("sha256_of_ends")
+    return f"{fingerprint.get('size'):,} bytes with SHA-256 {str(digest)[:12]}..."
