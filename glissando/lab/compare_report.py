@@ -135,7 +135,7 @@ def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
     first = results[0].parameters
     unequal = [r.preset for r in results if abs(r.parameters - first) > TOLERANCE * first]
     if unequal:
-        notes.append(f"Not of equal size: {', '.join(unequal)} differ from {results[0].preset} by more than 5 %.")
+        notes.append(f"Not within 5 % of {results[0].preset} in size: {', '.join(unequal)}.")
     notes += [
         f"{r.preset}: {r.learning_rate:g} is the {edge} learning rate that was tried; a better one may lie beyond."
         for r in results
