@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from glissando.lab.compare import compare
 
     comparison = _comparison(_options(arguments))
-    each = f"{comparison.budget.value:.0f} s each"
+    each = f"{comparison.budget.value:g} s each"
     print(f"glissando demo: {len(comparison.presets)} models learn the built-in stories, {each}.\n")
     keep_freed_memory()
     try:

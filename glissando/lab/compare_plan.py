@@ -279,7 +279,7 @@ class Comparison:
         there = from_dict(RunConfig, Run(path).read_config(), "config.yaml").as_dict()
         wanted = self.config(job).as_dict()
         there["model"].pop("vocab_size"), wanted["model"].pop("vocab_size")  # the tokenizer decides it
-        if job.kind != "probe" and self._trained_on():  # it lies in OUT, however that is spelled
+        if wanted["data"]["tokenizer"]["path"] == str(self.out / TOKENIZER):  # however OUT was spelled then
             there["data"]["tokenizer"].pop("path"), wanted["data"]["tokenizer"].pop("path")
         differing = _differences(there, wanted)
         if differing:

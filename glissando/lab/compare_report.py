@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ class Runs:
 
     def __init__(self, comparison: Comparison, results: Sequence[ModelResult]) -> None:
         self.comparison = comparison
+        self._first_seeds: dict[str, int] = {}  # of each preset
         self.all = [run for result in results for run in (*result.sweep, *result.runs)]
         tasks = dict.fromkeys(task for result in results for task in result.probes)
         self.all += [run for task in tasks for result in results for run in result.probes.get(task, [])]
@@ -73,7 +75,10 @@ class Runs:
 
     def seed(self, run: Finished) -> int:
         """training.seed, which counts from what was given; the directory's counts from 0."""
-        return self.comparison.config(run.job).training.seed
+        preset = run.job.preset
+        if preset not in self._first_seeds:
+            self._first_seeds[preset] = self.comparison.config(replace(run.job, seed=0)).training.seed
+        return self._first_seeds[preset] + run.job.seed
 
     def good(self, runs: Sequence[Finished], kind: str = "seeds") -> str:
         """R1 R3 (2 of 3 seeds), where one has failed: what a mean comes from."""
@@ -135,7 +140,7 @@ def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
     first = results[0].parameters
     unequal = [r.preset for r in results if abs(r.parameters - first) > TOLERANCE * first]
     if unequal:
-        notes.append(f"Not of equal size: {', '.join(unequal)} differ from {results[0].preset} by more than 5 %.")
+        notes.append(f"Not within 5 % of {results[0].preset} in size: {', '.join(unequal)}.")
     notes += [
         f"{r.preset}: {r.learning_rate:g} is the {edge} learning rate that was tried; a better one may lie beyond."
         for r in results
