@@ -219,7 +219,7 @@ def test_stages_are_added_up_to_where_the_grown_run_is_as_good(tmp_path: Path):
     costs = minimal_growth._costs(QUICK)
     assert len(costs) == 1
     for cost in costs:
-        assert 0 < cost.scratch <= minimal_growth._flops(QUICK) * 1.01
+        assert 0 < cost.scratch <= minimal_growth._flops(QUICK) * 1.3  # the last step may go beyond
         assert (cost.grown is None) == (cost.last_stage is None)
         assert cost.grown is None or cost.last_stage is None or cost.last_stage < cost.grown
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from loud import loud
 
+from glissando.errors import InputError
 from glissando.generation import Sampling, generate
 from glissando.model import LanguageModel
 from glissando.serving.engine import BusyError, Engine
@@ -456,7 +457,7 @@ def test_a_prompt_that_fails_ends_alone(model):
     engine.step()
     _, [bad] = submit(engine, Request((0, 999), 5))
     run_down(engine)
-    assert isinstance(bad.error, IndexError)
+    assert isinstance(bad.error, InputError)
     assert [fine.text] == generate(model, ["Once"], max_tokens=10)
 
 

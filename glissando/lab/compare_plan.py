@@ -13,7 +13,7 @@ import functools
 import itertools
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import torch
 
 from glissando.config import from_dict, merge
 from glissando.data.base import Corpus
-from glissando.data.corpora import DataConfig, build_corpus, build_tokenizer
+from glissando.data.corpora import DataConfig, TokenizerConfig, build_corpus, build_tokenizer
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.lab.probes import PROBES
@@ -260,7 +260,7 @@ class Comparison:
         config = from_dict(RunConfig, values)
         if job.kind != "probe" and config.data.tokenizer.kind == "bpe":
             kept = str(self.out / TOKENIZER)
-            config.data.tokenizer = replace(config.data.tokenizer, kind="file", path=kept, eos=None)
+            config.data.tokenizer = TokenizerConfig(kind="file", path=kept)
         config.data.seed += job.seed
         config.training.seed += job.seed
         return config
