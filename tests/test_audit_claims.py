@@ -26,7 +26,17 @@ from glissando.lab import (
 )
 from glissando.lab.audit import CLAIMS
 from glissando.lab.claim import Plan
-from glissando.lab.claim_training import Learning, cosine, held_out, homeostatic, learn, read_bytes, seeded
+from glissando.lab.claim_training import (
+    Bytes,
+    Learning,
+    cosine,
+    held_out,
+    homeostatic,
+    learn,
+    read_bytes,
+    seeded,
+    tuned,
+)
 from glissando.lab.ledger import write_ledger
 from glissando.lab.published.minimal_transformer import PublishedMinimal, preset_weights
 from glissando.lab.published.tauformer import PublishedTauformer
@@ -99,6 +109,27 @@ def test_the_same_seed_sees_the_same_windows_and_ends_alike():
         ends.append((curve.losses, held_out(model, text.held_out, 16, 4).mean))
     assert ends[0] == ends[1]
     assert ends[0][0][0] == pytest.approx(math.log(256), abs=1)
+
+
+def test_a_rate_is_chosen_on_text_that_is_not_reported():
+    # Every byte of the training and the choosing part is 1, of the reported part 2: what learns 1 best is chosen.
+    ones, twos = torch.ones(4000, dtype=torch.long), torch.full((4000,), 2)
+    text = Bytes(ones, torch.cat([twos, ones]), "made")
+
+    class Always(torch.nn.Module):
+        """The same logits whatever was read."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.logits = torch.nn.Parameter(torch.zeros(4))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.logits.expand(*ids.shape, 4)
+
+    found = tuned(Always, text, Learning(2, 8, 20, 0.0), (1e-4, 1e-1), range(2), count=4)
+    assert found.rate == 1e-1
+    assert found.nats.shape == (2, 4)
+    assert found.mean > math.log(4), "the reported part is not the one that was learned"
 
 
 @pytest.mark.parametrize("norm", [1e-8, 0.3, 1.0, 7.0])
