@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -44,6 +45,7 @@ def ended_together(trainer: Trainer) -> Iterator[None]:
     Lightning makes a second Ctrl-C an exit with status 1, and a SIGTERM before the first step one with status 0; here
     both are a KeyboardInterrupt again.
     """
+    atexit.register(_leave_group)  # not here: leaving may wait for other processes, and an error is told at once
     try:
         yield
     except SystemExit as error:
@@ -83,10 +85,19 @@ def _lost_another(error: BaseException | None) -> bool:
 
 
 def _disconnect() -> None:
-    """Leave the process group in order: left to the exit of the process, its threads are sometimes still running."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if _in_group():
         torch.distributed.barrier()
+        _leave_group()
+
+
+def _leave_group() -> None:
+    """End the group's threads: one that runs on as the interpreter ends can abort it, with status -6 for ours."""
+    if _in_group():
         torch.distributed.destroy_process_group()
+
+
+def _in_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _end_started(trainer: Trainer) -> None:
