@@ -15,10 +15,40 @@ from glissando.errors import ConfigError, nearest, unknown_name
 T = TypeVar("T")
 
 
-def starting(default: Any, of: str) -> Any:
+def starting(default: Any, of: str, **needs: Any) -> Any:
     """A field that says where trained numbers start, those with `of` in their names, and nothing of a model that has
-    them."""
-    return dataclasses.field(default=default, metadata={"starts": of})
+    them; `needs` as in `used_with`."""
+    return dataclasses.field(default=default, metadata={"starts": of, "needs": needs})
+
+
+def used_with(default: Any, **needs: Any) -> Any:
+    """A field that does something only where its neighbours are so: `kind="plateau"`, or `kind=("periodic", "drift")`.
+
+    A preset may have it all the same, for its owner to be switched; `require_used` looks at what was typed.
+    """
+    return dataclasses.field(default=default, metadata={"needs": needs})
+
+
+def require_used(config: Any, name: str, told: str | None = None) -> None:
+    """Raise ConfigError for an option that would do nothing beside the others: `training.schedule.plateau_cuts` with
+    another kind of schedule. `told`: how it was typed."""
+    above, _, last = name.rpartition(".")
+    section = config
+    for part in above.split(".") if above else []:
+        section = getattr(section, part, None)
+    if not dataclasses.is_dataclass(section):
+        return
+    needs: dict[str, Any] = next(
+        (f.metadata.get("needs", {}) for f in dataclasses.fields(section) if f.name == last), {}
+    )
+    for other, wanted in needs.items():
+        now, fit = getattr(section, other), wanted if isinstance(wanted, tuple) else (wanted,)
+        if now not in fit:
+            shown = " or ".join(str(value).lower() for value in fit)
+            raise ConfigError(
+                f"{told or name} would do nothing: {above}.{other} is {str(now).lower()}. Leave it out, or give "
+                f"--{above}.{other} {shown}"
+            )
 
 
 class Difference(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from glissando.backbone import Backbone, ModelState, require_positive
 from glissando.block import BlockConfig, NormConfig
-from glissando.config import check_choices, from_dict, merge, starting, to_dict
+from glissando.config import check_choices, from_dict, merge, starting, to_dict, used_with
 from glissando.depth import DepthConfig
 from glissando.errors import ConfigError, InputError, LengthError
 from glissando.lifts import Grows, Reads, Table, append, grow_norm, linear, tables, tile, under
@@ -51,7 +51,7 @@ class ModelConfig:
     depth: DepthConfig = field(default_factory=DepthConfig)
     norm: NormConfig = field(default_factory=NormConfig)
     positions: Literal["none", "learned"] = "none"
-    max_length: int | None = None
+    max_length: int | None = used_with(None, positions="learned")
     final_norm: bool = True
     tied_head: bool = True
     head_bias: bool = False

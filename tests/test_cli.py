@@ -271,6 +271,28 @@ def test_options_that_would_do_nothing_are_refused(option, value, told, book, tm
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "unless"),
+    [
+        ("--model.mixers.attention.horizons", "[2, 64]", "--model.mixers.attention.forget_gate true"),
+        ("--training.schedule.plateau_cuts", "2", "--training.schedule.kind plateau"),
+        ("--training.schedule.final_ratio", "0.2", None),
+        ("--model.max_length", "64", "--model.positions learned"),
+        ("--training.calibration.every", "7", "--training.calibration.kind periodic or drift"),
+    ],
+)
+def test_options_that_would_do_nothing_beside_others_are_refused(option, value, unless, capsys):
+    fitting = unless.replace(" or drift", "").split() if unless else []
+    tau = ["--model.mixer", "tau"] if "calibration" in option else []
+    given = ["train", "--print_config", *tau, option, value]
+    other = [] if unless else ["--training.schedule.kind", "constant"]
+    told = fails(capsys, *given, *other)
+    assert f"{option} would do nothing: " in told
+    assert (unless or "--training.schedule.kind warmup-cosine") in told
+    assert main([*given, *fitting]) == 0
+    capsys.readouterr()
+
+
 def test_sections_of_a_file_that_would_do_nothing_are_refused(tmp_path, capsys):
     path = tmp_path / "c.yaml"
     path.write_text("{data: {corpus: shift, text: {path: book.txt}}, model: {mixers: {attention: {heads: 2}}}}")

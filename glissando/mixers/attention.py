@@ -75,7 +75,7 @@ class AttentionConfig:
     rope_width: int | None = None
     rope_on_value: bool = False
     forget_gate: bool = False
-    horizons: tuple[float, float] = starting((8.0, 1024.0), of="mixer.forget")
+    horizons: tuple[float, float] = starting((8.0, 1024.0), of="mixer.forget", forget_gate=True)
     importance: bool = False
     output_gate: bool = False
     dropout: float = 0.0

@@ -102,7 +102,7 @@ class TauConfig:
     gradient_temperature: float | None = None
     importance: bool = False
     forget_gate: bool = False
-    horizons: tuple[float, float] = starting((8.0, 1024.0), of="mixer.forget")
+    horizons: tuple[float, float] = starting((8.0, 1024.0), of="mixer.forget", forget_gate=True)
     output_gate: bool = False
     cache: Literal["exact", "binned"] = "exact"
     bins: int | None = None

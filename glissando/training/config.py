@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from glissando.config import to_dict
+from glissando.config import to_dict, used_with
 from glissando.data.corpora import CORPORA, DataConfig
 from glissando.errors import ConfigError, unknown_name
 from glissando.model import ModelConfig
@@ -70,10 +70,10 @@ class CalibrationConfig:
     """
 
     kind: Literal["fixed", "start", "periodic", "drift"] = "fixed"
-    at_restart: bool = True
-    every: int = 100
-    drift_tolerance: float = 0.1
-    gradient_gate: float = 1.0
+    at_restart: bool = used_with(True, kind="start")
+    every: int = used_with(100, kind=("periodic", "drift"))
+    drift_tolerance: float = used_with(0.1, kind="drift")
+    gradient_gate: float = used_with(1.0, kind="drift")
 
     def check(self, mixers: Sequence[str]) -> None:
         """Raise ConfigError for a number out of its range, or where none of the model's mixers has a tau."""

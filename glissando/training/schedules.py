@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from glissando.config import used_with
 from glissando.errors import ConfigError, unknown_name
 
 
@@ -27,10 +28,10 @@ class ScheduleConfig:
 
     kind: str = "warmup-cosine"
     warmup_steps: int = 50
-    final_ratio: float = 0.1
-    plateau_factor: float = 0.5
-    plateau_cuts: int = 5
-    plateau_patience: int = 3
+    final_ratio: float = used_with(0.1, kind="warmup-cosine")
+    plateau_factor: float = used_with(0.5, kind="plateau")
+    plateau_cuts: int = used_with(5, kind="plateau")
+    plateau_patience: int = used_with(3, kind="plateau")
 
     def check(self) -> None:
         """Raise UnknownNameError for a kind that is not in SCHEDULES, ConfigError for a number out of its range."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.config import check_keys, from_dict, merge, to_dict
+from glissando.config import check_keys, from_dict, merge, require_used, to_dict
 from glissando.data.corpora import CORPORA
 from glissando.errors import ConfigError
 from glissando.mixers import MIXERS
@@ -54,13 +54,16 @@ def main(arguments: Sequence[str]) -> None:
 
 def _require_used(arguments: Sequence[str], file: Mapping[str, Any], config: RunConfig) -> None:
     """Raise ConfigError for an option, on the command line or in the file, of a mixer or a corpus that the run does not
-    have. A file may have more than is used where the command line chooses another mixer or corpus than it does."""
+    have, and for one on the command line that does nothing beside the others. A file may have more than is used where
+    the command line chooses otherwise than it does."""
     if config.stages:
         return  # each names its own
     values = config.as_dict()
     used = {f"model.mixers.{name}" for name in values["model"]["mixers"]} | {f"data.{config.data.corpus}"}
     known = {f"model.mixers.{name}" for name in MIXERS} | {f"data.{name}" for name in CORPORA}
     typed = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    for given in typed:
+        require_used(config, given.removeprefix("--").removesuffix("+"), told=given)
     for given in (*typed, *_sections(file, typed)):
         section = given.removeprefix("--").rpartition(".")[0]
         if section in known - used:
