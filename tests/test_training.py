@@ -7,6 +7,7 @@ import io
 import math
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -272,6 +273,33 @@ def test_time_left(tmp_path, monkeypatch, share, spent, shown):
     progress = progress_for(tmp_path, budget)
     now[0], module.share = spent, share
     assert progress.line(module, 1).endswith(f"{shown} left")
+
+
+@pytest.mark.parametrize(("every", "validations"), [(None, 2), (10, 5)])
+def test_validations_leave_most_of_the_seconds_to_steps(tmp_path, monkeypatch, every, validations):
+    now, made = [0.0], []
+    monkeypatch.setattr("glissando.training.budget.time.perf_counter", lambda: now[0])
+    trainer = SimpleNamespace(strategy=SimpleNamespace(broadcast=lambda word: word), should_stop=False, world_size=1)
+    budget, module = Budget(seconds=100.0), module_for(tmp_path)
+    validation = Validation(budget, every, None)
+
+    def slow(trainer, module, step):
+        made.append(now[0])
+        now[0] += 12
+
+    monkeypatch.setattr(validation, "measure", slow)
+    step = 0
+    while not budget.ends:
+        now[0] += 1
+        step += 1
+        budget.after_step(trainer, module, step)
+        validation.after_step(trainer, module, step)
+    # a tenth of the time is over at 10; 12 seconds of it are no fifth of anything before 60
+    assert made[0] == 10
+    assert len(made) == validations + 1
+    assert made[-1] >= 100
+    if every is None:
+        assert made[1] == 60
 
 
 def test_bar_on_a_terminal(tmp_path, monkeypatch):
