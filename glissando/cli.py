@@ -82,9 +82,11 @@ def _run(verb: str, arguments: list[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         # As shells have it for a program that SIGPIPE ends: what was to be made may not be there.
         return 141 if verb in _MAKERS else 0
-    except KeyboardInterrupt as error:
+    except Stopped as error:
+        return error.status  # it has told what was saved, and how to go on
+    except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
-        return error.status if isinstance(error, Stopped) else 130
+        return 130
     return 0
 
 

@@ -51,7 +51,7 @@ class MissingExtraError(GlissandoError, ImportError):
 
 
 class Stopped(KeyboardInterrupt):
-    """Training that ended because a signal asked for it, with everything saved."""
+    """Training that ended because a signal asked for it, with everything saved, and the user told so."""
 
     def __init__(self, message: str = "", number: int | None = None) -> None:
         super().__init__(message)

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
 
     claims, plan = select(options.claims) if options.claims else list(CLAIMS.values()), _plan(options)
     if options.ledger is not None:
-        _keep(Path(options.ledger), claims, plan, options.again)
+        _keep(Path(options.ledger).expanduser(), claims, plan, options.again)
     elif options.claims:
         _tell(claims, plan, ("published", "corrected") if options.form == "both" else (options.form,), out)
     else:
@@ -128,7 +128,7 @@ def _check(options: Any) -> Path | None:
         Run.open(options.run)  # before hours of training, not after
     if options.out is None:
         return None
-    out = Path(options.out)
+    out = Path(options.out).expanduser()
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise ConfigError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
     return out

@@ -45,7 +45,7 @@ def _comparison(options: Any, given: Sequence[str]) -> Comparison:
 
     return Comparison(
         list(options.presets),
-        Path(options.out),
+        Path(options.out).expanduser(),
         Amount.parse(options.budget, "--budget"),
         seeds=options.seeds,
         learning_rates=_numbers(options.learning_rates, "--learning_rates", float),
