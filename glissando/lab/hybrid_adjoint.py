@@ -7,8 +7,9 @@ import copy
 import torch
 
 from glissando.lab.claim import Finding, Plan
+from glissando.lab.claim_training import losses
 from glissando.lab.hybrid_costs import reversible_error
-from glissando.lab.hybrid_training import build, gradient_of, next_token_loss, read_tokens, size_of, train
+from glissando.lab.hybrid_training import build, gradient_of, read_tokens, size_of, train
 from glissando.lab.published.hybrid_ode import PublishedHybrid
 
 DROPOUT = (0.0, 0.1)  # without, and as published
@@ -56,6 +57,6 @@ def adjoint_error(model: PublishedHybrid, plan: Plan, dropout: float) -> float:
         model.zero_grad()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            next_token_loss(model, windows).mean().backward()
+            losses(model, windows).mean().backward()
         gradients.append(gradient_of(model.flow))
     return float((gradients[0] - gradients[1]).norm() / gradients[1].norm())

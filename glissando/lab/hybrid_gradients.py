@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from glissando.lab.claim import Finding, Plan
+from glissando.lab.claim_training import losses
 from glissando.lab.hybrid_training import (
     CLIP,
     Trained,
     build,
     clip,
-    next_token_loss,
     norm_of,
     read_tokens,
     size_of,
@@ -94,7 +94,7 @@ def _blown_up(plan: Plan, factor: float) -> tuple[float, float]:
     """The norm before and after clipping of a new hybrid's gradient times `factor`."""
     model, size, tokens = build(plan, ode=True, seed=0), size_of(plan), read_tokens(plan)
     window = tokens.train[: size.length + 1].unsqueeze(0).to(model.head.weight.device)
-    (factor * next_token_loss(model, window).mean()).backward()
+    (factor * losses(model, window).mean()).backward()
     return clip(model), norm_of(model.parameters())
 
 

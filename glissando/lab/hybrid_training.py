@@ -20,6 +20,7 @@ from glissando.data.corpora import DataConfig, build_corpus
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from glissando.errors import DataError
 from glissando.lab.claim import Plan
+from glissando.lab.claim_training import losses, seeded, windows
 from glissando.lab.published.hybrid_ode import LENGTH, ODEBlock, PublishedHybrid
 
 LEARNING_RATE, CLIP = 3e-4, 1.0
@@ -113,10 +114,8 @@ class Trained:
 def build(plan: Plan, *, ode: bool, seed: int) -> PublishedHybrid:
     """A new published model, or its baseline, for the plan's text."""
     size = size_of(plan)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = PublishedHybrid(read_tokens(plan).tokenizer.vocab_size, size.width, size.heads, ode=ode)
-    return model.to(_device())
+    entries = read_tokens(plan).tokenizer.vocab_size
+    return seeded(seed, lambda: PublishedHybrid(entries, size.width, size.heads, ode=ode)).to(_device())
 
 
 def _device() -> torch.device:
@@ -131,8 +130,8 @@ def train(plan: Plan, ode: bool, seed: int) -> Trained:
     result = Trained(model, [], [], [], {}, torch.empty(0))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for windows in itertools.islice(_windows(tokens.train, size, seed), size.steps):
-            loss = next_token_loss(model, windows.to(_device())).mean()
+        for rows in itertools.islice(windows(tokens.train, size.batch, size.length, seed), size.steps):
+            loss = losses(model, rows.to(_device())).mean()
             optimizer.zero_grad()
             loss.backward()
             for part, norm in part_norms(model).items():
@@ -145,23 +144,8 @@ def train(plan: Plan, ode: bool, seed: int) -> Trained:
     held_out = tokens.held_out[: len(tokens.held_out) // (size.length + 1) * (size.length + 1)]
     rows = held_out.view(-1, size.length + 1)[:HELD_OUT_WINDOWS].to(_device())
     with torch.no_grad():
-        scored = torch.cat([next_token_loss(model, part).mean(1) for part in rows.split(size.batch)]).cpu()
+        scored = torch.cat([losses(model, part).mean(1) for part in rows.split(size.batch)]).cpu()
     return Trained(model, result.losses, result.before, result.after, result.parts, scored)
-
-
-def _windows(ids: Tensor, size: Size, seed: int) -> Iterator[Tensor]:
-    """(B, T + 1) at random places, without end."""
-    rng = torch.Generator().manual_seed(seed)
-    steps = torch.arange(size.length + 1)
-    while True:
-        starts = torch.randint(len(ids) - size.length, (size.batch, 1), generator=rng)
-        yield ids[starts + steps]
-
-
-def next_token_loss(model: nn.Module, windows: Tensor) -> Tensor:
-    """(B, T) nats for windows (B, T + 1)."""
-    logits = model(windows[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="none").view(len(windows), -1)
 
 
 def clip(model: nn.Module) -> float:
