@@ -29,7 +29,7 @@ from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Lift, Table, append, append_pairs, join, linear, tables, tile
 from glissando.mixers.base import Context, Mixer
-from glissando.mixers.gates import check_horizons, start_forget_gate
+from glissando.mixers.memory import check_horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import append as append_slots
 from glissando.mixers.slots import at_last, latest_of, shifted
@@ -235,7 +235,7 @@ class Attention(Mixer):
         """C over the tokens of x alone: (B, H, T) float64, so that differences stay exact at any length."""
         if self.forget is None:
             return None
-        return F.logsigmoid(self.forget(x).double()).transpose(1, 2).cumsum(-1)
+        return log_kept(self.forget, x)
 
     def _importance(self, x: Tensor) -> Tensor | None:
         """g (B, H, T) float64."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from glissando.flops import Flops
 from glissando.lifts import Grows, Reads, Table, grow_norm, join, linear, tables, tile
 from glissando.mixers.base import Memo
+from glissando.mixers.memory import starting_turns
 from glissando.ops.compiled import use_numba
 from glissando.ops.liquid import Backend, Modes, Packed, liquid, pack, require_time, time_constants
 from glissando.ops.newton import Report
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 #: tau0 and a stay within these
 _TAU, _ADAPT = (0.01, 10.0), (0.001, 0.999)
-#: periods in tokens of `matched` turns are 6 t^0.7 for a mode that decays in t tokens, spread by 30 %: what the
-#: spectral mixer was found to learn best from (docs/continuous-transformer.md)
-_PERIOD, _POWER, _SPREAD = 6.0, 0.7, 0.3
 
 
 def _logit(share: float) -> float:
@@ -87,8 +85,7 @@ class Diagonal(_Adaptive):
         steps = torch.logspace(math.log10(low), math.log10(high), n)
         nn.init.constant_(self.log_decay, math.log(0.5))
         if self.config.turns == "matched":
-            horizons = 1 / (1.5 * steps)
-            turn = 2 * math.pi / (_PERIOD * horizons**_POWER) / steps * torch.exp(_SPREAD * torch.randn(n))
+            turn = starting_turns(1 / (1.5 * steps)) / steps
         else:
             turn, steps = legs_modes(2 * n).imag, steps[torch.randperm(n)]
         self.turn.copy_(turn)

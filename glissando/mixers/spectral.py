@@ -36,6 +36,7 @@ from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, join, linear, spread, tables, tile
 from glissando.mixers.base import Context, Mixer, last_real
+from glissando.mixers.memory import starting_turns
 from glissando.ops.phase_gate import phase_gate
 from glissando.ops.rational_filter import rational_filter
 from glissando.ops.scan import scan
@@ -70,8 +71,6 @@ class SpectralConfig:
 
 #: the best of 8, 32 and 1000 tokens in docs/continuous-transformer.md
 _HORIZON = 32.0
-#: channels that decay fast turn fast: the period in tokens is _PERIOD t^_POWER, of 3, 6, 15, 40 and no turn the best
-_PERIOD, _POWER, _SPREAD = 6.0, 0.7, 0.3
 
 
 class SpectralState(NamedTuple):
@@ -160,7 +159,7 @@ class Spectral(Mixer):
             return
         horizons = torch.logspace(0, math.log10(c.horizon or _HORIZON), n)
         self.log_gamma.copy_(-horizons.log())
-        self.omega.copy_(2 * math.pi / (_PERIOD * horizons**_POWER) * torch.exp(_SPREAD * torch.randn(n)))
+        self.omega.copy_(starting_turns(horizons))
         if self.decay_bias is not None:
             # 8 sigmoid(b) = 1: a channel at rest decays at gamma.
             self.decay_bias.fill_(-math.log(7))

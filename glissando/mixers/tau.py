@@ -37,7 +37,7 @@ from glissando.errors import ConfigError, nearest
 from glissando.flops import Flops
 from glissando.lifts import Grows, Lift, Table, append, append_pairs, join, leaning_tile, linear, tables, tile
 from glissando.mixers.base import Context, Mixer
-from glissando.mixers.gates import check_horizons, start_forget_gate
+from glissando.mixers.memory import check_horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import shifted
 from glissando.mixers.tau_cache import BinnedCache, ExactCache, Heard, TauState
@@ -311,7 +311,7 @@ class Tau(Mixer):
         importance = None if self.importance is None else self.importance(x).transpose(1, 2)
         decay = None
         if self.forget is not None:
-            decay = F.logsigmoid(self.forget(x).double()).transpose(1, 2).cumsum(-1)
+            decay = log_kept(self.forget, x)
         return Heard(q, k, v, exact(self.log_temperature).exp(), importance, decay)
 
     def _damped(self, lambdas: Tensor) -> Tensor:
