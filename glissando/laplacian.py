@@ -259,7 +259,7 @@ def load(path: str | Path) -> tuple[Tensor, dict[str, str]]:
 
     Raises RunError for a file that is missing, damaged or of another kind, ConfigError if it holds no Laplacian.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     tensors, metadata = _read(path)
     if metadata.get("format") != FORMAT or set(tensors) != {"edges", "weights"} or "size" not in metadata:
         found = metadata.get("format")

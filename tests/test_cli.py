@@ -293,6 +293,26 @@ def test_options_that_would_do_nothing_beside_others_are_refused(option, value, 
     capsys.readouterr()
 
 
+def test_evaluating_refuses_options_of_another_corpus(run, capsys):
+    told = fails(capsys, "evaluate", run, "--data.stories.valid_stories", "3")
+    assert "--data.stories.valid_stories would do nothing: data.corpus is text" in told
+    told = fails(capsys, "evaluate", run, "--file", "x.txt", "--data.jsonl.path", "y.jsonl")
+    assert "--data.jsonl.path would do nothing: data.corpus is text, of --file" in told
+
+
+def test_evaluating_does_not_deal_out_a_file_anew(tmp_path, capsys):
+    path, out = tmp_path / "notes.jsonl", str(tmp_path / "run")
+    path.write_text("".join(json.dumps({"text": f"note {i} of many"}) + "\n" for i in range(200)))
+    corpus = ["--data.corpus", "jsonl", "--data.jsonl.path", str(path), "--data.jsonl.route_every", "3"]
+    assert main(["train", *TINY[:6], *TINY[8:], *corpus, "--out", out]) == 0
+    for option in ("batch_size", "seq_len", "jsonl.route_every"):
+        told = fails(capsys, "evaluate", out, f"--data.{option}", "2")
+        assert f"--data.{option} 2 would score text that was trained on" in told
+    held_out = ["--data.jsonl.valid_path", str(path), "--data.batch_size", "2"]
+    assert main(["evaluate", out, *held_out]) == 0
+    capsys.readouterr()
+
+
 def test_sections_of_a_file_that_would_do_nothing_are_refused(tmp_path, capsys):
     path = tmp_path / "c.yaml"
     path.write_text("{data: {corpus: shift, text: {path: book.txt}}, model: {mixers: {attention: {heads: 2}}}}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from glissando.data.problems import Problems
+from glissando.data.textfile import without_mark
 from glissando.errors import nearest
 
 
@@ -21,6 +23,7 @@ class Place(NamedTuple):
 
 
 TOP = Place()
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Document(NamedTuple):
@@ -79,7 +82,7 @@ class Documents:
                 too_long = len(line) > self.max_line_bytes and not line.endswith(b"\n")
                 while too_long and line and not line.endswith(b"\n"):
                     line = file.readline(1 << 16)
-                yield at, None if too_long else line
+                yield at, None if too_long else line if at.offset else without_mark(line)
                 number += 1
 
     def _parse(self, line: bytes) -> tuple[str, list[float] | None]:
@@ -118,9 +121,10 @@ class Documents:
         if not isinstance(values, list) or len(values) != len(names):
             raise _BadLine(f"{self.control_field!r} is not a list of {len(names)} numbers ({', '.join(names)})")
         if not all(_is_number(value) for value in values):
-            raise _BadLine(f"{self.control_field!r} has a value that is not a finite number")
+            raise _BadLine(f"{self.control_field!r} has a value that is not a finite number of float32")
         return [float(value) for value in values]
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is one that float32 has, NaN and infinity left out."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST

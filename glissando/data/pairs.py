@@ -27,7 +27,7 @@ from glissando.data.base import (
 )
 from glissando.data.order import random_below, random_words, shuffled
 from glissando.data.problems import Problems, summary_of
-from glissando.data.textfile import open_file
+from glissando.data.textfile import open_file, without_mark
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.errors import ConfigError, DataError, unknown_name
 
@@ -297,7 +297,7 @@ def read_pairs(path: Path | str, *, strict: bool = False) -> PairFile:
                 continue
             if not line.strip():
                 continue
-            found = _parse_pair(line.strip())
+            found = _parse_pair((without_mark(line) if number == 1 else line).strip())
             if isinstance(found, Pair):
                 pairs.append(found)
             else:

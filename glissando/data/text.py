@@ -187,8 +187,9 @@ class _Tokens:
         self.are_bytes = isinstance(tokenizer, ByteTokenizer)
         self._eos_id = tokenizer.eos_id
         self._lengths = None if self.are_bytes else tokenizer.byte_lengths
-        # Without lengths of their own, tokens share the text's bytes evenly.
-        self._total_bytes = int(np.count_nonzero(data < 128)) if ascii_only else len(data)
+        shares = not self.are_bytes and self._lengths is None
+        # Without lengths of their own, tokens share the bytes of the text that they are of evenly.
+        self._total_bytes = sum(len(text.encode()) for text in pieces(data, ascii_only=ascii_only)) if shares else 0
         if not self.are_bytes:
             self.ids = token_file(data, tokenizer, ascii_only=ascii_only)
         else:

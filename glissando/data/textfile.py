@@ -33,6 +33,11 @@ def open_file(path: Path | str | None, option: str) -> Path:
     return path
 
 
+def without_mark(line: bytes) -> bytes:
+    """A file's first line without the byte order mark that Windows puts before UTF-8."""
+    return line.removeprefix(codecs.BOM_UTF8)
+
+
 def map_bytes(path: Path) -> np.ndarray:
     """(N,) uint8, the file memory-mapped: pages are read when they are touched."""
     # A plain view: slicing np.memmap itself costs microseconds a row.
@@ -43,8 +48,11 @@ def check_text(path: Path, encoding_errors: EncodingErrors = "strict") -> None:
     """Read the file once, in blocks, and make sure that it is text.
 
     Raises DataError with the byte offset and line of the first NUL byte, or, when `encoding_errors` is
-    "strict", of the first byte that is not UTF-8.
+    "strict", of the first byte that is not UTF-8; and for UTF-16.
     """
+    with path.open("rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise DataError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {path.name} > FILE")
     decoder_errors = "strict" if encoding_errors == "strict" else "ignore"
     offset, held = 0, b""
     with path.open("rb") as file:
@@ -53,7 +61,9 @@ def check_text(path: Path, encoding_errors: EncodingErrors = "strict") -> None:
             data = held + block
             nul = data.find(0)
             if nul >= 0:
-                _refuse(path, offset + nul, "a NUL byte, which is reserved as the end of a document")
+                _refuse(
+                    path, offset + nul, "a NUL byte, which is reserved as the end of a document; drop it: tr -d '\\0'"
+                )
             used = _decoded_length(path, data, offset, decoder_errors, final=not block)
             offset, held = offset + used, data[used:]
             if not block:

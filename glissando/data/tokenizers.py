@@ -192,6 +192,11 @@ def _byte_level_bytes(token: str) -> bytes:
         return token.encode("utf-8")
 
 
+def _looks_byte_level(token: str) -> bool:
+    """Whether a token added as text would be decoded as stand-ins for other bytes: "é" as one byte."""
+    return not token.isascii() and all(char in _BYTE_OF for char in token)
+
+
 def _is_byte_level(spec: dict[str, Any], vocabulary: dict[str, int]) -> bool:
     """Whether encoding loses and adds nothing, so that an id's bytes are its own."""
     steps = spec["pre_tokenizer"] or {}
@@ -206,6 +211,7 @@ def _is_byte_level(spec: dict[str, Any], vocabulary: dict[str, int]) -> bool:
         and spec["normalizer"] is None
         and all(char in vocabulary for char in _BYTE_OF)
         and not any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
+        and not any(_looks_byte_level(token["content"]) for token in spec["added_tokens"])
     )
 
 

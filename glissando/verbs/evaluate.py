@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.config import from_dict, to_dict
-from glissando.data.corpora import DataConfig, TextOptions, build_corpus
+from glissando.data.corpora import CORPORA, DataConfig, TextOptions, build_corpus
 from glissando.errors import ConfigError, DataError
 from glissando.verbs.options import (
     add_inference_options,
@@ -20,6 +20,7 @@ from glissando.verbs.options import (
     parse,
     parser_for,
     plain,
+    require_chosen,
     require_writable,
 )
 
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.exact_match < 1:
         raise ConfigError(f"--exact_match must be at least 1, got {options.exact_match}")
     _refuse_mixed(options)
+    _require_used(options, trained, [argument.partition("=")[0] for argument in arguments])
     if options.tasks is not None:
         _tasks(options)
         return
@@ -106,6 +108,27 @@ def _score(run: Run, trained: dict[str, Any], options: Any, given: Set[str]) -> 
             print(f"picture: {picture}", file=sys.stderr)
     if options.time_constants:
         _time_constants(model, drawn, options)
+
+
+def _require_used(options: Any, trained: dict[str, Any], given: Sequence[str]) -> None:
+    """Raise ConfigError for options of a corpus that is not scored, and for those that would deal out a file's held-out
+    batches otherwise than training did."""
+    corpus = options.data.corpus
+    scored, shown = (corpus, corpus) if options.file is None else ("text", "text, of --file")
+    for name in given:
+        require_chosen(name, "data", CORPORA, [scored], "data.corpus", shown)
+    if scored != "jsonl" or trained["corpus"] != "jsonl" or options.data.jsonl.valid_path is not None:
+        return
+    if options.data.jsonl.path != trained["jsonl"]["path"]:
+        return
+    for name in ("batch_size", "seq_len", "jsonl.route_every"):
+        now, then = flat(plain(options.data))[name], flat(trained)[name]
+        if now != then:
+            raise ConfigError(
+                f"--data.{name} {now} would score text that was trained on: which lines of {options.data.jsonl.path} "
+                f"are held out follows from it, and training had {then}. Leave it out, or name held-out text with "
+                "--data.jsonl.valid_path"
+            )
 
 
 def _refuse_mixed(options: Any) -> None:

@@ -180,7 +180,7 @@ def _corpus(options: Any) -> Corpus:
     from glissando.data.corpora import CORPORA, DataConfig, TextOptions, build_corpus
 
     if options.text is not None:
-        if not Path(options.text).is_file():
+        if not Path(options.text).expanduser().is_file():
             raise ConfigError(f"cannot read --text {options.text}: there is no such file")
         return build_corpus(DataConfig(corpus="text", text=TextOptions(path=options.text)))
     if options.corpus not in CORPORA:
@@ -207,6 +207,7 @@ def read_embeddings(path: Path, tensor: str | None = None) -> Tensor:
 
     Raises ConfigError for a file that is missing, of another kind or malformed, and for a name that is not in it.
     """
+    path = path.expanduser()
     if not path.is_file():
         raise ConfigError(f"cannot read --embeddings {path}: there is no such file")
     if path.suffix == ".safetensors":

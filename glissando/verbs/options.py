@@ -7,7 +7,7 @@ import difflib
 import re
 import tempfile
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,15 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
         return parser.parse_args(_whole_numbers(known, arguments))
     except ArgumentError as error:
         raise ConfigError(readable(str(error))) from error
+
+
+def require_chosen(
+    given: str, above: str, known: Collection[str], used: Collection[str], chooser: str, now: object
+) -> None:
+    """Raise ConfigError for an option of a section `above`.NAME that is known and not used, as `chooser` is `now`."""
+    where, _, name = given.removeprefix("--").rpartition(".")[0].rpartition(".")
+    if where == above and name in known and name not in used:
+        raise ConfigError(f"{given} would do nothing: {chooser} is {now}. Leave it out, or choose --{chooser} {name}")
 
 
 def _nearest_option(name: str, known: Mapping[str, Any]) -> str | None:

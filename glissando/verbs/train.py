@@ -12,7 +12,7 @@ from glissando.errors import ConfigError
 from glissando.mixers import MIXERS
 from glissando.presets import load_preset
 from glissando.training.config import BUDGETS, MACHINE, RunConfig
-from glissando.verbs.options import explain, flat, parse, parser_for, plain
+from glissando.verbs.options import explain, flat, parse, parser_for, plain, require_chosen
 
 EXAMPLE = (
     "glissando train --preset transformer-nano --data.corpus text --data.text.path book.txt "
@@ -59,19 +59,12 @@ def _require_used(arguments: Sequence[str], file: Mapping[str, Any], config: Run
     if config.stages:
         return  # each names its own
     values = config.as_dict()
-    used = {f"model.mixers.{name}" for name in values["model"]["mixers"]} | {f"data.{config.data.corpus}"}
-    known = {f"model.mixers.{name}" for name in MIXERS} | {f"data.{name}" for name in CORPORA}
     typed = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     for given in typed:
         require_used(config, given.removeprefix("--").removesuffix("+"), told=given)
     for given in (*typed, *_sections(file, typed)):
-        section = given.removeprefix("--").rpartition(".")[0]
-        if section in known - used:
-            of_data, owner = section.startswith("data."), section.rpartition(".")[2]
-            chosen, now = ("data.corpus", config.data.corpus) if of_data else ("model.mixer", config.model.mixer)
-            raise ConfigError(
-                f"{given} would do nothing: {chosen} is {now}. Leave it out, or choose --{chosen} {owner}"
-            )
+        require_chosen(given, "model.mixers", MIXERS, values["model"]["mixers"], "model.mixer", config.model.mixer)
+        require_chosen(given, "data", CORPORA, [config.data.corpus], "data.corpus", config.data.corpus)
 
 
 def _sections(file: Mapping[str, Any], typed: Sequence[str]) -> list[str]:

@@ -201,7 +201,9 @@ def test_a_bad_line_is_counted_or_stops_when_strict(
         train(JsonlCorpus(path=path, strict=True, **options), 9)
 
 
-@pytest.mark.parametrize("control", [None, [1], [1, 2, 3], {"a": 1}, ["x", 1], [True, 1], [float("nan"), 0]])
+@pytest.mark.parametrize(
+    "control", [None, [1], [1, 2, 3], {"a": 1}, ["x", 1], [True, 1], [float("nan"), 0], [10**400, 0], [1e300, 0]]
+)
 def test_bad_labels_are_bad_lines(control: object, tmp_path: Path) -> None:
     path = write(tmp_path / "s.jsonl", [{"text": "t", "control": control}])
     with pytest.raises(DataError, match="line 1: 'control'"):
@@ -249,3 +251,10 @@ def test_prompts_come_from_held_out_text_and_texts_are_one_epoch(stream: Path) -
     assert all(prompt and any(prompt in text for text in TEXTS) for prompt in prompts)
     assert len("".join(corpus.texts("valid"))) == pytest.approx(len("".join(TEXTS)), rel=0.05)
     assert sum(1 for _ in corpus.texts("train")) < 300
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(stream: Path, tmp_path: Path) -> None:
+    marked = tmp_path / "marked.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + stream.read_bytes())
+    found, expected = JsonlCorpus(path=marked, strict=True, **OPTIONS), JsonlCorpus(path=stream, **OPTIONS)
+    assert [b.ids.tolist() for b in train(found, 3)] == [b.ids.tolist() for b in train(expected, 3)]

@@ -258,3 +258,27 @@ def test_the_published_files_make_a_corpus(sample_data: Path) -> None:
     assert corpus.describe()["lines"] == 159
     assert sorted(p for batch in train(corpus, 2) for p in rows(batch)) == sorted(corpus.train_set)
     assert torch.cat([b.ids for b in corpus.batches("valid")][:1]).shape[0] == 4
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_pair(tmp_path: Path) -> None:
+    path = tmp_path / "p.b64"
+    path.write_bytes(b"\xef\xbb\xbf" + encoded("a\tb", "c\td"))
+    assert read_pairs(path, strict=True).pairs == [Pair("a", "b"), Pair("c", "d")]
+
+
+def test_whole_answers_have_room_for_characters_of_several_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from glissando.evaluation import pairs as scored
+    from glissando.model import LanguageModel
+
+    model = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
+    asked = []
+
+    def perfect(model: object, prompts: list[str], *, max_tokens: int, temperature: float) -> list[str]:
+        asked.append(max_tokens)
+        return ["日本" if prompt == "a\t" else "" for prompt in prompts]
+
+    monkeypatch.setattr(scored, "generate", perfect)
+    found = scored.exact_match_rate(model, [Pair("a", "日本"), Pair("b", "")])
+    assert (found["exact_match"], found["characters_right"]) == (1.0, 1.0)
+    assert asked == [len("日本".encode()) + 1]
+    assert scored.exact_match_rate(model, [Pair("b", "")])["characters_right"] is None

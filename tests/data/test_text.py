@@ -228,7 +228,8 @@ def test_prompts_are_held_out_deterministic_and_texts_are_whole(prose: Path) -> 
         (b"short", "less than one window of 16"),
         (b"one\ntwo\xfftail" * 20, "byte 7, line 2.*not UTF-8.*--data.text.encoding_errors ignore"),
         (b"a" * 99 + b"\n\xe2\x82", "byte 100, line 2.*not UTF-8"),
-        (b"a\nb\nc\0" + b"d" * 90, "byte 5, line 3.*NUL"),
+        (b"a\nb\nc\0" + b"d" * 90, "byte 5, line 3.*NUL.*tr -d"),
+        (("text of Windows" * 20).encode("utf-16"), "is UTF-16.*iconv"),
     ],
 )
 def test_unusable_files_are_named_with_position_and_fix(content: bytes | None, message: str, tmp_path: Path) -> None:
@@ -279,6 +280,8 @@ def test_bytes_that_are_no_text_can_be_allowed(tmp_path: Path) -> None:
     assert "\ufffd" not in BPE.decode(
         scored_tokens(TextCorpus(BPE, path=path, valid_path=path, encoding_errors="ignore", **OPTIONS))
     )
+    shared = TextCorpus(wordpiece(), path=path, valid_path=path, encoding_errors="ignore", **OPTIONS)
+    assert sum(batch.n_bytes for batch in shared.batches("valid")) == len(b"latin  text\n" * 40)
 
 
 @pytest.mark.parametrize(

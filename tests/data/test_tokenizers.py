@@ -232,3 +232,12 @@ def test_half_a_surrogate_pair_and_a_wrong_end_are_user_errors() -> None:
             tokenizer.encode("a\ud800")
     with pytest.raises(ConfigError, match="not a byte"):
         ByteTokenizer(256)
+
+
+def test_a_token_added_as_text_of_stand_ins_takes_away_byte_lengths() -> None:
+    """It would be decoded as other bytes than it stands for: "é" is the stand-in of one byte, and two bytes of text."""
+    backend = Backend.from_str(BPE.to_json())
+    backend.add_tokens(["plain", "日本"])
+    assert HFTokenizer(backend).byte_lengths is not None
+    backend.add_tokens(["é"])
+    assert HFTokenizer(backend).byte_lengths is None
