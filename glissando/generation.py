@@ -45,8 +45,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not self.temperature >= 0:  # nor NaN
             raise ConfigError(f"temperature must be at least 0 (0 is greedy), got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_k is not None and not (isinstance(self.top_k, int) and self.top_k >= 1):
+            raise ConfigError(f"top_k must be a whole number of at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
         if not _SEEDS[0] <= self.seed <= _SEEDS[1]:
@@ -104,25 +104,28 @@ def continue_ids(
     alive = list(range(len(prompts)))
     generators = [torch.Generator().manual_seed(sampling.seed + r) for r in alive]
     limits = [min(max_tokens, room_after(model, len(prompt))) for prompt in prompts]
-    with torch.no_grad(), _evaluating(model):
-        memo: Memo = {}
-        logits, state = _read_prompts(model, prompts, _now(control), device, memo)
-        for said in range(1, max(limits, default=0) + 1):
-            _require_finite(logits)
-            ids = sampling.draw(logits, [generators[r] for r in alive])
-            step: list[int | None] = [None] * len(prompts)
-            for row, token in zip(alive, ids.tolist(), strict=True):
-                step[row] = token
-            ended = [ends is not None and ends(r, int(ids[i])) for i, r in enumerate(alive)]
-            going = [i for i, r in enumerate(alive) if not ended[i] and said < limits[r]]
-            yield step
-            if not going:
-                return
+    memo: Memo = {}
+    now = _now(control)
+    with computing(model):
+        logits, state = _read_prompts(model, prompts, now, device, memo)
+    for said in range(1, max(limits, default=0) + 1):
+        _require_finite(logits)
+        with torch.no_grad():
+            ids = sampling.draw(writable(model, logits), [generators[r] for r in alive])
+        step: list[int | None] = [None] * len(prompts)
+        for row, token in zip(alive, ids.tolist(), strict=True):
+            step[row] = token
+        ended = [ends is not None and ends(r, int(ids[i])) for i, r in enumerate(alive)]
+        going = [i for i, r in enumerate(alive) if not ended[i] and said < limits[r]]
+        yield step
+        if not going:
+            return
+        now = _now(control)
+        with computing(model):
             if len(going) < len(alive):
                 rows = torch.tensor(going, device=device)
                 alive = [alive[i] for i in going]
                 ids, state = ids[rows], select_rows(state, rows)
-            now = _now(control)
             now = now if now is None or len(now) == len(alive) else now[alive]
             logits, state = model(ids.unsqueeze(1), state, control=now, donate=True, memo=memo)
             logits = logits[:, -1]
@@ -149,14 +152,28 @@ def room_after(model: LanguageModel, prompt_tokens: int) -> int:
 
 
 @contextmanager
-def _evaluating(model: LanguageModel) -> Iterator[None]:
-    """Without dropout; the mode that the model was in is put back."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
+def computing(model: LanguageModel) -> Iterator[None]:
+    """Without gradients and dropout, for as long as the model computes and no longer.
+
+    Between two pieces of a text runs whoever reads them, and other texts of the same model.
+    """
+    training = [module for module in model.modules() if module.training] if model.training else []
+    with torch.no_grad():
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def writable(model: LanguageModel, logits: Tensor) -> Tensor:
+    """Logits (..., V), -inf at ids that the tokenizer does not know: V is larger once a vocabulary has grown."""
+    known = logits.shape[-1] if model.tokenizer is None else model.tokenizer.vocab_size
+    if known >= logits.shape[-1]:
+        return logits
+    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= known, -torch.inf)
 
 
 def _read_prompts(
@@ -167,7 +184,9 @@ def _read_prompts(
     memo: Memo,
 ) -> tuple[Tensor, State]:
     """Logits after each prompt (B, V) and the state there, prompts of different length padded and masked."""
-    if not prompts or any(len(p) == 0 for p in prompts):
+    if not prompts:
+        raise ConfigError("prompts is an empty list; give one text, or several")
+    if any(len(p) == 0 for p in prompts):
         raise ConfigError("a prompt is empty; begin with the tokenizer's eos_id, which stands before every text")
     longest = max(map(len, prompts))
     lengths = torch.tensor([len(p) for p in prompts], device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from subjects import build
 
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError, NotFiniteError, UnknownNameError
-from glissando.generation import Sampling, continue_ids, generate, stream
+from glissando.generation import Sampling, continue_ids, generate, stream, writable
 from glissando.model import LanguageModel
 
 
@@ -145,7 +146,8 @@ def test_characters_are_never_split():
     ("options", "message"),
     [
         ({"temperature": -1}, "temperature must be at least 0"),
-        ({"top_k": 0}, "top_k must be at least 1"),
+        ({"top_k": 0}, "top_k must be a whole number of at least 1"),
+        ({"top_k": 2.5}, "top_k must be a whole number"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\]"),
         ({"temperature": float("nan")}, "temperature must be at least 0"),
         ({"seed": 2**63}, "seed must be a whole number"),
@@ -281,3 +283,46 @@ def test_a_dial_is_named_and_turns():
         generate(model, "a", control={"mood": float("nan")})
     with pytest.raises(ConfigError, match="takes no control"):
         generate(LanguageModel.from_preset("transformer-nano"), "a", control=[1.0])
+
+
+def test_between_two_pieces_the_reader_has_gradients_and_the_model_its_mode(model):
+    model.train()
+    frozen = model.backbone if hasattr(model, "backbone") else next(iter(model.children()))
+    frozen.eval()
+    modes = [module.training for module in model.modules()]
+    for _ in stream(model, "hello", max_tokens=4):
+        assert torch.is_grad_enabled()
+        assert [module.training for module in model.modules()] == modes
+    left = stream(model, "hello", max_tokens=4)
+    next(left)
+    assert torch.is_grad_enabled()
+    model.eval()
+
+
+def test_two_texts_may_be_read_in_turns(model):
+    alone = [list(stream(model, "aaaa", max_tokens=4, seed=1)), list(stream(model, "bbbb", max_tokens=20, seed=2))]
+    texts: list[list[str]] = [[], []]
+    streams = [stream(model, "aaaa", max_tokens=4, seed=1), stream(model, "bbbb", max_tokens=20, seed=2)]
+    for pieces in itertools.zip_longest(*streams):
+        for text, piece in zip(texts, pieces, strict=True):
+            text += [] if piece is None else [piece]
+    assert texts == alone
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_never_drawn():
+    torch.manual_seed(0)
+    grown = LanguageModel.from_preset("transformer-nano", vocab_size=400, hidden_size=32, depth={"layers": 1})
+    grown.tokenizer = ByteTokenizer()
+    logits = torch.zeros(400)
+    logits[300:] = 50.0
+    assert writable(grown, logits)[:256].equal(logits[:256])
+    assert writable(grown, logits)[256:].eq(-torch.inf).all()
+    for temperature in (0, 5.0):
+        drawn = list(continue_ids(grown, [[1, 2]], 40, Sampling(temperature)))
+        assert max(row[0] for row in drawn) < 256
+    assert generate(grown, ["hello"], max_tokens=40, temperature=5.0)
+
+
+def test_no_prompts_are_told_as_such(model):
+    with pytest.raises(ConfigError, match="prompts is an empty list"):
+        generate(model, [])
