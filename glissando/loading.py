@@ -10,7 +10,7 @@ from glissando.config import from_dict, merge
 from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError, RunError
 from glissando.model import LanguageModel, ModelConfig
-from glissando.runs import TOKENIZER, Run
+from glissando.runs import CONFIG, TOKENIZER, Run
 
 #: inside a run: a copy of the run that it was started from, where the model at u = 0 is tied to that
 BASE = "base"
@@ -30,7 +30,10 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
     Raises RunError if the directory is no run, incomplete or damaged; nothing of it is ever unpickled.
     """
     run = Run.open(path)
-    values = merge(run.read_config()["model"], overrides or {})
+    given = run.read_config().get("model")
+    if not isinstance(given, dict):
+        raise RunError(f"{run.path / CONFIG} says nothing of a model: it has no section `model`, or it is no mapping")
+    values = merge(given, overrides or {})
     if "depth.flow.tolerance" in (overrides or {}) and values["depth"]["flow"].get("backward") == "checkpoint":
         values["depth"]["flow"]["backward"] = "direct"  # the same forward, and it can halt
     config = from_dict(ModelConfig, values, "model")

@@ -253,9 +253,11 @@ def _manifest_text(files: Mapping[str, Any]) -> bytes:
 def read_manifest(directory: str | Path) -> dict[str, dict[str, Any]]:
     """The records of `manifest.json` by file name. Raises RunError if it is missing or malformed."""
     path = Path(directory) / MANIFEST
-    files = read_json(path, "the directory is incomplete or damaged").get("files")
+    # Read once: a run that trains may write another at any time.
+    text = _read(path, problem := "the directory is incomplete or damaged")
+    files = _parsed(path, text, problem).get("files")
     # Comparing the text makes the manifest guard itself: a flipped bit anywhere shows here or in a digest.
-    if not isinstance(files, dict) or path.read_bytes() != _manifest_text(files):
+    if not isinstance(files, dict) or text != _manifest_text(files):
         raise RunError(f"{path} is malformed or of another version. {RETRAIN}")
     if not all(isinstance(entry, dict) for entry in files.values()):
         raise RunError(f"{path} is malformed: a file has no record. {RETRAIN}")
@@ -276,7 +278,15 @@ def verify_manifest(
 
 
 def _first_problem(directory: Path, names: list[str] | None) -> str | None:
-    expected = read_manifest(directory)
+    """What is wrong; looked at anew while the manifest changes, as that of a run that trains does."""
+    while True:
+        expected = read_manifest(directory)
+        problem = _problem_with(directory, expected, names)
+        if problem is None or read_manifest(directory) == expected:
+            return problem
+
+
+def _problem_with(directory: Path, expected: Mapping[str, Any], names: list[str] | None) -> str | None:
     found = set(_files(directory)) if names is None else {name for name in names if (directory / name).is_file()}
     for name in sorted(expected if names is None else names):
         path = directory / name
@@ -306,14 +316,23 @@ def _files(directory: Path) -> list[str]:
 
 
 def read_json(path: Path, problem: str) -> dict[str, Any]:
+    return _parsed(path, _read(path, problem), problem)
+
+
+def _read(path: Path, problem: str) -> bytes:
     try:
-        value = json.loads(path.read_bytes())
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise RunError(f"{path} is missing: {problem}. {RETRAIN}") from error
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is malformed ({error}): {problem}. {RETRAIN}") from error
     except OSError as error:
         raise RunError(f"could not read {path}: {error.strerror}.") from error
+
+
+def _parsed(path: Path, text: bytes, problem: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is malformed ({error}): {problem}. {RETRAIN}") from error
     if not isinstance(value, dict):
         raise RunError(f"{path} is malformed (no JSON object): {problem}. {RETRAIN}")
     return value

@@ -13,7 +13,7 @@ from subjects import build, random_ids
 from tolerances import assert_close
 
 from glissando.data.tokenizers import ByteTokenizer, load_tokenizer, train_bpe
-from glissando.errors import ConfigError, MissingExtraError, RunError
+from glissando.errors import ConfigError, InputError, MissingExtraError, RunError
 from glissando.evaluation.scoring import token_losses
 from glissando.generation import Sampling, continue_ids
 from glissando.mixers.base import ContextError
@@ -231,6 +231,18 @@ def test_generation_goes_on_from_a_cache():
     for past in (cache, kept):
         more = model.generate(first.sequences, attention_mask=mask, past_key_values=past, max_new_tokens=5)
         assert more.tolist() == whole.tolist()
+
+
+def test_a_cache_that_does_not_fit_the_tokens_is_told():
+    model, ids = wrapped(STATES[0]), torch.tensor(PROMPTS[:1])
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ConfigError, match=f"has read {ids.shape[1]} tokens and input_ids has {ids.shape[1]}"):
+        model.generate(ids, past_key_values=cache, max_new_tokens=3)
+    more = torch.cat([ids, ids[:, :1]], 1)
+    with pytest.raises(InputError, match=r"holds 1 rows and input_ids has 3; .*batch_repeat_interleave"):
+        model.generate(more, past_key_values=cache, num_beams=3, max_new_tokens=3)
+    cache.batch_repeat_interleave(3)
+    model.generate(more, past_key_values=cache, num_beams=3, max_new_tokens=3)
 
 
 def test_a_dial_steers_generation():

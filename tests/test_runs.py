@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from glissando import runs
+from glissando import runs, storage
 from glissando.errors import ConfigError, RunError
 from glissando.loading import load
 from glissando.model import LanguageModel
@@ -275,3 +275,39 @@ def test_damaged_weights_are_not_called_unfit(tmp_path):
     flip(tmp_path / "run" / "model.safetensors")
     with pytest.raises(RunError, match=rf"^{re.escape(str(tmp_path))}/run/model\.safetensors is damaged"):
         load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["{x: 1}", "{model: null}", "{model: [1]}"])
+def test_a_configuration_without_a_model_is_told(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    storage.write_manifest(tmp_path)
+    with pytest.raises(RunError, match=r"config\.yaml says nothing of a model"):
+        load(tmp_path)
+
+
+def test_a_manifest_that_is_written_meanwhile_is_not_damage(tmp_path, monkeypatch):
+    file, read = tmp_path / "a", storage.record
+    file.write_bytes(b"old")
+    storage.write_manifest(tmp_path, ["a"])
+
+    def overtaken(path):
+        monkeypatch.setattr(storage, "record", read)
+        file.write_bytes(b"new")  # after the manifest was read, before the file is
+        storage.write_manifest(tmp_path, ["a"])
+        return read(path)
+
+    monkeypatch.setattr(storage, "record", overtaken)
+    verify_manifest(tmp_path, ["a"])
+    file.write_bytes(b"bad")
+    with pytest.raises(RunError, match="is damaged"):
+        verify_manifest(tmp_path, ["a"])
+
+
+def test_a_manifest_is_read_once(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"old")
+    storage.write_manifest(tmp_path, ["a"])
+    seen, read = [], type(tmp_path).read_bytes
+    monkeypatch.setattr(type(tmp_path), "read_bytes", lambda path: seen.append(path.name) or read(path))
+    read_manifest(tmp_path)
+    assert seen == [MANIFEST]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from glissando.errors import ConfigError, RunError
+from glissando.errors import ConfigError, InputError, RunError
 from glissando.hf.cache import GlissandoCache
 from glissando.hf.config import GlissandoConfig
 from glissando.loading import load
@@ -204,6 +204,12 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
                 f"past_key_values is a {type(cache).__name__}, and this model goes on from its own state: give a "
                 "GlissandoCache, such as an output with use_cache=True has, or none"
             )
+        if cache.state is not None and len(cache.state.position) != len(ids):
+            rows = len(cache.state.position)
+            raise InputError(
+                f"the cache holds {rows} rows and input_ids has {len(ids)}; for beams or several sequences of each row "
+                "repeat it: cache.batch_repeat_interleave(N)"
+            )
         mask = _mask(attention_mask, ids, cache.length)
         state = self.model.init_state(len(ids)) if cache.state is None else cache.state
         donate = not torch.is_grad_enabled()
@@ -253,7 +259,14 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
                 "rows end in padding, and what follows would be guessed from it: pad on the left "
                 "(tokenizer.padding_side = 'left')"
             )
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+        cache = model_kwargs.get("past_key_values")
+        width = _width(generation_config, mask)
+        if isinstance(cache, GlissandoCache) and width is not None and cache.length >= width:
+            raise ConfigError(
+                f"the cache has read {cache.length} tokens and input_ids has {width}: generate goes on from the "
+                "cache's end, so give all that it has read and at least one token more"
+            )
+        if generation_config.use_cache is not False and cache is None:
             model_kwargs["past_key_values"] = GlissandoCache()
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -264,6 +277,14 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
 
     generate_batch = init_continuous_batching
     continuous_batching_context_manager = init_continuous_batching
+
+
+def _width(generation_config: Any, mask: Tensor | None) -> int | None:
+    """Columns of input_ids, where `generate` lets one know."""
+    if mask is not None:
+        return mask.shape[1]
+    new = generation_config.max_new_tokens
+    return None if new is None else generation_config.max_length - new
 
 
 def _is_run(path: Path) -> bool:
