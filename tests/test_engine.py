@@ -9,77 +9,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from loud import loud
+from engines import PRESETS, alone, model_of, request_for, run_down, submit
 
 from glissando.errors import InputError
-from glissando.generation import Sampling, generate
+from glissando.generation import generate
 from glissando.model import LanguageModel
 from glissando.serving.engine import BusyError, Engine
 from glissando.serving.prefixes import Prefixes
-from glissando.serving.session import Piece, Request, Session
+from glissando.serving.session import Piece, Request
 from glissando.state import state_bytes
 
-SMALL = {"hidden_size": 32, "depth": {"layers": 2}}
-PRESETS = {
-    "transformer-nano": SMALL | {"mixers": {"attention": {"heads": 2, "head_size": 16}}},
-    "tauformer-nano": SMALL,
-    "liquid-ssm-nano": SMALL,
-    "continuous-transformer-nano": SMALL,
-    "hybrid-ode-nano": {"hidden_size": 32, "mixers": {"attention": {"heads": 2}}},
-    "minimal-transformer": {},
-}
 PROMPTS = ["Once upon a time", "The", "", "A fox and a hen went to the market to buy a blue hat, and", "Ben said: "]
-
-
-def model_of(preset: str) -> LanguageModel:
-    return loud(preset, **PRESETS[preset])
 
 
 @pytest.fixture(scope="module")
 def model():
     return model_of("liquid-ssm-nano")
-
-
-class Heard:
-    """A listener that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.pieces: list[Piece] = []
-
-    def __call__(self, piece: Piece) -> None:
-        self.pieces.append(piece)
-
-    @property
-    def text(self) -> str:
-        return "".join(piece.text for piece in self.pieces)
-
-    @property
-    def finish(self) -> str | None:
-        return self.pieces[-1].finish if self.pieces else None
-
-    @property
-    def error(self) -> BaseException | None:
-        return self.pieces[-1].error if self.pieces else None
-
-
-def request_for(model: LanguageModel, prompt: str, max_tokens: int = 20, seed: int = 0, **options) -> Request:
-    assert model.tokenizer is not None
-    temperature = options.pop("temperature", 0.8)
-    ids = (model.tokenizer.eos_id, *model.tokenizer.encode(prompt))
-    return Request(ids, max_tokens, Sampling(temperature, seed=seed), **options)
-
-
-def submit(engine: Engine, request: Request) -> tuple[list[Session], list[Heard]]:
-    heard = [Heard() for _ in range(request.copies)]
-    return engine.submit(request, heard), heard
-
-
-def run_down(engine: Engine) -> None:
-    for _ in range(2000):
-        if not (engine.running or engine.waiting):
-            return
-        engine.step()
-    raise AssertionError("the engine does not come to an end")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -96,14 +41,6 @@ def test_texts_that_join_and_leave_are_those_written_alone(preset):
     for prompt, count, seed, one in heard:
         assert [one.text] == generate(model, [prompt], max_tokens=count, seed=seed)
         assert one.finish in ("stop", "length")
-
-
-def alone(model: LanguageModel, request: Request) -> list[Heard]:
-    """What comes of a request that nobody shares the model with, and of which nothing is known."""
-    engine = Engine(model, prefix_bytes=0)
-    _, heard = submit(engine, request)
-    run_down(engine)
-    return heard
 
 
 # ---------------------------------------------------------------------- what is read

@@ -145,7 +145,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Texts for which nothing was read yet."""
-        return sum(map(len, list(self._waiting)))
+        return sum(not session.cancelled for sessions in list(self._waiting) for session in sessions)
 
     @property
     def running(self) -> int:
@@ -224,12 +224,15 @@ class Engine:
         self.batches[True].add(leaving.sessions, leaving.state, leaving.logits)
 
     def _admit(self) -> None:
-        """Prompts that wait are taken up in order while there is room; more texts than there is room for, alone."""
+        """Prompts that wait are taken up in order while there is room; more texts than there is room for, alone.
+
+        Texts that were given up leave the queue here, wherever in it they stand.
+        """
         with self._lock:
+            still = ([session for session in sessions if not session.cancelled] for sessions in self._waiting)
+            self._waiting = deque(sessions for sessions in still if sessions)
             while self._waiting and (not self.running or self.running + len(self._waiting[0]) <= self.max_sessions):
-                sessions = [session for session in self._waiting.popleft() if not session.cancelled]
-                if sessions:
-                    self.reading.append(self._begin(sessions))
+                self.reading.append(self._begin(self._waiting.popleft()))
 
     def _begin(self, sessions: list[Session]) -> Reading:
         request = sessions[0].request
@@ -326,8 +329,10 @@ class Engine:
         tokens = self._tokens(batch, ids)
         going: list[int] = []
         for row, (session, token) in enumerate(zip(batch.sessions, tokens, strict=True)):
-            piece = session.push(token)
+            piece = _pushed(session, token)
             self._outbox.append((session.listener, piece))
+            if piece.error is not None:
+                continue
             if piece.finish is None:
                 going.append(row)
             else:
@@ -393,12 +398,20 @@ class Engine:
         else:
             failed = [session for reading in at for session in reading.sessions]
             self.reading = [reading for reading in self.reading if reading not in at]
-        told = {id(listener) for listener, piece in self._outbox if piece.finish}
+        told = {id(listener) for listener, piece in self._outbox if piece.finish or piece.error}
         self._outbox += [(s.listener, Piece(error=error)) for s in failed if id(s.listener) not in told]
 
 
 def _controlled(reading: Reading) -> bool:
     return reading.request.control is not None
+
+
+def _pushed(session: Session, token: Token) -> Piece:
+    """The text's next token; what goes wrong with it, in a tokenizer that does not know it, ends this text alone."""
+    try:
+        return session.push(token)
+    except Exception as error:  # noqa: BLE001 - told to the one listener that it concerns
+        return Piece(error=error)
 
 
 def _overflown(session: Session) -> tuple[Listener, Piece]:
