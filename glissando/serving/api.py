@@ -25,7 +25,7 @@ from glissando.serving.group import DisconnectedError, Group, ModelFailedError
 from glissando.serving.limits import BodyLimit, KeyRequired, Limits, OwnNames, Receive, Scope, Send, error_body
 from glissando.serving.metrics import Metrics
 from glissando.serving.planning import BadRequestError, ChatTemplate, Planner
-from glissando.serving.schema import ChatBody, CompletionBody, ControlBody
+from glissando.serving.schema import ChatBody, CompletionBody, ControlBody, Message, StreamOptions, TextPart
 from glissando.serving.session import Piece
 from glissando.serving.session import Request as Wanted
 
@@ -289,8 +289,7 @@ async def _told_validation(request: Request, error: RequestValidationError) -> R
     param = where[0] if where else None
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        close = nearest(where[-1], {*CompletionBody.model_fields, *ChatBody.model_fields})
-        message = f"unknown field {where[-1]!r}." + (f" Did you mean {close!r}?" if close else " Leave it out.")
+        message = _unknown_field(where)
     elif first["type"] == "json_invalid":
         message, param = f"the body is no JSON: {first.get('ctx', {}).get('error', message)}", None
     elif not where and first["type"] in ("missing", "model_attributes_type", "dict_type"):
@@ -301,6 +300,15 @@ async def _told_validation(request: Request, error: RequestValidationError) -> R
         given = json.dumps(first.get("input"), default=str)[:60]
         message = f"{'.'.join(where[:1])}: {message[:1].lower()}{message[1:]}; got {given}"
     return JSONResponse(error_body(message, "invalid_request_error", first["type"], param), 400)
+
+
+def _unknown_field(where: Sequence[str]) -> str:
+    """What to do about it; a nested one is told with its path."""
+    *outer, name = where
+    inside = f" in {'.'.join(part for part in outer if part.isidentifier() or part.isdigit())}" if outer else ""
+    kinds = (Message, TextPart, StreamOptions) if outer else (CompletionBody, ChatBody)
+    close = nearest(name, {field for kind in kinds for field in kind.model_fields})
+    return f"unknown field {name!r}{inside}." + (f" Did you mean {close!r}?" if close else " Leave it out.")
 
 
 #: what fields of several types take

@@ -32,6 +32,9 @@ _ASKS_NOTHING: dict[str, list[Any]] = {
     "service_tier": ["auto", "default"],
 }
 
+#: what answers' messages carry beside their text, which clients send back with it
+_BESIDE_TEXT = ("refusal", "audio", "function_call", "tool_calls", "annotations")
+
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Text = str
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
@@ -49,6 +52,15 @@ def refuse_control_bytes(text: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"character {error.start} is half of a surrogate pair, which is not text; remove it") from None
     return text
+
+
+def _as_text(content: Any) -> Any:
+    """A message's content, or a part's text, with U+FFFD for every control byte."""
+    if isinstance(content, str):
+        return _CONTROL_BYTES.sub("\ufffd", content)
+    if isinstance(content, dict) and isinstance(content.get("text"), str):
+        return content | {"text": _as_text(content["text"])}
+    return content
 
 
 class _Strict(BaseModel):
@@ -144,6 +156,18 @@ class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
     name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _an_answer_comes_back(cls, given: Any) -> Any:
+        """What this server said may be sent as it was: with fields that are empty, and what the model wrote."""
+        if not isinstance(given, dict):
+            return given
+        given = {name: value for name, value in given.items() if name not in _BESIDE_TEXT or value not in (None, [])}
+        if given.get("role") == "assistant" and "content" in given:
+            content = given["content"]
+            given["content"] = list(map(_as_text, content)) if isinstance(content, list) else _as_text(content)
+        return given
 
     @property
     def text(self) -> str:
