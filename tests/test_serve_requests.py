@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi", reason="needs the [serve] extra")
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
 import httpx2 as httpx  # noqa: E402
-from serving import NAME, serving, tiny  # noqa: E402
+from serving import NAME, serving, tiny, wait_until  # noqa: E402
 
 from glissando.generation import generate  # noqa: E402
 from glissando.model import LanguageModel  # noqa: E402
+from glissando.serving.api import Server  # noqa: E402
 from glissando.serving.limits import Limits  # noqa: E402
+from glissando.serving.planning import BadRequestError  # noqa: E402
 
 LIMITS = Limits(max_prompt=200, max_tokens=50_000, max_copies=8)
 
@@ -77,3 +81,62 @@ def test_what_the_model_wrote_may_hold_control_bytes(url, model, content):
     refused = chat(url, {"role": "user", "content": content})
     assert refused.status_code == 400
     assert "character 2 is the control byte 0x0b" in refused.json()["error"]["message"]
+
+
+# ---------------------------------------------------------------------- dials
+
+
+def hybrid(dtype: torch.dtype) -> LanguageModel:
+    return tiny("hybrid-ode-nano", mixers={"attention": {"heads": 2}}).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "far"), [(torch.float32, 1e300), (torch.float16, 1e5), (torch.bfloat16, -1e39)])
+def test_a_dial_beyond_the_models_numbers_is_refused(dtype, far):
+    """In float32 1e300 is infinite, which no client asked for."""
+    planner = Server(hybrid(dtype), NAME).planner
+    with pytest.raises(BadRequestError, match="the dial mood is turned to") as refused:
+        planner.control({"speech": 1.0, "mood": far})
+    assert refused.value.param == "control"
+    assert planner.control({"mood": 6e4}) == (6e4, 0.0)
+
+
+def test_dials_too_far_are_told_on_every_route():
+    with serving(hybrid(torch.float32), LIMITS) as (_, url):
+        for path, asked in (
+            ("/v1/completions", {"model": NAME, "prompt": "a"}),
+            ("/v1/glissando/look", {"text": "ab"}),
+        ):
+            told = httpx.post(url + path, json=asked | {"control": {"mood": 1e300}})
+            assert told.status_code == 400
+            assert "the dial mood is turned to 1e+300" in told.json()["error"]["message"]
+        overflows = httpx.post(url + "/v1/glissando/look", json={"text": "ab", "control": {"mood": 3e38}})
+        assert overflows.status_code == 500
+        assert overflows.json()["error"]["code"] == "model_failed"
+        assert "not finite, under the control (3e+38, 0.0)" in overflows.json()["error"]["message"]
+
+
+def test_what_nobody_foresaw_is_told_as_json(model, monkeypatch):
+    with serving(model, LIMITS) as (server, url):
+        monkeypatch.setattr(server.planner, "completion", lambda body: 1 / 0)
+        told = httpx.post(url + "/v1/completions", json={"model": NAME, "prompt": "a"})
+    assert told.status_code == 500
+    assert told.json()["error"]["message"] == "the server failed on this request: ZeroDivisionError"
+    assert told.json()["error"]["type"] == "server_error"
+
+
+def test_a_dial_turned_leaves_the_others(monkeypatch):
+    asked = {"model": NAME, "prompt": "Once", "stream": True}
+    with serving(hybrid(torch.float64), LIMITS) as (server, url):
+        monkeypatch.setattr(server.engine, "_write", lambda batch: time.sleep(0.01))  # so that no text ends
+        for control, expected in (
+            ({"mood": 0.5, "speech": -1.0}, {"mood": 0.7, "speech": -1.0}),
+            (None, {"mood": 0.7, "speech": 0.0}),
+        ):
+            with httpx.stream("POST", url + "/v1/completions", json=asked | {"control": control}):
+                wait_until(lambda: server.groups)
+                [id] = server.groups
+                told = httpx.post(f"{url}/v1/completions/{id}/control", json={"control": {"mood": 0.7}})
+                assert told.json()["control"] == expected
+                wrong = httpx.post(f"{url}/v1/completions/{id}/control", json={"control": {"mod": 0.7}})
+                assert "Did you mean 'mood'" in wrong.json()["error"]["message"]
+            wait_until(lambda: not server.groups)

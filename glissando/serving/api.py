@@ -126,11 +126,11 @@ class Server:
 
     async def turn(self, id: str, body: ControlBody) -> Response:
         """POST /v1/completions/ID/control: the dials of a text that streams, from its next token on."""
-        values = self.planner.control(body.control)
-        assert values is not None
         if id not in self.groups:
             raise BadRequestError(f"no text {id} is being written", "id", "not_found")
-        for session in self.groups[id].sessions:
+        sessions = self.groups[id].sessions
+        values = self.planner.turned(sessions[0].asked, body.control)  # those of a request are turned together
+        for session in sessions:
             session.turn(values)
         names = self.engine.model.config.depth.control
         return JSONResponse({"id": id, "control": dict(zip(names, values, strict=True))})
@@ -271,6 +271,11 @@ async def _told_failure(request: Request, error: Exception) -> Response:
     return JSONResponse(body, status, headers)
 
 
+async def _told_fault(request: Request, error: Exception) -> Response:
+    """What nobody foresaw; its words are for the log, which has them from the server."""
+    return JSONResponse(error_body(f"the server failed on this request: {type(error).__name__}", "server_error"), 500)
+
+
 async def _told_http(request: Request, error: HTTPException) -> Response:
     path = request.url.path
     told = {
@@ -326,6 +331,7 @@ _HANDLERS: dict[type[Exception], Any] = {
     HTTPException: _told_http,
     RequestValidationError: _told_validation,
     ModelFailedError: _told_failure,
+    Exception: _told_fault,
 }
 
 

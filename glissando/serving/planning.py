@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jinja2.sandbox
+import torch
 
 from glissando.errors import ConfigError, UnknownNameError
 from glissando.generation import Sampling, control_values
@@ -87,9 +88,25 @@ class Planner:
         if values is None:
             return None
         try:
-            return tuple(control_values(self.engine.model, values))
+            told = tuple(control_values(self.engine.model, values))
         except (ConfigError, UnknownNameError) as error:
             raise BadRequestError(str(error), "control") from error
+        dtype = self.engine.model.embedding.weight.dtype
+        for name, value in zip(self.engine.model.config.depth.control, told, strict=True):
+            most = torch.finfo(dtype).max
+            if abs(value) > most:
+                raise BadRequestError(
+                    f"the dial {name} is turned to {value}, and the model's numbers ({dtype}) end at {most:.2g}; "
+                    "turn it to one nearer 0, such as 0.7", "control",
+                )  # fmt: skip
+        return told
+
+    def turned(self, asked: tuple[float, ...] | None, values: Mapping[str, float]) -> tuple[float, ...]:
+        """Every dial's value once those of `values` are turned; the others stay as `asked`, or 0 under no control."""
+        before = {} if asked is None else dict(zip(self.engine.model.config.depth.control, asked, strict=True))
+        told = self.control({**before, **values})
+        assert told is not None
+        return told
 
     def check_model(self, name: str) -> None:
         """Raise BadRequestError for a model that is not served."""

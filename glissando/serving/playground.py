@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import asdict
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from glissando.evaluation.looks import looks
 from glissando.serving.answers import token_text
 from glissando.serving.engine import BusyError
+from glissando.serving.group import ModelFailedError
 from glissando.serving.schema import LookBody
 
 if TYPE_CHECKING:
@@ -98,4 +100,7 @@ def _look(server: Server, text: str, control: tuple[float, ...] | None) -> dict[
     values = None if control is None else model.embedding.weight.new_tensor([control])
     with server.viewing:
         found = looks(model, torch.tensor([ids], device=device), values)
+    if not all(math.isfinite(value) for look in found for row in look.values for value in row):
+        under = "" if control is None else f", under the control {control}"
+        raise ModelFailedError(f"the model's numbers over this text are not finite{under}")
     return {"tokens": [token_text(tokenizer, token) for token in ids], "looks": [asdict(look) for look in found]}
