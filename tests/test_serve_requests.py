@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -140,3 +141,60 @@ def test_a_dial_turned_leaves_the_others(monkeypatch):
                 wrong = httpx.post(f"{url}/v1/completions/{id}/control", json={"control": {"mod": 0.7}})
                 assert "Did you mean 'mood'" in wrong.json()["error"]["message"]
             wait_until(lambda: not server.groups)
+
+
+# ---------------------------------------------------------------------- as OpenAI's
+
+
+def test_equal_prompts_of_one_request_are_texts_of_their_own(client, model):
+    """Prompt i of n texts has seed + i n on, as in a list that `generate` is given."""
+    told = client.completions.create(model=NAME, prompt=["hi", "hi"], n=2, seed=3, max_tokens=20, temperature=1.0)
+    texts = generate(model, ["hi"] * 4, max_tokens=20, seed=3, temperature=1.0)
+    assert [choice.text for choice in told.choices] == texts
+    assert len(set(texts)) == 4
+
+
+def test_every_chunk_before_the_usage_says_that_there_is_none_yet(url):
+    asked = {"model": NAME, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+    chatting = asked | {"messages": [{"role": "user", "content": "Once"}]}
+    for path, body in (("completions", asked | {"prompt": "Once", "echo": True}), ("chat/completions", chatting)):
+        *chunks, last = events(url, path, body)
+        assert chunks
+        assert all(chunk["usage"] is None for chunk in chunks)
+        assert last["usage"]["completion_tokens"] == 4
+        plain = events(url, path, {name: value for name, value in body.items() if name != "stream_options"})
+        assert not any("usage" in chunk for chunk in plain)
+
+
+def events(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    lines = httpx.post(f"{url}/v1/{path}", json=body | {"seed": 1}, timeout=30).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+@pytest.mark.parametrize(
+    ("nothing", "something"),
+    [
+        ({"stream_options": {"include_obfuscation": False}}, {"stream_options": {"include_obfuscation": True}}),
+        ({"verbosity": "medium"}, {"verbosity": "low"}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "high"}),
+    ],
+    ids=["include_obfuscation", "verbosity", "reasoning_effort"],
+)
+def test_newer_fields_are_taken_where_they_ask_for_nothing(url, request, nothing, something):
+    user = {"role": "user", "content": "Once"}
+    assert chat(url, user, stream=True, **nothing).status_code == 200
+    refused = chat(url, user, stream=True, **something)
+    assert refused.status_code == 400
+    assert f"{request.node.callspec.id} is not done by this server" in refused.json()["error"]["message"]
+
+
+def test_a_chat_beyond_learned_positions_is_told_of_its_messages():
+    small = {"hidden_size": 32, "mixers": {"attention": {"heads": 2, "head_size": 16}}}
+    model = LanguageModel.from_preset("transformer-nano", **small, positions="learned", max_length=12)
+    with serving(model, LIMITS) as (_, url):
+        told = chat(url, {"role": "user", "content": "x" * 20}).json()["error"]
+        asked = {"model": NAME, "prompt": "x" * 20}
+        other = httpx.post(url + "/v1/completions", json=asked).json()["error"]
+    assert (told["param"], told["code"]) == ("messages", "context_length_exceeded")
+    assert (other["param"], other["code"]) == ("prompt", "context_length_exceeded")

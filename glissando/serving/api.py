@@ -212,10 +212,10 @@ class _EventStream(Response):
         self.server.groups[self.answer.id] = self.group
         try:
             for event in self._openings():
-                await self._send(send, event)
+                await self._send_chunk(send, event)
             async for index, piece in self.group.pieces(receive):
                 if piece.text or piece.tokens or piece.finish:
-                    await self._send(send, self.answer.chunk(index, piece.text, piece))
+                    await self._send_chunk(send, self.answer.chunk(index, piece.text, piece))
             if self.usage is not None:
                 await self._send(send, self.answer.usage(self.usage.of(self.group)))
             await self._write(send, "[DONE]")
@@ -237,6 +237,10 @@ class _EventStream(Response):
         every = [self.answer.opening(index) for index in range(len(self.group.sessions))]
         echoes = [self.answer.chunk(index, text, Piece()) for index, text in enumerate(self.echoed or [])]
         return [event for event in every if event is not None] + echoes
+
+    async def _send_chunk(self, send: Send, event: Mapping[str, Any]) -> None:
+        """As OpenAI's: who is told the usage at the end reads in every chunk before it that there is none yet."""
+        await self._send(send, event if self.usage is None else {**event, "usage": None})
 
     async def _send(self, send: Send, event: Mapping[str, Any]) -> None:
         await self._write(send, json.dumps(event, ensure_ascii=False, separators=(",", ":")))

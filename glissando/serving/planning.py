@@ -68,8 +68,13 @@ class Planner:
         every = [self._ids(prompt) for prompt in body.prompts]
         requests = [self._request(body, ids, body.max_tokens, body.logprobs, body.echo) for ids in every]
         return [
-            replace(request, begun=not isinstance(prompt, str) and tuple(prompt) == request.ids)
-            for request, prompt in zip(requests, body.prompts, strict=True)
+            replace(
+                request,
+                begun=not isinstance(prompt, str) and tuple(prompt) == request.ids,
+                # As `generate` does for a list of prompts: equal ones are not to be one text told several times.
+                sampling=replace(request.sampling, seed=request.sampling.seed + number * body.n),
+            )
+            for number, (request, prompt) in enumerate(zip(requests, body.prompts, strict=True))
         ]
 
     def chat(self, body: ChatBody) -> list[Request]:
@@ -144,9 +149,10 @@ class Planner:
             )
         room = self.engine.room(len(ids))
         if room == 0:
+            param = "messages" if isinstance(body, ChatBody) else "prompt"
             raise BadRequestError(
                 f"this model has learned positions for {self.engine.model.config.max_length} tokens, and the prompt "
-                f"has {len(ids)} with its beginning; shorten it", "prompt", "context_length_exceeded",
+                f"has {len(ids)} with its beginning; shorten it", param, "context_length_exceeded",
             )  # fmt: skip
         seed = secrets.randbelow(2**31) if body.seed is None else body.seed
         sampling = Sampling(body.temperature, body.top_k, None if body.top_p == 1 else body.top_p, seed)

@@ -30,6 +30,8 @@ _ASKS_NOTHING: dict[str, list[Any]] = {
     "store": [False],
     "metadata": [{}],
     "service_tier": ["auto", "default"],
+    "verbosity": ["medium"],
+    "reasoning_effort": ["none"],
 }
 
 #: what answers' messages carry beside their text, which clients send back with it
@@ -71,6 +73,14 @@ class _Strict(BaseModel):
 
 class StreamOptions(_Strict):
     include_usage: bool = False
+    include_obfuscation: bool = False
+
+    @field_validator("include_obfuscation")
+    @classmethod
+    def _is_not_done(cls, asked: bool) -> bool:
+        if asked:
+            raise ValueError("include_obfuscation is not done by this server; leave it out")
+        return asked
 
 
 class _Common(_Strict):
