@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,8 @@ from glissando.generation import generate  # noqa: E402
 from glissando.model import LanguageModel  # noqa: E402
 from glissando.serving.api import Server  # noqa: E402
 from glissando.serving.limits import Limits  # noqa: E402
-from glissando.serving.planning import BadRequestError  # noqa: E402
+from glissando.serving.planning import BadRequestError, ChatTemplate  # noqa: E402
+from glissando.serving.schema import Message  # noqa: E402
 
 LIMITS = Limits(max_prompt=200, max_tokens=50_000, max_copies=8)
 
@@ -82,6 +85,37 @@ def test_what_the_model_wrote_may_hold_control_bytes(url, model, content):
     refused = chat(url, {"role": "user", "content": content})
     assert refused.status_code == 400
     assert "character 2 is the control byte 0x0b" in refused.json()["error"]["message"]
+
+
+# ---------------------------------------------------------------------- chat templates
+
+
+def rendered(folder: Path, source: str) -> str:
+    (folder / "chat.jinja").write_text(source)
+    message = Message(role="user", content="Once")
+    return ChatTemplate(folder / "chat.jinja").render([message, message])
+
+
+def test_templates_may_call_what_published_ones_do(tmp_path):
+    assert rendered(tmp_path, "{{ strftime_now('%Y') }}") == str(datetime.now().year)
+    assert rendered(tmp_path, "{% for m in messages %}{{ m.content }}{% break %}{% endfor %}") == "Once"
+    with pytest.raises(BadRequestError, match=r"refuses these messages: roles must alternate$"):
+        rendered(tmp_path, "{{ raise_exception('roles must alternate') }}")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ messages | map(attribute='content') | sum }}", "TypeError"),
+        ("{{ strftime_now(1) }}", "TypeError"),
+    ],
+)
+def test_a_template_that_fails_is_told_by_why(tmp_path, source, why):
+    with pytest.raises(BadRequestError, match=f"refuses these messages: {why}: ") as told:
+        rendered(tmp_path, source)
+    assert told.value.param == "messages"
 
 
 # ---------------------------------------------------------------------- dials

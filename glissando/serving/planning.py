@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import jinja2.sandbox
 import torch
@@ -29,13 +31,17 @@ class BadRequestError(ValueError):
 class ChatTemplate:
     """Messages as one text. By default one behind the other, without roles: these models were not trained on chats.
 
-    A template file is Jinja, as Hugging Face's are: `messages`, `add_generation_prompt`, `eos_token`.
+    A template file is Jinja, as Hugging Face's are: `messages`, `add_generation_prompt`, `eos_token`, and what
+    published ones call: `raise_exception`, `strftime_now`, `break` and `continue`.
     """
 
     def __init__(self, source: str | Path | None = None) -> None:
         self.template = None
         if source is not None:
-            environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+            environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+                trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            )
+            environment.globals |= {"raise_exception": _refuse, "strftime_now": time.strftime}
             try:
                 self.template = environment.from_string(Path(source).read_text("utf-8"))
             except (OSError, UnicodeDecodeError, jinja2.TemplateError) as error:
@@ -49,8 +55,14 @@ class ChatTemplate:
         try:
             text = self.template.render(messages=told, add_generation_prompt=True, eos_token="")
             return refuse_control_bytes(text)
-        except (jinja2.TemplateError, ValueError) as error:
-            raise BadRequestError(f"the server's chat template refuses these messages: {error}", "messages") from error
+        except Exception as error:  # a template may call anything that its values have
+            why = error if isinstance(error, (jinja2.TemplateError, ValueError)) else f"{type(error).__name__}: {error}"
+            raise BadRequestError(f"the server's chat template refuses these messages: {why}", "messages") from error
+
+
+def _refuse(message: str) -> NoReturn:
+    """A template's `raise_exception`."""
+    raise jinja2.TemplateError(message)
 
 
 class Planner:
