@@ -6,7 +6,7 @@ Every function here returns a new tree and never changes the one it was given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,22 @@ from torch import Tensor
 
 #: A tree of tensors; each mixer names its own leaves in a NamedTuple.
 State = Any
+
+
+@runtime_checkable
+class Slotted(Protocol):
+    """A state that grows: slots of which row b has filled the first filled[b], and room behind them, never read."""
+
+    @property
+    def filled(self) -> Tensor:
+        """(B,) int64"""
+
+    @property
+    def room(self) -> int:
+        """Slots of every row."""
+
+    def with_room(self, room: int) -> State:
+        """The same values with the first `room` slots and no more, in memory of their own."""
 
 
 def leaves(state: State) -> Iterator[Tensor]:
@@ -67,6 +83,26 @@ def _same_room(leaves: Sequence[Tensor]) -> list[Tensor]:
         else F.pad(leaf, [n for m, s in zip(most[::-1], size[::-1], strict=True) for n in (0, m - s)])
         for leaf, size in zip(leaves, sizes, strict=True)
     ]
+
+
+def fit_room(state: State, spare: bool = False) -> State:
+    """The same values without slots that no row has filled: what a row got beside longer ones.
+
+    spare  room of up to twice what is filled stays, and more is cut to the next doubling of 64: the state grows on
+    """
+    if isinstance(state, tuple) and isinstance(state, Slotted):
+        filled = max(state.filled.tolist(), default=0)
+        needed = _doubling(filled) if spare else filled
+        return state.with_room(needed) if state.room > (max(needed, 2 * filled) if spare else needed) else state
+    if isinstance(state, tuple):
+        children = [fit_room(child, spare) for child in state]
+        return type(state)(*children) if hasattr(state, "_fields") else tuple(children)
+    return state
+
+
+def _doubling(filled: int) -> int:
+    """The least of 64, 128, 256, ... that is not below `filled`."""
+    return 64 << (max(filled - 1, 0) // 64).bit_length()
 
 
 def detach(state: State) -> State:

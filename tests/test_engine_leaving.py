@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from engines import model_of, request_for, run_down, submit
 
 from glissando.generation import generate
+from glissando.mixers.tau_cache import ExactState
 from glissando.serving.engine import BusyError, Engine
+from glissando.state import Slotted, State, fit_room, state_bytes
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +74,59 @@ def test_of_several_texts_those_that_stay_keep_their_place(model):
     first.cancel()
     run_down(engine)
     assert [heard.text] == generate(model, ["The"], max_tokens=5, seed=1)
+
+
+# ---------------------------------------------------------------------- room
+
+
+CACHED = ("transformer-nano", "tauformer-nano")
+
+
+def most_room(state: State) -> int:
+    """Slots of the layer that has most of them."""
+    if isinstance(state, Slotted):
+        return state.room
+    return max(map(most_room, state), default=0) if isinstance(state, tuple) else 0
+
+
+@pytest.mark.parametrize("preset", CACHED)
+def test_what_is_kept_of_a_short_text_is_short_beside_a_long_one(preset):
+    """Its prompt's state and its own, in one batch with a long text and in one reading with a long prompt."""
+    model, sizes = model_of(preset), []
+    for prompt in ("x", "x" * 300):
+        engine = Engine(model, chunk=256)
+        submit(engine, request_for(model, prompt, 40))
+        engine.step()
+        submit(engine, request_for(model, "Ben said", 8, seed=1))
+        run_down(engine)
+        known = [k for k in engine.prefixes._known.values() if bytes(k.ids[1:]).startswith(b"Ben")]
+        sizes.append([(k.length, state_bytes(k.state)) for k in known])
+        assert [most_room(kept.state) for kept in known] == [kept.length for kept in known]
+    assert len(sizes[0]) == 2
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("preset", CACHED)
+def test_a_batch_that_a_long_text_has_left_is_as_small_as_those_that_stay(preset):
+    model = model_of(preset)
+    engine = Engine(model)
+    [long], _ = submit(engine, request_for(model, "x" * 600, 500))
+    _, [heard] = submit(engine, request_for(model, "Once", 120))
+    for _ in range(30):
+        engine.step()
+    assert most_room(engine.batches[False].state) > 600
+    long.cancel()
+    engine.step()
+    assert most_room(engine.batches[False].state) == 64
+    run_down(engine)
+    assert [heard.text] == generate(model, ["Once"], max_tokens=120)
+
+
+@pytest.mark.parametrize(
+    ("filled", "room", "left"),
+    [(30, 60, 60), (30, 64, 64), (30, 65, 64), (64, 200, 64), (65, 129, 129), (65, 131, 128), (300, 601, 512)],
+)  # fmt: skip
+def test_room_to_grow_stays(filled, room, left):
+    k, v, position = torch.zeros(2, 1, room), torch.zeros(2, 1, room, 4), torch.tensor([filled, filled // 2])
+    [layer, _] = fit_room((ExactState(k, v, None, None, None, position), None), spare=True)
+    assert layer.room == layer.v.shape[2] == left

@@ -13,7 +13,7 @@ from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 
 from glissando.model import LanguageModel
-from glissando.state import join_rows, leaves, map_state, select_rows, state_bytes
+from glissando.state import fit_room, join_rows, leaves, map_state, select_rows, state_bytes
 
 LIMIT = 60  # below every learned position table
 law = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -321,6 +321,22 @@ def test_rows_of_different_states_join(case: str):
             got, together = model(ids[:, step : step + 1], together, donate=step > 14)
             alone = [model(ids[row : row + 1, step : step + 1], state) for row, (_, state) in enumerate(alone)]
             assert_close(got, torch.cat([logits for logits, _ in alone]), "joined")
+
+
+@cases
+def test_room_that_is_cut_is_of_no_value(case: str):
+    """A row of 3 tokens that stood beside one of 40 takes what it takes alone, and goes on as it would."""
+    model = build(case)
+    ids = random_ids(model, 2, 40, seed=5)
+    with torch.no_grad():
+        alone, long = (model(ids[row : row + 1, :n], model.init_state(1))[1] for row, n in ((0, 3), (1, 40)))
+        fitted = fit_room(select_rows(join_rows(alone, long), torch.tensor([0])))
+        held = sum(leaf.untyped_storage().nbytes() for leaf in leaves(fitted))
+        assert held == state_bytes(fitted) == state_bytes(alone)
+        for step in range(3, 6):
+            expected, alone = model(ids[:1, step : step + 1], alone)
+            got, fitted = model(ids[:1, step : step + 1], fitted, donate=True)
+            assert_close(got, expected, "in less room")
 
 
 @cases

@@ -32,7 +32,7 @@ from glissando.mixers.base import Context, Mixer
 from glissando.mixers.memory import check_horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import append as append_slots
-from glissando.mixers.slots import at_last, latest_of, shifted
+from glissando.mixers.slots import at_last, cut, latest_of, shifted
 from glissando.ops.attention import attention
 from glissando.ops.rope import rotate, rotation_after
 from glissando.state import zeros_position
@@ -91,6 +91,18 @@ class AttentionState(NamedTuple):
     latest: Tensor | None  # (B, H, K): rotated query of the latest token, the next one's key; 0 before any
     length: Tensor  # (B,) int64
     position: Tensor  # (B,) int64, tokens seen
+
+    @property
+    def filled(self) -> Tensor:
+        return self.length
+
+    @property
+    def room(self) -> int:
+        return self.k.shape[2]
+
+    def with_room(self, room: int) -> AttentionState:
+        decay = None if self.decay is None else cut(self.decay, room)
+        return self._replace(k=cut(self.k, room), v=cut(self.v, room), decay=decay)
 
 
 class Attention(Mixer):

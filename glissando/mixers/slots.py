@@ -25,6 +25,11 @@ def latest_of(q: Tensor, counts: Tensor | int, before: Tensor | None) -> Tensor 
     return None if before is None else at_last(q, counts, before)
 
 
+def cut(slots: Tensor, room: int) -> Tensor:
+    """The first `room` slots of (B, G, slots, ...), copied: a view would keep the others alive."""
+    return slots[:, :, :room].clone()
+
+
 def append(slots: Tensor, new: Tensor, start: Tensor, end: int, uniform: bool, donate: bool) -> Tensor:
     """`new` (B, G, T, K) written behind each row's `start` slots; in place, with room to spare, if donated.
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from glissando.mixers.slots import append, at_last, latest_of
+from glissando.mixers.slots import append, at_last, cut, latest_of
 from glissando.ops.tau_attention import attend, exponents
 from glissando.state import zeros_position
 
@@ -52,6 +52,18 @@ class ExactState(NamedTuple):
     total: Tensor | None  # (B, H) float64: C at the latest token
     latest: Tensor | None  # (B, H), at least float32: lambda^q of the latest token, the next one's key; 0 before any
     position: Tensor  # (B,) int64: tokens seen
+
+    @property
+    def filled(self) -> Tensor:
+        return self.position
+
+    @property
+    def room(self) -> int:
+        return self.k.shape[2]
+
+    def with_room(self, room: int) -> ExactState:
+        e = None if self.e is None else cut(self.e, room)
+        return self._replace(k=cut(self.k, room), v=cut(self.v, room), e=e)
 
 
 class BinnedState(NamedTuple):

@@ -23,7 +23,7 @@ from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.session import Listener, Piece, Request, Session, Token
-from glissando.state import State, join_rows, select_rows
+from glissando.state import State, fit_room, join_rows, leaves, select_rows
 
 #: what happened in a step, in order
 Outbox = list[tuple[Listener, Piece]]
@@ -85,7 +85,7 @@ class Batch:
             return
         assert self.logits is not None
         index = torch.tensor(rows, device=self.logits.device)
-        self.state, self.logits = select_rows(self.state, index), self.logits[index]
+        self.state, self.logits = fit_room(select_rows(self.state, index), spare=True), self.logits[index]
 
 
 class Engine:
@@ -286,7 +286,7 @@ class Engine:
                 self._tell_prompt(reading, self.model.logits(features[row, :length]))
             reading.logits = self.model.logits(features[row, length - 1])
             reading.sound &= bool(reading.logits.isfinite().all())
-            reading.state = select_rows(state, torch.tensor([row], device=device))
+            reading.state = _alone(state, row)
             reading.done += length
         self.tokens_read += sum(lengths)
 
@@ -384,9 +384,8 @@ class Engine:
         if session.turned or len(session.written) < 2:
             return
         assert batch.logits is not None
-        index = torch.tensor([row], device=batch.logits.device)
         read = (*session.request.ids, *session.written[:-1])
-        self.prefixes.keep(read, session.request.control, select_rows(batch.state, index), batch.logits[row].clone())
+        self.prefixes.keep(read, session.request.control, _alone(batch.state, row), batch.logits[row].clone())
 
     def _control(self, values: Sequence[tuple[float, ...] | None]) -> Tensor | None:
         return None if values[0] is None else self.model.embedding.weight.new_tensor(values)
@@ -400,6 +399,12 @@ class Engine:
             self.reading = [reading for reading in self.reading if reading not in at]
         told = {id(listener) for listener, piece in self._outbox if piece.finish or piece.error}
         self._outbox += [(s.listener, Piece(error=error)) for s in failed if id(s.listener) not in told]
+
+
+def _alone(state: State, row: int) -> State:
+    """One row, in as much memory as it needs: beside a long text it has room for as long a one."""
+    device = next(leaves(state)).device
+    return fit_room(select_rows(state, torch.tensor([row], device=device)))
 
 
 def _controlled(reading: Reading) -> bool:
