@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from engines import model_of, request_for, run_down, submit
 
+from glissando.data.tokenizers import ByteTokenizer
 from glissando.generation import generate
 from glissando.mixers.tau_cache import ExactState
+from glissando.model import LanguageModel
 from glissando.serving.engine import BusyError, Engine
 from glissando.state import Slotted, State, fit_room, state_bytes
 
@@ -34,6 +37,22 @@ def test_a_token_that_the_tokenizer_does_not_know_ends_its_text_alone(model, mon
     assert [isinstance(piece.error, IndexError) for piece in ill.pieces] == [False] * 4 + [True]
     assert heard.error is None
     assert [heard.text] == generate(model, ["The"], max_tokens=30, seed=1)
+
+
+def test_ids_beyond_the_tokenizer_are_neither_drawn_nor_told():
+    torch.manual_seed(0)
+    grown = LanguageModel.from_preset("transformer-nano", vocab_size=400, hidden_size=32, depth={"layers": 1}).eval()
+    grown.tokenizer = ByteTokenizer()
+    engine = Engine(grown)
+    asked = [request_for(grown, "hello", temperature=t, top=20) for t in (0, 5.0)]
+    heard = [submit(engine, request)[1][0] for request in asked]
+    run_down(engine)
+    for listener in heard:
+        told = [token for piece in listener.pieces for token in piece.tokens]
+        assert listener.error is None
+        assert told
+        assert all(token.id < 256 and max(i for i, _ in token.top) < 256 for token in told)
+        assert all(sum(math.exp(value) for _, value in token.top) <= 1 + 1e-5 for token in told)
 
 
 def test_who_failed_is_told_once_though_the_batch_fails_after_it(model, monkeypatch):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from glissando.errors import GlissandoError
-from glissando.generation import Sampling, room_after, tokenizer_of
+from glissando.generation import Sampling, room_after, tokenizer_of, writable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.serving.prefixes import Prefixes
@@ -295,7 +295,7 @@ class Engine:
         request, ids = reading.request, reading.request.ids[reading.done :][: len(logits)]
         reading.sound &= bool(logits.isfinite().all())
         before = logits[:1] if reading.logits is None else reading.logits.unsqueeze(0)
-        told = _told(torch.cat([before, logits[:-1]]), ids, request.top or 0)
+        told = _told(writable(self.model, torch.cat([before, logits[:-1]])), ids, request.top or 0)
         if reading.logits is None:  # nothing was said before the first, which stands for the beginning
             told[:1] = [Token(ids[0])] if request.begun else []
         reading.told += told
@@ -364,17 +364,18 @@ class Engine:
             s = session.request.sampling
             alike.setdefault((s.temperature, s.top_k, s.top_p), []).append(row)
         ids = batch.logits.new_empty(len(batch.sessions), dtype=torch.int64)
+        known = writable(self.model, batch.logits)
         for kind, rows in alike.items():
-            logits = batch.logits if len(alike) == 1 else batch.logits[rows]
+            logits = known if len(alike) == 1 else known[rows]
             ids[rows] = Sampling(*kind).draw(logits, [batch.sessions[row].generator for row in rows])
         return ids
 
     def _tokens(self, batch: Batch, ids: Tensor) -> list[Token]:
         assert batch.logits is not None
-        tokens = [Token(int(token)) for token in ids.tolist()]
+        tokens, known = [Token(int(token)) for token in ids.tolist()], writable(self.model, batch.logits)
         for top in {s.request.top for s in batch.sessions} - {None}:
             rows = [row for row, session in enumerate(batch.sessions) if session.request.top == top]
-            for row, token in zip(rows, _told(batch.logits[rows], ids[rows].tolist(), top or 0), strict=True):
+            for row, token in zip(rows, _told(known[rows], ids[rows].tolist(), top or 0), strict=True):
                 tokens[row] = token
         return tokens
 
