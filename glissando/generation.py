@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if not self.temperature >= 0:  # nor NaN
             raise ConfigError(f"temperature must be at least 0 (0 is greedy), got {self.temperature}")
-        if self.top_k is not None and not (isinstance(self.top_k, int) and self.top_k >= 1):
+        if self.top_k is not None and not (isinstance(self.top_k, Integral) and self.top_k >= 1):
             raise ConfigError(f"top_k must be a whole number of at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
@@ -94,6 +95,8 @@ def continue_ids(
     """One id a row at a time, None in rows that have ended; stops with the last row.
 
     A row ends after `max_tokens`, or where learned positions end behind its own prompt.
+
+    The model's weights must stand still meanwhile: what follows from them is computed once.
 
     prompts  token ids of each row, none empty. control  (B, C), or a function that is asked for it before each token.
     ends     told (row, id), whether the row ends there; such rows leave the batch, so that they cost nothing.
@@ -239,6 +242,8 @@ def stream(
     control    values by name, {"mood": 0.7}, those left out being 0; or all of them in the model's order. A function is
                asked before each token: a dial that turns while text streams.
     when_full  called at the end of a text that learned positions have cut.
+
+    The model's weights must stand still until the last piece.
 
     Raises ConfigError if the model has no tokenizer or an option makes no sense.
     """

@@ -293,14 +293,21 @@ def test_options_that_would_do_nothing_beside_others_are_refused(option, value, 
     capsys.readouterr()
 
 
-def test_evaluating_refuses_options_of_another_corpus(run, capsys):
+def test_evaluating_refuses_options_of_another_corpus(run, capsys, tmp_path, monkeypatch):
     told = fails(capsys, "evaluate", run, "--data.stories.valid_stories", "3")
     assert "--data.stories.valid_stories would do nothing: data.corpus is text" in told
     told = fails(capsys, "evaluate", run, "--file", "x.txt", "--data.jsonl.path", "y.jsonl")
-    assert "--data.jsonl.path would do nothing: data.corpus is text, of --file" in told
+    assert "--data.jsonl.path would do nothing: --file is scored as text. Leave one of the two out" in told
+    told = fails(capsys, "evaluate", run, "--file", "x.txt", "--data.corpus=jsonl")
+    assert "--data.corpus would do nothing: --file" in told
+    odd = tmp_path / "data.jsonl.text"
+    odd.write_text("The fox who had a plan.\n" * 40)
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", str(run), "--file", odd.name, "--json"]) == 0
+    capsys.readouterr()
 
 
-def test_evaluating_does_not_deal_out_a_file_anew(tmp_path, capsys):
+def test_evaluating_does_not_deal_out_a_file_anew(tmp_path, capsys, monkeypatch):
     path, out = tmp_path / "notes.jsonl", str(tmp_path / "run")
     path.write_text("".join(json.dumps({"text": f"note {i} of many"}) + "\n" for i in range(200)))
     corpus = ["--data.corpus", "jsonl", "--data.jsonl.path", str(path), "--data.jsonl.route_every", "3"]
@@ -308,6 +315,9 @@ def test_evaluating_does_not_deal_out_a_file_anew(tmp_path, capsys):
     for option in ("batch_size", "seq_len", "jsonl.route_every"):
         told = fails(capsys, "evaluate", out, f"--data.{option}", "2")
         assert f"--data.{option} 2 would score text that was trained on" in told
+    monkeypatch.chdir(tmp_path)
+    told = fails(capsys, "evaluate", out, "--data.jsonl.path", "./notes.jsonl", "--data.batch_size", "2")
+    assert "--data.batch_size 2 would score" in told
     held_out = ["--data.jsonl.valid_path", str(path), "--data.batch_size", "2"]
     assert main(["evaluate", out, *held_out]) == 0
     capsys.readouterr()

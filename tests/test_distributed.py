@@ -201,3 +201,16 @@ def test_number_of_this_process(monkeypatch):
     for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "6")):
         monkeypatch.setenv(name, value)
     assert launch.processes(TrainingConfig()) == (2, 3)
+
+
+def test_a_signal_before_the_first_step_is_told(capsys, monkeypatch):
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+    from glissando.errors import Stopped
+
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(Stopped) as stopped, launch.ended_together(None):
+        raise SIGTERMException
+    assert stopped.value.status == 128 + 15
+    assert capsys.readouterr().err == "\nstopped before the first step; nothing new is saved\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -44,15 +43,15 @@ def test_ids_beyond_the_tokenizer_are_neither_drawn_nor_told():
     grown = LanguageModel.from_preset("transformer-nano", vocab_size=400, hidden_size=32, depth={"layers": 1}).eval()
     grown.tokenizer = ByteTokenizer()
     engine = Engine(grown)
-    asked = [request_for(grown, "hello", temperature=t, top=20) for t in (0, 5.0)]
+    asked = [request_for(grown, "hello", temperature=t, top=20, echo=True) for t in (0, 5.0)]
     heard = [submit(engine, request)[1][0] for request in asked]
     run_down(engine)
     for listener in heard:
         told = [token for piece in listener.pieces for token in piece.tokens]
         assert listener.error is None
         assert told
-        assert all(token.id < 256 and max(i for i, _ in token.top) < 256 for token in told)
-        assert all(sum(math.exp(value) for _, value in token.top) <= 1 + 1e-5 for token in told)
+        assert len(told) > 6, "the prompt's tokens too"
+        assert all(token.id < 256 and all(i < 256 for i, _ in token.top) for token in told)
 
 
 def test_who_failed_is_told_once_though_the_batch_fails_after_it(model, monkeypatch):

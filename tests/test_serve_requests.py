@@ -17,6 +17,7 @@ openai = pytest.importorskip("openai", reason="OpenAI's client is not installed"
 import httpx2 as httpx  # noqa: E402
 from serving import NAME, serving, tiny, wait_until  # noqa: E402
 
+from glissando.data.tokenizers import ByteTokenizer  # noqa: E402
 from glissando.generation import generate  # noqa: E402
 from glissando.model import LanguageModel  # noqa: E402
 from glissando.serving.api import Server  # noqa: E402
@@ -99,6 +100,7 @@ def rendered(folder: Path, source: str) -> str:
 def test_templates_may_call_what_published_ones_do(tmp_path):
     assert rendered(tmp_path, "{{ strftime_now('%Y') }}") == str(datetime.now().year)
     assert rendered(tmp_path, "{% for m in messages %}{{ m.content }}{% break %}{% endfor %}") == "Once"
+    assert rendered(tmp_path, "{{ {'a': '<é>'} | tojson }}{{ bos_token }}{{ eos_token }}") == '{"a": "<é>"}'
     with pytest.raises(BadRequestError, match=r"refuses these messages: roles must alternate$"):
         rendered(tmp_path, "{{ raise_exception('roles must alternate') }}")
 
@@ -116,6 +118,20 @@ def test_a_template_that_fails_is_told_by_why(tmp_path, source, why):
     with pytest.raises(BadRequestError, match=f"refuses these messages: {why}: ") as told:
         rendered(tmp_path, source)
     assert told.value.param == "messages"
+
+
+# ---------------------------------------------------------------------- tokens
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_refused():
+    grown = LanguageModel.from_preset("transformer-nano", vocab_size=400, hidden_size=16, depth={"layers": 1}).eval()
+    grown.tokenizer = ByteTokenizer()
+    body = {"model": NAME, "prompt": [65, 350, 66], "max_tokens": 2, "echo": True, "logprobs": 2}
+    with serving(grown) as (_, url):
+        told = httpx.post(url + "/v1/completions", json=body, timeout=30)
+        assert told.status_code == 400
+        assert "token 350 is outside the vocabulary of 256" in told.json()["error"]["message"]
+        assert httpx.post(url + "/v1/completions", json=body | {"prompt": [65, 66]}, timeout=30).status_code == 200
 
 
 # ---------------------------------------------------------------------- dials

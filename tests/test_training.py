@@ -275,31 +275,57 @@ def test_time_left(tmp_path, monkeypatch, share, spent, shown):
     assert progress.line(module, 1).endswith(f"{shown} left")
 
 
-@pytest.mark.parametrize(("every", "validations"), [(None, 2), (10, 5)])
-def test_validations_leave_most_of_the_seconds_to_steps(tmp_path, monkeypatch, every, validations):
-    now, made = [0.0], []
-    monkeypatch.setattr("glissando.training.budget.time.perf_counter", lambda: now[0])
-    trainer = SimpleNamespace(strategy=SimpleNamespace(broadcast=lambda word: word), should_stop=False, world_size=1)
-    budget, module = Budget(seconds=100.0), module_for(tmp_path)
-    validation = Validation(budget, every, None)
+class Clock:
+    """Validations that take so many seconds of a clock of ours, over steps of one second."""
 
-    def slow(trainer, module, step):
-        made.append(now[0])
-        now[0] += 12
+    def __init__(self, tmp_path, monkeypatch, seconds, cost, every=None, broadcast=lambda word: word):
+        self.now, self.made = 0.0, []
+        monkeypatch.setattr("glissando.training.budget.time.perf_counter", lambda: self.now)
+        strategy = SimpleNamespace(broadcast=broadcast)
+        self.trainer = SimpleNamespace(strategy=strategy, should_stop=False, world_size=1)
+        self.budget, self.module, self.cost = Budget(seconds=seconds), module_for(tmp_path), cost
+        self.validation = Validation(self.budget, every, None)
+        monkeypatch.setattr(self.validation, "measure", self.measure)
 
-    monkeypatch.setattr(validation, "measure", slow)
-    step = 0
-    while not budget.ends:
-        now[0] += 1
-        step += 1
-        budget.after_step(trainer, module, step)
-        validation.after_step(trainer, module, step)
-    # a tenth of the time is over at 10; 12 seconds of it are no fifth of anything before 60
-    assert made[0] == 10
-    assert len(made) == validations + 1
-    assert made[-1] >= 100
-    if every is None:
-        assert made[1] == 60
+    def measure(self, trainer, module, step):
+        self.made.append(self.now)
+        self.now += self.cost
+
+    def run(self):
+        step = 0
+        while not self.budget.ends:
+            self.now += 1
+            step += 1
+            self.budget.after_step(self.trainer, self.module, step)
+            self.validation.after_step(self.trainer, self.module, step)
+        return self.made
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cost", "before_the_end"), [(100, 12, 1), (100, 9, 2), (100, 2, 10), (10, 4, 1), (60, 10, 1)]
+)
+def test_validations_leave_most_of_the_seconds_to_steps(tmp_path, monkeypatch, seconds, cost, before_the_end):
+    *before, last = Clock(tmp_path, monkeypatch, float(seconds), cost).run()
+    assert last >= seconds
+    assert before[0] == seconds / 10
+    assert len(before) in (before_the_end - 1, before_the_end)
+    assert cost * len(before) <= max(cost, seconds / 5)
+
+
+def test_validations_that_were_asked_for_are_made(tmp_path, monkeypatch):
+    assert len(Clock(tmp_path, monkeypatch, 100.0, 12, every=10).run()) == 5 + 1
+
+
+def test_whether_to_validate_is_the_first_process_s_word(tmp_path, monkeypatch):
+    assert len(Clock(tmp_path, monkeypatch, 100.0, 2, broadcast=lambda word: False).run()) == 1
+
+
+def test_seconds_on_validations_count_over_a_resumption(tmp_path, monkeypatch):
+    clock = Clock(tmp_path, monkeypatch, 100.0, 9)
+    before = clock.validation.state_dict() | {"spent": 15.0}
+    clock.validation.load_state_dict(before)
+    assert clock.validation.state_dict() == before
+    assert len(clock.run()) == 1 + 1  # with 15 and 9 spent there is no room for another
 
 
 def test_bar_on_a_terminal(tmp_path, monkeypatch):

@@ -286,8 +286,8 @@ class Engine:
                 self._tell_prompt(reading, self.model.logits(features[row, :length]))
             reading.logits = self.model.logits(features[row, length - 1])
             reading.sound &= bool(reading.logits.isfinite().all())
-            reading.state = _alone(state, row)
             reading.done += length
+            reading.state = _alone(state, row, to_grow=reading.left > 0)
         self.tokens_read += sum(lengths)
 
     def _tell_prompt(self, reading: Reading, logits: Tensor) -> None:
@@ -402,10 +402,10 @@ class Engine:
         self._outbox += [(s.listener, Piece(error=error)) for s in failed if id(s.listener) not in told]
 
 
-def _alone(state: State, row: int) -> State:
+def _alone(state: State, row: int, to_grow: bool = False) -> State:
     """One row, in as much memory as it needs: beside a long text it has room for as long a one."""
-    device = next(leaves(state)).device
-    return fit_room(select_rows(state, torch.tensor([row], device=device)))
+    alone = select_rows(state, torch.tensor([row], device=next(leaves(state)).device))
+    return alone if to_grow else fit_room(alone)
 
 
 def _controlled(reading: Reading) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2.sandbox
 import torch
@@ -31,8 +32,8 @@ class BadRequestError(ValueError):
 class ChatTemplate:
     """Messages as one text. By default one behind the other, without roles: these models were not trained on chats.
 
-    A template file is Jinja, as Hugging Face's are: `messages`, `add_generation_prompt`, `eos_token`, and what
-    published ones call: `raise_exception`, `strftime_now`, `break` and `continue`.
+    A template file is Jinja, as Hugging Face's are, with `messages`, `add_generation_prompt`, `eos_token` and
+    `bos_token` (both empty), `raise_exception`, `strftime_now`, `tojson`, `break` and `continue`.
     """
 
     def __init__(self, source: str | Path | None = None) -> None:
@@ -42,6 +43,7 @@ class ChatTemplate:
                 trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
             )
             environment.globals |= {"raise_exception": _refuse, "strftime_now": time.strftime}
+            environment.filters["tojson"] = _as_json
             try:
                 self.template = environment.from_string(Path(source).read_text("utf-8"))
             except (OSError, UnicodeDecodeError, jinja2.TemplateError) as error:
@@ -53,11 +55,16 @@ class ChatTemplate:
             return " ".join(message.text for message in messages)
         told = [{"role": message.role, "content": message.text} for message in messages]
         try:
-            text = self.template.render(messages=told, add_generation_prompt=True, eos_token="")
+            text = self.template.render(messages=told, add_generation_prompt=True, eos_token="", bos_token="")
             return refuse_control_bytes(text)
         except Exception as error:  # a template may call anything that its values have
             why = error if isinstance(error, (jinja2.TemplateError, ValueError)) else f"{type(error).__name__}: {error}"
             raise BadRequestError(f"the server's chat template refuses these messages: {why}", "messages") from error
+
+
+def _as_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
+    """As Hugging Face's templates have it: Jinja's own escapes what HTML would read."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -135,7 +142,8 @@ class Planner:
 
     def _ids(self, prompt: str | Sequence[int], param: str = "prompt") -> tuple[int, ...]:
         """With the end token before them, which every text was trained behind."""
-        tokenizer, size = self.engine.tokenizer, self.engine.model.config.vocab_size
+        tokenizer = self.engine.tokenizer
+        size = min(tokenizer.vocab_size, self.engine.model.config.vocab_size)
         if isinstance(prompt, str) and len(prompt) > 16 * self.limits.max_prompt:
             raise BadRequestError(f"the prompt has {len(prompt):,} characters; send a shorter one", param)
         ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

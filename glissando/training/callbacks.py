@@ -41,13 +41,13 @@ COLUMNS = (
 class Validation(StepEnd):
     """Scores the held-out text every so many steps and at the end; may end the run early.
 
-    Of a budget in seconds it takes about a fifth at most, unless `every` or the end asks for more.
+    Of a budget in seconds it takes a fifth at most after the first, unless `every` or the end asks for more.
     """
 
     def __init__(self, budget: Budget, every: int | None, patience: int | None) -> None:
         self.budget, self.every, self.patience = budget, every, patience
         self.best, self.waited = math.inf, 0
-        self.spent = 0.0  # seconds on validations
+        self.spent = self.latest_cost = 0.0  # seconds on all validations, and on the latest of this process
         self.latest: dict[str, float] = {}
         self.latest_step = -1
 
@@ -60,7 +60,8 @@ class Validation(StepEnd):
             began = time.perf_counter()
             with self.budget.aside():
                 self.measure(trainer, module, step)
-            self.spent += time.perf_counter() - began
+            self.latest_cost = time.perf_counter() - began
+            self.spent += self.latest_cost
             if self._patience_is_over():
                 self.budget.end(trainer)
 
@@ -68,7 +69,7 @@ class Validation(StepEnd):
         if self.every is not None or self.budget.seconds is None or self.budget.ends:
             return True
         # By the first process's clock: one that decided otherwise would leave the others waiting.
-        return trainer.strategy.broadcast(self.spent <= 0.2 * self.budget.elapsed())
+        return trainer.strategy.broadcast(self.spent + self.latest_cost <= 0.2 * self.budget.seconds)
 
     def _patience_is_over(self) -> bool:
         return self.patience is not None and self.waited >= self.patience

@@ -105,7 +105,7 @@ class TrainingConfig:
     neutral_kl               weight in the loss of KL(base || model at u = 0); the base is what was started from
     early_stopping           stop after so many validations without a new best; never if None
     validate_every, save_every, sample_every   in steps; None: 10 times a run; in one of so many seconds fewer
-                             validations, where they would take over a fifth of them
+                             validations, where after the first they would take over a fifth of them
     log_every                steps between rows of metrics.csv
     keep_checkpoints         how many of the latest stay
     devices, num_nodes, accelerator, strategy   Lightning's; strategy `auto`, `ddp` or `fsdp`

@@ -51,7 +51,7 @@ def ended_together(trainer: Trainer) -> Iterator[None]:
     except SystemExit as error:
         if isinstance(error, SIGTERMException):
             if rank() == 0:
-                print("\nstopped before the first step; nothing is saved", file=sys.stderr)
+                print("\nstopped before the first step; nothing new is saved", file=sys.stderr)
             raise Stopped("training was stopped before its first step", signal.SIGTERM) from error
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error

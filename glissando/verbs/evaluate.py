@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.exact_match < 1:
         raise ConfigError(f"--exact_match must be at least 1, got {options.exact_match}")
     _refuse_mixed(options)
-    _require_used(options, trained, [argument.partition("=")[0] for argument in arguments])
+    _require_used(options, trained, [a.partition("=")[0] for a in arguments if a.startswith("--")])
     if options.tasks is not None:
         _tasks(options)
         return
@@ -113,20 +113,32 @@ def _score(run: Run, trained: dict[str, Any], options: Any, given: Set[str]) -> 
 def _require_used(options: Any, trained: dict[str, Any], given: Sequence[str]) -> None:
     """Raise ConfigError for options of a corpus that is not scored, and for those that would deal out a file's held-out
     batches otherwise than training did."""
+    if options.file is not None:
+        others = {f"--data.{name}" for name in CORPORA if name != "text"}
+        for name in given:
+            if name == "--data.corpus" or name.rpartition(".")[0] in others:
+                raise ConfigError(f"{name} would do nothing: --file is scored as text. Leave one of the two out")
+        return
     corpus = options.data.corpus
-    scored, shown = (corpus, corpus) if options.file is None else ("text", "text, of --file")
     for name in given:
-        require_chosen(name, "data", CORPORA, [scored], "data.corpus", shown)
-    if scored != "jsonl" or trained["corpus"] != "jsonl" or options.data.jsonl.valid_path is not None:
+        require_chosen(name, "data", CORPORA, [corpus], "data.corpus", corpus)
+    if corpus == trained["corpus"] == "jsonl":
+        _require_same_lines(flat(plain(options.data)), flat(trained))
+
+
+def _require_same_lines(asked: dict[str, Any], trained: dict[str, Any]) -> None:
+    """Raise ConfigError where other lines of the trained file would be held out than training held out."""
+    if asked["jsonl.valid_path"] is not None:
         return
-    if options.data.jsonl.path != trained["jsonl"]["path"]:
+    here, there = (Path(values["jsonl.path"]).expanduser().resolve() for values in (asked, trained))
+    if here != there:
         return
-    for name in ("batch_size", "seq_len", "jsonl.route_every"):
-        now, then = flat(plain(options.data))[name], flat(trained)[name]
+    for name in ("batch_size", "seq_len", "jsonl.route_every", "jsonl.valid_path"):
+        now, then = asked[name], trained[name]
         if now != then:
             raise ConfigError(
-                f"--data.{name} {now} would score text that was trained on: which lines of {options.data.jsonl.path} "
-                f"are held out follows from it, and training had {then}. Leave it out, or name held-out text with "
+                f"--data.{name} {now} would score text that was trained on: which lines of {asked['jsonl.path']} are "
+                f"held out follows from it, and training had {then}. Leave it out, or name held-out text with "
                 "--data.jsonl.valid_path"
             )
 
