@@ -24,7 +24,7 @@ from glissando.data.base import (
 from glissando.data.cache import token_file
 from glissando.data.order import random_below, shuffled
 from glissando.data.textfile import EncodingErrors, character_start, check_text, map_bytes, open_file, pieces
-from glissando.data.tokenizers import ByteTokenizer, Tokenizer
+from glissando.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer
 from glissando.errors import ConfigError, DataError
 
 _SPACE = 32
@@ -156,13 +156,16 @@ class TextCorpus(Corpus):
         return [self._line_beginning(int(start)) for start in starts]
 
     def _line_beginning(self, start: int) -> str:
-        """The first words of the first line with text after byte `start`, or of the held-out text."""
+        """The first words of the first line with text after byte `start`, or of the held-out text.
+
+        A line that only ends a document, as between those of TinyStories, is nothing to go on from.
+        """
         for origin in (start, 0):
             near = self._valid_bytes[origin : origin + _PROMPT_REACH].tobytes()
             lines = near.split(b"\n")[1:] if origin else near.split(b"\n")
             for raw in lines:
                 line = raw[:_PROMPT_BYTES].decode("ascii" if self._ascii_only else "utf-8", "ignore").strip()
-                if line:
+                if line and line != END_OF_TEXT:
                     return line if len(raw) <= _PROMPT_BYTES else line.rpartition(" ")[0] or line
         return self.tokenizer.decode(self._valid.ids[:_PROMPT_BYTES].tolist())
 

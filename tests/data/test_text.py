@@ -211,6 +211,11 @@ def test_the_end_of_the_file_validates_and_the_cap_holds(tmp_path: Path) -> None
     assert sum(batch.n_bytes for batch in capped.batches("valid")) == 4
 
 
+def test_prompts_do_not_begin_at_the_line_between_two_documents(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.txt", b"Once.\n<|endoftext|>\n" * 60)
+    assert set(TextCorpus(path=path, **OPTIONS).prompts(20)) == {"Once."}
+
+
 def test_prompts_are_held_out_deterministic_and_texts_are_whole(prose: Path) -> None:
     corpus = TextCorpus(path=prose, **OPTIONS)
     prompts = corpus.prompts(10)
