@@ -8,6 +8,7 @@ import re
 import typing
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from glissando.errors import ConfigError, nearest, unknown_name
@@ -220,3 +221,19 @@ def merge(*updates: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 merged[head] = value
     return merged
+
+
+def read_options(path: str | Path, told: str | None = None) -> Mapping[str, Any]:
+    """The nested options in a YAML file; `told`: how it was given. Raises ConfigError for what cannot be read or is no
+    mapping."""
+    import yaml
+
+    told = told or str(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {told}: {error}") from error
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{told} must hold a mapping of options, such as `preset: transformer-nano`")
+    return values

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     comparison = _comparison(_options(arguments))
     each = f"{comparison.budget.value:g} s each"
-    print(f"glissando demo: {len(comparison.presets)} models learn the built-in stories, {each}.\n")
+    print(f"glissando demo: {len(comparison.names)} models learn the built-in stories, {each}.\n")
     keep_freed_memory()
     try:
         report, results = compare(comparison)
@@ -66,7 +66,7 @@ def _tell(results: Sequence[ModelResult]) -> None:
     for result in results:
         if result.bits is not None:
             low, high = result.bits.low, result.bits.high
-            print(f"{result.preset:28} {result.bits.value:.3f} bits per byte (95 %: {low:.3f} to {high:.3f})")
+            print(f"{result.model:28} {result.bits.value:.3f} bits per byte (95 %: {low:.3f} to {high:.3f})")
     floors = [result.floor for result in results if result.floor is not None]
     if floors:
         print(f"{'entropy floor':28} {floors[0]:.3f} bits per byte: what the same stories cost who knows their rules")

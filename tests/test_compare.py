@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 import re
 import shutil
 import signal
@@ -25,7 +26,7 @@ from glissando.lab import compare, compare_plan
 from glissando.lab.compare_measure import MEASURED, _digest, read_measured, training_digest
 from glissando.lab.compare_plan import Amount, Comparison, Job
 from glissando.lab.compare_report import Runs
-from glissando.lab.compare_results import Finished, bits_on
+from glissando.lab.compare_results import Finished, bits_on, swept
 from glissando.lab.compare_speed import _Entry, warm_up
 from glissando.lab.compare_table import Table
 from glissando.lab.probes import PROBES, select_probes
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.timeout(900)
 
 TOY = [
     "transformer-nano", "liquid-ssm-nano", "--budget", "steps=6", "--seeds", "2", "--learning_rates", "1e-3,1e-2",
-    "--sweep_share", "0.5", "--contexts", "8,24", "--allow_unequal", "--model.hidden_size", "16",
+    "--sweep_share", "0.5", "--sweep_beyond", "1", "--contexts", "8,24", "--allow_unequal", "--model.hidden_size", "16",
     "--model.depth.layers", "1", "--data.seq_len", "32", "--data.batch_size", "2", "--data.stories.valid_stories", "4",
     "--training.accelerator", "cpu", "--training.log_every", "2", "--training.schedule.warmup_steps", "2",
 ]  # fmt: skip
@@ -66,13 +67,13 @@ def test_amounts():
 def test_models_read_the_same_batches_under_the_same_seed(tmp_path):
     asked = comparison(tmp_path, data={"seed": 5}, seeds=2)
     for seed in (0, 1):
-        jobs = [Job("run", preset, seed, 1e-3) for preset in asked.presets]
+        jobs = [Job("run", name, seed, 1e-3) for name in asked.names]
         first, second = (asked.config(job) for job in jobs)
         assert first.data == second.data
         assert first.data.seed == 5 + seed
         assert first.training.seed == second.training.seed == seed
     labelled = comparison(tmp_path)
-    labelled.presets = ["transformer-nano", "hybrid-ode-nano"]
+    labelled.given = ["transformer-nano", "hybrid-ode-nano"]
     assert not labelled.config(Job("run", "hybrid-ode-nano", 0, 1e-3)).data.stories.labelled
 
 
@@ -88,6 +89,68 @@ def test_options_of_all_come_after_the_presets_own(tmp_path):
     assert (probe.data.corpus, probe.data.recall.pairs, probe.training.steps) == ("recall", 8, 500)
 
 
+def file(tmp_path: Path, text: str, name: str = "mine.yaml") -> str:
+    (tmp_path / name).write_text(text)
+    return str(tmp_path / name)
+
+
+def test_a_file_is_a_model_with_the_name_of_the_file(tmp_path):
+    """Over the preset that it names, with its own rate; all models' options come after it."""
+    mine = file(
+        tmp_path,
+        "preset: composite-nano\nmodel: {hidden_size: 64, mixer: [spectral, attention]}\n"
+        "training: {optimizer: {learning_rate: 0.25}}\n",
+    )
+    bare = file(tmp_path, "model: {hidden_size: 48}", "bare.yml")
+    asked = comparison(tmp_path, model={"depth.layers": 2})
+    asked.given = ["transformer-nano", mine, bare]
+    assert asked.names == ["transformer-nano", "mine", "bare"]
+    asked.check()
+    job = Job("run", "mine", 0, asked.rates("mine")[0])
+    config = asked.config(job)
+    assert job.path(asked.out).parent == asked.out / "runs/mine"
+    assert (config.preset, config.model.hidden_size, config.model.mixer) == (
+        "composite-nano", 64, ["spectral", "attention"],
+    )  # fmt: skip
+    assert config.model.block.conv_width == 4  # the preset's
+    assert (config.model.depth.layers, config.training.optimizer.learning_rate) == (2, 0.25)
+    assert config.data == asked.config(Job("run", "transformer-nano", 0, 0.25)).data
+    bared = asked.config(Job("run", "bare", 0, asked.rates("bare")[0]))
+    assert (bared.preset, bared.model.hidden_size) == (None, 48)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello", "must hold a mapping"),
+        ("model: {hiden_size: 3}", r"mine\.yaml: unknown option 'model\.hiden_size'\. Did you mean 'hidden_size'"),
+        ("preset: transformer-nan", "Did you mean 'transformer-nano'"),
+        ("start_from: runs/first", "take start_from out"),
+        ("training: {tokens: 5}", r"training\.tokens is given by --budget"),
+        ("data: {seq_len: 5}", "all models read the first one's data"),
+        ("model: {mixers: {tau: {heads: 2}}}", r"mixers\.tau would do nothing: model\.mixer is attention"),
+    ],
+)
+def test_mistakes_in_a_file(text, message, tmp_path):
+    asked = comparison(tmp_path)
+    asked.given = ["transformer-nano", file(tmp_path, text)]
+    with pytest.raises((ConfigError, UnknownNameError), match=message):
+        asked.check()
+
+
+def test_files_have_names_of_their_own(tmp_path):
+    asked = comparison(tmp_path)
+    for text, message in (
+        (file(tmp_path, "preset: transformer-nano", "tauformer-nano.yaml"), "has the name of the preset"),
+        (str(tmp_path / "missing.yaml"), "cannot read"),
+        ("transformer-nano", "two models are called 'transformer-nano'"),
+    ):
+        asked.given = ["transformer-nano", text]
+        with pytest.raises(ConfigError, match=message):
+            asked.check()
+        vars(asked).pop("models", None)
+
+
 def test_unequal_models_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"transformer-nano .*\(\+0\.0%\), tauformer-nano .*--allow_unequal"):
         comparison(tmp_path, allow_unequal=False).check()
@@ -101,6 +164,7 @@ def test_unequal_models_are_refused(tmp_path):
         ({"learning_rates": [1e-3, 0.0]}, "--learning_rates must be positive"),
         ({"learning_rates": [1e-3, 1e-3]}, "given twice"),
         ({"sweep_share": 0.0}, "--sweep_share"),
+        ({"sweep_beyond": -1}, "--sweep_beyond must be at least 0"),
         ({"contexts": []}, "--contexts"),
         ({"training": {"optimizer.learning_rate": 1.0}}, "given by --learning_rates"),
         ({"training": {"tokens": 3}}, r"training\.tokens is given by --budget"),
@@ -261,10 +325,42 @@ def test_every_figure_is_traced_to_a_run(finished):
 
 def test_what_was_chosen_was_trained(finished):
     sweep = sorted(finished.glob("sweep/liquid-ssm-nano/*"))
-    assert [path.name for path in sweep] == ["lr-0.001-seed-0", "lr-0.01-seed-0"]
+    beyond = {"lr-0.0001-seed-0", "lr-0.1-seed-0"} & {path.name for path in sweep}
+    assert len(beyond) == 1  # of two rates the best is one at the edge
+    assert {path.name for path in sweep} == {"lr-0.001-seed-0", "lr-0.01-seed-0", *beyond}
+    assert f"| {next(iter(beyond)).split('-')[1]} |" in (finished / "report.md").read_text()
     bits = {path.name: bits_on(json.loads((path / MEASURED).read_bytes()), slice(0, None, 2)) for path in sweep}
     best = min(bits, key=lambda name: bits[name]).partition("-seed")[0]
     assert sorted(path.name for path in finished.glob("runs/liquid-ssm-nano/*")) == [f"{best}-seed-0", f"{best}-seed-1"]
+
+
+def test_a_sweep_goes_on_while_the_best_is_at_its_edge(tmp_path, monkeypatch):
+    """0.008 is best for one model, 0.0005 for the other; so many beyond at most, and a rate that fails ends it."""
+    best = {"transformer-nano": 8e-3, "tauformer-nano": 5e-4}
+
+    def trained(asked, job, table):
+        cost = abs(math.log(job.learning_rate / best[job.model])) + 1
+        figures = {"held_out": {"nats": [cost, 0.0], "bytes": [1.0, 1.0]}}
+        if job.learning_rate == 1.6e-2:
+            figures = {"failed": "diverged"}
+        path = job.path(asked.out)
+        path.mkdir(parents=True)
+        (path / MEASURED).write_text(json.dumps(figures))
+        return Finished(job, path, figures)
+
+    monkeypatch.setattr(compare, "_finish", trained)
+    for beyond, chosen, tried in (
+        (3, best, {1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 5e-4, 2.5e-4}),
+        (1, best, {1e-3, 2e-3, 4e-3, 8e-3, 5e-4}),
+        (0, {"transformer-nano": 4e-3, "tauformer-nano": 1e-3}, {1e-3, 2e-3, 4e-3}),
+    ):
+        asked = comparison(tmp_path, learning_rates=[2e-3, 1e-3, 4e-3], sweep_beyond=beyond)
+        asked.out = tmp_path / str(beyond)
+        asked.out.mkdir()
+        with contextlib.closing(Table(asked.out)) as table:
+            assert compare._chosen(asked, table) == chosen
+        assert {run.job.learning_rate for run in swept(asked)} == tried
+        assert compare._may_be_chosen(asked) == [chosen]
 
 
 def test_a_second_run_does_nothing_and_a_wider_one_only_what_is_missing(finished, capsys):
@@ -341,13 +437,15 @@ def test_figures_come_from_runs_that_ended_well(changed):
 
 def test_an_interrupted_comparison_goes_on(tmp_path):
     """Ctrl-C in the middle of a training: the same command resumes that run and ends as if nothing had been."""
-    options = [*TOY[:1], *[a for a in TOY[2:] if a not in ("--learning_rates", "1e-3,1e-2")]]
+    sweep = TOY.index("--learning_rates")
+    options = [*TOY[:1], *TOY[2:sweep], *TOY[TOY.index("--contexts") :]]
     options[options.index("steps=6")] = "steps=200"
     options[options.index("2")] = "1"  # one seed
+    options[:1] = [file(tmp_path, "preset: transformer-nano")]
     out = tmp_path / "out"
     options += ["--training.save_every", "5"]
     with started([sys.executable, "-m", "glissando.cli", "compare", *options, "--out", str(out)]) as process:
-        path = out / "runs/transformer-nano/lr-0.002-seed-0"
+        path = out / "runs/mine/lr-0.002-seed-0"
         deadline = time.monotonic() + 200
         while latest_checkpoint(path / "checkpoints") is None and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -360,6 +458,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     assert figures is not None
     assert figures["spent"]["step"] == 200
     assert figures["provenance"]["resumed"] == 1
+    assert "| mine |" in (out / "report.md").read_text()
 
 
 def test_speed_is_measured_on_rows_as_long_as_those_trained_on(finished):
@@ -392,7 +491,7 @@ def test_no_models_seconds_are_spent_on_compiling(kind, expected, tmp_path, monk
     monkeypatch.setattr(compare, "warm_up", compiled)
     monkeypatch.setattr(compare, "train", trained)
     asked = comparison(tmp_path, data={"seq_len": 32, "batch_size": 1})
-    asked.presets, asked.budget = ["liquid-ssm-nano"], Amount(kind, 2)
+    asked.given, asked.budget = ["liquid-ssm-nano"], Amount(kind, 2)
     asked.out.mkdir()
     with contextlib.closing(Table(asked.out)) as table, pytest.raises(KeyboardInterrupt):
         compare._finish(asked, asked.run_jobs({"liquid-ssm-nano": 1e-3})[0], table)
@@ -419,12 +518,18 @@ NO_FILE = ["--data.corpus", "text", "--data.text.path", "no"]
     [
         (["transformer-nano", "--budget", "steps=1"], "--out is missing"),
         (["transformer-nano", "--out", "x"], "--budget is missing"),
-        (["--budget", "steps=1", "--out", "x"], "name the presets"),
+        (["--budget", "steps=1", "--out", "x"], "name the models"),
         (["transformer-nan", "--budget", "steps=1", "--out", "x"], "Did you mean 'transformer-nano'"),
         (["transformer-nano", "--budget", "weeks=1", "--out", "x"], "steps, tokens, seconds, flops"),
         (["transformer-nano", "--budget", "steps=1", "--data.corpus", "nope", "--out", "x"], "unknown corpus 'nope'"),
         (["transformer-nano", "--budget", "steps=1", *NO_FILE, "--out", "x"], "no file no;"),
         (["transformer-nano", "--budget", "steps=1", "--learning_rates", "a,b", "--out", "x"], "takes numbers"),
+        (
+            ["transformer-nano", "--budget", "steps=1", "--sweep_beyond", "1", "--out", "x"],
+            "without several --learning",
+        ),
+        (["transformer-nano", "--budget", "steps=1", "--sweep_share=0.1", "--out", "x"], "without several --"),
+        (["transformer-nano", "--budget", "steps=1", "--probe_budget", "steps=1", "--out", "x"], "without --probes"),
         (["transformer-nano", "--budget", "steps=1", "--probes", "recal", "--out", "x"], "Did you mean 'recall'"),
         (["transformer-nano", "--budget", "steps=1", "--model.depth", '{"layers": 1}', "--out", "x"], "is a section"),
         (["transformer-nano", "--budget", "steps=1", "--data", "x.yaml", "--out", "x"], "one option at a time"),
@@ -442,3 +547,14 @@ def test_nothing_else_is_overwritten(tmp_path, capsys):
     assert main(["compare", *TOY, "--out", str(tmp_path)]) == 1
     assert "holds no plan.json" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt"]
+
+
+def test_the_example_files_can_be_compared_with_the_baseline(tmp_path):
+    """Each is a model of its own, within 5 % of the baseline's size, with two mixers or a flow."""
+    files = sorted((Path(__file__).parent.parent / "examples/models").glob("*.yaml"))
+    assert len(files) >= 4
+    asked = Comparison(["transformer-nano", *map(str, files)], tmp_path / "out", Amount("steps", 1))
+    asked.check()
+    for name in asked.names[1:]:
+        model = asked.config(Job("run", name, 0, 1e-3)).model
+        assert isinstance(model.mixer, list) or model.depth.kind == "flow"

@@ -15,7 +15,7 @@ from glissando.errors import DivergenceError, RunError, TrainingError
 from glissando.lab.compare_measure import measure, origin, read_measured, record_failure
 from glissando.lab.compare_plan import Comparison, Job
 from glissando.lab.compare_report import write_report
-from glissando.lab.compare_results import Finished, ModelResult, bits_on, choose, finished, gather, reported
+from glissando.lab.compare_results import Finished, ModelResult, beyond, bits_on, choose, gather, reported, swept
 from glissando.lab.compare_speed import measure_speed, warm_up
 from glissando.lab.compare_table import Table, TableProgress
 from glissando.runs import ENVIRONMENT, Run, environment
@@ -45,8 +45,8 @@ def compare(comparison: Comparison) -> tuple[Path, list[ModelResult]]:
 
 
 def _compare(comparison: Comparison, table: Table) -> tuple[Path, list[ModelResult]]:
-    for preset, count in comparison.parameters().items():
-        table.set(preset, parameters=f"{count:,}", state="waiting")
+    for name, count in comparison.parameters().items():
+        table.set(name, parameters=f"{count:,}", state="waiting")
     chosen = _chosen(comparison, table)
     runs = [_finish(comparison, job, table) for job in comparison.run_jobs(chosen)]
     _show(comparison, runs, table)
@@ -55,8 +55,8 @@ def _compare(comparison: Comparison, table: Table) -> tuple[Path, list[ModelResu
         _finish(comparison, job, table)
     table.say("writing the report")
     results = gather(comparison, chosen, speed)
-    for preset in comparison.presets:
-        table.set(preset, state="done" if preset in chosen else "failed")
+    for name in comparison.names:
+        table.set(name, state="done" if name in chosen else "failed")
     return write_report(comparison, results), results
 
 
@@ -70,25 +70,29 @@ def _require_same(comparison: Comparison) -> None:
 
 
 def _may_be_chosen(comparison: Comparison) -> list[dict[str, float]]:
-    """preset -> learning rate: the choice where it is known, else every rate for every preset."""
+    """model -> learning rate: the choice where it is known, else every rate for every model."""
     if not comparison.sweeps:
-        return [{preset: comparison.rates(preset)[0] for preset in comparison.presets}]
-    tried = finished(comparison, comparison.sweep_jobs())
-    if len(tried) == len(comparison.sweep_jobs()):
+        return [{name: comparison.rates(name)[0] for name in comparison.names}]
+    tried = swept(comparison)
+    if len(tried) >= len(comparison.sweep_jobs()) and not beyond(comparison, tried):
         return [choose(tried)]
-    return [dict.fromkeys(comparison.presets, rate) for rate in comparison.learning_rates]
+    rates = {*comparison.learning_rates, *(run.job.learning_rate for run in tried)}
+    return [dict.fromkeys(comparison.names, rate) for rate in sorted(rates)]
 
 
 def _chosen(comparison: Comparison, table: Table) -> dict[str, float]:
-    """preset -> learning rate. Raises TrainingError where none works for any model."""
+    """model -> learning rate. Raises TrainingError where none works for any model."""
     if comparison.sweeps:
-        chosen = choose([_finish(comparison, job, table) for job in comparison.sweep_jobs()])
+        tried = [_finish(comparison, job, table) for job in comparison.sweep_jobs()]
+        while further := beyond(comparison, tried):
+            tried += [_finish(comparison, job, table) for job in further]
+        chosen = choose(tried)
     else:
-        chosen = {preset: comparison.rates(preset)[0] for preset in comparison.presets}
+        chosen = {name: comparison.rates(name)[0] for name in comparison.names}
     if not chosen:
         raise TrainingError(f"every training diverged at every learning rate {comparison.learning_rates}: lower them")
-    for preset, rate in chosen.items():
-        table.set(preset, rate=f"{rate:g}")
+    for name, rate in chosen.items():
+        table.set(name, rate=f"{rate:g}")
     return chosen
 
 
@@ -98,13 +102,13 @@ def _finish(comparison: Comparison, job: Job, table: Table) -> Finished:
     path = job.path(comparison.out)
     figures = read_measured(path)
     if figures is None:
-        table.set(job.preset, state=job.task or job.kind)
+        table.set(job.model, state=job.task or job.kind)
         figures = _train_and_measure(comparison, job, path, table)
         end = (
             f"failed: {figures['failed']}" if "failed" in figures else f"{bits_on(figures, slice(None)):.4f} bits/byte"
         )
         table.say(f"{job.title}: {end}")
-        table.set(job.preset, state="waiting")
+        table.set(job.model, state="waiting")
     _count(comparison, job, table)
     return Finished(job, path, figures)
 
@@ -116,8 +120,8 @@ def _count(comparison: Comparison, job: Job, table: Table) -> None:
         "sweep": len(comparison.learning_rates), "run": comparison.seeds,
         "probe": comparison.seeds * len(comparison.probes),
     }[job.kind]  # fmt: skip
-    done = int(table.rows[job.preset].get(column, "0/").partition("/")[0]) + 1
-    table.set(job.preset, **{column: f"{done}/{total}"})
+    done = int(table.rows[job.model].get(column, "0/").partition("/")[0]) + 1
+    table.set(job.model, **{column: f"{done}/{max(done, total)}"})  # a sweep may go on beyond what was asked for
 
 
 def _train_and_measure(comparison: Comparison, job: Job, path: Path, table: Table) -> dict[str, Any]:
@@ -151,11 +155,11 @@ def _clear_stillborn(path: Path) -> None:
 
 
 def _show(comparison: Comparison, runs: list[Finished], table: Table) -> None:
-    for preset in comparison.presets:
-        mine = [run for run in runs if run.job.preset == preset and run.failed is None]
+    for name in comparison.names:
+        mine = [run for run in runs if run.job.model == name and run.failed is None]
         if mine:
             each = [bits_on(run.figures, reported(comparison)) for run in mine]
-            table.set(preset, bits_byte=f"{sum(each) / len(each):.4f}")
+            table.set(name, bits_byte=f"{sum(each) / len(each):.4f}")
 
 
 def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[str, Any]:
@@ -163,7 +167,7 @@ def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[s
     first: dict[str, Path] = {}
     for run in runs:
         if run.failed is None:
-            first.setdefault(run.job.preset, run.path)
+            first.setdefault(run.job.model, run.path)
     key: dict[str, Any] = {"format": _SPEED_FORMAT, "contexts": list(comparison.contexts)}
     key["runs"] = {name: str(path.relative_to(comparison.out)) for name, path in first.items()}
     file = comparison.out / SPEED

@@ -25,17 +25,17 @@ def as_csv(results: Sequence[ModelResult], runs: Runs) -> str:
     writer.writeheader()
     for result in results:
         for line in _model_lines(result):
-            writer.writerow(line | _origin(result.good, runs) | {"section": "model", "model": result.preset})
+            writer.writerow(line | _origin(result.good, runs) | {"section": "model", "model": result.model})
         for line in _speed_lines(result):
-            writer.writerow(line | _speed_origin(result, runs) | {"section": "model", "model": result.preset})
+            writer.writerow(line | _speed_origin(result, runs) | {"section": "model", "model": result.model})
         for task, mine in result.probes.items():
             line = _estimated("accuracy", accuracy(mine), "share")
             good = [run for run in mine if run.failed is None]
-            writer.writerow(line | _origin(good, runs) | {"section": f"probe {task}", "model": result.preset})
+            writer.writerow(line | _origin(good, runs) | {"section": f"probe {task}", "model": result.model})
     for run in runs.all:
         for line in _run_lines(run):
             section = f"one {run.job.kind} {run.job.task}".strip()
-            writer.writerow(line | _origin([run], runs) | {"section": section, "model": run.job.preset})
+            writer.writerow(line | _origin([run], runs) | {"section": section, "model": run.job.model})
     return text.getvalue()
 
 

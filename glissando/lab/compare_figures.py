@@ -39,7 +39,7 @@ def colour_name(index: int) -> str:
 
 def figures(results: Sequence[ModelResult], floor: float | None, key: bool = False) -> dict[str, str]:
     """name -> SVG, of those that there is something to draw for; with a key of the models' colours, if asked for."""
-    models = [result.preset for result in results] if key else None
+    models = [result.model for result in results] if key else None
     drawn = {
         "bits": _draw("bits", lambda axes: _bits(axes, results, floor), [] if key else None, len(results)),
         "tokens": _draw("tokens", lambda axes: _curves(axes, results, "tokens", "tokens read", floor), models),
@@ -139,7 +139,7 @@ def _bits(axes: Any, results: Sequence[ModelResult], floor: float | None) -> boo
                   color=_SERIES[i % len(_SERIES)], linewidth=1)  # fmt: skip
         axes.plot([result.bits.value], [i], "o", markersize=4, **_style(i))
     _floor_line(axes, floor, upright=True)
-    axes.set_yticks(range(len(results)), [result.preset for result in results])
+    axes.set_yticks(range(len(results)), [result.model for result in results])
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_xlabel("bits per byte, held out")
     return bool(shown)

@@ -106,7 +106,7 @@ def record_failure(job: Job, path: Path, reason: str) -> dict[str, Any]:
 
 
 def _described(job: Job) -> dict[str, Any]:
-    named = ("kind", "preset", "seed", "learning_rate", "task")
+    named = ("kind", "model", "seed", "learning_rate", "task")
     return {name: getattr(job, name) for name in named}
 
 

@@ -24,9 +24,9 @@ from glissando.data.base import Corpus
 from glissando.data.corpora import DataConfig, TokenizerConfig, build_corpus, build_tokenizer
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, DataError, RunError
+from glissando.lab.compare_models import read_models
 from glissando.lab.probes import PROBES
 from glissando.model import LanguageModel
-from glissando.presets import load_preset
 from glissando.runs import CONFIG, TOKENIZER, Run
 from glissando.storage import write_atomic
 from glissando.training.config import BUDGETS, RunConfig
@@ -72,39 +72,42 @@ class Job:
     """One training. `kind` is `sweep`, `run` or `probe`; `task` names the probe."""
 
     kind: str
-    preset: str
+    model: str
     seed: int
     learning_rate: float
     task: str = ""
 
     def path(self, out: Path) -> Path:
         above = {"sweep": "sweep", "run": "runs", "probe": f"probes/{self.task}"}[self.kind]
-        return out / above / self.preset / f"lr-{self.learning_rate:g}-seed-{self.seed}"
+        return out / above / self.model / f"lr-{self.learning_rate:g}-seed-{self.seed}"
 
     @property
     def title(self) -> str:
         what = {"sweep": "learning rate", "run": "run", "probe": self.task}[self.kind]
-        return f"{self.preset}, {what}, seed {self.seed}, learning rate {self.learning_rate:g}"
+        return f"{self.model}, {what}, seed {self.seed}, learning rate {self.learning_rate:g}"
 
 
 @dataclass
 class Comparison:
     """What is asked for.
 
+    given           presets, and YAML files of options; the first model is the one that others are held to
     learning_rates  tried for each model at `sweep_share` of the budget; none: each preset's own; one: that
+    sweep_beyond    while the best is the lowest or the highest, the next one beyond is tried: so many at most
     seeds           trainings of each model, from training.seed and data.seed upwards
     probes          names in PROBES
     contexts        tokens behind which decoding is timed
     allow_unequal   compare models of different size
-    model, data, training   options that differ from the presets'; data is one for all, the first preset's by default
+    model, data, training   options that differ from the models'; data is one for all, the first model's by default
     """
 
-    presets: list[str]
+    given: list[str]
     out: Path
     budget: Amount
     seeds: int = 1
     learning_rates: list[float] = field(default_factory=list)
     sweep_share: float = 0.25
+    sweep_beyond: int = 3
     probes: list[str] = field(default_factory=list)
     probe_budget: Amount = field(default=Amount("steps", 500))
     contexts: list[int] = field(default_factory=lambda: [256, 1024, 4096])
@@ -115,18 +118,17 @@ class Comparison:
 
     def check(self) -> None:
         """Raise ConfigError, UnknownNameError or DataError for what cannot be compared, before anything is written."""
-        if not self.presets:
-            raise ConfigError("name the presets to compare: glissando compare transformer-nano liquid-ssm-nano ...")
-        for name, listed in (("presets", self.presets), ("learning_rates", self.learning_rates)):
-            if len(set(listed)) < len(listed):
-                raise ConfigError(f"{name} are given twice: {listed}; give each once")
+        if not self.given:
+            raise ConfigError("name the models to compare: glissando compare transformer-nano liquid-ssm-nano ...")
+        if len(set(self.learning_rates)) < len(self.learning_rates):
+            raise ConfigError(f"learning_rates are given twice: {self.learning_rates}; give each once")
         self._check_numbers()
         if "learning_rate" in merge(self.training).get("optimizer", {}):
             raise ConfigError("the learning rate is given by --learning_rates (one value: no sweep)")
         if given := set(BUDGETS) & set(self.training):
             raise ConfigError(f"training.{min(given)} is given by --budget, such as --budget {min(given)}=1000")
-        for preset in self.presets:
-            config = self.config(Job("run", preset, 0, self.rates(preset)[0]))
+        for name in self.names:
+            config = self.config(Job("run", name, 0, self.rates(name)[0]))
             config.check(1)
             if config.training.devices * config.training.num_nodes > 1:
                 raise ConfigError(
@@ -134,7 +136,7 @@ class Comparison:
                 )
             if config.training.early_stopping is not None:
                 raise ConfigError(
-                    f"training.early_stopping is {config.training.early_stopping} ({preset}), which would end each "
+                    f"training.early_stopping is {config.training.early_stopping} ({name}), which would end each "
                     "model at a budget of its own; leave it out, or give --training.early_stopping null"
                 )
         self._check_data()
@@ -146,13 +148,13 @@ class Comparison:
         """Raise DataError or ConfigError where a corpus cannot be opened, or not read by every model."""
         from glissando.training.fit import require_rows
 
-        some = self.presets[0]
+        some = self.names[0]
         for task in ["", *self.probes]:
             kind = "probe" if task else "run"
             data = self.config(Job(kind, some, 0, 1.0, task)).data
             corpus = build_corpus(data, None if task else self.tokenizer)
-            for preset in self.presets:
-                require_rows(self.config(Job(kind, preset, 0, 1.0, task)), corpus)
+            for name in self.names:
+                require_rows(self.config(Job(kind, name, 0, 1.0, task)), corpus)
             if self.sweeps and not task and _rows(corpus) < 2:
                 raise DataError(
                     "the held-out text has a single row, and a sweep needs rows to choose by and others to report; "
@@ -167,35 +169,47 @@ class Comparison:
             raise ConfigError(f"--seeds must be at least 1, got {self.seeds}")
         if not 0 < self.sweep_share <= 1:
             raise ConfigError(f"--sweep_share must be above 0 and at most 1, got {self.sweep_share}")
+        if self.sweep_beyond < 0:
+            raise ConfigError(f"--sweep_beyond must be at least 0, got {self.sweep_beyond}")
         if not self.contexts or min(self.contexts) < 1:
             raise ConfigError(f"--contexts must be token counts of at least 1, got {self.contexts}")
 
     def parameters(self) -> dict[str, int]:
         """Trainable numbers of each model; a complex number counts twice."""
         counts = {}
-        for preset in self.presets:
-            config = self.config(Job("run", preset, 0, 1.0))
+        for name in self.names:
+            config = self.config(Job("run", name, 0, 1.0))
             config.model.vocab_size = self.tokenizer.vocab_size
             with torch.device("meta"):  # counted, not computed with
-                counts[preset] = LanguageModel.from_config(config.model).num_parameters()
+                counts[name] = LanguageModel.from_config(config.model).num_parameters()
         return counts
 
     def _require_equal(self, counts: dict[str, int]) -> None:
-        first = counts[self.presets[0]]
+        first = counts[self.names[0]]
         if any(abs(count - first) > TOLERANCE * first for count in counts.values()):
             told = ", ".join(f"{name} {count:,} ({count / first - 1:+.1%})" for name, count in counts.items())
             raise ConfigError(
                 f"parameters differ by more than {TOLERANCE:.0%} from the first model's: {told}. Change a size, as "
-                "with --model.hidden_size, name other presets, or compare them all the same with --allow_unequal"
+                "with --model.hidden_size, name other models, or compare them all the same with --allow_unequal"
             )
+
+    @functools.cached_property
+    def models(self) -> dict[str, dict[str, Any]]:
+        """The sections of each model by its name."""
+        return read_models(self.given)
+
+    @property
+    def names(self) -> list[str]:
+        """The models' names, as of run directories."""
+        return list(self.models)
 
     # ------------------------------------------------------------------ jobs
 
-    def rates(self, preset: str) -> list[float]:
+    def rates(self, name: str) -> list[float]:
         """The learning rates to try."""
         if self.learning_rates:
             return self.learning_rates
-        training = {k: v for k, v in load_preset(preset).get("training", {}).items() if k == "optimizer"}
+        training = {k: v for k, v in self.models[name].get("training", {}).items() if k == "optimizer"}
         return [from_dict(RunConfig, {"training": training}).training.optimizer.learning_rate]
 
     @property
@@ -205,15 +219,15 @@ class Comparison:
     def sweep_jobs(self) -> list[Job]:
         if not self.sweeps:
             return []
-        return [Job("sweep", preset, 0, rate) for preset in self.presets for rate in self.rates(preset)]
+        return [Job("sweep", name, 0, rate) for name in self.names for rate in self.rates(name)]
 
     def run_jobs(self, chosen: dict[str, float]) -> list[Job]:
         """Seed by seed, so that all models have one before any has two; a model without a rate is left out."""
-        return [Job("run", p, seed, chosen[p]) for seed in range(self.seeds) for p in self.presets if p in chosen]
+        return [Job("run", p, seed, chosen[p]) for seed in range(self.seeds) for p in self.names if p in chosen]
 
     def probe_jobs(self, chosen: dict[str, float]) -> list[Job]:
-        seeds, presets = range(self.seeds), [p for p in self.presets if p in chosen]
-        return [Job("probe", p, seed, chosen[p], task) for task in self.probes for seed in seeds for p in presets]
+        seeds, names = range(self.seeds), [p for p in self.names if p in chosen]
+        return [Job("probe", p, seed, chosen[p], task) for task in self.probes for seed in seeds for p in names]
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -242,22 +256,22 @@ class Comparison:
         return json.loads(plan.read_bytes()).get("tokenizer") == asked
 
     def with_vocabulary(self, job: Job) -> RunConfig:
-        """As `config`, with the vocabulary of the tokenizer in the place of the preset's."""
+        """As `config`, with the vocabulary of the tokenizer in the place of the model's."""
         config = self.config(job)
         config.model.vocab_size = build_tokenizer(config.data).vocab_size
         return config
 
     def config(self, job: Job) -> RunConfig:
         """The resolved configuration of one training. All models read the same batches under the same seed."""
-        preset = load_preset(job.preset)
+        model = self.models[job.model]
         data = PROBES[job.task].data() if job.kind == "probe" else self.shared_data()
         sizes = {"run": self.budget, "sweep": self.budget.times(self.sweep_share), "probe": self.probe_budget}
         rate = {"optimizer": {"learning_rate": job.learning_rate}}
         training = merge(
-            preset.get("training", {}), {"sample_every": _NEVER}, self.training, rate, sizes[job.kind].options()
+            model.get("training", {}), {"sample_every": _NEVER}, self.training, rate, sizes[job.kind].options()
         )
-        values = {"preset": job.preset, "model": merge(preset["model"], self.model), "data": data, "training": training}
-        config = from_dict(RunConfig, values)
+        values = {"preset": model["preset"], "model": merge(model["model"], self.model), "data": data}
+        config = from_dict(RunConfig, values | {"training": training})
         if job.kind != "probe" and config.data.tokenizer.kind == "bpe":
             kept = str(self.out / TOKENIZER)
             config.data.tokenizer = TokenizerConfig(kind="file", path=kept)
@@ -266,8 +280,8 @@ class Comparison:
         return config
 
     def shared_data(self) -> dict[str, Any]:
-        """The first preset's data options with what was asked for; stories where it names no corpus."""
-        return merge(load_preset(self.presets[0]).get("data", {}), self.data)
+        """The first model's data options with what was asked for; stories where it names no corpus."""
+        return merge(self.models[self.names[0]].get("data", {}), self.data)
 
     # ------------------------------------------------------------------ on disk
 
@@ -293,9 +307,10 @@ class Comparison:
         if not target.is_file() and self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out]):
             raise RunError(f"{self.out} is not empty and holds no {PLAN}; nothing is overwritten: name another --out")
         asked = {
-            "presets": self.presets, "budget": str(self.budget), "seeds": self.seeds,
-            "learning_rates": {preset: self.rates(preset) for preset in self.presets},
+            "models": self.given, "budget": str(self.budget), "seeds": self.seeds,
+            "learning_rates": {name: self.rates(name) for name in self.names},
             "sweep_budget": str(self.budget.times(self.sweep_share)) if self.sweeps else None,
+            "sweep_beyond": self.sweep_beyond if self.sweeps else None,
             "probes": self.probes, "probe_budget": str(self.probe_budget) if self.probes else None,
             "contexts": self.contexts, "allow_unequal": self.allow_unequal,
             "model": self.model, "data": self.data, "training": self.training, "tokenizer": self._trained_on(),

@@ -54,7 +54,7 @@ class Runs:
 
     def __init__(self, comparison: Comparison, results: Sequence[ModelResult]) -> None:
         self.comparison = comparison
-        self._first_seeds: dict[str, int] = {}  # of each preset
+        self._first_seeds: dict[str, int] = {}  # of each model
         self.all = [run for result in results for run in (*result.sweep, *result.runs)]
         tasks = dict.fromkeys(task for result in results for task in result.probes)
         self.all += [run for task in tasks for result in results for run in result.probes.get(task, [])]
@@ -75,10 +75,10 @@ class Runs:
 
     def seed(self, run: Finished) -> int:
         """training.seed, which counts from what was given; the directory's counts from 0."""
-        preset = run.job.preset
-        if preset not in self._first_seeds:
-            self._first_seeds[preset] = self.comparison.config(replace(run.job, seed=0)).training.seed
-        return self._first_seeds[preset] + run.job.seed
+        name = run.job.model
+        if name not in self._first_seeds:
+            self._first_seeds[name] = self.comparison.config(replace(run.job, seed=0)).training.seed
+        return self._first_seeds[name] + run.job.seed
 
     def good(self, runs: Sequence[Finished], kind: str = "seeds") -> str:
         """R1 R3 (2 of 3 seeds), where one has failed: what a mean comes from."""
@@ -104,16 +104,18 @@ def _about(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
     data = comparison.shared_data()
     seeds = "seed" if comparison.seeds == 1 else "seeds"
     about = [
-        ("models", ", ".join(f"{r.preset} ({r.parameters:,} parameters)" for r in results)),
+        ("models", ", ".join(f"{r.model} ({r.parameters:,} parameters)" for r in results)),
         ("budget", f"{comparison.budget} for each training, {comparison.seeds} {seeds}"),
         ("data", _rows(data, results)),
     ]
     if comparison.sweeps:
         rates = ", ".join(f"{rate:g}" for rate in comparison.learning_rates)
         swept = comparison.budget.times(comparison.sweep_share)
-        about.append(("learning rates", f"{rates}, each tried for {swept}; chosen on held-out rows not reported here"))
+        further = f", and up to {comparison.sweep_beyond} beyond a best at the edge" if comparison.sweep_beyond else ""
+        told = f"{rates}{further}, each tried for {swept}; chosen on held-out rows not reported here"
+        about.append(("learning rates", told))
     else:
-        about.append(("learning rates", ", ".join(f"{r.preset} {r.learning_rate:g}" for r in results)))
+        about.append(("learning rates", ", ".join(f"{r.model} {r.learning_rate:g}" for r in results)))
     changed = {"model": comparison.model, "data": comparison.data, "training": comparison.training}
     about += [(f"{name} options", _flat(values)) for name, values in changed.items() if values]
     for name, title in (("machine", "machine"), ("commit", "commit"), ("torch", "PyTorch")):
@@ -138,16 +140,16 @@ def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
     if comparison.seeds == 1:
         notes.append("One seed a model: the intervals say nothing of what another seed would have given.")
     first = results[0].parameters
-    unequal = [r.preset for r in results if abs(r.parameters - first) > TOLERANCE * first]
+    unequal = [r.model for r in results if abs(r.parameters - first) > TOLERANCE * first]
     if unequal:
-        notes.append(f"Not within 5 % of {results[0].preset} in size: {', '.join(unequal)}.")
+        notes.append(f"Not within 5 % of {results[0].model} in size: {', '.join(unequal)}.")
     notes += [
-        f"{r.preset}: {r.learning_rate:g} is the {edge} learning rate that was tried; a better one may lie beyond."
+        f"{r.model}: {r.learning_rate:g} is the {edge} learning rate that was tried; a better one may lie beyond."
         for r in results
         if (edge := r.at_edge())
     ]
     if not comparison.sweeps:
-        notes.append("No learning rates were swept: each model was trained with its preset's or the one given.")
+        notes.append("No learning rates were swept: each model was trained with its own rate or the one given.")
     notes += [f"R{runs.numbers[run.path]} failed: {run.failed}" for run in runs.all if run.failed]
     notes += [*_other_texts(results, runs), *_other_places(comparison, runs)]
     modified = [run for run in runs.all if run.figures["provenance"]["modified"]]
@@ -218,7 +220,7 @@ def _tables(results: Sequence[ModelResult], runs: Runs) -> dict[str, Table]:
 def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
     rows = [
         [
-            r.preset,
+            r.model,
             _interval(r.bits),
             _number(r.excess, ".4f"),
             "(the first)" if i == 0 else _interval(r.against_first, "+.4f"),
@@ -243,7 +245,7 @@ def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
 def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
     rows = [
         [
-            r.preset,
+            r.model,
             *(_number(r.mean("spent", name), ",.0f") for name in ("step", "tokens")),
             _number(r.mean("spent", "flops"), ".3g"),
             _number(r.mean("spent", "seconds"), ",.0f"),
@@ -282,7 +284,7 @@ def _contexts(results: Sequence[ModelResult], runs: Runs) -> Table:
     rows = []
     for r in results:
         times = [_spread(r.speed.get("decode", {}).get(str(c)), ".3g") for c in contexts]
-        rows.append([r.preset, *times, *(_number(r.speed.get("state", {}).get(str(c)), ",d") for c in contexts)])
+        rows.append([r.model, *times, *(_number(r.speed.get("state", {}).get(str(c)), ",d") for c in contexts)])
     note = (
         "Greedy, batch 1, behind so many tokens; models take turns: median (lowest to highest). A dash: no positions "
         "for so many. " + _timed_where(results, runs)
@@ -298,7 +300,7 @@ def _sweep(results: Sequence[ModelResult], runs: Runs) -> Table:
         for rate in rates:
             run = next((run for run in r.sweep if run.job.learning_rate == rate), None)
             cells.append("—" if run is None else _tried(run, rate == r.learning_rate))
-        rows.append([r.preset, *cells, runs.named(r.sweep)])
+        rows.append([r.model, *cells, runs.named(r.sweep)])
     headings = ["model", *(f"{rate:g}" for rate in rates), "runs"]
     note = "Bits per byte on the held-out rows that choose; chosen rates are marked *."
     return Table("Learning rates tried", headings, rows, note)
@@ -320,7 +322,7 @@ def _probes(results: Sequence[ModelResult], runs: Runs) -> Table:
         cells = [_percent(accuracy(r.probes.get(task, []))) for r in results]
         told = runs.good([run for r in results for run in r.probes.get(task, [])], "runs")
         rows.append([task, *cells, _number(chances[0] if chances else None, ".1%"), PROBES[task].about, told])
-    headings = ["probe", *(r.preset for r in results), "chance", "setting", "runs"]
+    headings = ["probe", *(r.model for r in results), "chance", "setting", "runs"]
     note = "Accuracy of the answers on held-out rows (95 %), mean over seeds. Lengths and loads are in the setting."
     return Table("Probes", headings, rows, note)
 
@@ -382,9 +384,9 @@ def _html(
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((resources.files(__package__) / "compare_report.html.j2").read_text("utf-8"))
     pictures = {name: Markup(svg) for name, svg in figures(results, floor).items()}
-    names = [(result.preset, colour_name(number)) for number, result in enumerate(results)]
+    names = [(result.model, colour_name(number)) for number, result in enumerate(results)]
     samples = [
-        (f"R{runs.numbers[run.path]}", result.preset, run.figures["sample"])
+        (f"R{runs.numbers[run.path]}", result.model, run.figures["sample"])
         for result in results
         for run in _first_good(result)
     ]
@@ -414,7 +416,7 @@ def _markdown(
     for run in samples:
         told = run.figures["sample"]
         quoted = f"{told['prompt']}|{told['text']}".replace("\n", "\n    ")
-        lines += [f"## Sample of {run.job.preset}, after the bar", "", f"    {quoted}", ""]
+        lines += [f"## Sample of {run.job.model}, after the bar", "", f"    {quoted}", ""]
     return "\n".join(lines)
 
 

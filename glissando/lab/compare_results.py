@@ -62,7 +62,7 @@ class Finished(NamedTuple):
 class ModelResult:
     """Everything that the report says of one model; `runs`, `sweep` and `probes` hold the runs it comes from."""
 
-    preset: str
+    model: str
     parameters: int
     learning_rate: float | None
     sweep: list[Finished] = field(default_factory=list)
@@ -117,13 +117,35 @@ def bits_on(figures: dict[str, Any], rows: slice) -> float:
 
 
 def choose(sweep: Sequence[Finished]) -> dict[str, float]:
-    """preset -> the learning rate of fewest bits per byte on the rows of even number; failed ones cannot win."""
+    """model -> the learning rate of fewest bits per byte on the rows of even number; failed ones cannot win."""
     best: dict[str, tuple[float, float]] = {}
     for run in sweep:
         if run.failed is None:
             candidate = (bits_on(run.figures, slice(0, None, 2)), run.job.learning_rate)
-            best[run.job.preset] = min(best.get(run.job.preset, candidate), candidate)
-    return {preset: rate for preset, (_, rate) in best.items()}
+            best[run.job.model] = min(best.get(run.job.model, candidate), candidate)
+    return {name: rate for name, (_, rate) in best.items()}
+
+
+def beyond(comparison: Comparison, tried: Sequence[Finished]) -> list[Job]:
+    """The next learning rate to try of each model whose best is the lowest or the highest so far: as far from it as its
+    neighbour is, as a factor."""
+    jobs = []
+    for name, best in choose(tried).items():
+        rates = sorted(run.job.learning_rate for run in tried if run.job.model == name)
+        if len(rates) < 2 or len(rates) - len(comparison.learning_rates) >= comparison.sweep_beyond:
+            continue
+        neighbour = {rates[0]: rates[1], rates[-1]: rates[-2]}.get(best)
+        if neighbour is not None:
+            jobs.append(Job("sweep", name, 0, float(f"{best * best / neighbour:.4g}")))
+    return jobs
+
+
+def swept(comparison: Comparison) -> list[Finished]:
+    """All that has been tried so far to choose learning rates, those beyond the given ones included."""
+    found = finished(comparison, comparison.sweep_jobs())
+    while more := finished(comparison, beyond(comparison, found)):
+        found += more
+    return found
 
 
 # ---------------------------------------------------------------------- intervals
@@ -207,15 +229,15 @@ def sums(runs: Sequence[Finished], above: str, below: str, rows: slice) -> Sums:
 
 def gather(comparison: Comparison, chosen: dict[str, float], speed: dict[str, Any]) -> list[ModelResult]:
     """Every model's result, from the files of finished runs; what is not trained yet is left out."""
-    sweep, runs = (finished(comparison, jobs) for jobs in (comparison.sweep_jobs(), comparison.run_jobs(chosen)))
+    sweep, runs = swept(comparison), finished(comparison, comparison.run_jobs(chosen))
     probes = finished(comparison, comparison.probe_jobs(chosen))
     counts, results = comparison.parameters(), list[ModelResult]()
-    for preset in comparison.presets:
-        result = ModelResult(preset, counts[preset], chosen.get(preset), speed=speed.get(preset, {}))
-        result.sweep = [run for run in sweep if run.job.preset == preset]
-        result.runs = [run for run in runs if run.job.preset == preset]
+    for name in comparison.names:
+        result = ModelResult(name, counts[name], chosen.get(name), speed=speed.get(name, {}))
+        result.sweep = [run for run in sweep if run.job.model == name]
+        result.runs = [run for run in runs if run.job.model == name]
         for task in comparison.probes:
-            mine = [run for run in probes if run.job.preset == preset and run.job.task == task]
+            mine = [run for run in probes if run.job.model == name and run.job.task == task]
             result.probes |= {task: mine} if mine else {}
         _summarise(result, comparison, results[0] if results else None)
         results.append(result)

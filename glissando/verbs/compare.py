@@ -44,12 +44,13 @@ def _comparison(options: Any, given: Sequence[str]) -> Comparison:
     from glissando.lab.probes import select_probes
 
     return Comparison(
-        list(options.presets),
+        list(options.models),
         Path(options.out).expanduser(),
         Amount.parse(options.budget, "--budget"),
         seeds=options.seeds,
         learning_rates=_numbers(options.learning_rates, "--learning_rates", float),
         sweep_share=options.sweep_share,
+        sweep_beyond=options.sweep_beyond,
         probes=select_probes(_words(options.probes)),
         probe_budget=Amount.parse(options.probe_budget, "--probe_budget"),
         contexts=_numbers(options.contexts, "--contexts", int),
@@ -62,6 +63,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The options, and the names of those that were given: what was not given is each preset's own."""
     given = _given(arguments)
     options = parse(_parser(), arguments)
+    _require_used(options, [argument.partition("=")[0] for argument in arguments])
     for name in given:
         if hasattr(options[name], "__dict__"):
             first = next(iter(vars(options[name])))
@@ -69,16 +71,36 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     return options, given
 
 
+def _require_used(options: Any, typed: Sequence[str]) -> None:
+    """Raise ConfigError for what does nothing without a sweep or a probe."""
+    swept = len(_words(options.learning_rates)) > 1
+    for name, used, needs in (
+        ("--sweep_share", swept, "several --learning_rates"),
+        ("--sweep_beyond", swept, "several --learning_rates"),
+        ("--probe_budget", options.probes, "--probes"),
+    ):
+        if name in typed and not used:
+            raise ConfigError(f"{name} would do nothing without {needs}: leave it out, or give those as well")
+
+
 def _parser() -> Any:
     from glissando.training.config import RunConfig
 
     parser = parser_for("compare", "Train several models under one budget and write a report.", EXAMPLE)
-    parser.add_argument("presets", nargs="*", default=[], help="models; the first is the one that others are held to")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        default=[],
+        help="presets, and YAML files of options as `train --config` reads them; others are held to the first",
+    )
     parser.add_argument("--out", help="directory of the comparison; the same command again does what is missing")
     parser.add_argument("--budget", help="of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
     parser.add_argument("--seeds", type=int, default=1, help="trainings of each model")
     parser.add_argument("--learning_rates", help="with commas, tried for each model; by default each preset's own")
     parser.add_argument("--sweep_share", type=float, default=0.25, help="of the budget, to try a learning rate")
+    parser.add_argument(
+        "--sweep_beyond", type=int, default=3, help="rates to try beyond the lowest or highest while it is the best"
+    )
     parser.add_argument("--probes", help="with commas: recall, copy, induction, selective_copy, parity, tracking")
     parser.add_argument("--probe_budget", default="steps=500", help="of each training on a probe")
     parser.add_argument(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.config import check_keys, from_dict, merge, require_used, to_dict
+from glissando.config import check_keys, from_dict, merge, read_options, require_used, to_dict
 from glissando.data.corpora import CORPORA
 from glissando.errors import ConfigError
 from glissando.mixers import MIXERS
@@ -22,7 +22,8 @@ EXAMPLE = (
 
 def main(arguments: Sequence[str]) -> None:
     """Train, or with --resume go on."""
-    file = _read_yaml(_named(arguments, "--config"))
+    path = _named(arguments, "--config")
+    file = {} if path is None else read_options(path, f"--config {path}")
     parser = _parser(_named(arguments, "--preset"), _named(arguments, "--from"), file)
     # jsonargparse gives --print_config a meaning of its own, so it is taken out before parsing.
     print_only = "--print_config" in arguments
@@ -145,21 +146,6 @@ def _of_run(path: str) -> dict[str, Any]:
     for name in (*BUDGETS, "freeze", "neutral_kl"):
         config.get("training", {}).pop(name, None)
     return config
-
-
-def _read_yaml(path: str | None) -> Mapping[str, Any]:
-    if path is None:
-        return {}
-    import yaml
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            values = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read --config {path}: {error}") from error
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"--config {path} must hold a mapping of options, such as `preset: transformer-nano`")
-    return values
 
 
 def _named(arguments: Sequence[str], option: str) -> str | None:

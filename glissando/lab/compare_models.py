@@ -1,0 +1,73 @@
+"""The models of a comparison by name: presets, and YAML files of options as `glissando train --config` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from glissando.config import check_keys, from_dict, merge, read_options
+from glissando.errors import ConfigError
+from glissando.presets import load_preset, preset_names
+from glissando.training.config import BUDGETS, RunConfig
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+def read_models(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Name -> its sections model, data and training, and `preset`; a file is called by its name without the ending.
+
+    Raises ConfigError for a file that cannot be read, for what has no place in a comparison, and for a name that is
+    given twice or is a preset's; UnknownNameError for an unknown preset.
+    """
+    models: dict[str, dict[str, Any]] = {}
+    for number, text in enumerate(given):
+        path = Path(text).expanduser()
+        is_file = path.suffix in _SUFFIXES
+        name = path.stem if is_file else text
+        if name in models:
+            raise ConfigError(f"two models are called {name!r}: {', '.join(given)}; give each once, files by own names")
+        if is_file and name in preset_names():
+            raise ConfigError(f"{text} has the name of the preset {name!r}, which it is not: call it something else")
+        models[name] = _of_file(path, first=number == 0) if is_file else {"preset": text, **load_preset(text)}
+        models[name].pop("about", None)
+    return models
+
+
+def _of_file(path: Path, first: bool) -> dict[str, Any]:
+    """The file's options over those of the preset that it names, if it does."""
+    values = read_options(path)
+    try:
+        check_keys(RunConfig, values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    _refuse(path, values, first)
+    preset = values.get("preset")
+    found = {"preset": preset, "model": {}, **merge(load_preset(preset) if preset else {}, values)}
+    _require_used(path, values, found["model"])
+    return found
+
+
+def _refuse(path: Path, values: Mapping[str, Any], first: bool) -> None:
+    """Raise ConfigError for what a comparison gives to all models, or has not."""
+    allowed = ("preset", "model", "data", "training")
+    if others := [name for name in values if name not in allowed]:
+        raise ConfigError(f"{path}: a comparison trains one stage from the start; take {', '.join(others)} out")
+    if given := [name for name in BUDGETS if (values.get("training") or {}).get(name) is not None]:
+        raise ConfigError(f"{path}: training.{given[0]} is given by --budget, one for all models; take it out")
+    if values.get("data") and not first:
+        raise ConfigError(
+            f"{path}: all models read the first one's data, or what --data options say; take the section data out, or "
+            "name this file first"
+        )
+
+
+def _require_used(path: Path, values: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options of a mixer that the file's model does not have."""
+    sections = (values.get("model") or {}).get("mixers") or {}
+    config = from_dict(RunConfig, {"model": model})
+    if unused := [name for name in sections if name not in config.as_dict()["model"]["mixers"]]:
+        raise ConfigError(
+            f"{path}: model.mixers.{unused[0]} would do nothing: model.mixer is {config.model.mixer}. Take it out, or "
+            "name it in model.mixer"
+        )
