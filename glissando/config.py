@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -50,6 +50,15 @@ def require_used(config: Any, name: str, told: str | None = None) -> None:
                 f"{told or name} would do nothing: {above}.{other} is {str(now).lower()}. Leave it out, or give "
                 f"--{above}.{other} {shown}"
             )
+
+
+def require_chosen(
+    given: str, above: str, known: Collection[str], used: Collection[str], chooser: str, now: object
+) -> None:
+    """Raise ConfigError for an option of a section `above`.NAME that is known and not used, as `chooser` is `now`."""
+    where, _, name = given.removeprefix("--").rpartition(".")[0].rpartition(".")
+    if where == above and name in known and name not in used:
+        raise ConfigError(f"{given} would do nothing: {chooser} is {now}. Leave it out, or choose --{chooser} {name}")
 
 
 class Difference(NamedTuple):
@@ -221,6 +230,14 @@ def merge(*updates: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 merged[head] = value
     return merged
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted keys: as options are named."""
+    items: dict[str, Any] = {}
+    for key, value in values.items():
+        items |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return items
 
 
 def read_options(path: str | Path, told: str | None = None) -> Mapping[str, Any]:

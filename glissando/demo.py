@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     comparison = _comparison(_options(arguments))
     each = f"{comparison.budget.value:g} s each"
-    print(f"glissando demo: {len(comparison.names)} models learn the built-in stories, {each}.\n")
+    print(f"glissando demo: {len(comparison.given)} models learn the built-in stories, {each}.\n")
     keep_freed_memory()
     try:
         report, results = compare(comparison)

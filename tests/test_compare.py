@@ -21,12 +21,13 @@ from training_runs import started
 
 from glissando.cli import main
 from glissando.data import corpora
-from glissando.errors import ConfigError, DataError, UnknownNameError
+from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
 from glissando.lab import compare, compare_plan
 from glissando.lab.compare_measure import MEASURED, _digest, read_measured, training_digest
 from glissando.lab.compare_plan import Amount, Comparison, Job
 from glissando.lab.compare_report import Runs
-from glissando.lab.compare_results import Finished, bits_on, swept
+from glissando.lab.compare_results import Finished, beyond, bits_on, choose
+from glissando.lab.compare_results import finished as measured_of
 from glissando.lab.compare_speed import _Entry, warm_up
 from glissando.lab.compare_table import Table
 from glissando.lab.probes import PROBES, select_probes
@@ -128,7 +129,13 @@ def test_a_file_is_a_model_with_the_name_of_the_file(tmp_path):
         ("start_from: runs/first", "take start_from out"),
         ("training: {tokens: 5}", r"training\.tokens is given by --budget"),
         ("data: {seq_len: 5}", "all models read the first one's data"),
-        ("model: {mixers: {tau: {heads: 2}}}", r"mixers\.tau would do nothing: model\.mixer is attention"),
+        (
+            "model: {mixers: {tau: {heads: 2}}}",
+            r"mine\.yaml: model\.mixers\.tau\.heads would do nothing: model\.mixer is att",
+        ),
+        ("training: {schedule: {plateau_cuts: 3}}", r"mine\.yaml: training\.schedule\.plateau_cuts would do nothing"),
+        ("model: {hidden_size: abc}", r"mine\.yaml: .*hidden_size"),
+        ("preset: 5", r"mine\.yaml: "),
     ],
 )
 def test_mistakes_in_a_file(text, message, tmp_path):
@@ -144,6 +151,7 @@ def test_files_have_names_of_their_own(tmp_path):
         (file(tmp_path, "preset: transformer-nano", "tauformer-nano.yaml"), "has the name of the preset"),
         (str(tmp_path / "missing.yaml"), "cannot read"),
         ("transformer-nano", "two models are called 'transformer-nano'"),
+        (file(tmp_path, "preset: transformer-nano", "...yaml"), "gives the model no name"),
     ):
         asked.given = ["transformer-nano", text]
         with pytest.raises(ConfigError, match=message):
@@ -172,6 +180,9 @@ def test_unequal_models_are_refused(tmp_path):
         ({"training": {"early_stopping": 3}}, "early_stopping is 3 .* at a budget of its own"),
         ({"model": {"hiden_size": 3}}, "Did you mean 'hidden_size'"),
         ({"data": {"corpus": "text", "batch_size": 0}}, "batch_size"),
+        ({"data": {"text.path": "mine.txt"}}, r"--data\.text\.path would do nothing: data\.corpus is stories"),
+        ({"model": {"mixers.liquid.state_size": 3}}, r"--model\.mixers\.liquid\.state_size would do nothing"),
+        ({"training": {"schedule.plateau_cuts": 3}}, r"--training\.schedule\.plateau_cuts would do nothing"),
         ({"data": {"stories.valid_stories": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
         ({"model": {"positions": "learned", "max_length": 64}}, "longer than model.max_length 64"),
         (
@@ -185,8 +196,8 @@ def test_mistakes_are_told_before_anything_is_trained(changes, message, tmp_path
         comparison(tmp_path, **changes).check()
 
 
-def bpe(vocab_size: int, **data: Any) -> dict[str, Any]:
-    return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": vocab_size, "stories.valid_stories": 4} | data
+def bpe(vocab_size: int) -> dict[str, Any]:
+    return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": vocab_size, "stories.valid_stories": 4}
 
 
 def test_seeds_have_one_vocabulary(tmp_path, monkeypatch):
@@ -206,6 +217,12 @@ def test_seeds_have_one_vocabulary(tmp_path, monkeypatch):
         assert comparison(tmp_path, data=bpe(300), seeds=3).tokenizer.vocab_size == 300
     other.write_plan()
     assert other.with_vocabulary(Job("run", "transformer-nano", 0, 1e-3)).model.vocab_size == 290
+    kept = (other.out / "tokenizer.json").read_bytes()
+    (other.out / "runs/transformer-nano/lr-0.001-seed-0").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"lr-0\.001-seed-0 was trained with another tokenizer"):
+        comparison(tmp_path, data=bpe(300)).write_plan()
+    assert (other.out / "tokenizer.json").read_bytes() == kept
+    other.write_plan()
 
 
 def test_rows_are_counted_as_they_will_be_read(tmp_path):
@@ -215,8 +232,9 @@ def test_rows_are_counted_as_they_will_be_read(tmp_path):
     data = {"corpus": "text", "text.path": str(file), "seq_len": 256}
     rates = [1e-3, 2e-3]
     comparison(tmp_path, data=data, learning_rates=rates).check()
+    pieces = {"tokenizer.kind": "bpe", "tokenizer.vocab_size": 270}
     with pytest.raises(DataError, match="held-out text has a single row"):
-        comparison(tmp_path, data=bpe(270, **data), learning_rates=rates).check()
+        comparison(tmp_path, data=pieces | data, learning_rates=rates).check()
 
 
 def test_what_was_trained_on_is_told_apart(tmp_path):
@@ -349,18 +367,55 @@ def test_a_sweep_goes_on_while_the_best_is_at_its_edge(tmp_path, monkeypatch):
         return Finished(job, path, figures)
 
     monkeypatch.setattr(compare, "_finish", trained)
-    for beyond, chosen, tried in (
+    for further, chosen, tried in (
         (3, best, {1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 5e-4, 2.5e-4}),
         (1, best, {1e-3, 2e-3, 4e-3, 8e-3, 5e-4}),
         (0, {"transformer-nano": 4e-3, "tauformer-nano": 1e-3}, {1e-3, 2e-3, 4e-3}),
     ):
-        asked = comparison(tmp_path, learning_rates=[2e-3, 1e-3, 4e-3], sweep_beyond=beyond)
-        asked.out = tmp_path / str(beyond)
+        asked = comparison(tmp_path, learning_rates=[2e-3, 1e-3, 4e-3], sweep_beyond=further)
+        asked.out = tmp_path / str(further)
         asked.out.mkdir()
         with contextlib.closing(Table(asked.out)) as table:
             assert compare._chosen(asked, table) == chosen
-        assert {run.job.learning_rate for run in swept(asked)} == tried
+        assert {run.job.learning_rate for run in measured_of(asked, asked.sweep_jobs())} == tried
         assert compare._may_be_chosen(asked) == [chosen]
+
+
+def test_what_has_been_tried_is_never_left_out(tmp_path):
+    """More rates, fewer, or a gap that others fill: measured ones choose all the same; a model that has failed at every
+    rate is tried below them."""
+    asked = comparison(tmp_path, learning_rates=[1e-3, 2e-3], sweep_beyond=2)
+
+    def put(job, cost):
+        path = job.path(asked.out)
+        path.mkdir(parents=True)
+        figures = {"held_out": {"nats": [cost, 0.0], "bytes": [1.0, 1.0]}} if cost else {"failed": "diverged"}
+        (path / MEASURED).write_text(json.dumps(figures))
+
+    for rate, cost in ((1e-3, 3.0), (2e-3, 2.0), (4e-3, 1.0), (8e-3, 1.5)):
+        put(Job("sweep", "transformer-nano", 0, rate), cost)
+        if rate < 4e-3:
+            put(Job("sweep", "tauformer-nano", 0, rate), 0.0)
+    known = measured_of(asked, asked.sweep_jobs())
+    assert choose(known) == {"transformer-nano": 4e-3}
+    assert [(job.model, job.learning_rate) for job in beyond(asked, known)] == [("tauformer-nano", 5e-4)]
+    asked.learning_rates = [1e-3, 2e-3, 3.2e-2]
+    assert 8e-3 in {job.learning_rate for job in asked.sweep_jobs()}
+    assert compare._may_be_chosen(asked) == [dict.fromkeys(asked.names, r) for r in (1e-3, 2e-3, 4e-3, 8e-3, 3.2e-2)]
+
+
+def test_weights_without_a_checkpoint_are_not_removed(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "environment.json").write_text("{}")
+    compare._clear_stillborn(run)
+    assert not run.exists()
+    run.mkdir()
+    (run / "environment.json").write_text("{}")
+    (run / "model.safetensors").write_text("weights")
+    with pytest.raises(RunError, match="nothing is removed"):
+        compare._clear_stillborn(run)
+    assert (run / "model.safetensors").read_text() == "weights"
 
 
 def test_a_second_run_does_nothing_and_a_wider_one_only_what_is_missing(finished, capsys):

@@ -15,10 +15,10 @@ from glissando.errors import DivergenceError, RunError, TrainingError
 from glissando.lab.compare_measure import measure, origin, read_measured, record_failure
 from glissando.lab.compare_plan import Comparison, Job
 from glissando.lab.compare_report import write_report
-from glissando.lab.compare_results import Finished, ModelResult, beyond, bits_on, choose, gather, reported, swept
+from glissando.lab.compare_results import Finished, ModelResult, beyond, bits_on, choose, finished, gather, reported
 from glissando.lab.compare_speed import measure_speed, warm_up
 from glissando.lab.compare_table import Table, TableProgress
-from glissando.runs import ENVIRONMENT, Run, environment
+from glissando.runs import ENVIRONMENT, MODEL, Run, environment
 from glissando.storage import remove_directory, write_atomic
 from glissando.training.fit import resume, train
 
@@ -73,11 +73,11 @@ def _may_be_chosen(comparison: Comparison) -> list[dict[str, float]]:
     """model -> learning rate: the choice where it is known, else every rate for every model."""
     if not comparison.sweeps:
         return [{name: comparison.rates(name)[0] for name in comparison.names}]
-    tried = swept(comparison)
-    if len(tried) >= len(comparison.sweep_jobs()) and not beyond(comparison, tried):
+    jobs = comparison.sweep_jobs()
+    tried = finished(comparison, jobs)
+    if len(tried) == len(jobs) and not beyond(comparison, tried):
         return [choose(tried)]
-    rates = {*comparison.learning_rates, *(run.job.learning_rate for run in tried)}
-    return [dict.fromkeys(comparison.names, rate) for rate in sorted(rates)]
+    return [dict.fromkeys(comparison.names, rate) for rate in sorted({job.learning_rate for job in jobs})]
 
 
 def _chosen(comparison: Comparison, table: Table) -> dict[str, float]:
@@ -151,6 +151,11 @@ def _clear_stillborn(path: Path) -> None:
         return
     if any(path.iterdir()) and not (path / ENVIRONMENT).is_file():
         raise RunError(f"{path} is in the way and is no run: move it elsewhere")
+    if (path / MODEL).is_file():
+        raise RunError(
+            f"{path} has weights and no checkpoint that can be read, so that it cannot be gone on with; nothing is "
+            "removed: move it elsewhere, and it is trained anew"
+        )
     remove_directory(path)
 
 
@@ -164,12 +169,15 @@ def _show(comparison: Comparison, runs: list[Finished], table: Table) -> None:
 
 def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[str, Any]:
     """Of each model's first run that ended well; measured together, anew where a run or a context has been added."""
+    good = [run for run in runs if run.failed is None]
     first: dict[str, Path] = {}
-    for run in runs:
-        if run.failed is None:
-            first.setdefault(run.job.model, run.path)
+    for run in good:
+        first.setdefault(run.job.model, run.path)
+    dates = {run.path: run.figures["provenance"]["date"] for run in good}
     key: dict[str, Any] = {"format": _SPEED_FORMAT, "contexts": list(comparison.contexts)}
     key["runs"] = {name: str(path.relative_to(comparison.out)) for name, path in first.items()}
+    # A directory may have been removed and trained anew, of other options.
+    key["dates"] = {name: dates[path] for name, path in first.items()}
     file = comparison.out / SPEED
     if file.is_file():
         known = json.loads(file.read_bytes())

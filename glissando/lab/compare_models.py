@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.config import check_keys, from_dict, merge, read_options
+from glissando.config import check_keys, flat, from_dict, merge, read_options
 from glissando.errors import ConfigError
 from glissando.presets import load_preset, preset_names
-from glissando.training.config import BUDGETS, RunConfig
+from glissando.training.config import BUDGETS, RunConfig, require_effect
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -25,6 +25,8 @@ def read_models(given: Sequence[str]) -> dict[str, dict[str, Any]]:
         path = Path(text).expanduser()
         is_file = path.suffix in _SUFFIXES
         name = path.stem if is_file else text
+        if is_file and not name.strip("."):
+            raise ConfigError(f"{text} gives the model no name: call the file something like mine.yaml")
         if name in models:
             raise ConfigError(f"two models are called {name!r}: {', '.join(given)}; give each once, files by own names")
         if is_file and name in preset_names():
@@ -39,12 +41,17 @@ def _of_file(path: Path, first: bool) -> dict[str, Any]:
     values = read_options(path)
     try:
         check_keys(RunConfig, values)
+        config = from_dict(RunConfig, values)  # of itself: values of a wrong type are this file's mistake
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     _refuse(path, values, first)
-    preset = values.get("preset")
-    found = {"preset": preset, "model": {}, **merge(load_preset(preset) if preset else {}, values)}
-    _require_used(path, values, found["model"])
+    found = {"preset": config.preset, "model": {}, **merge(load_preset(config.preset) if config.preset else {}, values)}
+    whole = from_dict(RunConfig, {name: value for name, value in found.items() if name != "about"})
+    for name in flat(values):
+        try:
+            require_effect(whole, name)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
     return found
 
 
@@ -62,12 +69,14 @@ def _refuse(path: Path, values: Mapping[str, Any], first: bool) -> None:
         )
 
 
-def _require_used(path: Path, values: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options of a mixer that the file's model does not have."""
-    sections = (values.get("model") or {}).get("mixers") or {}
-    config = from_dict(RunConfig, {"model": model})
-    if unused := [name for name in sections if name not in config.as_dict()["model"]["mixers"]]:
-        raise ConfigError(
-            f"{path}: model.mixers.{unused[0]} would do nothing: model.mixer is {config.model.mixer}. Take it out, or "
-            "name it in model.mixer"
-        )
+def require_any_effect(configs: Sequence[RunConfig], names: Iterable[str]) -> None:
+    """Raise ConfigError for an option of all models that does nothing in any of them."""
+    for name in names:
+        told: list[ConfigError] = []
+        for config in configs:
+            try:
+                require_effect(config, name, f"--{name}")
+            except ConfigError as error:
+                told.append(error)
+        if len(told) == len(configs):
+            raise told[0]

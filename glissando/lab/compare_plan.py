@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from glissando.config import from_dict, merge
+from glissando.config import flat, from_dict, merge
 from glissando.data.base import Corpus
 from glissando.data.corpora import DataConfig, TokenizerConfig, build_corpus, build_tokenizer
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, DataError, RunError
-from glissando.lab.compare_models import read_models
+from glissando.lab.compare_models import read_models, require_any_effect
 from glissando.lab.probes import PROBES
 from glissando.model import LanguageModel
 from glissando.runs import CONFIG, TOKENIZER, Run
@@ -127,8 +127,10 @@ class Comparison:
             raise ConfigError("the learning rate is given by --learning_rates (one value: no sweep)")
         if given := set(BUDGETS) & set(self.training):
             raise ConfigError(f"training.{min(given)} is given by --budget, such as --budget {min(given)}=1000")
-        for name in self.names:
-            config = self.config(Job("run", name, 0, self.rates(name)[0]))
+        configs = {name: self.config(Job("run", name, 0, self.rates(name)[0])) for name in self.names}
+        options = {"model": merge(self.model), "data": merge(self.data), "training": merge(self.training)}
+        require_any_effect(list(configs.values()), flat(options))
+        for name, config in configs.items():
             config.check(1)
             if config.training.devices * config.training.num_nodes > 1:
                 raise ConfigError(
@@ -217,9 +219,16 @@ class Comparison:
         return len(self.learning_rates) > 1
 
     def sweep_jobs(self) -> list[Job]:
+        """What is asked for, and what an earlier command has tried beside it: what was measured is never left out."""
         if not self.sweeps:
             return []
-        return [Job("sweep", name, 0, rate) for name in self.names for rate in self.rates(name)]
+        return [Job("sweep", name, 0, rate) for name in self.names for rate in [*self.rates(name), *self._others(name)]]
+
+    def _others(self, name: str) -> list[float]:
+        """Learning rates of the model that have a directory and are not asked for."""
+        told = (path.name for path in (self.out / "sweep" / name).glob("lr-*-seed-0"))
+        found = sorted(float(place.removeprefix("lr-").removesuffix("-seed-0")) for place in told)
+        return [rate for rate in found if f"{rate:g}" not in {f"{asked:g}" for asked in self.rates(name)}]
 
     def run_jobs(self, chosen: dict[str, float]) -> list[Job]:
         """Seed by seed, so that all models have one before any has two; a model without a rate is left out."""
@@ -268,7 +277,7 @@ class Comparison:
         sizes = {"run": self.budget, "sweep": self.budget.times(self.sweep_share), "probe": self.probe_budget}
         rate = {"optimizer": {"learning_rate": job.learning_rate}}
         training = merge(
-            model.get("training", {}), {"sample_every": _NEVER}, self.training, rate, sizes[job.kind].options()
+            {"sample_every": _NEVER}, model.get("training", {}), self.training, rate, sizes[job.kind].options()
         )
         values = {"preset": model["preset"], "model": merge(model["model"], self.model), "data": data}
         config = from_dict(RunConfig, values | {"training": training})
@@ -317,11 +326,20 @@ class Comparison:
         }  # fmt: skip
         kept = asked["tokenizer"] is None or self._kept_tokenizer()
         if not kept:
+            self._require_no_runs()
             (self.out / TOKENIZER).unlink(missing_ok=True)  # no plan beside the tokenizer of another
         write_atomic(target, (json.dumps(asked, indent=2) + "\n").encode())
         if not kept:
             self.tokenizer.save(self.out / TOKENIZER)
         return target
+
+    def _require_no_runs(self) -> None:
+        """Raise ConfigError where runs lie that have read the text in another tokenizer's pieces than is asked for."""
+        if there := next((path for kind in ("sweep", "runs") for path in (self.out / kind).glob("*/*")), None):
+            raise ConfigError(
+                f"{there} was trained with another tokenizer than --data.tokenizer and its text would give now: give "
+                "the same options, or another --out"
+            )
 
 
 def _rows(corpus: Corpus) -> int:

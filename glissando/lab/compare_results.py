@@ -127,25 +127,19 @@ def choose(sweep: Sequence[Finished]) -> dict[str, float]:
 
 
 def beyond(comparison: Comparison, tried: Sequence[Finished]) -> list[Job]:
-    """The next learning rate to try of each model whose best is the lowest or the highest so far: as far from it as its
-    neighbour is, as a factor."""
-    jobs = []
-    for name, best in choose(tried).items():
+    """The next learning rate to try of each model whose best is the lowest or the highest so far, as far from it as its
+    neighbour is, as a factor; below the lowest where all have failed."""
+    jobs, best, asked = [], choose(tried), comparison.learning_rates
+    for name in comparison.names:
         rates = sorted(run.job.learning_rate for run in tried if run.job.model == name)
-        if len(rates) < 2 or len(rates) - len(comparison.learning_rates) >= comparison.sweep_beyond:
+        further = [rate for rate in rates if not min(asked) <= rate <= max(asked)]
+        if len(rates) < 2 or len(further) >= comparison.sweep_beyond:
             continue
-        neighbour = {rates[0]: rates[1], rates[-1]: rates[-2]}.get(best)
+        edge = best.get(name, rates[0])
+        neighbour = {rates[0]: rates[1], rates[-1]: rates[-2]}.get(edge)
         if neighbour is not None:
-            jobs.append(Job("sweep", name, 0, float(f"{best * best / neighbour:.4g}")))
+            jobs.append(Job("sweep", name, 0, float(f"{edge * edge / neighbour:.4g}")))
     return jobs
-
-
-def swept(comparison: Comparison) -> list[Finished]:
-    """All that has been tried so far to choose learning rates, those beyond the given ones included."""
-    found = finished(comparison, comparison.sweep_jobs())
-    while more := finished(comparison, beyond(comparison, found)):
-        found += more
-    return found
 
 
 # ---------------------------------------------------------------------- intervals
@@ -229,7 +223,7 @@ def sums(runs: Sequence[Finished], above: str, below: str, rows: slice) -> Sums:
 
 def gather(comparison: Comparison, chosen: dict[str, float], speed: dict[str, Any]) -> list[ModelResult]:
     """Every model's result, from the files of finished runs; what is not trained yet is left out."""
-    sweep, runs = swept(comparison), finished(comparison, comparison.run_jobs(chosen))
+    sweep, runs = (finished(comparison, jobs) for jobs in (comparison.sweep_jobs(), comparison.run_jobs(chosen)))
     probes = finished(comparison, comparison.probe_jobs(chosen))
     counts, results = comparison.parameters(), list[ModelResult]()
     for name in comparison.names:

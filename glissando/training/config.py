@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from glissando.config import to_dict, used_with
+from glissando.config import require_chosen, require_used, to_dict, used_with
 from glissando.data.corpora import CORPORA, DataConfig
 from glissando.errors import ConfigError, unknown_name
+from glissando.mixers import MIXERS
 from glissando.model import ModelConfig
 from glissando.training.schedules import ScheduleConfig, require
 
@@ -220,3 +221,12 @@ class RunConfig:
         for name in set(CORPORA) - {self.data.corpus}:
             del values["data"][name]
         return values
+
+
+def require_effect(config: RunConfig, name: str, told: str | None = None) -> None:
+    """Raise ConfigError for an option that would do nothing: of a mixer or a corpus that the run does not have, or of
+    one that is not used beside the others. `told`: how it was given."""
+    mixers = config.as_dict()["model"]["mixers"]
+    require_used(config, name, told)
+    require_chosen(told or name, "model.mixers", MIXERS, mixers, "model.mixer", config.model.mixer)
+    require_chosen(told or name, "data", CORPORA, [config.data.corpus], "data.corpus", config.data.corpus)

@@ -9,18 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.config import from_dict, to_dict
+from glissando.config import flat, from_dict, require_chosen, to_dict
 from glissando.data.corpora import CORPORA, DataConfig, TextOptions, build_corpus
 from glissando.errors import ConfigError, DataError
 from glissando.verbs.options import (
     add_inference_options,
     explain,
-    flat,
     inference_overrides,
     parse,
     parser_for,
     plain,
-    require_chosen,
     require_writable,
 )
 

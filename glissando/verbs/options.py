@@ -7,7 +7,7 @@ import difflib
 import re
 import tempfile
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -49,15 +49,6 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
         return parser.parse_args(_whole_numbers(known, arguments))
     except ArgumentError as error:
         raise ConfigError(readable(str(error))) from error
-
-
-def require_chosen(
-    given: str, above: str, known: Collection[str], used: Collection[str], chooser: str, now: object
-) -> None:
-    """Raise ConfigError for an option of a section `above`.NAME that is known and not used, as `chooser` is `now`."""
-    where, _, name = given.removeprefix("--").rpartition(".")[0].rpartition(".")
-    if where == above and name in known and name not in used:
-        raise ConfigError(f"{given} would do nothing: {chooser} is {now}. Leave it out, or choose --{chooser} {name}")
 
 
 def _nearest_option(name: str, known: Mapping[str, Any]) -> str | None:
@@ -147,14 +138,6 @@ def named_values(text: str) -> dict[str, float]:
         if not sign or not name.strip():
             raise ConfigError(f"--control is NAME=VALUE with commas between, such as mood=0.7,speech=-1; got {text!r}")
     return values
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys: what a parser takes as defaults."""
-    items: dict[str, Any] = {}
-    for key, value in values.items():
-        items |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return items
 
 
 def plain(value: Any) -> Any:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.config import check_keys, from_dict, merge, read_options, require_used, to_dict
+from glissando.config import check_keys, flat, from_dict, merge, read_options, require_chosen, to_dict
 from glissando.data.corpora import CORPORA
 from glissando.errors import ConfigError
 from glissando.mixers import MIXERS
 from glissando.presets import load_preset
-from glissando.training.config import BUDGETS, MACHINE, RunConfig
-from glissando.verbs.options import explain, flat, parse, parser_for, plain, require_chosen
+from glissando.training.config import BUDGETS, MACHINE, RunConfig, require_effect
+from glissando.verbs.options import explain, parse, parser_for, plain
 
 EXAMPLE = (
     "glissando train --preset transformer-nano --data.corpus text --data.text.path book.txt "
@@ -59,12 +59,12 @@ def _require_used(arguments: Sequence[str], file: Mapping[str, Any], config: Run
     the command line chooses otherwise than it does."""
     if config.stages:
         return  # each names its own
-    values = config.as_dict()
     typed = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     for given in typed:
-        require_used(config, given.removeprefix("--").removesuffix("+"), told=given)
-    for given in (*typed, *_sections(file, typed)):
-        require_chosen(given, "model.mixers", MIXERS, values["model"]["mixers"], "model.mixer", config.model.mixer)
+        require_effect(config, given.removeprefix("--").removesuffix("+"), told=given)
+    mixers = config.as_dict()["model"]["mixers"]
+    for given in _sections(file, typed):
+        require_chosen(given, "model.mixers", MIXERS, mixers, "model.mixer", config.model.mixer)
         require_chosen(given, "data", CORPORA, [config.data.corpus], "data.corpus", config.data.corpus)
 
 
