@@ -48,6 +48,9 @@ examples: .venv/.installed
 
 slow: .venv/.installed
 	$(BIN)/python -m pytest -m slow --timeout 3600
+	@# Laws over cases that were never drawn before.
+	HYPOTHESIS_PROFILE=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile \
+		$$(grep -l "from hypothesis import" tests/test_*.py)
 
 bench: .venv/.installed
 	$(BIN)/glissando bench

@@ -11,6 +11,7 @@ stands before the mixer, whatever the mixer is.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -96,6 +97,8 @@ class ComplexNorm(nn.Module):
 
 def build_norm(config: NormConfig, size: int) -> nn.Module:
     check_choices(config, "norm")
+    if not 0 <= config.eps < math.inf:
+        raise ConfigError(f"norm.eps is added to a variance: it must be at least 0 and finite, got {config.eps}")
     if config.kind == "complex":
         return ComplexNorm(size, config.eps)
     return RMSNorm(size, config.eps) if config.kind == "rms" else nn.LayerNorm(size, eps=config.eps)
@@ -186,6 +189,8 @@ class Block(nn.Module):
         self.conv = ShortConv(hidden_size, config.conv_width) if config.conv_width else None
         self.mixer = mixer
         self.start_scale = scale = config.mixer_scale
+        if scale is not None and not math.isfinite(scale):
+            raise ConfigError(f"block.mixer_scale must be finite, or null for none, got {scale}")
         self.mixer_scale = None if scale is None else nn.Parameter(torch.tensor(float(scale)))
         has_mlp = config.mlp.kind != "none"
         if not has_mlp and (config.mlp.hidden is not None or config.mlp.bias or config.mlp_dropout):

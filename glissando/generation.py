@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glissando.data.tokenizers import StreamDecoder, Tokenizer
 from glissando.errors import ConfigError, NotFiniteError, unknown_name
@@ -44,13 +46,13 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:  # nor NaN
-            raise ConfigError(f"temperature must be at least 0 (0 is greedy), got {self.temperature}")
+        if not 0 <= self.temperature < math.inf:  # nor NaN
+            raise ConfigError(f"temperature must be at least 0 (0 is greedy) and finite, got {self.temperature}")
         if self.top_k is not None and not (isinstance(self.top_k, Integral) and self.top_k >= 1):
             raise ConfigError(f"top_k must be a whole number of at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
-        if not _SEEDS[0] <= self.seed <= _SEEDS[1]:
+        if not (isinstance(self.seed, Integral) and _SEEDS[0] <= self.seed <= _SEEDS[1]):
             raise ConfigError(f"seed must be a whole number from -2**63 to 2**63 - 1, got {self.seed}")
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -154,21 +156,39 @@ def room_after(model: LanguageModel, prompt_tokens: int) -> int:
     return sys.maxsize if limit is None else max(0, limit - prompt_tokens + 1)
 
 
+@dataclass
+class _Computing:
+    """How many texts a model computes right now, and its modules that were training when that began."""
+
+    texts: int = 0
+    training: list[nn.Module] = field(default_factory=list)
+
+
+_COMPUTING: WeakKeyDictionary[LanguageModel, _Computing] = WeakKeyDictionary()
+_COMPUTING_LOCK = threading.Lock()
+
+
 @contextmanager
 def computing(model: LanguageModel) -> Iterator[None]:
     """Without gradients and dropout, for as long as the model computes and no longer.
 
     Between two pieces of a text runs whoever reads them, and other texts of the same model.
     """
-    training = [module for module in model.modules() if module.training] if model.training else []
-    with torch.no_grad():
-        for module in training:
-            module.training = False
-        try:
+    with _COMPUTING_LOCK:
+        within = _COMPUTING.setdefault(model, _Computing())
+        within.texts += 1
+        if model.training:
+            within.training += [module for module in model.modules() if module.training]
+            for module in within.training:
+                module.training = False
+    try:
+        with torch.no_grad():
             yield
-        finally:
-            for module in training:
-                module.training = True
+    finally:
+        with _COMPUTING_LOCK:
+            within.texts -= 1
+            while within.training and not within.texts:  # other threads may compute: the last to leave restores
+                within.training.pop().training = True
 
 
 def writable(model: LanguageModel, logits: Tensor) -> Tensor:
@@ -248,7 +268,7 @@ def stream(
     Raises ConfigError if the model has no tokenizer or an option makes no sense.
     """
     sampling = Sampling(temperature, top_k, top_p, seed)
-    for pieces in _stream_all(model, [prompt], max_tokens, sampling, stop, control, when_full):
+    for pieces in _stream_all(model, _texts([prompt], "prompt"), max_tokens, sampling, stop, control, when_full):
         if pieces[0]:
             yield pieces[0]
 
@@ -267,11 +287,22 @@ def generate(
     when_full: Callable[[], None] | None = None,
 ) -> list[str]:
     """The continuations of several prompts, computed together; each equals the one it would get alone. As `stream`."""
-    several = [prompts] if isinstance(prompts, str) else list(prompts)
+    several = _texts(prompts, "prompts")
     sampling = Sampling(temperature, top_k, top_p, seed)
     texts = [""] * len(several)
     for pieces in _stream_all(model, several, max_tokens, sampling, stop, control, when_full):
         texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+    return texts
+
+
+def _texts(given: object, what: str) -> list[str]:
+    """One text or several, as a list. Raises ConfigError for anything else."""
+    if isinstance(given, str):
+        return [given]
+    several = list(given) if isinstance(given, Iterable) else [given]
+    texts = [text for text in several if isinstance(text, str)]
+    if len(texts) < len(several):
+        raise ConfigError(f"{what} must be a text, or a list of texts (which may be empty), got {given!r}")
     return texts
 
 
@@ -285,9 +316,9 @@ def _stream_all(
     when_full: Callable[[], None] | None,
 ) -> Iterator[list[str]]:
     tokenizer = tokenizer_of(model)
-    if max_tokens < 0:
-        raise ConfigError(f"max_tokens must be at least 0, got {max_tokens}")
-    stops = [stop] if isinstance(stop, str) else list(stop)
+    if not (isinstance(max_tokens, Integral) and max_tokens >= 0):
+        raise ConfigError(f"max_tokens must be a whole number of at least 0, got {max_tokens}")
+    stops = _texts(stop, "stop")
     if any(not s for s in stops):
         raise ConfigError("a stop text is empty: it would stop at once")
     rows = [TextRow(tokenizer, stops) for _ in prompts]

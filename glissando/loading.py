@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from glissando.config import from_dict, merge
+from glissando.config import flat, from_dict, merge, starting_differences
 from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError, RunError
 from glissando.model import LanguageModel, ModelConfig
@@ -25,19 +25,22 @@ def load_base(path: str | Path, overrides: Mapping[str, Any] | None = None) -> L
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> LanguageModel:
     """The model of a run directory or of one of its checkpoints, in evaluation mode, with its tokenizer.
 
-    `overrides` change its configuration ({"depth.n_steps": 8}); those that change a tensor's shape do not load.
+    `overrides` change its configuration ({"depth.n_steps": 8}, or nested); those that change a tensor's shape do not
+    load.
 
-    Raises RunError if the directory is no run, incomplete or damaged; nothing of it is ever unpickled.
+    Raises ConfigError for an override that would do nothing, RunError if the directory is no run, incomplete or
+    damaged; nothing of it is ever unpickled.
     """
     run = Run.open(path)
     given = run.read_config().get("model")
     if not isinstance(given, dict):
         raise RunError(f"{run.path / CONFIG} says nothing of a model: it has no section `model`, or it is no mapping")
-    values = merge(given, overrides or {})
-    if "depth.flow.tolerance" in (overrides or {}) and values["depth"]["flow"].get("backward") == "checkpoint":
+    changes = flat(merge(overrides or {}))
+    values = merge(given, changes)
+    if "depth.flow.tolerance" in changes and values["depth"]["flow"].get("backward") == "checkpoint":
         values["depth"]["flow"]["backward"] = "direct"  # the same forward, and it can halt
     config = from_dict(ModelConfig, values, "model")
-    _refuse_unused(config, overrides or {})
+    _refuse_unused(config, from_dict(ModelConfig, given, "model"), changes)
     config.mixers.weights_follow()
     tokens = run.path / TOKENIZER
     model = LanguageModel(config, load_tokenizer(tokens) if tokens.is_file() else None)
@@ -50,10 +53,15 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
     return model.eval()
 
 
-def _refuse_unused(config: ModelConfig, overrides: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option of a mixer that the model does not have."""
+def _refuse_unused(config: ModelConfig, saved: ModelConfig, changes: Collection[str]) -> None:
+    """Raise ConfigError for an option of a mixer that the model does not have, and for one that says where numbers
+    start: these are the run's own."""
+    for each in starting_differences(config, saved, "model"):
+        name = each.path.removeprefix("model.")
+        if name in changes:
+            raise ConfigError(f"{name} says where new numbers start, and the weights have theirs; leave it out")
     used = [config.mixer] if isinstance(config.mixer, str) else config.mixer
-    for name in overrides:
+    for name in changes:
         section, _, rest = name.partition(".")
         if section == "mixers" and rest.partition(".")[0] not in used:
             raise ConfigError(f"{name} was given, and this model's mixer is {', '.join(used)}; leave it out")

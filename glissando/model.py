@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,8 @@ class LanguageModel(Backbone):
         self.tokenizer = tokenizer
         check_choices(config, "model")
         require_positive(config, "vocab_size", "hidden_size", "max_length")
+        if config.logit_scale == 0 or not math.isfinite(config.logit_scale):
+            raise ConfigError(f"logit_scale must be finite and not 0, got {config.logit_scale}")
         size, is_complex = config.hidden_size, config.representation == "complex"
         self.width = 2 * size if is_complex else size
         self.embedding = nn.Embedding(config.vocab_size, size)
@@ -124,7 +127,18 @@ class LanguageModel(Backbone):
             config = from_dict(ModelConfig, config, "model")
         from glissando.data.tokenizers import ByteTokenizer
 
-        return cls(config, ByteTokenizer() if config.vocab_size == 256 else None)
+        model = cls(config, ByteTokenizer() if config.vocab_size == 256 else None)
+        model._require_laplacians()
+        return model
+
+    def _require_laplacians(self) -> None:
+        """Raise ConfigError where a Laplacian is to come with weights that a new model does not have."""
+        for name, buffer in self.named_buffers():
+            if name.endswith("laplacian") and not buffer.is_meta and not bool(buffer.isfinite().all()):
+                raise ConfigError(
+                    f"{name} of a new model is nowhere `saved`: give mixers.tau.laplacian `chain` or a file of "
+                    "`glissando laplacian build`, or load a run that has one"
+                )
 
     def _start(self) -> None:
         super()._start()

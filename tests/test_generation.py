@@ -13,7 +13,7 @@ from subjects import build
 
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError, NotFiniteError, UnknownNameError
-from glissando.generation import Sampling, continue_ids, generate, stream, writable
+from glissando.generation import Sampling, computing, continue_ids, generate, stream, writable
 from glissando.model import LanguageModel
 
 
@@ -151,13 +151,38 @@ def test_characters_are_never_split():
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\]"),
         ({"temperature": float("nan")}, "temperature must be at least 0"),
         ({"seed": 2**63}, "seed must be a whole number"),
-        ({"max_tokens": -5}, "max_tokens must be at least 0"),
+        ({"max_tokens": -5}, "max_tokens must be a whole number of at least 0"),
         ({"stop": ""}, "stop text is empty"),
+        ({"stop": None}, "stop must be a text, or a list of texts .* got None"),
+        ({"stop": ["a", 3]}, "stop must be a text"),
+        ({"max_tokens": 2.5}, "max_tokens must be a whole number"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"temperature": float("inf")}, "at least 0 .* and finite"),
     ],
 )
 def test_mistakes_are_named(model, options, message):
     with pytest.raises(ConfigError, match=message):
         generate(model, "a", **options)
+
+
+def test_prompts_are_texts(model):
+    with pytest.raises(ConfigError, match=r"prompts must be a text, or a list of texts .* got \[1, 2\]"):
+        generate(model, [1, 2])
+    with pytest.raises(ConfigError, match="prompt must be a text"):
+        next(stream(model, 5))
+
+
+def test_the_last_text_to_end_puts_training_back():
+    """Two threads compute with one model: dropout stays off in both, whoever began and whoever ends first."""
+    model = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}).train()
+    first, second = computing(model), computing(model)
+    with torch.enable_grad():  # which is each thread's own; here is one, that leaves in another order than it came
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert not any(module.training for module in model.modules())
+        second.__exit__(None, None, None)
+        assert all(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 from subjects import build, random_ids
+from torch import nn
 from training_runs import assert_same_tensors, configuration, curve, last_checkpoint, metrics, weights
 
+from glissando.config import from_dict
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grow_by
 from glissando.model import LanguageModel
 from glissando.runs import OPTIMIZER, Run
 from glissando.training.callbacks import Samples
-from glissando.training.config import OptimizerConfig
+from glissando.training.config import OptimizerConfig, RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.growing import grow_run, record
 from glissando.training.moments import Moments, checkpoint_moments, grow_moments, put_moments, read_moments
@@ -258,6 +260,30 @@ def test_shares_of_the_rate_are_given_back(small, tmp_path):
     twice = grow_run(trained, tmp_path / "twice", Growth(width=2)).path
     remembered = Share(*Run.open(twice).read_config()["grown"][name])
     assert (remembered.share, remembered.copies, remembered.rate) == (0.25, 16.0, 0.5)
+    further = gone_on(trained, tmp_path, {"training.steps": 2}, out="further")  # and stay so where training goes on
+    remembered = Share(*Run.open(further).read_config()["grown"][name])
+    assert (remembered.share, remembered.copies, remembered.rate) == (0.5, 4.0, 1.0)
+
+
+def test_a_fused_optimizer_counts_steps_where_its_weights_are():
+    """The count of moments that were read from a file is on the host, and a fused kernel on a device cannot read it."""
+    model = nn.Linear(2, 2, device="meta")
+    moments = {"weight": Moments(torch.tensor(3), torch.zeros(2, 2), torch.zeros(2, 2))}
+    for fused, device in ((True, "meta"), (False, "cpu")):
+        optimizer = torch.optim.AdamW(model.parameters())
+        optimizer.param_groups[0]["fused"] = fused
+        put_moments(optimizer, model, moments)
+        assert optimizer.state[model.weight]["step"].device.type == device
+
+
+def test_a_configuration_stays_as_it_was_given(small, tmp_path):
+    """What a run finds out about itself is not the caller's, who may train another with it."""
+    large = grow_run(small, tmp_path / "large", Growth(width=2)).path
+    given = replace(configuration(tmp_path), start_from=str(large))
+    given.model = from_dict(RunConfig, {"model": Run.open(large).read_config()["model"]}).model
+    before = copy.deepcopy(given)
+    train(given, tmp_path / "a")
+    assert given == before
 
 
 def test_how_much_of_the_shares_is_held():

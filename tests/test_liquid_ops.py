@@ -368,3 +368,14 @@ def test_newton_says_what_does_not_fit():
         newton.solve(logistic, torch.zeros(2, 3, 1), [torch.zeros(2, 4, 3, 1), torch.zeros(2, 5, 3, 1)])
     with pytest.raises(ValueError, match=r"x0 torch\.bfloat16"):
         newton.solve(logistic, torch.zeros(2, 3, 1).bfloat16(), [torch.zeros(2, 4, 3, 1)])
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("adaptation", [0.0, 1e-9])
+def test_time_constants_that_do_not_adapt(adaptation: float, coupled: bool):
+    """The derivative by the state is nothing there, and not 0 / 0."""
+    given = (*problem(20), some_modes(adaptation=adaptation), coupled)
+    expected = outcome("reference", *given)
+    for backend in ("newton", "numba"):
+        for name, value in outcome(backend, *given).items():
+            assert_close(value, expected[name], f"{backend}, {name}", EXACT)

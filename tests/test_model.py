@@ -310,6 +310,39 @@ def test_saved_models_load_identically(name: str, tmp_path):
         model.save(tmp_path / "model")
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_options_of_a_saved_model_can_be_changed_where_that_does_something(nested: bool, tmp_path):
+    LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}).save(tmp_path / "model")
+
+    def changed(name: str, value: object) -> LanguageModel:
+        return glissando.load(tmp_path / "model", merge({name: value}) if nested else {name: value})
+
+    assert changed("mixers.attention.window", 8).config.mixers.attention.window == 8
+    for name, value, message in (
+        ("mixers.tau.bins", 8, "mixers.tau.bins was given, and this model's mixer is attention"),
+        ("init", "xavier", "init says where new numbers start"),
+        ("mixers.attention.horizons", [2.0, 64.0], "mixers.attention.horizons says where new numbers start"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            changed(name, value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm": {"eps": -1.0}}, "norm.eps is added to a variance"),
+        ({"norm": {"eps": float("nan")}}, "norm.eps"),
+        ({"logit_scale": 0.0}, "logit_scale must be finite and not 0"),
+        ({"logit_scale": float("nan")}, "logit_scale"),
+        ({"block": {"mixer_scale": float("inf")}}, "block.mixer_scale must be finite"),
+        ({"mixer": "tau", "mixers": {"tau": {"laplacian": "saved"}}}, "laplacian of a new model is nowhere `saved`"),
+    ],
+)
+def test_numbers_of_which_no_logits_come_are_refused(options: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        LanguageModel.from_preset("transformer-nano", **options)
+
+
 def test_a_byte_model_has_its_tokenizer(tmp_path):
     model = LanguageModel.from_preset("minimal-transformer")
     model.save(tmp_path / "model")

@@ -311,7 +311,26 @@ def test_interrupt_in_the_same_process_raises_once_saved(tmp_path, monkeypatch, 
     assert stopped.value.status == 128 + asking
     assert signal.getsignal(asking) is before
     assert last_checkpoint(tmp_path / "run")["global_step"] == 5
-    assert [row["step"] for row in metrics(tmp_path / "run")] == ["1", "2", "3", "4"]
+    assert [row["step"] for row in metrics(tmp_path / "run")] == ["1", "2", "3", "4", "5"]
+
+
+def test_what_was_due_when_interrupted_is_not_lost(tmp_path, monkeypatch):
+    """A validation may cut the rate of the next step: resuming begins there, so that it is done before saving."""
+    changes = {"training": CASES["plateau"] | {"validate_every": 2, "sample_every": 5, "steps": 14}}
+    train(configuration(tmp_path, changes), tmp_path / "whole")
+    original = Budget.after_step
+
+    def after_step(self, trainer, module, step):
+        self.asked_to_stop = step == 10
+        original(self, trainer, module, step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Budget, "after_step", after_step)
+        with pytest.raises(Stopped, match="step 10"):
+            train(configuration(tmp_path, changes), tmp_path / "x")
+    assert last_checkpoint(tmp_path / "x")["schedule"]["cuts"] > 0
+    resume(tmp_path / "x")
+    assert_same_run(tmp_path / "x", tmp_path / "whole")
 
 
 # ---------------------------------------------------------------------- trouble

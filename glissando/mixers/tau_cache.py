@@ -26,6 +26,7 @@ from torch import Tensor
 
 from glissando.mixers.slots import append, at_last, cut, latest_of
 from glissando.ops.tau_attention import attend, exponents
+from glissando.precision import without_autocast
 from glissando.state import zeros_position
 
 if TYPE_CHECKING:
@@ -171,7 +172,8 @@ class BinnedCache:
         below, above = state.up_level.unsqueeze(2) - below, state.down_level.unsqueeze(2) - above
         top = torch.maximum(below.amax(-1), above.amax(-1)).detach().clamp_min(_NOTHING)
         up, down = ((x - top.unsqueeze(-1)).exp().to(state.up.dtype) for x in (below, above))
-        return up @ state.up + down @ state.down, top
+        with without_autocast(q.device.type):
+            return up @ state.up + down @ state.down, top
 
     def _bin(self, values: Tensor) -> Tensor:
         return (values.detach() * self.bins).long().clamp(0, self.bins - 1)

@@ -105,9 +105,12 @@ def require_time(dt: Tensor) -> None:
 
 def time_constants(z: Tensor, past: Tensor, modes: Modes) -> Tensor:
     """tau (B, T, N) for z (B, T, N) and the state before each token, past (B, T, N, 2)."""
-    if modes.state is not None:
-        z = z + (past * modes.state).sum(-1)
-    return modes.tau * (1 + modes.adaptation * torch.tanh(z))
+    return modes.tau * (1 + modes.adaptation * _adapted(z, past, modes))
+
+
+def _adapted(z: Tensor, past: Tensor, modes: Modes) -> Tensor:
+    """phi, by which tau adapts, from -1 to 1."""
+    return torch.tanh(z if modes.state is None else z + (past * modes.state).sum(-1))
 
 
 def _check(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None) -> None:
@@ -160,12 +163,11 @@ def _linearised(coupled: bool) -> newton.Linearise:
         past, entry = torch.view_as_complex(x.contiguous()), torch.view_as_complex(b.contiguous())
         keep, turn, *c = _rates(z, x, modes, time, coupled)
         factor, c_all = torch.complex(keep, turn), torch.complex(*c)
-        tau = time_constants(z, x, modes)
+        phi = _adapted(z, x, modes)
+        tau = modes.tau * (1 + modes.adaptation * phi)
         rate, k = 1 / tau, modes.step * time.unsqueeze(-1)
         zeta = torch.complex(-(modes.decay + rate), modes.turn.expand_as(rate))
-        # d rate / ds, from tau = tau0 (1 + a phi): a (1 - phi^2) tau0 = (a^2 tau0^2 - (tau - tau0)^2) / (a tau0)
-        room = modes.adaptation * modes.tau
-        d_rate = -(rate**2) * (room - (tau - modes.tau) ** 2 / room)
+        d_rate = -(rate**2) * modes.adaptation * modes.tau * (1 - phi**2)  # d rate / ds, from tau = tau0 (1 + a phi)
         d_factor = -k * d_rate * factor
         c_plain = c_all * tau if coupled else c_all
         d_c = (d_factor + c_plain * d_rate) / zeta

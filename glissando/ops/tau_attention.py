@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from glissando.errors import ConfigError, unknown_name
 from glissando.ops.compiled import require_shapes
+from glissando.precision import without_autocast
 
 Backend = Literal["auto", "fast", "reference"]
 
@@ -119,7 +120,8 @@ def attend(
     elif _use_fast(backend, q, k):
         o, lse = _Fast.apply(q, k, v, e, inverse, past)
     else:
-        o, lse = _reference(q, k, v, e, inverse, past)
+        with without_autocast(q.device.type):
+            o, lse = _reference(q, k, v, e, inverse, past)
     return o.to(given), lse
 
 

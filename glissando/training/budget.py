@@ -35,7 +35,8 @@ class Budget(StepEnd):
     Every process goes by the first one's clock and by anybody's request: what is due on one is due on all.
 
     ends          this is the last step of the run
-    interrupted   training stops here, but the run could go on: only saving is due
+    interrupted   training stops here, but the run could go on: what is due after this step is done all the same, for
+                  resuming begins with the next one
     """
 
     def __init__(
@@ -70,8 +71,6 @@ class Budget(StepEnd):
 
     def due(self, every: int | None, step: int) -> bool:
         """Whether something is due after `step`: every so many steps, or ten times a run; and at its end."""
-        if self.interrupted:
-            return False
         if self.ends:
             return True
         if every is None and self.steps is None:

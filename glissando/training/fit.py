@@ -68,6 +68,7 @@ def train(config: RunConfig, out: str | Path, progress: ShownBy = Progress) -> R
     Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C, SIGTERM and SIGHUP
     raise Stopped, a KeyboardInterrupt, once the step in progress is saved.
     """
+    config = copy.deepcopy(config)  # what is found out about this run is not the caller's
     take_growth(config)
     config.check(math.prod(launch.processes(config.training)))
     pl.seed_everything(config.training.seed, verbose=False)

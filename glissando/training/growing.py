@@ -45,8 +45,8 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     before = run.read_config()
     config = {name: value for name, value in before.items() if name not in ("start_from", "grown")}
     config["model"] = used_options(grown.model.config)
-    if remembered := record(grown, before.get("grown", {}), _held(before, checkpoint)):
-        config["grown"] = remembered
+    if noted := record(grown, before.get("grown", {}), _held(before, checkpoint)):
+        config["grown"] = noted
     new = Run.create(out)
     if (run.path / TOKENIZER).is_file():
         load_tokenizer(run.path / TOKENIZER).save(new.path / TOKENIZER)
@@ -64,12 +64,28 @@ def record(grown: Grown, before: Mapping[str, list[float]], held: float = 1.0) -
     found: dict[str, list[float]] = {}
     for name, _ in grown.model.named_parameters():
         grows, old = grown.table.get(name), Share(*before.get(name, ()))
-        share, copies, released = old.share, old.copies, old.rate**held / old.share
+        share, copies = old.share, old.copies
         if isinstance(grows, Grows):
             share, copies = share * grows.share, copies * grows.copies
         if (share, copies) != (1.0, 1.0):
-            found[name] = [float(share), float(copies), *([float(released)] if released != 1.0 else [])]
+            found[name] = _noted(share, copies, _released(old, held))
     return found
+
+
+def remembered(run: Run) -> dict[str, list[float]]:
+    """What the next training has to remember of a run's growth: its record, with what its own training has released."""
+    before = run.read_config()
+    held = _held(before, run.checkpoint or run.latest_checkpoint())
+    shares = {name: Share(*told) for name, told in before.get("grown", {}).items()}
+    return {name: _noted(old.share, old.copies, _released(old, held)) for name, old in shares.items()}
+
+
+def _released(share: Share, held: float) -> float:
+    return share.rate**held / share.share
+
+
+def _noted(share: float, copies: float, released: float) -> list[float]:
+    return [float(share), float(copies), *([float(released)] if released != 1.0 else [])]
 
 
 def _held(config: Mapping[str, Any], checkpoint: Path | None) -> float:

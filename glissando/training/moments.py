@@ -66,11 +66,13 @@ def read_moments(run: Run) -> dict[str, Moments]:
 
 def put_moments(optimizer: torch.optim.Optimizer, model: nn.Module, moments: Mapping[str, Moments]) -> None:
     """Give a new AdamW the state it would have had; a parameter that is not trained any more needs none."""
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    fused = {id(p): bool(group.get("fused")) for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
-        if name in moments and id(parameter) in trained:
+        if name in moments and id(parameter) in fused:
             own = moments[name]
-            state: dict[str, Any] = {"step": own.step.clone().float()}
+            step = own.step.clone().float()
+            # The fused kernel reads the count where the weights are, the others on the host.
+            state: dict[str, Any] = {"step": step.to(parameter.device) if fused[id(parameter)] else step}
             state["exp_avg"] = own.first.to(parameter, copy=True)
             state["exp_avg_sq"] = own.second.to(parameter, copy=True)
             optimizer.state[parameter] = state

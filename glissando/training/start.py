@@ -18,6 +18,7 @@ from glissando.runs import TOKENIZER, Run
 from glissando.storage import MANIFEST
 from glissando.training import launch
 from glissando.training.config import RunConfig
+from glissando.training.growing import remembered
 from glissando.training.moments import Moments, read_moments
 
 
@@ -127,7 +128,7 @@ def take_growth(config: RunConfig) -> None:
     Raises ConfigError where a record is given and no run is started from.
     """
     if config.start_from is not None:
-        config.grown = Run.open(config.start_from).read_config().get("grown", {})
+        config.grown = remembered(Run.open(config.start_from))
     elif config.grown:
         raise ConfigError("grown is what `glissando grow` left in a run: start from that with --from, or leave it out")
 
