@@ -16,6 +16,7 @@ from glissando.cli import main
 from glissando.lab import hybrid_adjoint, hybrid_costs, hybrid_gradients, hybrid_solvers, hybrid_training
 from glissando.lab.audit import CLAIMS, measure, report, select, write
 from glissando.lab.claim import Claim, Finding, Plan
+from glissando.lab.hybrid_steering import at_least, near_zero
 from glissando.lab.published.hybrid_ode import PublishedHybrid, preset_weights
 from glissando.model import LanguageModel
 from glissando.training.fit import train
@@ -77,6 +78,12 @@ def test_its_control_gets_no_gradient():
 )
 def test_verdicts_are_read_off_the_checks(finding: Finding, verdict: str):
     assert finding.verdict == verdict
+
+
+def test_a_bound_inside_an_interval_decides_nothing():
+    assert [at_least(*x, 0.88) for x in ((0.9, 1.0), (0.8, 0.9), (0.7, 0.8), (0.88, 0.88))] == [True, None, False, True]
+    cases = ((-0.04, 0.05), (-0.08, 0.04), (0.06, 0.2), (-0.9, -0.1), (math.nan, math.nan))
+    assert [near_zero(*x) for x in cases] == [True, None, False, False, False]
 
 
 def test_a_report_has_claim_figures_and_verdicts():
@@ -243,6 +250,8 @@ def test_the_verb(tmp_path, capsys):
         (["hybrid", "--form", "publishd"], "Did you mean 'published'"),
         (["hybrid-gradients", "--quick", "--text", "nowhere.txt"], "cannot read --text nowhere.txt"),
         (["hybrid", "--steps", "0"], "--steps must be at least 1, got 0"),
+        (["--steps", "5"], "--steps needs claims to measure"),
+        (["--quick", "--out", "here"], "--quick needs claims to measure"),
         (["hybrid-dial", "--form", "corrected", "--run", "nowhere"], "no run at nowhere"),
     ],
 )
@@ -251,6 +260,27 @@ def test_mistakes_are_told(arguments: list[str], message: str, tmp_path, monkeyp
     assert main(["audit", *arguments]) == 1
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_ledger_is_written_over_and_nothing_else(tmp_path, capsys):
+    """Neither a file that is none, nor what was measured by what is of toy sizes."""
+    (tmp_path / "README.md").write_text("# Mine\n")
+    assert main(["audit", "tau-perplexities", "--ledger", str(tmp_path / "README.md")]) == 1
+    assert "is no ledger; nothing is overwritten" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["README.md"]
+    assert (tmp_path / "README.md").read_text() == "# Mine\n"
+    command = ["audit", "tau-perplexities", "--ledger", str(tmp_path / "audit.md")]
+    assert main(command) == 0
+    assert main([*command, "--again"]) == 0
+    record = tmp_path / "audit/tau-perplexities.json"
+    measured = record.read_bytes()
+    assert main([*command, "--again", "--quick"]) == 1
+    assert "measured figures, which --quick would replace" in capsys.readouterr().err
+    record.write_text(record.read_text().replace('"claim": "', '"claim": "once '))
+    assert main([*command, "--quick"]) == 1
+    record.write_bytes(measured)
+    assert main([*command, "--quick"]) == 0  # it is kept
+    assert record.read_bytes() == measured
 
 
 def test_nothing_is_overwritten(tmp_path, capsys):

@@ -34,7 +34,7 @@ from glissando.lab.published.continuous_transformer import PublishedContinuousTr
 from glissando.model import LanguageModel
 
 FULL_STEPS = 134_000
-FULL = "134,000 steps of 8,192 characters (1.1e9 in all) at D = 1024, weeks on two cores: --steps 134000 on a GPU"
+FULL = "134,000 steps of 8,192 characters (1.1e9 in all) at D = 1024, weeks on two cores: --steps 134000"
 LOSS, ACCURACY = (0.90, 0.95), (0.70, 0.72)
 RATE = 3e-4
 #: tried for each model where models are compared

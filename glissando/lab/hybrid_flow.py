@@ -119,6 +119,8 @@ def _one_or_eight(plan: Plan) -> Median:
 # ---------------------------------------------------------------------- neutral
 
 NEUTRAL = 0.914
+#: a mean judged label, from -1 to 1, of which three texts in four lean one way
+MOSTLY = 0.5
 
 
 def neutral_as_published(plan: Plan) -> Finding:
@@ -152,5 +154,6 @@ def neutral_corrected(plan: Plan) -> Finding:
             f"{f['dial']}: mean judged label {lean:+.2f} at u = 0, perplexity {cost:.4f} of that without a control"
         )
         checks[f"{f['dial']}: perplexity at rest within 1 % of its own"] = abs(cost - 1) <= 0.01
+        checks[f"{f['dial']}: mostly towards u = 1 at rest"] = lean > MOSTLY
         figures.append(f)
     return Finding("; ".join(told), {"dials": figures}, checks)

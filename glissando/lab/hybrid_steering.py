@@ -23,6 +23,8 @@ PUBLISHED = (0.98, 0.881)
 #: beginnings that steering on PROMPT has never seen
 OTHERS = ("the book was", "my new hat is", "once upon a time", "2 + 2 =")
 SWEPT = [v / 10 for v in range(-15, 16)]
+#: so much below the published share of successes counts as reached, in either form
+SHORT = 0.1
 NEAR_ZERO = 0.05
 FLAT = 0.02  # of a probability: so much a curve may fall and still count as rising
 NEEDS_RUN = (
@@ -47,8 +49,8 @@ def steering_as_published(plan: Plan) -> Finding:
         + f"\n(a new model on {read_tokens(plan).source})"
     )
     checks = {
-        f"good at u = 1 within 10 points of {PUBLISHED[0]:.1%}": abs(up[0] - PUBLISHED[0]) <= 0.1,
-        f"bad at u = -1 within 10 points of {PUBLISHED[1]:.1%}": abs(down[1] - PUBLISHED[1]) <= 0.1,
+        f"good at u = 1: {PUBLISHED[0]:.1%}, or {SHORT:.0%} less": at_least(up[0], up[0], PUBLISHED[0] - SHORT),
+        f"bad at u = -1: {PUBLISHED[1]:.1%}, or {SHORT:.0%} less": at_least(down[1], down[1], PUBLISHED[1] - SHORT),
     }
     figures = {"text": read_tokens(plan).source, "+1": up, "-1": down, "0": zero, "absent": absent, "others": others}
     return Finding(said, figures, checks)
@@ -65,7 +67,9 @@ def steering_corrected(plan: Plan) -> Finding:
             low, high = f[f"success_at_{side}_95"]
             told = f"{f['dial']} at {side}: {f[f'success_at_{side}']:.1%} (95 %: {low:.1%} to {high:.1%})"
             said.append(told)
-            checks[f"{f['dial']} at {side} may be as good as {published:.1%}"] = high >= published
+            checks[f"{f['dial']} at {side}: {published:.1%}, or {SHORT:.0%} less"] = at_least(
+                low, high, published - SHORT
+            )
     return Finding(f"{figures[0]['prompts']} held-out prompts: {'; '.join(said)}", {"dials": figures}, checks)
 
 
@@ -111,9 +115,21 @@ def dial_corrected(plan: Plan) -> Finding:
             f"Spearman {f['spearman']:.3f}"
         )
         checks[f"{f['dial']} rises with u"] = f["spearman"] > 0.95
-        checks[f"{f['dial']} may cross at 0"] = low <= 0 <= high
+        checks[f"{f['dial']} crosses within {NEAR_ZERO} of 0"] = near_zero(low, high)
         figures.append(f)
     return Finding(f"{figures[0]['prompts']} held-out prompts: {'; '.join(said)}", {"dials": figures}, checks)
+
+
+def at_least(low: float, high: float, bound: float) -> bool | None:
+    """Whether a figure is at least `bound`; None where that lies inside its interval."""
+    return True if low >= bound else False if high < bound else None
+
+
+def near_zero(low: float, high: float) -> bool | None:
+    """Whether a crossing lies within NEAR_ZERO of 0; None where its interval does not tell."""
+    if low >= -NEAR_ZERO and high <= NEAR_ZERO:
+        return True
+    return False if low > NEAR_ZERO or high < -NEAR_ZERO or math.isnan(low + high) else None
 
 
 def sweeps(plan: Plan, values: tuple[float, ...]) -> list[Sweep]:

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from glissando.errors import DataError
+from glissando.errors import ConfigError, DataError
 from glissando.lab.claim import Claim, Finding
 from glissando.runs import git_state
+from glissando.storage import write_atomic
 
 HEAD = """\
 # The audit: what was published, and what it was measured to be
@@ -99,7 +100,7 @@ def record(ledger: Path, claim: Claim, findings: dict[str, Finding], command: st
     }
     told |= {"seconds": round(seconds, 1), "quick": quick, "pictures": pictures}
     told |= {form: finding.as_dict() for form, finding in findings.items()}
-    (folder / f"{claim.name}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    write_atomic(folder / f"{claim.name}.json", (json.dumps(told, indent=1) + "\n").encode())
 
 
 def machine() -> str:
@@ -122,9 +123,30 @@ def write_ledger(ledger: Path, claims: Iterable[Claim]) -> Path:
             system = claim.system
             parts.append(f"## {system}\n")
         parts.append(_entry(claim, told, folder_of(ledger).name))
+    require_ledger(ledger)
     ledger.parent.mkdir(parents=True, exist_ok=True)
-    ledger.write_text("\n".join(parts), encoding="utf-8")
+    write_atomic(ledger, "\n".join(parts).encode())
     return ledger
+
+
+def require_ledger(path: Path) -> None:
+    """Raise ConfigError for a file that is there and no ledger: nothing else is written over."""
+    if path.is_file() and not path.read_bytes().startswith(HEAD.split("\n", 1)[0].encode()):
+        raise ConfigError(f"{path} is there and is no ledger; nothing is overwritten: name another --ledger")
+
+
+def require_no_measured(ledger: Path, claims: Iterable[Claim]) -> None:
+    """Raise ConfigError where a record that was measured would give way to one of toy sizes.
+
+    Raises DataError for a record that cannot be read.
+    """
+    for claim in claims:
+        path = folder_of(ledger) / f"{claim.name}.json"
+        if path.exists() and not _read(path).get("quick"):
+            raise ConfigError(
+                f"{path} has measured figures, which --quick would replace by those of toy sizes: leave --quick out, "
+                "or name another --ledger"
+            )
 
 
 def _read(path: Path) -> dict[str, Any]:

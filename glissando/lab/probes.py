@@ -32,6 +32,7 @@ def _recall(pairs: int) -> Probe:
 
 
 _MAMBA = "Gu and Dao 2023"
+_AFTER = "after Merrill et al. 2024"
 PROBES: dict[str, Probe] = {
     "recall-8": _recall(8),
     "recall-16": _recall(16),
@@ -42,8 +43,8 @@ PROBES: dict[str, Probe] = {
     "selective_copy-4096": Probe(
         "selective_copy", {"length": 4096}, f"16 symbols in 4096, 16 tokens; {_MAMBA}", 4113, 4
     ),
-    "parity": Probe("parity", {}, "1 to 40 bits, held out alike; lengths of Delétang et al. 2023", 64),
-    "tracking": Probe("tracking", {"items": 5}, "word problem of S5, 1 to 40 moves; Merrill et al. 2024", 64),
+    "parity": Probe("parity", {}, "1 to 40 bits, of every prefix, held out alike; lengths of Delétang et al. 2023", 64),
+    "tracking": Probe("tracking", {"items": 5}, f"S5, 1 to 40 moves of three: none, a swap, a turn; {_AFTER}", 64),
 }
 
 

@@ -130,7 +130,10 @@ LOSSES = {
     "validation at 4200": 2.95, "validation at 4500": 1.9146, "validation at 5000": 2.3746,
 }  # fmt: skip
 BEST_STEPS = (4500, 4600)
-H100 = "an H100 and the corpus: glissando train --preset tauformer --data.jsonl.path FILES --out RUN"
+H100 = (
+    "an H100 and the corpus: glissando train --preset tauformer --data.corpus jsonl --data.jsonl.path FILE "
+    "--data.tokenizer.kind file --data.tokenizer.path tokenizer.json --training.tokens 655360000 --out RUN"
+)
 #: of an H100 in bfloat16, dense
 PEAK = 989e12
 

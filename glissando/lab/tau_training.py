@@ -38,7 +38,9 @@ from glissando.training.calibration import key_energies, set_tau, tau_mixers
 from glissando.training.observe import observe
 
 CORPUS = (
-    "the published JSONL corpus in 30,522 word pieces, 655M tokens: glissando train --preset tauformer --data.jsonl"
+    "the published JSONL corpus in 30,522 word pieces, 655M tokens: glissando train --preset tauformer --data.corpus "
+    "jsonl --data.jsonl.path FILE --data.tokenizer.kind file --data.tokenizer.path tokenizer.json --training.tokens "
+    "655360000 --out RUN"
 )
 RATE = 2e-3
 RATES = (1e-3, 2e-3, 4e-3)

@@ -75,8 +75,10 @@ def _tell(claims: list[Claim], plan: Plan, forms: Sequence[str], out: Path | Non
 def _keep(ledger: Path, claims: list[Claim], plan: Plan, again: bool) -> None:
     """Measure the claims that have no record, or all of them `again`, and write the ledger after each."""
     from glissando.lab.audit import CLAIMS, measure, report
-    from glissando.lab.ledger import record, recorded, write_ledger
+    from glissando.lab.ledger import record, recorded, require_no_measured, write_ledger
 
+    if plan.quick:
+        require_no_measured(ledger, [claim for claim in claims if again or recorded(ledger, claim) is None])
     for claim in claims:
         kept = None if again else recorded(ledger, claim, quick=plan.quick)
         if kept is not None:
@@ -113,11 +115,7 @@ def _check(options: Any) -> Path | None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, got {value}")
-    for name in ("text", "tokenizer", "pairs"):
-        given = getattr(options, name) or []
-        for path in [given] if isinstance(given, str) else given:
-            if not Path(path).is_file():
-                raise ConfigError(f"cannot read --{name} {path}: there is no such file")
+    _check_given(options)
     if options.again and options.ledger is None:
         raise ConfigError("--again is for --ledger, which keeps what it has measured; name one")
     if options.ledger is not None:
@@ -134,9 +132,24 @@ def _check(options: Any) -> Path | None:
     return out
 
 
+def _check_given(options: Any) -> None:
+    """Raise ConfigError for a file that is not there, and for options where nothing is measured."""
+    for name in ("text", "tokenizer", "pairs"):
+        given = getattr(options, name) or []
+        for path in [given] if isinstance(given, str) else given:
+            if not Path(path).is_file():
+                raise ConfigError(f"cannot read --{name} {path}: there is no such file")
+    used = ("quick", "steps", "seeds", "text", "tokenizer", "run", "pairs", "out")
+    if not options.claims and options.ledger is None and (idle := [name for name in used if getattr(options, name)]):
+        raise ConfigError(f"--{idle[0]} needs claims to measure; name them, such as glissando audit hybrid")
+
+
 def _check_ledger(options: Any) -> None:
     """Raise ConfigError for what a ledger cannot be combined with."""
     if Path(options.ledger).suffix != ".md":
         raise ConfigError(f"--ledger must name a Markdown file, such as docs/audit.md, got {options.ledger}")
     if options.out is not None or options.form != "both":
         raise ConfigError("--ledger keeps both forms and its own pictures; leave --out and --form out")
+    from glissando.lab.ledger import require_ledger
+
+    require_ledger(Path(options.ledger).expanduser())
