@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.errors import unknown_name
+from glissando.errors import InputError, unknown_name
 from glissando.ops import newton
 from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, use_numba
 from glissando.ops.scan import scan
@@ -93,14 +93,14 @@ def liquid(
 
 
 def require_time(dt: Tensor) -> None:
-    """Raise ValueError unless dt are real numbers, finite and at least 0."""
+    """Raise InputError unless dt are real numbers, finite and at least 0."""
     if dt.is_complex() or dt.dtype == torch.bool:
-        raise ValueError(f"dt is time that passes, a real number a step; got {dt.dtype}")
+        raise InputError(f"dt is time that passes, a real number a step; got {dt.dtype}")
     if bool((dt < 0).any()):
-        raise ValueError(f"dt is time that passes and cannot be negative, got {float(dt.min())}")
+        raise InputError(f"dt is time that passes and cannot be negative, got {float(dt.min())}")
     if not bool(dt.isfinite().all()):
         where = (~dt.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"dt is time that passes and must be finite, got {float(dt[tuple(where)])} at {where}")
+        raise InputError(f"dt is time that passes and must be finite, got {float(dt[tuple(where)])} at {where}")
 
 
 def time_constants(z: Tensor, past: Tensor, modes: Modes) -> Tensor:
