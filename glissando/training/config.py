@@ -174,8 +174,8 @@ class RunConfig:
 
     start_from  the run whose weights and tokenizer training starts with (--from on the command line)
     stages      trainings in a row, each from the end of the one before; see glissando.training.stages
-    grown       what growth has left to remember: [share, copies, released] by parameter, see glissando.training.parts.Share; it
-                comes with the run that is started from
+    grown       what growth has left to remember: [share, copies, released] by parameter, see
+                glissando.training.parts.Share; it comes with the run that is started from
     """
 
     preset: str | None = None
