@@ -1,0 +1,312 @@
+"""What a comparison is made of: its models, its options, the learning rates that it tries, its probes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import comparison, model_file
+
+from glissando.data import corpora
+from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
+from glissando.lab import compare, compare_plan
+from glissando.lab.compare_measure import MEASURED, _digest, training_digest
+from glissando.lab.compare_plan import Amount, Comparison, Job
+from glissando.lab.compare_report import Runs
+from glissando.lab.compare_results import Finished, beyond, choose
+from glissando.lab.compare_results import finished as measured_of
+from glissando.lab.compare_table import Table
+from glissando.lab.probes import PROBES, select_probes
+
+
+def test_amounts():
+    assert Amount.parse("tokens=2e6", "--budget").options() == {"tokens": 2_000_000}
+    assert Amount.parse("seconds=1.5", "--budget").times(0.5).options() == {"seconds": 0.75}
+    assert Amount("steps", 1).times(0.1).options() == {"steps": 1}
+    for text in ("tokens", "tokens=many", "hours=3", "tokens=-1", "tokens=nan"):
+        with pytest.raises(ConfigError, match=re.escape(repr(text))):
+            Amount.parse(text, "--budget")
+
+
+def test_models_read_the_same_batches_under_the_same_seed(tmp_path):
+    asked = comparison(tmp_path, data={"seed": 5}, seeds=2)
+    for seed in (0, 1):
+        jobs = [Job("run", name, seed, 1e-3) for name in asked.names]
+        first, second = (asked.config(job) for job in jobs)
+        assert first.data == second.data
+        assert first.data.seed == 5 + seed
+        assert first.training.seed == second.training.seed == seed
+    labelled = comparison(tmp_path)
+    labelled.given = ["transformer-nano", "hybrid-ode-nano"]
+    assert not labelled.config(Job("run", "hybrid-ode-nano", 0, 1e-3)).data.stories.labelled
+
+
+def test_options_of_all_come_after_the_presets_own(tmp_path):
+    asked = comparison(tmp_path, training={"precision": "64-true", "optimizer": {"beta2": 0.5}})
+    config = asked.config(Job("sweep", "tauformer-nano", 0, 0.25))
+    assert (config.training.precision, config.training.optimizer.beta2) == ("64-true", 0.5)
+    assert config.training.optimizer.learning_rate == 0.25
+    assert config.training.schedule.final_ratio == 0.02  # the preset's
+    assert config.training.steps == 1
+    assert config.model.mixer == "tau"
+    probe = asked.config(Job("probe", "tauformer-nano", 0, 0.25, "recall-8"))
+    assert (probe.data.corpus, probe.data.recall.pairs, probe.training.steps) == ("recall", 8, 500)
+
+
+def test_a_file_is_a_model_with_the_name_of_the_file(tmp_path):
+    """Over the preset that it names, with its own rate; all models' options come after it."""
+    mine = model_file(
+        tmp_path,
+        "preset: composite-nano\nmodel: {hidden_size: 64, mixer: [spectral, attention]}\n"
+        "training: {optimizer: {learning_rate: 0.25}}\n",
+    )
+    bare = model_file(tmp_path, "model: {hidden_size: 48}", "bare.yml")
+    asked = comparison(tmp_path, model={"depth.layers": 2})
+    asked.given = ["transformer-nano", mine, bare]
+    assert asked.names == ["transformer-nano", "mine", "bare"]
+    asked.check()
+    job = Job("run", "mine", 0, asked.rates("mine")[0])
+    config = asked.config(job)
+    assert job.path(asked.out).parent == asked.out / "runs/mine"
+    assert (config.preset, config.model.hidden_size, config.model.mixer) == (
+        "composite-nano", 64, ["spectral", "attention"],
+    )  # fmt: skip
+    assert config.model.block.conv_width == 4  # the preset's
+    assert (config.model.depth.layers, config.training.optimizer.learning_rate) == (2, 0.25)
+    assert config.data == asked.config(Job("run", "transformer-nano", 0, 0.25)).data
+    bared = asked.config(Job("run", "bare", 0, asked.rates("bare")[0]))
+    assert (bared.preset, bared.model.hidden_size) == (None, 48)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello", "must hold a mapping"),
+        ("model: {hiden_size: 3}", r"mine\.yaml: unknown option 'model\.hiden_size'\. Did you mean 'hidden_size'"),
+        ("preset: transformer-nan", "Did you mean 'transformer-nano'"),
+        ("start_from: runs/first", "take start_from out"),
+        ("training: {tokens: 5}", r"training\.tokens is given by --budget"),
+        ("data: {seq_len: 5}", "all models read the first one's data"),
+        (
+            "model: {mixers: {tau: {heads: 2}}}",
+            r"mine\.yaml: model\.mixers\.tau\.heads would do nothing: model\.mixer is att",
+        ),
+        ("training: {schedule: {plateau_cuts: 3}}", r"mine\.yaml: training\.schedule\.plateau_cuts would do nothing"),
+        ("model: {hidden_size: abc}", r"mine\.yaml: .*hidden_size"),
+        ("preset: 5", r"mine\.yaml: "),
+    ],
+)
+def test_mistakes_in_a_file(text, message, tmp_path):
+    asked = comparison(tmp_path)
+    asked.given = ["transformer-nano", model_file(tmp_path, text)]
+    with pytest.raises((ConfigError, UnknownNameError), match=message):
+        asked.check()
+
+
+def test_files_have_names_of_their_own(tmp_path):
+    asked = comparison(tmp_path)
+    for text, message in (
+        (model_file(tmp_path, "preset: transformer-nano", "tauformer-nano.yaml"), "has the name of the preset"),
+        (str(tmp_path / "missing.yaml"), "cannot read"),
+        ("transformer-nano", "two models are called 'transformer-nano'"),
+        (model_file(tmp_path, "preset: transformer-nano", "...yaml"), "gives the model no name"),
+    ):
+        asked.given = ["transformer-nano", text]
+        with pytest.raises(ConfigError, match=message):
+            asked.check()
+        vars(asked).pop("models", None)
+
+
+def test_unequal_models_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"transformer-nano .*\(\+0\.0%\), tauformer-nano .*--allow_unequal"):
+        comparison(tmp_path, allow_unequal=False).check()
+    Comparison(["transformer-nano", "minimal-transformer-nano"], tmp_path, Amount("steps", 1)).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": 0}, "--seeds must be at least 1"),
+        ({"learning_rates": [1e-3, 0.0]}, "--learning_rates must be positive"),
+        ({"learning_rates": [1e-3, 1e-3]}, "given twice"),
+        ({"sweep_share": 0.0}, "--sweep_share"),
+        ({"sweep_beyond": -1}, "--sweep_beyond must be at least 0"),
+        ({"contexts": []}, "--contexts"),
+        ({"training": {"optimizer.learning_rate": 1.0}}, "given by --learning_rates"),
+        ({"training": {"tokens": 3}}, r"training\.tokens is given by --budget"),
+        ({"training": {"devices": 2}}, "in one process on one device"),
+        ({"training": {"early_stopping": 3}}, "early_stopping is 3 .* at a budget of its own"),
+        ({"model": {"hiden_size": 3}}, "Did you mean 'hidden_size'"),
+        ({"data": {"corpus": "text", "batch_size": 0}}, "batch_size"),
+        ({"data": {"text.path": "mine.txt"}}, r"--data\.text\.path would do nothing: data\.corpus is stories"),
+        ({"model": {"mixers.liquid.state_size": 3}}, r"--model\.mixers\.liquid\.state_size would do nothing"),
+        ({"training": {"schedule.plateau_cuts": 3}}, r"--training\.schedule\.plateau_cuts would do nothing"),
+        ({"data": {"stories.valid_stories": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
+        ({"model": {"positions": "learned", "max_length": 64}}, "longer than model.max_length 64"),
+        (
+            {"model": {"positions": "learned", "max_length": 900}, "probes": ["copy", "selective_copy-4096"]},
+            "max_length",
+        ),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(changes, message, tmp_path):
+    with pytest.raises((ConfigError, DataError, UnknownNameError), match=message):
+        comparison(tmp_path, **changes).check()
+
+
+def bpe(vocab_size: int) -> dict[str, Any]:
+    return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": vocab_size, "stories.valid_stories": 4}
+
+
+def test_seeds_have_one_vocabulary(tmp_path, monkeypatch):
+    """Trained once, on what the first seed reads; kept for the next command, and trained anew for other options."""
+    monkeypatch.setattr(corpora, "TOKENIZER_TEXT_BYTES", 20_000)
+    asked = comparison(tmp_path, data=bpe(300), seeds=2)
+    asked.check()
+    asked.write_plan()
+    read = [corpora.build_corpus(asked.config(Job("run", "transformer-nano", seed, 1e-3)).data) for seed in (0, 1)]
+    assert read[0].tokenizer.fingerprint == read[1].tokenizer.fingerprint
+    assert asked.with_vocabulary(Job("run", "transformer-nano", 1, 1e-3)).model.vocab_size == 300
+    assert _digest(read[0].batches("valid")) == _digest(read[1].batches("valid"))
+    other = comparison(tmp_path, data=bpe(290))
+    assert other.tokenizer.vocab_size == 290
+    with monkeypatch.context() as patched:
+        patched.setattr(compare_plan, "build_tokenizer", None)
+        assert comparison(tmp_path, data=bpe(300), seeds=3).tokenizer.vocab_size == 300
+    other.write_plan()
+    assert other.with_vocabulary(Job("run", "transformer-nano", 0, 1e-3)).model.vocab_size == 290
+    kept = (other.out / "tokenizer.json").read_bytes()
+    (other.out / "runs/transformer-nano/lr-0.001-seed-0").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"lr-0\.001-seed-0 was trained with another tokenizer"):
+        comparison(tmp_path, data=bpe(300)).write_plan()
+    assert (other.out / "tokenizer.json").read_bytes() == kept
+    other.write_plan()
+
+
+def test_rows_are_counted_as_they_will_be_read(tmp_path):
+    """Two held-out rows of bytes are one of longer tokens, which cannot be dealt out to a sweep."""
+    file = tmp_path / "text.txt"
+    file.write_text("again and again " * 300)
+    data = {"corpus": "text", "text.path": str(file), "seq_len": 256}
+    rates = [1e-3, 2e-3]
+    comparison(tmp_path, data=data, learning_rates=rates).check()
+    pieces = {"tokenizer.kind": "bpe", "tokenizer.vocab_size": 270}
+    with pytest.raises(DataError, match="held-out text has a single row"):
+        comparison(tmp_path, data=pieces | data, learning_rates=rates).check()
+
+
+def test_what_was_trained_on_is_told_apart(tmp_path):
+    """The same for every seed; another where a byte of the file is."""
+    file, found = tmp_path / "text.txt", []
+    for end in "ab":
+        file.write_text("one and another " * 200 + end)
+        data = {"corpus": "text", "text.path": str(file), "seq_len": 16, "batch_size": 2}
+        asked = comparison(tmp_path, data=data)
+        configs = [asked.config(Job("run", "transformer-nano", seed, 1e-3)) for seed in (0, 1)]
+        found.append({training_digest(c.data, seed, asked.tokenizer) for seed, c in enumerate(configs)})
+    assert [len(digests) for digests in found] == [1, 1]
+    assert found[0] != found[1]
+
+
+def test_the_seed_that_is_told_is_the_one_that_was_used(tmp_path):
+    asked = comparison(tmp_path, training={"seed": 5})
+    run = Finished(Job("run", "transformer-nano", 1, 1e-3), tmp_path, {})
+    assert Runs(asked, []).seed(run) == 6
+
+
+def test_probes_are_chosen_by_name_and_by_beginning():
+    assert select_probes(["recall", "copy", "recall-8"]) == ["recall-8", "recall-16", "recall-32", "copy"]
+    assert select_probes(["selective_copy"]) == ["selective_copy"]
+    with pytest.raises(UnknownNameError, match="Did you mean 'induction'"):
+        select_probes(["inductoin"])
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_probes_are_corpora_that_fit_their_rows(name, tmp_path):
+    if name.endswith("4096"):
+        pytest.skip("rows of 4096 take seconds to draw")
+    corpus = corpora.build_corpus(comparison(tmp_path).config(Job("probe", "transformer-nano", 0, 1e-3, name)).data)
+    assert next(corpus.batches("train")).ids.shape[0] == PROBES[name].batch_size
+    assert 0 < float(corpus.describe()["chance_accuracy"]) < 1  # type: ignore[arg-type]
+
+
+def test_the_example_files_can_be_compared_with_the_baseline(tmp_path):
+    """Each is a model of its own, within 5 % of the baseline's size, with two mixers or a flow."""
+    files = sorted((Path(__file__).parent.parent / "examples/models").glob("*.yaml"))
+    assert len(files) >= 4
+    asked = Comparison(["transformer-nano", *map(str, files)], tmp_path / "out", Amount("steps", 1))
+    asked.check()
+    for name in asked.names[1:]:
+        model = asked.config(Job("run", name, 0, 1e-3)).model
+        assert isinstance(model.mixer, list) or model.depth.kind == "flow"
+
+
+def test_a_sweep_goes_on_while_the_best_is_at_its_edge(tmp_path, monkeypatch):
+    """0.008 is best for one model, 0.0005 for the other; so many beyond at most, and a rate that fails ends it."""
+    best = {"transformer-nano": 8e-3, "tauformer-nano": 5e-4}
+
+    def trained(asked, job, table):
+        cost = abs(math.log(job.learning_rate / best[job.model])) + 1
+        figures = {"held_out": {"nats": [cost, 0.0], "bytes": [1.0, 1.0]}}
+        if job.learning_rate == 1.6e-2:
+            figures = {"failed": "diverged"}
+        path = job.path(asked.out)
+        path.mkdir(parents=True)
+        (path / MEASURED).write_text(json.dumps(figures))
+        return Finished(job, path, figures)
+
+    monkeypatch.setattr(compare, "_finish", trained)
+    for further, chosen, tried in (
+        (3, best, {1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 5e-4, 2.5e-4}),
+        (1, best, {1e-3, 2e-3, 4e-3, 8e-3, 5e-4}),
+        (0, {"transformer-nano": 4e-3, "tauformer-nano": 1e-3}, {1e-3, 2e-3, 4e-3}),
+    ):
+        asked = comparison(tmp_path, learning_rates=[2e-3, 1e-3, 4e-3], sweep_beyond=further)
+        asked.out = tmp_path / str(further)
+        asked.out.mkdir()
+        with contextlib.closing(Table(asked.out)) as table:
+            assert compare._chosen(asked, table) == chosen
+        assert {run.job.learning_rate for run in measured_of(asked, asked.sweep_jobs())} == tried
+        assert compare._may_be_chosen(asked) == [chosen]
+
+
+def test_what_has_been_tried_is_never_left_out(tmp_path):
+    """More rates, fewer, or a gap that others fill: measured ones choose all the same; a model that has failed at every
+    rate is tried below them."""
+    asked = comparison(tmp_path, learning_rates=[1e-3, 2e-3], sweep_beyond=2)
+
+    def put(job, cost):
+        path = job.path(asked.out)
+        path.mkdir(parents=True)
+        figures = {"held_out": {"nats": [cost, 0.0], "bytes": [1.0, 1.0]}} if cost else {"failed": "diverged"}
+        (path / MEASURED).write_text(json.dumps(figures))
+
+    for rate, cost in ((1e-3, 3.0), (2e-3, 2.0), (4e-3, 1.0), (8e-3, 1.5)):
+        put(Job("sweep", "transformer-nano", 0, rate), cost)
+        if rate < 4e-3:
+            put(Job("sweep", "tauformer-nano", 0, rate), 0.0)
+    known = measured_of(asked, asked.sweep_jobs())
+    assert choose(known) == {"transformer-nano": 4e-3}
+    assert [(job.model, job.learning_rate) for job in beyond(asked, known)] == [("tauformer-nano", 5e-4)]
+    asked.learning_rates = [1e-3, 2e-3, 3.2e-2]
+    assert 8e-3 in {job.learning_rate for job in asked.sweep_jobs()}
+    assert compare._may_be_chosen(asked) == [dict.fromkeys(asked.names, r) for r in (1e-3, 2e-3, 4e-3, 8e-3, 3.2e-2)]
+
+
+def test_weights_without_a_checkpoint_are_not_removed(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "environment.json").write_text("{}")
+    compare._clear_stillborn(run)
+    assert not run.exists()
+    run.mkdir()
+    (run / "environment.json").write_text("{}")
+    (run / "model.safetensors").write_text("weights")
+    with pytest.raises(RunError, match="nothing is removed"):
+        compare._clear_stillborn(run)
+    assert (run / "model.safetensors").read_text() == "weights"
