@@ -50,7 +50,7 @@ slow: .venv/.installed
 	$(BIN)/python -m pytest -m slow --timeout 3600
 	@# Laws over cases that were never drawn before.
 	HYPOTHESIS_PROFILE=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile \
-		$$(grep -l "from hypothesis import" tests/test_*.py)
+		$$(grep -rl --include="test_*.py" "from hypothesis import" tests)
 
 bench: .venv/.installed
 	$(BIN)/glissando bench

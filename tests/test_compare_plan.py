@@ -94,9 +94,9 @@ def test_a_file_is_a_model_with_the_name_of_the_file(tmp_path):
         ("data: {seq_len: 5}", "all models read the first one's data"),
         (
             "model: {mixers: {tau: {heads: 2}}}",
-            r"mine\.yaml: model\.mixers\.tau\.heads would do nothing: model\.mixer is att",
+            r"mine: model\.mixers\.tau\.heads would do nothing: model\.mixer is att",
         ),
-        ("training: {schedule: {plateau_cuts: 3}}", r"mine\.yaml: training\.schedule\.plateau_cuts would do nothing"),
+        ("training: {sample_every: 3}", r"take training\.sample_every out"),
         ("model: {hidden_size: abc}", r"mine\.yaml: .*hidden_size"),
         ("preset: 5", r"mine\.yaml: "),
     ],
@@ -290,7 +290,14 @@ def test_what_has_been_tried_is_never_left_out(tmp_path):
         put(Job("sweep", "transformer-nano", 0, rate), cost)
         if rate < 4e-3:
             put(Job("sweep", "tauformer-nano", 0, rate), 0.0)
+    # Begun and given up, put aside, and none of ours.
+    strays = [asked.out / "sweep/transformer-nano" / f"lr-{told}-seed-0" for told in ("0.3", "0.1-old", "1e-4")]
+    for stray in strays:
+        stray.mkdir()
+    for stray in strays[1:]:
+        (stray / MEASURED).write_text("{}")
     known = measured_of(asked, asked.sweep_jobs())
+    assert len(asked.sweep_jobs()) == len(known)
     assert choose(known) == {"transformer-nano": 4e-3}
     assert [(job.model, job.learning_rate) for job in beyond(asked, known)] == [("tauformer-nano", 5e-4)]
     asked.learning_rates = [1e-3, 2e-3, 3.2e-2]

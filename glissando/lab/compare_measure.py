@@ -34,7 +34,7 @@ from glissando.data.tokenizers import Tokenizer
 from glissando.errors import RunError
 from glissando.evaluation.scoring import score
 from glissando.generation import generate, room_after, visible
-from glissando.lab.compare_plan import Job
+from glissando.lab.compare_plan import MEASURED, Job
 from glissando.lab.compare_speed import device_of
 from glissando.loading import load
 from glissando.model import LanguageModel
@@ -43,7 +43,6 @@ from glissando.storage import write_atomic
 from glissando.training.callbacks import read_metrics
 from glissando.training.config import RunConfig
 
-MEASURED = "measured.json"
 _SAMPLE_TOKENS = 300
 #: the share of the tokens, at the end, over which the end's loss is averaged
 _END = 0.1

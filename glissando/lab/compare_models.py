@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.config import check_keys, flat, from_dict, merge, read_options
+from glissando.config import check_keys, flat, from_dict, merge, read_options, require_chosen
+from glissando.data.corpora import CORPORA
 from glissando.errors import ConfigError
+from glissando.mixers import MIXERS
 from glissando.presets import load_preset, preset_names
 from glissando.training.config import BUDGETS, RunConfig, require_effect
 
@@ -15,7 +17,9 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def read_models(given: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Name -> its sections model, data and training, and `preset`; a file is called by its name without the ending.
+    """Name -> its sections model, data and training, `preset`, and `given`, the options in a file.
+
+    A file is called by its name without the ending.
 
     Raises ConfigError for a file that cannot be read, for what has no place in a comparison, and for a name that is
     given twice or is a preset's; UnknownNameError for an unknown preset.
@@ -45,14 +49,8 @@ def _of_file(path: Path, first: bool) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     _refuse(path, values, first)
-    found = {"preset": config.preset, "model": {}, **merge(load_preset(config.preset) if config.preset else {}, values)}
-    whole = from_dict(RunConfig, {name: value for name, value in found.items() if name != "about"})
-    for name in flat(values):
-        try:
-            require_effect(whole, name)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
-    return found
+    found = merge(load_preset(config.preset) if config.preset else {}, values)
+    return {"preset": config.preset, "model": {}, **found, "given": list(flat(values))}
 
 
 def _refuse(path: Path, values: Mapping[str, Any], first: bool) -> None:
@@ -60,13 +58,30 @@ def _refuse(path: Path, values: Mapping[str, Any], first: bool) -> None:
     allowed = ("preset", "model", "data", "training")
     if others := [name for name in values if name not in allowed]:
         raise ConfigError(f"{path}: a comparison trains one stage from the start; take {', '.join(others)} out")
-    if given := [name for name in BUDGETS if (values.get("training") or {}).get(name) is not None]:
+    training = values.get("training") or {}
+    if given := [name for name in BUDGETS if training.get(name) is not None]:
         raise ConfigError(f"{path}: training.{given[0]} is given by --budget, one for all models; take it out")
+    if training.get("sample_every") is not None:
+        raise ConfigError(f"{path}: a comparison writes its samples at the end; take training.sample_every out")
     if values.get("data") and not first:
         raise ConfigError(
             f"{path}: all models read the first one's data, or what --data options say; take the section data out, or "
             "name this file first"
         )
+
+
+def require_chosen_sections(name: str, given: Iterable[str], config: RunConfig, asked: Collection[str]) -> None:
+    """Raise ConfigError for options in a model's file of a mixer or a corpus that it does not have, but where the
+    command line, whose options are `asked`, has chosen otherwise than the file."""
+    mixers = config.as_dict()["model"]["mixers"]
+    for option in given:
+        try:
+            if "model.mixer" not in asked:
+                require_chosen(option, "model.mixers", MIXERS, mixers, "model.mixer", config.model.mixer)
+            if "data.corpus" not in asked:
+                require_chosen(option, "data", CORPORA, [config.data.corpus], "data.corpus", config.data.corpus)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
 
 
 def require_any_effect(configs: Sequence[RunConfig], names: Iterable[str]) -> None:

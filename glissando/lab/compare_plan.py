@@ -9,6 +9,7 @@ OUT/tokenizer.json                        where data.tokenizer.kind is bpe: trai
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -24,7 +25,7 @@ from glissando.data.base import Corpus
 from glissando.data.corpora import DataConfig, TokenizerConfig, build_corpus, build_tokenizer
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, DataError, RunError
-from glissando.lab.compare_models import read_models, require_any_effect
+from glissando.lab.compare_models import read_models, require_any_effect, require_chosen_sections
 from glissando.lab.probes import PROBES
 from glissando.model import LanguageModel
 from glissando.runs import CONFIG, TOKENIZER, Run
@@ -32,6 +33,8 @@ from glissando.storage import write_atomic
 from glissando.training.config import BUDGETS, RunConfig
 
 PLAN = "plan.json"
+#: in each run's directory: what was measured of it, or that it has failed
+MEASURED = "measured.json"
 #: how far parameter counts may lie from the first model's
 TOLERANCE = 0.05
 _NEVER = 10**9
@@ -131,6 +134,8 @@ class Comparison:
         options = {"model": merge(self.model), "data": merge(self.data), "training": merge(self.training)}
         require_any_effect(list(configs.values()), flat(options))
         for name, config in configs.items():
+            require_chosen_sections(name, self.models[name].get("given", []), config, flat(options))
+        for name, config in configs.items():
             config.check(1)
             if config.training.devices * config.training.num_nodes > 1:
                 raise ConfigError(
@@ -225,10 +230,14 @@ class Comparison:
         return [Job("sweep", name, 0, rate) for name in self.names for rate in [*self.rates(name), *self._others(name)]]
 
     def _others(self, name: str) -> list[float]:
-        """Learning rates of the model that have a directory and are not asked for."""
-        told = (path.name for path in (self.out / "sweep" / name).glob("lr-*-seed-0"))
-        found = sorted(float(place.removeprefix("lr-").removesuffix("-seed-0")) for place in told)
-        return [rate for rate in found if f"{rate:g}" not in {f"{asked:g}" for asked in self.rates(name)}]
+        """Learning rates of the model that have been measured, or have failed, and are not asked for."""
+        asked = {Job("sweep", name, 0, rate).path(self.out) for rate in self.rates(name)}
+        found = []
+        for path in {file.parent for file in (self.out / "sweep" / name).glob(f"lr-*-seed-0/{MEASURED}")} - asked:
+            with contextlib.suppress(ValueError):  # a directory of the user's own
+                rate = float(path.name.removeprefix("lr-").removesuffix("-seed-0"))
+                found += [rate] if Job("sweep", name, 0, rate).path(self.out) == path else []
+        return sorted(found)
 
     def run_jobs(self, chosen: dict[str, float]) -> list[Job]:
         """Seed by seed, so that all models have one before any has two; a model without a rate is left out."""
@@ -277,7 +286,7 @@ class Comparison:
         sizes = {"run": self.budget, "sweep": self.budget.times(self.sweep_share), "probe": self.probe_budget}
         rate = {"optimizer": {"learning_rate": job.learning_rate}}
         training = merge(
-            {"sample_every": _NEVER}, model.get("training", {}), self.training, rate, sizes[job.kind].options()
+            model.get("training", {}), {"sample_every": _NEVER}, self.training, rate, sizes[job.kind].options()
         )
         values = {"preset": model["preset"], "model": merge(model["model"], self.model), "data": data}
         config = from_dict(RunConfig, values | {"training": training})

@@ -132,13 +132,13 @@ def beyond(comparison: Comparison, tried: Sequence[Finished]) -> list[Job]:
     jobs, best, asked = [], choose(tried), comparison.learning_rates
     for name in comparison.names:
         rates = sorted(run.job.learning_rate for run in tried if run.job.model == name)
-        further = [rate for rate in rates if not min(asked) <= rate <= max(asked)]
-        if len(rates) < 2 or len(further) >= comparison.sweep_beyond:
+        outside = [rate for rate in rates if not min(asked) <= rate <= max(asked)]
+        if len(rates) < 2 or len(outside) >= comparison.sweep_beyond:
             continue
         edge = best.get(name, rates[0])
         neighbour = {rates[0]: rates[1], rates[-1]: rates[-2]}.get(edge)
-        if neighbour is not None:
-            jobs.append(Job("sweep", name, 0, float(f"{edge * edge / neighbour:.4g}")))
+        if neighbour is not None and (further := float(f"{edge * edge / neighbour:.4g}")) not in rates:
+            jobs.append(Job("sweep", name, 0, further))
     return jobs
 
 
