@@ -118,7 +118,9 @@ class LanguageModel(Backbone):
         """
         from glissando.presets import load_preset
 
-        return cls.from_config(merge(load_preset(name)["model"], overrides))
+        model = cls.from_config(merge(load_preset(name)["model"], overrides))
+        model._require_laplacians()
+        return model
 
     @classmethod
     def from_config(cls, config: ModelConfig | Mapping[str, Any]) -> LanguageModel:
@@ -127,12 +129,11 @@ class LanguageModel(Backbone):
             config = from_dict(ModelConfig, config, "model")
         from glissando.data.tokenizers import ByteTokenizer
 
-        model = cls(config, ByteTokenizer() if config.vocab_size == 256 else None)
-        model._require_laplacians()
-        return model
+        return cls(config, ByteTokenizer() if config.vocab_size == 256 else None)
 
     def _require_laplacians(self) -> None:
-        """Raise ConfigError where a Laplacian is to come with weights that a new model does not have."""
+        """Raise ConfigError where a Laplacian is to come with weights that a new model does not have; one made from the
+        configuration of another (`from_config`) may be given its weights next."""
         for name, buffer in self.named_buffers():
             if name.endswith("laplacian") and not buffer.is_meta and not bool(buffer.isfinite().all()):
                 raise ConfigError(
