@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(verb: str, arguments: list[str]) -> int:
+    if sys.stdout is None:  # closed by the shell, >&-: what is said goes nowhere
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows only ASCII shows ? and does not end the run
@@ -82,12 +84,21 @@ def _run(verb: str, arguments: list[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         # As shells have it for a program that SIGPIPE ends: what was to be made may not be there.
         return 141 if verb in _MAKERS else 0
+    except OSError as error:
+        print(f"glissando {verb}: {_told(error)}", file=sys.stderr)
+        return 1
     except Stopped as error:
         return error.status  # it has told what was saved, and how to go on
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _told(error: OSError) -> str:
+    """What the system refused, and where: "Permission denied: 'runs/first'"."""
+    places = [repr(str(place)) for place in (error.filename, error.filename2) if place is not None]
+    return f"{error.strerror or error}{': ' if places else ''}{' -> '.join(places)}"
 
 
 if __name__ == "__main__":

@@ -104,9 +104,21 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         parser: Any = _parser(cls)  # type: ignore[arg-type]
         # A copy: the parser writes into the lists and mappings that it is given.
         parsed = parser.parse_object({"value": copy.deepcopy(dict(values))}, defaults=True)
-        return parser.instantiate(parsed)["value"]
+        made = parser.instantiate(parsed)["value"]
     except (ArgumentError, TypeError) as error:
         raise ConfigError(f"{where or cls.__name__}: {readable(str(error)).replace('value.', '')}") from error
+    _keep_texts(made, values)
+    return made
+
+
+def _keep_texts(made: Any, values: Mapping[str, Any]) -> None:
+    """A text that YAML would read as nothing (#1.txt, ~) is a text all the same: the parser has made it None."""
+    for name, value in values.items():
+        field = getattr(made, name, None)
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(field):
+            _keep_texts(field, value)
+        elif isinstance(value, str) and field is None:
+            object.__setattr__(made, name, value)
 
 
 @lru_cache

@@ -22,6 +22,7 @@ import platform
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -186,7 +187,14 @@ class Run:
         save_manifest(self.path, entries | {name: new})
 
     def _verify_listed(self, *names: str) -> None:
-        listed = read_manifest(self.path)
+        """A checkpoint has a manifest of its own: damage to the run's is told then, and no hindrance."""
+        try:
+            listed = read_manifest(self.path)
+        except RunError as error:
+            if self.checkpoint is None:
+                raise
+            warnings.warn(f"{error} What {self.checkpoint} needs of the run is not checked.", stacklevel=4)
+            return
         for name in names:
             if name in listed:
                 verify_manifest(self.path, [name], partial(self._advice, name))
@@ -241,9 +249,8 @@ def config_text(config: Mapping[str, Any]) -> bytes:
 
 def _require_resumable(path: Path, resume: bool) -> None:
     if not resume:
-        raise RunError(
-            f"{path} exists and is not empty. Resume that run, or choose a new name: nothing is overwritten."
-        )
+        further = "Resume that run, or choose" if any((path / CHECKPOINTS).glob("step-*")) else "Choose"
+        raise RunError(f"{path} exists and is not empty. {further} a new name: nothing is overwritten.")
     if not any((path / name).exists() for name in (CONFIG, ENVIRONMENT, CHECKPOINTS)):
         raise RunError(f"{path} is not a run, so it cannot be resumed. Choose a new name; nothing is overwritten.")
 
@@ -257,7 +264,7 @@ def require_directory(path: Path) -> None:
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
     siblings = [sibling.name for sibling in beside if sibling.is_dir() and sibling.name[0] != "."]
     close = nearest(path.name, siblings)
-    hint = f"Did you mean {path.parent / close}?" if close else f"There is nothing like it in {path.parent}."
+    hint = f"Did you mean {path.parent / close}?" if close else f"Nothing in {str(path.parent)!r} is called like it."
     raise RunError(f"no run at {path}. {hint}")
 
 

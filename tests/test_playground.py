@@ -440,3 +440,29 @@ def test_a_picture_is_drawn_anew_in_the_other_scheme_and_size(liquid, visit):
     page.wait_for_timeout(100)
     narrow = canvas.evaluate("c => c.width")
     assert narrow == canvas.evaluate("c => c.clientWidth") < wide
+
+
+@pytest.mark.parametrize("size", [(360, 640), (375, 667)])
+def test_an_error_on_a_phone_comes_into_sight(liquid, visit, size):
+    """It stood below the fold, and the field in a closed section: the button seemed to do nothing."""
+    page = met(visit(liquid, viewport=dict(zip(("width", "height"), size, strict=True)), has_touch=True))
+    page.evaluate("document.querySelector('#temperature').value = -1")
+    ask(page)
+    refused(page)
+    expect(page.locator("#error")).to_be_in_viewport(ratio=0.9)
+    expect(page.locator("#temperature")).to_be_visible()
+    page.evaluate("document.querySelector('#temperature').value = 0.8")
+    ask(page, max_tokens=0)
+    assert "Max tokens must be at least 1" in refused(page)
+
+
+def test_putting_the_dials_away_draws_the_picture_without_them(hybrid, visit):
+    page = met(visit(hybrid))
+    ask(page, max_tokens=5)
+    ended(page)
+    expect(page.locator("figure")).to_be_visible()
+    page.check("#use-dials")
+    asked = []
+    page.on("request", lambda request: asked.append(request.post_data) if request.url.endswith("look") else None)
+    page.uncheck("#use-dials")
+    pages.until(lambda: page.wait_for_timeout(50) or any("mood" not in body for body in asked))

@@ -65,7 +65,10 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("keep")
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=r"run exists and is not empty.*Resume.*nothing is overwritten"):
+    with pytest.raises(RunError, match=r"run exists and is not empty\. Choose a new name: nothing is overwritten"):
+        Run.create(tmp_path / "run")
+    (tmp_path / "run/checkpoints/step-00000001").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"run exists and is not empty\. Resume that run, or choose a new name"):
         Run.create(tmp_path / "run")
     for resume in (False, True):
         with pytest.raises(RunError, match="nothing is overwritten"):
@@ -105,7 +108,7 @@ def test_a_missing_run_suggests_the_nearest(tmp_path):
     make(tmp_path / "tauformer")
     with pytest.raises(RunError, match=r"no run at .*tauforner\. Did you mean .*tauformer\?"):
         Run.open(tmp_path / "tauforner")
-    with pytest.raises(RunError, match="nothing like it"):
+    with pytest.raises(RunError, match=r"Nothing in .* is called like it"):
         Run.open(tmp_path / "none" / "xyz")
     (tmp_path / "m.ckpt").touch()
     with pytest.raises(RunError, match=r"m\.ckpt is a file"):

@@ -248,3 +248,12 @@ def test_a_chat_beyond_learned_positions_is_told_of_its_messages():
         other = httpx.post(url + "/v1/completions", json=asked).json()["error"]
     assert (told["param"], told["code"]) == ("messages", "context_length_exceeded")
     assert (other["param"], other["code"]) == ("prompt", "context_length_exceeded")
+
+
+def test_a_field_of_the_other_route_is_told_so(url):
+    """It was an unknown field 'messages', and was the user's meaning 'messages'?"""
+    told = httpx.post(url + "/v1/completions", json={"model": NAME, "messages": []}).json()["error"]["message"]
+    assert told.startswith("'messages' is a field of /v1/chat/completions, and not of this request.")
+    asked = {"model": NAME, "messages": [{"role": "user", "content": "a"}], "prompt": "a"}
+    told = httpx.post(url + "/v1/chat/completions", json=asked).json()
+    assert told["error"]["message"].startswith("'prompt' is a field of /v1/completions")

@@ -193,9 +193,11 @@ def test_the_verb_draws_and_compares(tmp_path, capsys):
     assert json.loads(told.out)["bits_per_byte"] > 0
     assert picture.read_bytes()[:4] == PNG
     assert all(name in told.err for name in ("repeated", "alternating", "words", "random"))
-    first = picture.read_bytes()
-    evaluate([*given, "--prompt", "abc"])
-    assert picture.read_bytes() != first
+    other = picture.with_name("other.png")
+    evaluate([*given[:-1], str(other), "--prompt", "abc"])
+    assert picture.read_bytes() != other.read_bytes()
+    with pytest.raises(ConfigError, match=r"tau\.png exists; nothing is overwritten"):
+        evaluate(given)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import matplotlib
 import torch
 from torch import Tensor
 
+from glissando.evaluation.layers import layer_numbers
 from glissando.evaluation.plots import figure_and_axes
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
@@ -35,11 +37,12 @@ def plot_kernels(model: LanguageModel, target: Path) -> Path:
     mixers = spectral_mixers(model)
     if not mixers:
         raise ValueError("this model has no spectral mixer; its kernels cannot be drawn")
-    rates = [_rates(mixer) for mixer in mixers.values()]
+    numbers = layer_numbers(model, Spectral, len(mixers))
+    rates = dict(zip(numbers, map(_rates, mixers.values()), strict=True))
     figure, (left, right) = figure_and_axes(columns=2)
     _draw_channels(left, rates)
-    middle = len(rates) // 2
-    _draw_kernels(right, rates[middle], middle + 1)
+    middle = numbers[len(numbers) // 2]
+    _draw_kernels(right, rates[middle], middle)
     figure.savefig(target)
     return target
 
@@ -49,13 +52,13 @@ def _rates(mixer: Spectral) -> tuple[Tensor, Tensor]:
     return decay.detach().double().cpu(), turn.detach().double().cpu()
 
 
-def _draw_channels(axes: Any, rates: list[tuple[Tensor, Tensor]]) -> None:
-    """A point a channel, the layers from dark to light."""
+def _draw_channels(axes: Any, rates: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+    """A point a channel, the layers, by their numbers, from dark to light."""
     shades = matplotlib.colormaps["viridis"]
-    for number, (decay, turn) in enumerate(rates):
-        shade = shades(number / max(len(rates) - 1, 1) * 0.9)
+    for place, (number, (decay, turn)) in enumerate(rates.items()):
+        shade = shades(place / max(len(rates) - 1, 1) * 0.9)
         period = (2 * math.pi / turn.abs()).clamp_max(LONGEST)
-        label = f"layer {number + 1}" if number in (0, len(rates) - 1) else None
+        label = f"layer {number}" if place in (0, len(rates) - 1) else None
         axes.scatter(period.tolist(), (1 / decay).tolist(), s=9, alpha=0.6, color=shade, label=label)
     axes.set(xscale="log", yscale="log", xlabel=f"period (tokens; {LONGEST:,} and more at the edge)")
     axes.set(ylabel="decay time (tokens)", title="Every channel")

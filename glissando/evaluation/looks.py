@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from glissando.depth.flow import FlowDepth
+from glissando.evaluation.layers import layer_numbers
 from glissando.mixers import Context
 from glissando.mixers.liquid import Liquid
 from glissando.mixers.spectral import Spectral
@@ -22,6 +23,8 @@ from glissando.training.observe import show
 
 #: (mixer, x, context) -> a number for each token (T,)
 See = Callable[[Any, Tensor, Context], Tensor]
+#: of a picture, the lowest first: its label and its numbers (T,)
+Rows = list[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -52,21 +55,13 @@ def looks(model: LanguageModel, ids: Tensor, control: Tensor | None = None) -> l
     return [look for look in found if look is not None]
 
 
-def _table(values: list[Tensor]) -> list[list[float]]:
-    """Of (T,) for each row."""
-    return [row.double().cpu().tolist() for row in values]
-
-
-def _watch(model: LanguageModel, kind: type, ids: Tensor, control: Tensor | None, see: See) -> list[Tensor]:
-    """see (T,) of each mixer of a kind, in the order of their calls; [] if there is none."""
+def _watch(model: LanguageModel, kind: type, ids: Tensor, control: Tensor | None, see: See) -> Rows:
+    """("layer N", see (T,)) of each mixer of a kind, in the order of their calls; [] if there is none."""
     mixers, seen = [m for m in model.modules() if isinstance(m, kind)], list[Tensor]()
     if mixers:
         show(model, mixers, lambda mixer, x, ctx: seen.append(see(mixer, x, ctx)), ids, control=control)
-    return seen
-
-
-def _layers(count: int) -> list[str]:
-    return [f"layer {n + 1}" for n in range(count)]
+    numbers = layer_numbers(model, kind, len(seen))
+    return [(f"layer {number}", values) for number, values in zip(numbers, seen, strict=True)]
 
 
 def time_constants(model: LanguageModel, ids: Tensor, control: Tensor | None) -> Look | None:
@@ -114,14 +109,13 @@ def trajectory(model: LanguageModel, ids: Tensor, control: Tensor | None) -> Loo
     finally:
         flow.watcher = None
     about = "How fast a token moves through depth, |dH/dtau|: its mean over tau is the length of the way."
-    values, rows = [speed for _, speed in seen], [f"tau {tau:.2f}" for tau, _ in seen]
-    return _look("trajectory", "Speed over depth", about, "", True, values, rows)
+    rows = [(f"tau {tau:.2f}", speed) for tau, speed in seen]
+    return _look("trajectory", "Speed over depth", about, "", True, rows)
 
 
-def _look(
-    name: str, title: str, about: str, unit: str, log: bool, values: list[Tensor], rows: list[str] | None = None
-) -> Look | None:
-    return Look(name, title, about, unit, log, rows or _layers(len(values)), _table(values)) if values else None
+def _look(name: str, title: str, about: str, unit: str, log: bool, rows: Rows) -> Look | None:
+    table = [row.double().cpu().tolist() for _, row in rows]
+    return Look(name, title, about, unit, log, [label for label, _ in rows], table) if rows else None
 
 
 LOOKS: tuple[Callable[[LanguageModel, Tensor, Tensor | None], Look | None], ...] = (

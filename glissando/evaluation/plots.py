@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from glissando.model import LanguageModel
 
 
+#: what `plot_run` may draw
+PICTURES = ("loss.png", "gradients.png", "kernels.png", "steps.png", "convergence.png", "halting.png")
+
+
 def plot_run(
     run: str | Path,
     model: LanguageModel,

@@ -118,6 +118,7 @@ def trial(
         raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}")
     if cost_rows < 0:
         raise ConfigError(f"cost_rows, the held-out rows to read, must be at least 0 (0: all), got {cost_rows}")
+    Sampling(temperature)  # refuses what it cannot draw by, before anything is written
     rows = spread(valid_rows(corpus), cost_rows)
     return Trial(corpus, corpus.prompts(prompts, seed=seed), rows, max_tokens, temperature, seed)
 

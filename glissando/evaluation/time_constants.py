@@ -18,6 +18,7 @@ from torch import Tensor
 from glissando.backbone import Backbone
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import DataError, unknown_name
+from glissando.evaluation.layers import layer_numbers
 from glissando.mixers import Context
 from glissando.mixers.liquid import Liquid
 from glissando.model import LanguageModel
@@ -78,11 +79,11 @@ def plot_text(model: LanguageModel, text: str, target: Path) -> Path:
     require_drawable(ids)
     device = next(model.parameters()).device
     tau = time_constants(model, torch.tensor([ids], device=device))[:, 0].cpu()
-    labels = _token_labels(model.tokenizer, ids)
+    labels, layers = _token_labels(model.tokenizer, ids), layer_numbers(model, Liquid, len(tau))
     starts = range(0, len(ids), _LINE)
     figure, every = _stacked([0.28 * len(tau) + 0.5] * len(starts))
     for axes, start in zip(every, starts, strict=True):
-        image = _draw_heat(axes, tau[:, start : start + _LINE], tau)
+        image = _draw_heat(axes, tau[:, start : start + _LINE], tau, layers)
         shown = labels[start : start + _LINE]
         axes.set_xlim(-0.5, min(_LINE, len(ids)) - 0.5)
         axes.set_xticks(range(len(shown)), shown, fontfamily="monospace", fontsize=8, rotation=_rotation(labels))
@@ -106,7 +107,7 @@ def plot_signal(model: SeriesModel, x: Tensor, target: Path, dt: Tensor | None =
     above.set(xlim=(0, edges[-1]), ylabel="signal")
     above.tick_params(labelbottom=False)
     above.grid(alpha=0.25)
-    image = _draw_heat(below, tau, tau, edges)
+    image = _draw_heat(below, tau, tau, layer_numbers(model, Liquid, len(tau)), edges)
     below.set(xlabel="time")
     _finish(figure, [below], image, "Time constants over a signal")
     figure.savefig(target)
@@ -133,8 +134,8 @@ def _stacked(heights: list[float]) -> tuple[Any, list[Any]]:
     return figure, list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
 
 
-def _draw_heat(axes: Any, tau: Tensor, whole: Tensor, edges: list[float] | None = None) -> Any:
-    """tau (L, T), layer 1 at the bottom; colours are those of `whole`."""
+def _draw_heat(axes: Any, tau: Tensor, whole: Tensor, numbers: list[int], edges: list[float] | None = None) -> Any:
+    """tau (L, T), the first layer at the bottom, their `numbers` beside them; colours are those of `whole`."""
     from matplotlib.colors import LogNorm
 
     layers = len(tau)
@@ -143,7 +144,8 @@ def _draw_heat(axes: Any, tau: Tensor, whole: Tensor, edges: list[float] | None 
     norm = LogNorm(low, max(high, 1.01 * low))
     image = axes.pcolormesh(columns, [i + 0.5 for i in range(layers + 1)], tau.numpy(), cmap="viridis", norm=norm)
     axes.set(ylabel="layer")
-    axes.set_yticks(range(1, layers + 1, max(1, layers // 8)))
+    every = max(1, layers // 8)
+    axes.set_yticks(range(1, layers + 1, every), numbers[::every])
     axes.tick_params(axis="x", length=0)
     axes.spines[:].set_visible(False)
     return image

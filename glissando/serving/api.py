@@ -316,6 +316,9 @@ def _unknown_field(where: Sequence[str]) -> str:
     *outer, name = where
     inside = f" in {'.'.join(part for part in outer if part.isidentifier() or part.isdigit())}" if outer else ""
     kinds = (Message, TextPart, StreamOptions) if outer else (CompletionBody, ChatBody)
+    for kind, route in ((CompletionBody, "/v1/completions"), (ChatBody, "/v1/chat/completions")):
+        if not outer and name in kind.model_fields:
+            return f"{name!r} is a field of {route}, and not of this request. Leave it out, or send it there."
     close = nearest(name, {field for kind in kinds for field in kind.model_fields})
     return f"unknown field {name!r}{inside}." + (f" Did you mean {close!r}?" if close else " Leave it out.")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.verbs.options import parse, parser_for
+from glissando.verbs.options import parse, parser_for, require_writable
 
 if TYPE_CHECKING:
     from glissando.lab.claim import Claim, Plan
@@ -67,7 +67,6 @@ def _tell(claims: list[Claim], plan: Plan, forms: Sequence[str], out: Path | Non
         findings = measure(claim, plan, forms)
         print(report(claim, findings, plan.quick), flush=True)
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
             for path in write(out, claim, findings):
                 print(f"written: {path}", file=sys.stderr)
 
@@ -129,6 +128,7 @@ def _check(options: Any) -> Path | None:
     out = Path(options.out).expanduser()
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise ConfigError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
+    require_writable("--out", out)
     return out
 
 
@@ -152,4 +152,6 @@ def _check_ledger(options: Any) -> None:
         raise ConfigError("--ledger keeps both forms and its own pictures; leave --out and --form out")
     from glissando.lab.ledger import require_ledger
 
-    require_ledger(Path(options.ledger).expanduser())
+    ledger = Path(options.ledger).expanduser()
+    require_ledger(ledger)
+    require_writable("--ledger", ledger.parent)

@@ -19,6 +19,7 @@ from glissando.verbs.options import (
     parse,
     parser_for,
     plain,
+    require_own_held_out,
     require_writable,
 )
 
@@ -57,8 +58,9 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(parser, arguments)
     if options.exact_match < 1:
         raise ConfigError(f"--exact_match must be at least 1, got {options.exact_match}")
-    _refuse_mixed(options)
-    _require_used(options, trained, [a.partition("=")[0] for a in arguments if a.startswith("--")])
+    typed = [a.partition("=")[0] for a in arguments if a.startswith("--")]
+    _refuse_mixed(options, typed)
+    _require_used(options, trained, typed)
     if options.tasks is not None:
         _tasks(options)
         return
@@ -77,6 +79,7 @@ def _score(run: Run, trained: dict[str, Any], options: Any, given: Set[str]) -> 
         config.corpus, config.text = "text", TextOptions(**asked | {"path": options.file, "valid_path": options.file})
     model = load(options.run, inference_overrides(options))
     corpus = build_corpus(config, model.tokenizer)
+    _require_pairs(corpus, config.corpus, given)
     _require_flow(model, options)
     _require_liquid(model, options)
     _require_places(options)
@@ -114,14 +117,22 @@ def _require_used(options: Any, trained: dict[str, Any], given: Sequence[str]) -
     if options.file is not None:
         others = {f"--data.{name}" for name in CORPORA if name != "text"}
         for name in given:
-            if name == "--data.corpus" or name.rpartition(".")[0] in others:
+            if name in _NOT_OF_A_FILE or name.rpartition(".")[0] in (*others, "--data.tokenizer"):
                 raise ConfigError(f"{name} would do nothing: --file is scored as text. Leave one of the two out")
         return
     corpus = options.data.corpus
     for name in given:
+        if name.startswith("--data.tokenizer"):
+            raise ConfigError(f"{name} would do nothing: a run's own tokenizer reads the text. Leave it out")
         require_chosen(name, "data", CORPORA, [corpus], "data.corpus", corpus)
+    names = [name.removeprefix("--") for name in given]
+    require_own_held_out(names, flat({"data": plain(options.data)}), flat({"data": trained}))
     if corpus == trained["corpus"] == "jsonl":
         _require_same_lines(flat(plain(options.data)), flat(trained))
+
+
+#: options that say which text is scored, and what is asked of it, beside which --file says otherwise
+_NOT_OF_A_FILE = ("--data.corpus", "--data.text.path", "--data.text.valid_path", "--data.text.valid_fraction")
 
 
 def _require_same_lines(asked: dict[str, Any], trained: dict[str, Any]) -> None:
@@ -141,14 +152,16 @@ def _require_same_lines(asked: dict[str, Any], trained: dict[str, Any]) -> None:
             )
 
 
-def _refuse_mixed(options: Any) -> None:
+def _refuse_mixed(options: Any, given: Sequence[str]) -> None:
     if options.tasks is None:
         if options.limit is not None:
             raise ConfigError(f"--limit {options.limit} is for --tasks, and none are given; name some or leave it out")
         return
-    for name in ("file", "plots", "steps", "time_constants"):
-        if options[name]:
-            raise ConfigError(f"--tasks scores texts of its own, and --{name} was given too; leave one of them out")
+    for name in given:
+        if name in ("--file", "--plots", "--steps", "--time_constants", "--prompt", "--exact_match", "--data") or (
+            name.startswith("--data.")
+        ):
+            raise ConfigError(f"--tasks scores texts of its own, and {name} was given too; leave one of them out")
 
 
 def _tasks(options: Any) -> None:
@@ -170,6 +183,13 @@ def _tasks(options: Any) -> None:
                 continue
             error = metrics.get(f"{name}_stderr")
             print(f"{task:24} {name:16} {value:.4f}" + ("" if error is None else f" +- {error:.4f}"))
+
+
+def _require_pairs(corpus: Corpus, name: str, given: Set[str]) -> None:
+    from glissando.data.pairs import PairsCorpus
+
+    if "--exact_match" in given and not isinstance(corpus, PairsCorpus):
+        raise ConfigError(f"--exact_match counts answers of pairs, and {name} is not of pairs; leave it out")
 
 
 def _require_flow(model: LanguageModel, options: Any) -> None:
@@ -203,11 +223,22 @@ def _require_liquid(model: LanguageModel, options: Any) -> None:
 
 
 def _require_places(options: Any) -> None:
-    """What will be drawn has a place to lie in."""
+    """What will be drawn has a place to lie in, where nothing lies yet."""
+    from glissando.evaluation.plots import PICTURES
+
     if options.plots is not None:
-        require_writable("--plots", Path(options.plots).expanduser())
+        plots = Path(options.plots).expanduser()
+        require_writable("--plots", plots)
+        _require_none("--plots", [plots / name for name in PICTURES])
     if options.time_constants is not None:
-        require_writable("--time_constants", Path(options.time_constants).expanduser().parent)
+        picture = Path(options.time_constants).expanduser()
+        require_writable("--time_constants", picture.parent)
+        _require_none("--time_constants", [picture])
+
+
+def _require_none(option: str, files: Sequence[Path]) -> None:
+    if there := next((file for file in files if file.exists()), None):
+        raise ConfigError(f"{there} exists; nothing is overwritten: name another {option}, or move it away")
 
 
 def _held_out(corpus: Corpus) -> list[int]:

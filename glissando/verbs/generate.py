@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from glissando.errors import ConfigError
-from glissando.verbs.options import add_inference_options, inference_overrides, named_values, parse, parser_for
+from glissando.verbs.options import add_inference_options, inference_overrides, named_values, parse, parser_for, quoted
 
 EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_tokens 300 --temperature 0.7 --seed 1'
 
@@ -35,29 +35,27 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _quoted(arguments: Sequence[str]) -> list[str]:
-    """A plain --prompt or --stop text as a list of one: text need not be YAML."""
-    import json
-
-    quoted = list(arguments)
-    for i, argument in enumerate(quoted):
+    """--prompt and --stop, a plain text or a JSON list of them, as a list in YAML: text need not be YAML."""
+    found = list(arguments)
+    for i, argument in enumerate(found):
         name, sign, value = argument.partition("=")
         if name not in ("--prompt", "--stop"):
             continue
         at = i if sign else i + 1
-        text = value if sign else (quoted[at] if at < len(quoted) else "")
-        if at < len(quoted) and not _is_list(text):
-            quoted[at] = f"{name}={json.dumps([text])}" if sign else json.dumps([text])
-    return quoted
+        if at < len(found):
+            texts = quoted(_texts(value if sign else found[at]))
+            found[at] = f"{name}={texts}" if sign else texts
+    return found
 
 
-def _is_list(text: str) -> bool:
+def _texts(given: str) -> list[str]:
     import json
 
     try:
-        value = json.loads(text)
+        value = json.loads(given)
     except ValueError:
-        return False
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+        return [given]
+    return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else [given]
 
 
 def _write(options: object) -> None:

@@ -28,8 +28,9 @@ def main(arguments: Sequence[str]) -> None:
     from glissando.training.growing import difference, grow_run
 
     by = Growth(**{name: options[name] for name in Growth.__dataclass_fields__ if name != "vocab"})
+    small = load(options.run)  # whose weights may be damaged, before anything is written
     run = grow_run(options.run, options.out, by)
-    small, large = load(options.run), load(run.path)
+    large = load(run.path)
     length = large.config.max_length or 256
     costs = [training_flops(model, length) for model in (small, large)]
     print(f"parameters             {small.num_parameters():,} -> {large.num_parameters():,}")

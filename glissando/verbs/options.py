@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import re
 import tempfile
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,12 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
             hint = f" Did you mean {close}?" if close else ""
             raise ConfigError(f"unknown option {name}.{hint} See `{parser.prog} --help`.")
     try:
-        return parser.parse_args(_whole_numbers(known, arguments))
+        options = parser.parse_args(_whole_numbers(known, arguments))
     except ArgumentError as error:
         raise ConfigError(readable(str(error))) from error
+    for name, text in _taken_for_nothing(known, arguments):
+        options[name] = text
+    return options
 
 
 def _nearest_option(name: str, known: Mapping[str, Any]) -> str | None:
@@ -89,6 +93,38 @@ def _whole_numbers(known: Mapping[str, Any], arguments: Sequence[str]) -> list[s
     return found
 
 
+def _taken_for_nothing(known: Mapping[str, Any], arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """(name, text) of options of a text or null whose text is nothing to YAML, a comment such as #1.txt, and not
+    null."""
+    import yaml
+
+    found = []
+    for argument, after in zip(arguments, [*arguments, ""][1:], strict=True):
+        name, sign, value = argument.partition("=")
+        text = value if sign else after
+        if getattr(known.get(name), "_typehint", None) != (str | None) or text == "null":
+            continue
+        with contextlib.suppress(yaml.YAMLError):
+            if yaml.safe_load(text) is None:
+                found.append((known[name].dest, text))
+    return found
+
+
+def quoted(value: str | list[str]) -> str:
+    """A text, or a list of texts, as YAML on one line that reads back as it was.
+
+    Raises ConfigError for bytes that were no UTF-8.
+    """
+    import yaml
+
+    try:
+        str(value).encode()
+        "".join(value).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{value!r} is not UTF-8 text; write it in UTF-8, under a locale of UTF-8") from error
+    return yaml.safe_dump(value, default_style='"', default_flow_style=True, allow_unicode=False, width=2**62).strip()
+
+
 def add_inference_options(parser: Any) -> None:
     """What may be changed of a trained model: how its depth is computed, and what it remembers."""
     parser.add_argument("--depth.n_steps", type=int | None, default=None, help="steps of a flow, if other than trained")
@@ -119,6 +155,24 @@ def require_writable(option: str, folder: Path) -> None:
         raise ConfigError(
             f"{option}: its folder {folder} cannot be made or written to: {error.strerror}; name another"
         ) from error
+
+
+def require_own_held_out(given: Collection[str], asked: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Raise ConfigError where another text than a run's is asked for, and the run's held-out text would stay with it.
+
+    given       names of options
+    asked, run  options of data, flat: as they would be, and the run's own
+    """
+    for corpus in ("text", "jsonl"):
+        path, held_out = f"data.{corpus}.path", f"data.{corpus}.valid_path"
+        if None in (run.get(path), run.get(held_out), asked.get(path)):
+            continue
+        moved = Path(asked[path]).expanduser().resolve() != Path(run[path]).expanduser().resolve()
+        if moved and held_out not in given:
+            raise ConfigError(
+                f"--{path} {asked[path]} alone would leave the run's {run[held_out]} as held-out text; give "
+                f"--{held_out} too (null: a part of {asked[path]})"
+            )
 
 
 def named_values(text: str) -> dict[str, float]:

@@ -21,9 +21,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; the default is this machine alone")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--name", type=str | None, default=None, help="the model's name; by default the run's")
-    parser.add_argument("--api_key", type=str | None, default=None, help=f"asked of clients; also read from {KEY}")
-    parser.add_argument("--chat_template", type=str | None, default=None, help="Jinja file: messages to a prompt")
+    parser.add_argument("--name", help="the model's name; by default the run's")
+    parser.add_argument("--api_key", help=f"asked of clients; also read from {KEY}")
+    parser.add_argument("--chat_template", help="Jinja file: messages to a prompt")
     parser.add_argument("--max_sessions", type=int, default=64, help="texts written at a time; others wait")
     parser.add_argument("--max_waiting", type=int, default=256, help="texts that may wait; beyond, 429")
     parser.add_argument("--max_prompt", type=int, default=16384, help="tokens of a prompt")
@@ -47,8 +47,9 @@ def _check(o: Any) -> None:
             raise ConfigError(f"--{name} must be at least {least}, got {o[name]}")
     if o["port"] > 65535:
         raise ConfigError(f"--port must be at most 65535, got {o['port']}")
-    if o["api_key"] == "":
-        raise ConfigError("--api_key is empty, and anyone could come in; give a key, or leave --api_key out")
+    for given, key in (("--api_key", o["api_key"]), (KEY, os.environ.get(KEY))):
+        if key == "":
+            raise ConfigError(f"{given} is empty, and anyone could come in; give a key, or leave {given} out")
     if not 0 < o["patience"] < float("inf"):
         raise ConfigError(f"--patience must be a positive number of seconds, got {o['patience']}")
 
@@ -70,7 +71,7 @@ def serve(o: Any) -> None:
     if o["threads"] is not None:
         torch.set_num_threads(o["threads"])
     model = load(o["run"], inference_overrides(o))
-    key = o["api_key"] or os.environ.get(KEY) or None
+    key = o["api_key"] or os.environ.get(KEY)
     limits = Limits(
         max_prompt=o["max_prompt"], max_tokens=o["max_tokens"], max_copies=o["max_sessions"], max_body=o["max_body"],
         patience=o["patience"],

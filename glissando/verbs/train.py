@@ -12,7 +12,7 @@ from glissando.errors import ConfigError
 from glissando.mixers import MIXERS
 from glissando.presets import load_preset
 from glissando.training.config import BUDGETS, MACHINE, RunConfig, require_effect
-from glissando.verbs.options import explain, parse, parser_for, plain
+from glissando.verbs.options import explain, parse, parser_for, plain, require_own_held_out
 
 EXAMPLE = (
     "glissando train --preset transformer-nano --data.corpus text --data.text.path book.txt "
@@ -34,6 +34,9 @@ def main(arguments: Sequence[str]) -> None:
     chosen = {k: plain(options[k]) for k in ("preset", "model", "data", "training")}
     chosen["start_from"] = getattr(options, "from") or file.get("start_from")
     config = from_dict(RunConfig, {**chosen, "stages": file.get("stages") or []})
+    if config.start_from is not None:
+        names = [a.removeprefix("--").partition("=")[0] for a in arguments if a.startswith("--")]
+        require_own_held_out([*names, *flat(file)], flat(config.as_dict()), flat(_of_run(config.start_from)))
     _require_used(arguments, file, config)
     if print_only:
         import yaml
@@ -125,6 +128,9 @@ def _parser(preset: str | None, start: str | None, values: Mapping[str, Any]) ->
     explain(parser, RunConfig)
     check_keys(RunConfig, values)
     preset, start = preset or values.get("preset"), start or values.get("start_from")
+    for name, value in (("preset", preset), ("start_from", start)):
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{name} must be a text, got {value!r}: name a {'preset' if name == 'preset' else 'run'}")
     before = _of_run(start) if start else {}
     chosen = load_preset(preset) if preset else {}
     chosen = {key: value for key, value in chosen.items() if key != "about"}

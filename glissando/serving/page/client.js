@@ -81,7 +81,7 @@ export async function* chunks(body) {
   for await (const data of events(body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw new Failure(500, chunk.error.message, chunk.error);
+    if (chunk.error) throw new Failure(chunk.error.code === "stopping" ? 503 : 500, chunk.error.message, chunk.error);
     yield chunk;
   }
   throw new Failure(0, "the text broke off: the server ended it without saying that it was done");

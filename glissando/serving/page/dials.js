@@ -6,7 +6,7 @@ import { Failure } from "./client.js";
 export class Dials {
   constructor(section, box, used, changed) {
     Object.assign(this, { section, box, used, changed, dials: new Map() });
-    used.addEventListener("change", () => used.checked && changed());
+    used.addEventListener("change", changed);
   }
 
   /** Dials of these names; no name hides them. */

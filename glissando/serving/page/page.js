@@ -85,8 +85,11 @@ function wanted() {
 /** A field's number; undefined where it is left to the server. */
 function numberOf(name) {
   const input = $(name);
-  if (!input.validity.badInput) return input.value === "" ? undefined : Number(input.value);
   const label = document.querySelector(`label[for=${name}]`).textContent;
+  if (name === "max_tokens" && input.value !== "" && Number(input.value) < 1) {
+    throw new Failure(400, `${label} must be at least 1, or no text would be written`, { param: name });
+  }
+  if (!input.validity.badInput) return input.value === "" ? undefined : Number(input.value);
   throw new Failure(400, `${label} is not a number; correct it, or clear the field`, { param: name });
 }
 
@@ -206,13 +209,17 @@ function tell(error, again = null) {
     throw error;
   }
   if (error.status === 401) return askForKey(again);
+  const field = $(error.param);
+  field?.setAttribute("aria-invalid", "true");
+  const fold = field?.closest("details");
+  if (fold) fold.open = true;
   show(error.sentence);
-  $(error.param)?.setAttribute("aria-invalid", "true");
 }
 
 function show(message) {
   $("error").textContent = message;
   $("error").hidden = false;
+  $("error").scrollIntoView({ block: "nearest" }); // on a phone it stands below the fold
 }
 
 function hush() {

@@ -157,7 +157,7 @@ function heat(style) {
 
 const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
-const number = (value) => Number(value.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 });
+export const number = (value) => Number(value.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 });
 const amount = (value, unit) => `${number(value)}${unit ? ` ${unit}` : ""}`;
 
 function append(parent, tag, className = "") {

@@ -1,5 +1,7 @@
 // Text as it comes, every token coloured by its surprise.
 
+import { number } from "./picture.js";
+
 /** Lower ends of the colours, in bits. */
 const LEVELS = [0, 0.5, 1, 2, 3, 4, 6, 8];
 const BYTES = "bytes:\\x";
@@ -53,7 +55,8 @@ export class Text {
   get summary() {
     const parts = [this.tokens === 1 ? "1 token" : `${this.tokens.toLocaleString("en")} tokens`];
     const seconds = (this.last - this.first) / 1000;
-    if (seconds > 0) parts.push(`${((this.tokens - 1) / seconds).toPrecision(3)} tokens/s`);
+    // Pieces that came together say nothing of how long each took.
+    if (seconds >= 0.25) parts.push(`${number((this.tokens - 1) / seconds)} tokens/s`);
     if (this.tokens) parts.push(`${(this.bits / this.tokens).toFixed(2)} bits per token`);
     return parts.join(", ");
   }

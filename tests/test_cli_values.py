@@ -1,0 +1,177 @@
+"""Values on the command line arrive as they were typed, and what they would do to others' files is told first."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from glissando.cli import main
+from glissando.errors import ConfigError
+from glissando.verbs.options import quoted
+
+TINY = [
+    "--preset", "transformer-nano", "--model.hidden_size", "16", "--model.depth.layers", "1", "--data.corpus", "text",
+    "--data.seq_len", "16", "--data.batch_size", "4", "--training.steps", "4",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A book, other text, and a run on both: it learns one and is validated on the other."""
+    place = tmp_path_factory.mktemp("values")
+    (place / "book.txt").write_text("The fox who had a plan went out to find the hen who had none.\n" * 40)
+    (place / "other.txt").write_text("Nobody had told the hen of it.\n" * 40)
+    texts = ["--data.text.path", str(place / "book.txt"), "--data.text.valid_path", str(place / "other.txt")]
+    assert main(["train", *TINY, *texts, "--out", str(place / "run")]) == 0
+    return place
+
+
+def fails(capsys, *arguments: object) -> str:
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == 1
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    return told
+
+
+@pytest.mark.parametrize("key", ["#s3cret!", "null", "~", "'# '", "1e3"])
+def test_a_key_is_what_was_typed(key, monkeypatch):
+    """A comment or nothing to YAML: the server would have let everyone in."""
+    from glissando.verbs import serve
+
+    asked = []
+    monkeypatch.setattr(serve, "serve", asked.append)
+    for name in ("--api_key", "--name", "--chat_template"):
+        assert main(["serve", "run", name, key]) == 0
+        assert asked.pop()[name.removeprefix("--")] == key
+
+
+def test_an_empty_key_in_the_environment_is_no_key(monkeypatch, capsys):
+    monkeypatch.setenv("GLISSANDO_API_KEY", "")
+    assert "GLISSANDO_API_KEY is empty" in fails(capsys, "serve", "run")
+
+
+@pytest.mark.parametrize(("path", "read"), [("#1.txt", "#1.txt"), ("~", "~"), ("null", None), ("a b.txt", "a b.txt")])
+@pytest.mark.parametrize("inline", [True, False])
+def test_the_name_of_a_file_is_what_was_typed(path, read, inline, capsys):
+    given = [f"--data.text.path={path}"] if inline else ["--data.text.path", path]
+    assert main(["train", *TINY, *given, "--print_config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["text"]["path"] == read
+
+
+@pytest.mark.parametrize(
+    "text", ["a 🎉 b", "🎉", "日本語", "\x7f\x85\u2028\ufffe\ufeff", "'\"\\", "# x", "x " * 3000, ""]
+)
+def test_any_text_is_a_prompt(text, place, capsys):
+    assert yaml.safe_load(quoted([text])) == [text]
+    for given in (text, json.dumps([text]), json.dumps([text], ensure_ascii=False)):
+        assert main(["generate", str(place / "run"), "--prompt", given, "--stop", "🎉", "--max_tokens", "1"]) == 0
+        assert capsys.readouterr().out.startswith(text)
+
+
+def test_what_is_no_utf_8_is_told(place, capsys):
+    assert "not UTF-8" in fails(capsys, "generate", place / "run", "--prompt", os.fsdecode(b"a\xff"))
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        quoted(["\ud83c"])
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "train"])
+def test_another_text_does_not_keep_the_held_out_one(verb, place, capsys):
+    """`evaluate RUN --data.text.path other` scored the run's own valid_path, and said nothing."""
+    run, book, other = (str(place / name) for name in ("run", "book.txt", "other.txt"))
+    command = ["evaluate", run] if verb == "evaluate" else ["train", "--from", run, "--print_config"]
+    told = fails(capsys, *command, "--data.text.path", other)
+    assert "would leave the run's" in told
+    assert "--data.text.valid_path too" in told
+    for held_out in ("null", book):
+        assert main([*command, "--data.text.path", other, "--data.text.valid_path", held_out]) == 0
+    assert main([*command, "--data.text.path", book]) == 0
+
+
+def test_a_file_of_options_does_not_keep_it_either(place, capsys):
+    options = place / "options.yaml"
+    options.write_text(f"start_from: {place / 'run'}\ndata: {{text: {{path: {place / 'other.txt'}}}}}\n")
+    assert "would leave the run's" in fails(capsys, "train", "--config", options, "--print_config")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--data.tokenizer.kind", "bpe"], "a run's own tokenizer reads the text"),
+        (["--exact_match", "5"], "text is not of pairs"),
+        (["--file", "BOOK", "--data.text.path", "BOOK"], "--data.text.path would do nothing"),
+        (["--file", "BOOK", "--data.text.valid_fraction", "0.9"], "--data.text.valid_fraction would do nothing"),
+        (["--tasks", "glissando_recall", "--exact_match", "7"], "--exact_match was given too"),
+        (["--tasks", "glissando_recall", "--data.seq_len", "3"], "--data.seq_len was given too"),
+        (["--tasks", "glissando_recall", "--prompt", "a"], "--prompt was given too"),
+    ],
+)
+def test_evaluating_refuses_what_would_do_nothing(options, told, place, capsys):
+    given = [str(place / "book.txt") if option == "BOOK" else option for option in options]
+    assert told in fails(capsys, "evaluate", place / "run", *given)
+
+
+def test_pictures_overwrite_nothing(place, tmp_path, capsys):
+    mine = tmp_path / "loss.png"
+    mine.write_text("mine")
+    assert f"{mine} exists" in fails(capsys, "evaluate", place / "run", "--plots", tmp_path)
+    assert mine.read_text() == "mine"
+
+
+def test_what_the_system_refuses_is_a_line(place, tmp_path, capsys, monkeypatch):
+    from glissando.verbs import presets
+
+    def refuse(_: object) -> None:
+        raise PermissionError(13, "Permission denied", "runs/mine")
+
+    monkeypatch.setattr(presets, "main", refuse)
+    assert fails(capsys, "presets") == "glissando presets: Permission denied: 'runs/mine'\n"
+    (tmp_path / "file").write_text("")
+    for option, name in (("--out", "file/x"), ("--ledger", "file/x.md")):
+        told = fails(capsys, "audit", "continuous-parameters", option, tmp_path / name)
+        assert f"{option}: its folder" in told, "before anything is measured"
+
+
+def test_closed_output_is_no_defect(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["presets"]) == 0
+    sys.stdout.close()
+
+
+@pytest.mark.parametrize("name", ["preset", "start_from"])
+def test_names_in_a_file_are_texts(name, tmp_path, capsys):
+    (tmp_path / "o.yaml").write_text(f"{name}: 5\n")
+    assert f"{name} must be a text, got 5" in fails(capsys, "train", "--config", tmp_path / "o.yaml", "--print_config")
+
+
+def test_growing_from_damage_leaves_nothing(place, tmp_path, capsys):
+    shutil.copytree(place / "run", tmp_path / "run")
+    weights = tmp_path / "run/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    out = tmp_path / "grown"
+    assert "model.safetensors" in fails(capsys, "grow", tmp_path / "run", "--out", out, "--width", "2")
+    assert not out.exists()
+
+
+def test_a_run_that_cannot_be_resumed_is_not_said_to_be(place, tmp_path, capsys):
+    out = tmp_path / "other"
+    out.mkdir()
+    (out / "notes").write_text("mine")
+    told = fails(capsys, "grow", place / "run", "--out", out, "--width", "2")
+    assert "Choose a new name" in told
+    assert "Resume" not in told
+
+
+def test_a_checkpoint_opens_beside_a_damaged_manifest(place, tmp_path, capsys):
+    shutil.copytree(place / "run", tmp_path / "run")
+    (tmp_path / "run/manifest.json").write_text("{")
+    assert "manifest.json" in fails(capsys, "generate", tmp_path / "run")
+    checkpoint = max((tmp_path / "run/checkpoints").iterdir())
+    with pytest.warns(UserWarning, match=r"manifest\.json.*is not checked"):
+        assert main(["generate", str(checkpoint), "--max_tokens", "2"]) == 0

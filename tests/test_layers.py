@@ -1,0 +1,46 @@
+"""Pictures name a layer by its place among all blocks, also where kinds of mixers alternate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glissando.evaluation import kernels
+from glissando.evaluation.layers import layer_numbers
+from glissando.evaluation.looks import looks
+from glissando.mixers.attention import Attention
+from glissando.mixers.spectral import Spectral
+from glissando.model import LanguageModel
+
+
+@pytest.fixture(scope="module")
+def mixed() -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel.from_preset(
+        "composite-nano", hidden_size=16, mixer=["spectral", "attention", "spectral", "spectral"], depth={"layers": 4}
+    ).eval()
+
+
+def test_numbers_of_a_mixed_stack(mixed):
+    assert layer_numbers(mixed, Spectral, 3) == [1, 3, 4]
+    assert layer_numbers(mixed, Attention, 1) == [2]
+
+
+def test_applications_are_counted_where_a_block_is_applied_again():
+    model = LanguageModel.from_preset("continuous-transformer", hidden_size=16)
+    applied = model.config.depth.layers
+    assert layer_numbers(model, Spectral, applied) == list(range(1, applied + 1))
+
+
+def test_looks_name_the_layers_of_a_mixed_stack(mixed):
+    found = {look.name: look for look in looks(mixed, torch.arange(12).unsqueeze(0))}
+    assert found["decay_times"].rows == ["layer 1", "layer 3", "layer 4"]
+    assert len(found["decay_times"].values) == 3
+
+
+def test_kernels_name_the_layers_of_a_mixed_stack(mixed, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(kernels, "_draw_kernels", lambda axes, rates, layer: drawn.append(layer))
+    monkeypatch.setattr(kernels, "_draw_channels", lambda axes, rates: drawn.append(list(rates)))
+    kernels.plot_kernels(mixed, tmp_path / "k.png")
+    assert drawn == [[1, 3, 4], 3]
