@@ -206,7 +206,7 @@ class Backbone(nn.Module, ABC):
             raise InputError("donate=True changes the state in place, which gradients forbid; use torch.no_grad()")
 
     def num_parameters(self) -> int:
-        """Trainable numbers; a tied head counts once, a complex number stored as a pair counts twice."""
+        """Of its parameters, frozen ones too; a tied head counts once, a complex number stored as a pair twice."""
         return sum(p.numel() for p in self.parameters())
 
 

@@ -306,6 +306,8 @@ class Block(nn.Module):
 
     def _mix(self, x: Tensor, state: BlockState | None, ctx: Context) -> tuple[Tensor, BlockState | None]:
         past, inner = (None, None) if state is None else state
+        if state is not None and (past is None) != (self.conv is None):
+            raise ValueError("a state with a convolution's past, or without, as this block has none, or one")
         if self.conv is not None:
             x, past = self.conv(x, past, ctx)
         y, inner = self.mixer(x, inner, ctx)

@@ -135,7 +135,9 @@ def grow_by(model: LanguageModel, by: Growth) -> Grown:
         raise ConfigError(f"grow makes language models larger, a glissando.LanguageModel; got a {type(model).__name__}")
     config = grown_config(model, by)
     followed = copy.deepcopy(config)
-    followed.mixers.weights_follow()
+    for name in _used_mixers(model):  # a mixer that the old model has nothing of starts as a new one
+        if hasattr(options := getattr(followed.mixers, name), "weights_follow"):
+            options.weights_follow()
     like = model.embedding.weight
     with torch.random.fork_rng([]):
         torch.manual_seed(by.seed)

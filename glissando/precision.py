@@ -13,7 +13,13 @@ def exact(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
+def autocast_type(device: str) -> torch.dtype | None:
+    """What autocast computes in on `device`, here and now; None where it is off."""
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return None
+
+
 def without_autocast(device: str) -> AbstractContextManager:
     """Autocast off. Entering its own context costs as much as two operations, and decoding has no use for it."""
-    able = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if able else nullcontext()
+    return nullcontext() if autocast_type(device) is None else torch.autocast(device, enabled=False)

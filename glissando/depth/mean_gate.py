@@ -45,7 +45,9 @@ class MeanGate(nn.Module):
         passed = before.time.unsqueeze(1) + weight.cumsum(1)
         share = weight / torch.where(passed > 0, passed, 1.0)  # before any time there is nothing to take a mean of
         share = share.to(before.mean.dtype).unsqueeze(-1)
+        # A number that does not count may be NaN, which no share of 0 takes away.
+        added = share * torch.where(share > 0, exact(y), 0.0)
         with without_autocast(y.device.type):
-            mean, last = scan((1 - share).expand_as(y), share * exact(y), before.mean)
+            mean, last = scan((1 - share).expand_as(y), added, before.mean)
         gate = torch.sigmoid(self.down(F.gelu(self.up(mean.to(y.dtype)))))
         return gate, None if state is None else MeanState(last, passed[:, -1].clone())  # a view would keep all

@@ -28,7 +28,7 @@ from glissando.config import check_choices, starting
 from glissando.errors import ConfigError
 from glissando.flops import Flops
 from glissando.lifts import Lift, Table, append, append_pairs, join, linear, tables, tile
-from glissando.mixers.base import Context, Mixer
+from glissando.mixers.base import Context, Mixer, require_parts
 from glissando.mixers.memory import check_horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import append as append_slots
@@ -212,6 +212,9 @@ class Attention(Mixer):
     def mix(self, x: Tensor, state: AttentionState | None, ctx: Context) -> tuple[Tensor, AttentionState | None]:
         q, k, v = self._project(x, state)
         decay, importance = self._cumulative_decay(x), self._importance(x)
+        if state is not None:
+            lowers = self.forget is not None or self.importance is not None
+            require_parts(state, decay=lowers, total=self.forget is not None, latest=self.shifts)
         if state is None:
             y = self._attend(q, k, v, self._visible_from_zero(x), _lowered(decay, importance), decay)
         else:
@@ -258,8 +261,8 @@ class Attention(Mixer):
         if window is None or window >= length:
             return "causal"
         slots = torch.arange(length, device=x.device)
-        age = slots.unsqueeze(1) - slots
-        return (age >= 0) & (age < window)
+        # Compared, not subtracted: eight bytes a pair would be eight times the mask.
+        return (slots.unsqueeze(1) >= slots) & (slots.unsqueeze(1) - window < slots)
 
     def _attend(
         self,

@@ -154,3 +154,11 @@ class Mixer(nn.Module, ABC):
         """device= and dtype= keywords, by default those of the mixer's first parameter."""
         like = next(self.parameters())
         return {"device": device or like.device, "dtype": dtype or like.dtype}
+
+
+def require_parts(state: Any, **has: bool) -> None:
+    """Raise ValueError unless the state has the parts that are told to be there, and none of the others: a state of
+    another model, where a part that is missing would be left out without a word."""
+    for name, expected in has.items():
+        if (getattr(state, name) is not None) != expected:
+            raise ValueError(f"a state {'without' if expected else 'with'} {name!r}")

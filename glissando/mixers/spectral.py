@@ -276,7 +276,9 @@ class Spectral(Mixer):
         if not self.config.projections:
             return given.factor, u
         gamma = self._rates(rate, given)
-        return torch.exp(-gamma) * given.factor, u * torch.sqrt(-torch.expm1(-2 * gamma))
+        # At gamma = 0, where a gate is shut beyond what the type holds, the root has no slope: it ends just before.
+        held = (-torch.expm1(-2 * gamma)).clamp_min(torch.finfo(gamma.dtype).tiny)
+        return torch.exp(-gamma) * given.factor, u * torch.sqrt(held)
 
     def _rates(self, rate: Tensor | None, given: _Given) -> Tensor:
         """gamma, (N,) or, where the decay depends on the input, (B, T, N)."""

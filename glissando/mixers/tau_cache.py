@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from glissando.mixers.base import require_parts
 from glissando.mixers.slots import append, at_last, cut, latest_of
 from glissando.ops.tau_attention import attend, exponents
 from glissando.precision import without_autocast
@@ -104,6 +105,7 @@ class ExactCache:
         return ExactState(k, v, k.double() if self.has_e else None, total, latest, zeros_position(batch_size, device))
 
     def hear(self, heard: Heard, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, ExactState]:
+        require_parts(state, e=self.has_e, total=self.has_decay, latest=self.shifts)
         lengths = state.position.tolist()
         end = max(lengths, default=0) + heard.q.shape[2]
         uniform = len(set(lengths)) <= 1
@@ -142,6 +144,7 @@ class BinnedCache:
         return BinnedState(up, up.clone(), level, level.clone(), total, latest, zeros_position(batch_size, device))
 
     def hear(self, heard: Heard, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, BinnedState]:
+        require_parts(state, total=self.has_decay, latest=self.shifts)
         decay = _continued(heard.decay, state.total)
         e = exponents(heard.k, heard.importance, decay)
         own, lse = attend(heard.q, heard.k, heard.v, heard.temperature, e)

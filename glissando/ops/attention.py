@@ -17,6 +17,7 @@ from torch import Tensor
 
 from glissando.errors import unknown_name
 from glissando.ops.compiled import require_backend
+from glissando.precision import autocast_type, without_autocast
 
 
 def attention(
@@ -87,9 +88,10 @@ def _fused(
 ) -> Tensor:
     size = v.shape[-1]
     if key_bias is not None:
-        if v.dtype == torch.float16:
+        if torch.float16 in (v.dtype, autocast_type(v.device.type)):
             # A bias of thousands over the scale is more than float16 holds.
-            return _fused(q.float(), k.float(), v.float(), visible, key_bias, scale, dropout).to(v.dtype)
+            with without_autocast(v.device.type):
+                return _fused(q.float(), k.float(), v.float(), visible, key_bias, scale, dropout).to(v.dtype)
         extra = _coordinates(key_bias / scale, k.dtype)
         q = F.pad(q, (0, extra.shape[-1]), value=1.0)
         k = torch.cat([k, extra], -1)

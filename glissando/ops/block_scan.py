@@ -109,7 +109,9 @@ def adjoint(a: Tensor, grad: Tensor, backend: Backend = "auto") -> tuple[Tensor,
         factors = torch.cat([torch.zeros_like(a[:, :1]), a[:, 1:].flip(1).mT], 1)
         carried = doubling(factors, grad.flip(1), torch.zeros_like(grad[:, 0])).flip(1)
         return carried, (a[:, 0].mT * carried[:, 0].unsqueeze(-2)).sum(-1)
-    carried, first = torch.empty_like(grad, memory_format=torch.contiguous_format), torch.zeros_like(grad[:, 0])
+    # Contiguous whatever grad is: of other layouts the kernel would fill a copy.
+    carried = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    first = torch.zeros_like(grad[:, 0], memory_format=torch.contiguous_format)
     over_rows(_adjoint, grad, as_rows(a, 2), as_rows(grad, 2), as_rows(carried, 2), as_rows(first, 1))
     return carried, first
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from glissando.ops.compiled import over_rows, require_backend
 
@@ -45,7 +46,9 @@ def rotation_from_zero(
     length: int, head_size: int, base: float, width: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """`rotation` at positions 0 .. length - 1, remembered: every layer of every step asks for the same."""
-    if torch.compiler.is_compiling():  # a compiled graph has its own ways to share it, and cannot read our memory
+    # A compiled graph has its own ways to share it, and cannot read our memory; what is made under a mode such as
+    # FakeTensorMode holds no numbers, and is not to be remembered.
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return rotation(torch.arange(length, device=device), head_size, base, width, dtype)
     return _remembered(length, head_size, base, width, dtype, device)
 
@@ -88,9 +91,11 @@ def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "
     for x (B, T, H, K) and cos_sin (2, 1 or B, T, 1, K/2) where that pays; where torch.compile looks on, which cannot
     write into a part of a tensor, it is the reference. Derivatives of any order.
 
-    Raises UnknownNameError for a backend that there is not.
+    Raises UnknownNameError for a backend that there is not, ValueError for a table of another K.
     """
     require_backend("rotate", backend, ("auto", "reference"))
+    if 2 * cos_sin.shape[-1] != x.shape[-1]:
+        raise ValueError(f"rotate: cos_sin must end in K/2 = {x.shape[-1] / 2:g} angles, got {cos_sin.shape[-1]}")
     if backend == "reference" or torch.compiler.is_compiling():
         cos, sin = cos_sin[0], cos_sin[1]
         first, second = x.chunk(2, -1)

@@ -23,6 +23,8 @@ def short_conv(
     Raises ValueError for shapes that do not fit, or types that the kernel asked for does not take.
     """
     require_shapes("short_conv", weight=(weight, (x.shape[-1], weight.shape[-1])))
+    if past is not None:
+        require_shapes("short_conv", past=(past, (x.shape[0], weight.shape[1] - 1, x.shape[2])))
     joined = F.pad(x, (0, 0, weight.shape[1] - 1, 0)) if past is None else torch.cat([past, x], 1)
     if not use_numba("short_conv", backend, x) or (backend == "auto" and not same_reals(joined, weight)):
         return _shifted(joined, weight)
