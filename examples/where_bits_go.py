@@ -39,8 +39,9 @@ def main() -> None:
         torch.manual_seed(0)
         models.append(glissando.LanguageModel.from_preset("transformer-nano").eval())
     kinds, floor, spent = measure(models, 2 if options.quick else options.stories)
-    for number, run in enumerate(options.runs or ["transformer-nano, untrained"], 1):
-        print(f"{number}: {run}")
+    for number, (run, model) in enumerate(zip(options.runs or ["transformer-nano, untrained"], models, strict=True), 1):
+        dials = ", ".join(model.config.depth.control)
+        print(f"{number}: {run}" + (f" (dials {dials} at 0: labels it learned with are missed)" if dials else ""))
     print(f"{'':26}{'bytes':>8}{'floor':>9}" + "".join(f"{number:9}" for number in range(1, len(models) + 1)))
     for row in [f"{fact}, {part}" for fact in FACTS for part in PARTS] + [REST]:
         print(f"{row:26}{kinds[row]:8,}" + "".join(f"{bits[row] / kinds.total():9.4f}" for bits in (floor, *spent)))

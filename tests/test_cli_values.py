@@ -175,3 +175,15 @@ def test_a_checkpoint_opens_beside_a_damaged_manifest(place, tmp_path, capsys):
     checkpoint = max((tmp_path / "run/checkpoints").iterdir())
     with pytest.warns(UserWarning, match=r"manifest\.json.*is not checked"):
         assert main(["generate", str(checkpoint), "--max_tokens", "2"]) == 0
+
+
+def test_labels_that_a_model_is_told_are_named(tmp_path, capsys):
+    """They would be seen beside figures of models that are told nothing."""
+    from glissando.model import LanguageModel
+
+    run = tmp_path / "hybrid"
+    LanguageModel.from_preset("hybrid-ode-nano", hidden_size=16).save(run)
+    few = ["--data.stories.valid_stories", "2", "--json"]
+    for labelled, named in (("true", "mood, speech"), ("false", None)):
+        assert main(["evaluate", str(run), "--data.stories.labelled", labelled, *few]) == 0
+        assert json.loads(capsys.readouterr().out).get("labels_told") == named

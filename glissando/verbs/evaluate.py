@@ -84,7 +84,9 @@ def _score(run: Run, trained: dict[str, Any], options: Any, given: Set[str]) -> 
     _require_liquid(model, options)
     _require_places(options)
     drawn = _held_out(corpus) if options.time_constants else []
-    result = {"corpus": config.corpus} | measure(model, corpus, options.exact_match)
+    # A model that is told something of each text must not be set beside one that is not, unseen.
+    told = {"labels_told": ", ".join(corpus.control_names)} if corpus.control_names else {}
+    result = {"corpus": config.corpus} | told | measure(model, corpus, options.exact_match)
     if not options.json:
         print(table(result), flush=True)
     steps = _steps(run, model, corpus) if options.plots or options.steps else None
