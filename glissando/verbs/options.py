@@ -110,19 +110,18 @@ def _taken_for_nothing(known: Mapping[str, Any], arguments: Sequence[str]) -> li
     return found
 
 
-def quoted(value: str | list[str]) -> str:
-    """A text, or a list of texts, as YAML on one line that reads back as it was.
+def quoted(texts: list[str]) -> str:
+    """Texts as a YAML list on one line that reads back as they were.
 
     Raises ConfigError for bytes that were no UTF-8.
     """
     import yaml
 
     try:
-        str(value).encode()
-        "".join(value).encode()
+        "".join(texts).encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{value!r} is not UTF-8 text; write it in UTF-8, under a locale of UTF-8") from error
-    return yaml.safe_dump(value, default_style='"', default_flow_style=True, allow_unicode=False, width=2**62).strip()
+        raise ConfigError(f"{texts!r} is not UTF-8 text; write it in UTF-8, under a locale of UTF-8") from error
+    return yaml.safe_dump(texts, default_style='"', default_flow_style=True, allow_unicode=False, width=2**62).strip()
 
 
 def add_inference_options(parser: Any) -> None:
