@@ -23,7 +23,8 @@ from glissando.training.fit import resume, train
 
 
 def counted(model: LanguageModel, batch: int, length: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """What PyTorch's counter finds for each token, every product in the open, less what a flow does once a call."""
+    """What PyTorch's counter finds for each token, every product in the open, less what a flow does once a call and
+    what a window hides."""
     for module, name in ((attention_module, "attention"), (tau_module, "tau_attention")):
         monkeypatch.setattr(module, name, functools.partial(getattr(module, name), backend="reference"))
     if isinstance(model.depth, FlowDepth) and model.depth.config.tolerance is not None:
@@ -35,7 +36,15 @@ def counted(model: LanguageModel, batch: int, length: int, monkeypatch: pytest.M
         first, _, second = depth.time
         n = evaluations(depth.config.method, depth.n_steps, depth.config.backward)
         once = 2 * n * (first.weight.numel() + second.weight.numel())
-    return (counter.get_total_flops() - once) / (batch * length)
+    hidden = sum(4 * times * _out_of_window(block.mixer, length) for block, times in depth.calls())
+    return (counter.get_total_flops() - once) / (batch * length) - hidden
+
+
+def _out_of_window(mixer: object, length: int) -> int:
+    """Entries of the keys that a query of `attention` does not see, over its heads."""
+    if not isinstance(mixer, attention_module.Attention) or mixer.config.window is None:
+        return 0
+    return mixer.heads * mixer.head_size * max(0, length - mixer.config.window)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -290,6 +290,19 @@ def test_a_donated_window_stays_where_it_is(case: str):
     assert state.depth[0].mixer.k.shape[2] == 64
 
 
+@pytest.mark.parametrize("options", ["window", "helpers", "previous-window"])
+def test_long_chunks_behind_a_window_are_one_text(options: str):
+    """Chunks of hundreds take the window's blocks, a few tokens its mask."""
+    model = build(f"mixer:attention-{options}")
+    ids = random_ids(model, 2, 700, 0)
+    with torch.no_grad():
+        whole, state, parts = model(ids)[0], model.init_state(2), []
+        for chunk in ids.split([300, 3, 250, 1, 146], 1):
+            logits, state = model(chunk, state)
+            parts.append(logits)
+    assert_close(torch.cat(parts, 1), whole, "chunks")
+
+
 def test_a_donated_prompt_is_not_kept_behind_the_window():
     model = build("mixer:attention-window", torch.float32)
     with torch.no_grad():

@@ -180,6 +180,58 @@ def test_attention(groups: int, biased: bool, visible: str):
     same(run("auto"), run("reference"), q, k, v, bias)
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys", "window"),
+    [(300, 300, 1), (300, 300, 65), (513, 513, 130), (200, 900, 150), (200, 420, 64), (70, 71, 70), (5, 300, 40)],
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention_within_a_window(queries: int, keys: int, window: int, biased: bool):
+    """The last one has too few queries for blocks to pay, the one before too few keys."""
+    q, k, v = draw(2, 4, queries, 6), draw(2, 2, keys, 6, seed=1), draw(2, 2, keys, 6, seed=2)
+    bias = draw(2, 4, keys, seed=3)
+    age = torch.arange(keys - queries, keys).unsqueeze(1) - torch.arange(keys)
+    hidden = (age < 0) | (age >= window)
+
+    def by_hand(q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> Tensor:
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        logits = 0.3 * q @ k.transpose(-1, -2) + (b if biased else b * 0).unsqueeze(-2)
+        return logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    def run(backend: str):
+        return lambda q, k, v, b: attention(
+            q, k, v, window=window, key_bias=b if biased else b * 0, scale=0.3, backend=backend
+        )
+
+    same(run("auto"), by_hand, q, k, v, bias)
+    assert_close(run("reference")(q, k, v, bias), by_hand(q, k, v, bias), tolerance=EXACT)
+
+
+def test_a_window_costs_as_many_pairs_as_it_has(monkeypatch: pytest.MonkeyPatch):
+    """Eight times the text, eight times the pairs; a mask of all T x T would have 64 times as many."""
+    pairs = []
+
+    def count(q: Tensor, k: Tensor, *rest: Tensor, **options: object) -> Tensor:
+        pairs.append(q.shape[:3].numel() * k.shape[2])
+        return fused(q, k, *rest, **options)
+
+    fused = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", count)
+    for length in (512, 4096):
+        x = draw(1, 2, length, 4, grad=False)
+        attention(x, x, x, window=64)
+    assert pairs == [2 * length * 127 for length in (512, 4096)]
+
+
+def test_a_window_wants_keys_in_order():
+    x = draw(1, 1, 5, 2)
+    with pytest.raises(ValueError, match='at least 1 key and for visible "causal", got 0'):
+        attention(x, x, x, window=0)
+    with pytest.raises(ValueError, match="got 3 with 'all'"):
+        attention(x, x, x, visible="all", window=3)
+    with pytest.raises(ValueError, match="at least as many keys as queries, got 4 and 5"):
+        attention(x, x[:, :, :4], x[:, :, :4], window=3)
+
+
 def test_attention_bias_by_key_is_a_forget_gate():
     """softmax(q.k + C_i - C_j) does not depend on C_i: the fused form leaves it out."""
     q, k, v = (draw(1, 1, 6, 4, seed=s, grad=False) for s in range(3))

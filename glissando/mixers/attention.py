@@ -206,8 +206,8 @@ class Attention(Mixer):
         return tables(named)
 
     def flops(self, length: int) -> Flops:
-        """q k' and p v."""
-        return Flops(4.0 * self.heads * self.head_size * length)
+        """q k' and p v, with as many keys as the window has."""
+        return Flops(4.0 * self.heads * self.head_size * min(length, self.config.window or length))
 
     def mix(self, x: Tensor, state: AttentionState | None, ctx: Context) -> tuple[Tensor, AttentionState | None]:
         q, k, v = self._project(x, state)
@@ -216,7 +216,7 @@ class Attention(Mixer):
             lowers = self.forget is not None or self.importance is not None
             require_parts(state, decay=lowers, total=self.forget is not None, latest=self.shifts)
         if state is None:
-            y = self._attend(q, k, v, self._visible_from_zero(x), _lowered(decay, importance), decay)
+            y = self._attend(q, k, v, "causal", _lowered(decay, importance), decay)
         else:
             # Without a mask a plain number will do: a token's cost in decoding is mostly in calls like these.
             counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
@@ -256,14 +256,6 @@ class Attention(Mixer):
         """g (B, H, T) float64."""
         return None if self.importance is None else self.importance(x).double().transpose(1, 2)
 
-    def _visible_from_zero(self, x: Tensor) -> Tensor | str:
-        length, window = x.shape[1], self.config.window
-        if window is None or window >= length:
-            return "causal"
-        slots = torch.arange(length, device=x.device)
-        # Compared, not subtracted: eight bytes a pair would be eight times the mask.
-        return (slots.unsqueeze(1) >= slots) & (slots.unsqueeze(1) - window < slots)
-
     def _attend(
         self,
         q: Tensor,
@@ -282,7 +274,12 @@ class Attention(Mixer):
             bias = middle - decay
         dropout = self.config.dropout if self.training else 0.0
         scale = self.config.scale
-        return attention(q, k, v, visible=visible, key_bias=bias, scale=scale, dropout=dropout)  # type: ignore[arg-type]
+        window = self.config.window if visible == "causal" and self._windowed(k.shape[2]) else None
+        return attention(q, k, v, visible=visible, window=window, key_bias=bias, scale=scale, dropout=dropout)  # type: ignore[arg-type]
+
+    def _windowed(self, keys: int) -> bool:
+        """Whether the window hides any of so many keys from the last query."""
+        return self.config.window is not None and self.config.window < keys
 
     def _attend_with_past(
         self,
@@ -326,7 +323,7 @@ class Attention(Mixer):
         window = self.config.window
         if uniform and new == 1:
             return "all"
-        if uniform and new == end and window is None:
+        if uniform and (new == end - first or self._windowed(end - first)):
             return "causal"
         slots = torch.arange(first, end, device=start.device)
         own = start.unsqueeze(1) + torch.arange(new, device=start.device)

@@ -4,6 +4,9 @@
 
 A bias that depends on the key alone costs nothing in a fused kernel: append 1 to every query and b_j / scale to
 every key. A forget gate has this form, because its part C_i of the query cancels in the softmax.
+
+A sliding window of W tokens costs T (c + W) products instead of T^2: the queries go in blocks of c, each with the keys
+that one of the block sees.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ def attention(
     v: Tensor,
     *,
     visible: Tensor | Literal["causal", "all"] = "causal",
+    window: int | None = None,
     key_bias: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
@@ -34,27 +38,77 @@ def attention(
     """q (B, H, T, K), k and v (B, G, L, K) with G dividing H -> (B, H, T, K).
 
     visible   "causal": query i sees keys j <= i, for L = T; "all"; or bool, broadcastable to (B, H, T, L).
+    window    for "causal": a query sees the latest `window` keys alone; L may be above T, the queries being the last.
     key_bias  (B, H, L), added to the logits.
     scale     1 / sqrt(K) by default.
     dropout   probability of dropping a weight.
 
     `auto` is PyTorch's fused scaled_dot_product_attention; `reference` forms the T x L matrix.
-    Raises ValueError if "causal" is asked for with L != T, or heads cannot share those of keys evenly;
-    UnknownNameError for a backend, or a name of `visible`, that there is not.
+    Raises ValueError if "causal" is asked for with L != T, a window is below 1 or asked for without "causal", or heads
+    cannot share those of keys evenly; UnknownNameError for a backend, or a name of `visible`, that there is not.
     """
     require_backend("attention", backend, ("auto", "reference"))
     if isinstance(visible, str) and visible not in ("causal", "all"):
         raise unknown_name("attention visible", visible, ("causal", "all"))
-    if visible == "causal" and q.shape[2] != k.shape[2]:
-        raise ValueError(f"causal attention needs as many keys as queries, got {k.shape[2]} and {q.shape[2]}")
+    _check_lengths(q.shape[2], k.shape[2], visible, window)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if k.shape[1] != q.shape[1]:
         if not k.shape[1] or q.shape[1] % k.shape[1]:
             raise ValueError(f"attention: {q.shape[1]} heads cannot share {k.shape[1]} heads of keys and values evenly")
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    if window is not None:
+        block = max(64, window // 4)
+        if backend == "auto" and _band_pays(block, window, q.shape[2], k.shape[2]):
+            return _banded(q, k, v, block, window, key_bias, scale, dropout)
+        visible = within(window, q.shape[2], k.shape[2], q.device)
     run = _reference if backend == "reference" else _fused
     return run(q, k, v, visible, key_bias, scale, dropout)
+
+
+def _check_lengths(queries: int, keys: int, visible: Tensor | str, window: int | None) -> None:
+    if window is not None and (visible != "causal" or window < 1):
+        raise ValueError(f'a window is of at least 1 key and for visible "causal", got {window} with {visible!r}')
+    if visible == "causal" and (keys < queries if window is not None else keys != queries):
+        need = "as many keys as queries" if window is None else "at least as many keys as queries"
+        raise ValueError(f"causal attention needs {need}, got {keys} and {queries}")
+
+
+def within(window: int, queries: int, keys: int, device: torch.device) -> Tensor:
+    """bool (queries, keys): which of the keys are the latest `window` of each query, where the queries are the last."""
+    slots = torch.arange(keys, device=device)
+    own = slots[keys - queries :].unsqueeze(1)
+    # Compared, not subtracted: eight bytes a pair would be eight times the mask.
+    return (own >= slots) & (own - window < slots)
+
+
+def _band_pays(block: int, window: int, queries: int, keys: int) -> bool:
+    """Whether blocks have under two thirds of the pairs that a mask has; nearer to it their copies cost the gain."""
+    pairs = -(-queries // block) * block * (block + window - 1)
+    return 3 * pairs <= 2 * queries * keys
+
+
+def _banded(
+    q: Tensor, k: Tensor, v: Tensor, block: int, window: int, key_bias: Tensor | None, scale: float, dropout: float
+) -> Tensor:
+    """A causal window by blocks of queries, each a row of its own with the keys from window - 1 before its first."""
+    batch, _, queries, keys = *q.shape[:3], k.shape[2]
+    n = -(-queries // block)
+    span, early = block + window - 1, window - 1 - (keys - queries)
+    late = n * block - queries
+
+    def rows(x: Tensor, size: int) -> Tensor:
+        """(B, H, L, K), padded -> (B n, H, size, K), overlapping."""
+        parts = F.pad(x, (0, 0, early if size == span else 0, late)).unfold(2, size, block)
+        return parts.permute(0, 2, 1, 4, 3).flatten(0, 1)
+
+    bias = None if key_bias is None else rows(key_bias.unsqueeze(-1), span).squeeze(-1)
+    first = torch.arange(n, device=q.device).view(-1, 1, 1, 1) * block - early
+    there = first + torch.arange(span, device=q.device) >= 0  # what stands before all keys is padding
+    visible = within(window, block, span, q.device) & there
+    visible = visible.expand(n, 1, block, span).repeat(batch, 1, 1, 1)
+    y = _fused(rows(q, block), rows(k, span), rows(v, span), visible, bias, scale, dropout)
+    return y.unflatten(0, (batch, n)).transpose(1, 2).flatten(2, 3)[:, :, :queries]
 
 
 def _reference(
