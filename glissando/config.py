@@ -98,35 +98,61 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     Raises ConfigError for an unknown key (with the nearest known one) or a value of the wrong type.
     """
     check_keys(cls, values, where)
+    return _filled(cls, values, where or cls.__name__)
+
+
+def _filled(cls: type[T], values: Mapping[str, Any], where: str, above: str = "") -> T:
+    """Value by value, sections by themselves: a parser for the whole of a configuration would look at all its hundred
+    defaults whatever is given."""
+    hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for name, value in values.items():
+        hint, path = hints[name], f"{above}{name}"
+        section = section_of(hint)
+        if section is not None and isinstance(value, Mapping):
+            given[name] = _filled(section, value, where, f"{path}.")
+        else:
+            given[name] = _value(hint, value, where, path)
+    try:
+        return cls(**given)
+    except TypeError as error:
+        required = [f.name for f in dataclasses.fields(cls) if _is_required(f) and f.name not in given]  # type: ignore[arg-type]
+        if not required:
+            raise
+        missing = ", ".join(above + name for name in required)
+        raise ConfigError(f"{where}: the following arguments are required: {missing}") from error
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is field.default_factory is dataclasses.MISSING
+
+
+def _value(hint: Any, value: Any, where: str, path: str) -> Any:
+    """What `value` is as a `hint`: "8" is the int 8."""
     from jsonargparse import ArgumentError
 
     try:
-        parser: Any = _parser(cls)  # type: ignore[arg-type]
+        parser: Any = _parser(hint)
         # A copy: the parser writes into the lists and mappings that it is given.
-        parsed = parser.parse_object({"value": copy.deepcopy(dict(values))}, defaults=True)
-        made = parser.instantiate(parsed)["value"]
+        made = parser.instantiate(parser.parse_object({"value": copy.deepcopy(value)}))["value"]
     except (ArgumentError, TypeError) as error:
-        raise ConfigError(f"{where or cls.__name__}: {readable(str(error)).replace('value.', '')}") from error
-    _keep_texts(made, values)
-    return made
-
-
-def _keep_texts(made: Any, values: Mapping[str, Any]) -> None:
-    """A text that YAML would read as nothing (#1.txt, ~) is a text all the same: the parser has made it None."""
-    for name, value in values.items():
-        field = getattr(made, name, None)
-        if isinstance(value, Mapping) and dataclasses.is_dataclass(field):
-            _keep_texts(field, value)
-        elif isinstance(value, str) and field is None:
-            object.__setattr__(made, name, value)
+        told = readable(str(error)).replace('"value', f'"{path}')
+        raise ConfigError(f"{where}: {told}") from error
+    # A text that YAML would read as nothing (#1.txt, ~) is a text all the same: the parser has made it None.
+    return value if made is None and isinstance(value, str) else made
 
 
 @lru_cache
-def _parser(cls: Any) -> Any:
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+@lru_cache
+def _parser(hint: Any) -> Any:
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--value", type=cls)
+    parser.add_argument("--value", type=hint)
     return parser
 
 
@@ -162,7 +188,7 @@ def check_keys(cls: type, values: Any, where: str = "") -> None:
     null where there can be none."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or cls.__name__}: expected a mapping of options, got {values!r}")
-    known = typing.get_type_hints(cls)
+    known = _hints(cls)
     for key, value in values.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
