@@ -104,6 +104,8 @@ def grow(
 ) -> LanguageModel:
     """A larger model that computes the same function; `model` stays as it is. See `Growth` for the arguments.
 
+    What is frozen (requires_grad False) stays so; what is new is trained.
+
     With `vocab`, the logits of the old tokens are the same; the tokenizer stays, and knows no new ones.
 
     Raises ConfigError for an axis that the model does not have, or that cannot be grown exactly, and says why.
@@ -155,6 +157,10 @@ def grow_by(model: LanguageModel, by: Growth) -> Grown:
             raise ValueError(f"{name} is {list(old[name].shape)} and {list(new[name].shape)}, its growth says {shapes}")
         new[name].copy_(grows.value(old[name], new[name], by.noise, generator))
     model.depth.begin(grown.depth)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    for name, parameter in grown.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
     return Grown(grown, table)
 
 

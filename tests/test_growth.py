@@ -209,6 +209,15 @@ def test_growing_leaves_the_generator_and_the_mode_alone(training: bool):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_what_is_frozen_stays_frozen():
+    model = build("preset:transformer-nano", torch.float32)
+    model.embedding.requires_grad_(False)
+    model.depth.blocks[0].requires_grad_(False)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    grown = grow(model, width=2, layers=1)
+    assert {name for name, p in grown.named_parameters() if not p.requires_grad} == frozen
+
+
 def test_what_is_no_language_model_is_refused():
     model = SeriesModel.from_config({"hidden_size": 8}, inputs=3, outputs=2)
     with pytest.raises(ConfigError, match=r"grow makes language models larger.*got a SeriesModel"):

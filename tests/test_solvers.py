@@ -181,3 +181,25 @@ def test_random_numbers_differ_from_one_evaluation_to_the_next():
     assert torch.equal(drawn(3, 0.25), drawn(3, 0.25))
     assert not torch.equal(drawn(3, 0.25), drawn(3, 0.5))
     assert not torch.equal(drawn(3, 0.25), drawn(4, 0.25))
+
+
+@pytest.mark.parametrize(("dtype", "few", "many"), [(torch.float32, 1000, 2000), (torch.bfloat16, 16, 256)])
+def test_reversible_says_where_rounding_takes_its_gradients(dtype: torch.dtype, few: int, many: int):
+    """Measured: wrong by more than 3 % where it warns, by less than 1 % where it does not."""
+    draw = torch.Generator().manual_seed(0)
+    w, h = (torch.randn(n, 16, generator=draw).mul(0.5).to(dtype).requires_grad_() for n in (16, 4))
+
+    def gradients(integrated: Tensor) -> Tensor:
+        return torch.cat([g.flatten() for g in torch.autograd.grad(integrated.sum(), (h, w))])
+
+    def error(n_steps: int) -> float:
+        got = gradients(integrate(field, h, params=[w], n_steps=n_steps, backward="reversible"))
+        expected = gradients(unroll(field, h, n_steps=n_steps, reversible=True))
+        return float((got - expected).norm() / expected.norm())
+
+    def field(tau: float, x: Tensor) -> Tensor:
+        return torch.tanh(x @ w)
+
+    assert error(few) < 0.01
+    with pytest.warns(RuntimeWarning, match=rf"over {many} steps in {str(dtype)[6:]}: rounding .* take `checkpoint`"):
+        assert error(many) > 0.03

@@ -20,6 +20,7 @@ arXiv 2410.11648, eq. 4 and 5.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ Backward = Literal["direct", "checkpoint", "reversible"]
 
 #: how strongly the reversible coupling ties its two halves; nearer 1 is nearer to free, smaller is more stable forward
 COUPLING = 0.99
+
+#: the share of a gradient that rounding may take before it is told
+_TOLD = 0.01
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,8 @@ def integrate(
 
     A field that draws random numbers must draw the same ones for the same evaluation, see glissando.depth.flow.
 
-    Raises UnknownNameError for a method or backward, ConfigError for fewer than one step.
+    Raises UnknownNameError for a method or backward, ConfigError for fewer than one step. Warns where `reversible`
+    has so many steps for h's type that its gradients are off by a hundredth.
     """
     if method not in TABLEAUS:
         raise unknown_name("solver", method, TABLEAUS)
@@ -110,10 +115,23 @@ def integrate(
     if not wanted or backward == "direct":
         return unroll(field, h, args=args, n_steps=n_steps, method=method, reversible=backward == "reversible")
     if backward == "reversible":
+        _tell_rounding(n_steps, h.dtype)
         return _Reversible.apply(field, tableau, n_steps, len(args), h, *args, *params)
     for step in range(n_steps):
         h = checkpoint(_advance, field, tableau, step * size, size, h, *args, use_reentrant=False)
     return h
+
+
+def _tell_rounding(n_steps: int, dtype: torch.dtype) -> None:
+    """Undoing a step divides by l, so that rounding grows as l^-n."""
+    most = math.floor(math.log(torch.finfo(dtype).eps / _TOLD) / math.log(COUPLING))
+    if n_steps > most:
+        warnings.warn(
+            f"backward `reversible` over {n_steps} steps in {str(dtype).removeprefix('torch.')}: rounding makes its "
+            f"gradients wrong by 1 % and more beyond about {most}; take `checkpoint`, fewer steps or a finer type",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def unroll(
