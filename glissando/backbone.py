@@ -69,7 +69,12 @@ class Backbone(nn.Module, ABC):
         self.norm = build_norm(config.norm, width) if config.final_norm else nn.Identity()
 
     def reset_parameters(self) -> None:
-        """New weights by the configuration's init, drawn from PyTorch's global generator."""
+        """New weights by the configuration's init, drawn from PyTorch's global generator.
+
+        Raises ConfigError, and changes nothing, where a part came with weights alone: a loaded Tauformer's Laplacian.
+        """
+        for block, _ in self.depth.calls():
+            block.mixer.require_start()
         for module in self.modules():
             own = getattr(module, "reset_parameters", None)
             if callable(own) and not _is_ours(module):

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from glissando.config import flat, from_dict, merge, starting_differences
 from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError, RunError
@@ -23,7 +25,8 @@ def load_base(path: str | Path, overrides: Mapping[str, Any] | None = None) -> L
 
 
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> LanguageModel:
-    """The model of a run directory or of one of its checkpoints, in evaluation mode, with its tokenizer.
+    """The model of a run directory or of one of its checkpoints, in evaluation mode, with its tokenizer; in float32, or
+    in float64 where its weights are (`training.precision: 64-true`).
 
     `overrides` change its configuration ({"depth.n_steps": 8}, or nested); those that change a tensor's shape do not
     load.
@@ -45,6 +48,8 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
     tokens = run.path / TOKENIZER
     model = LanguageModel(config, load_tokenizer(tokens) if tokens.is_file() else None)
     weights = run.read_state_dict()  # its RunError is a RuntimeError too, and says more than the one below
+    if any(weights[name].dtype == torch.float64 for name, _ in model.named_parameters() if name in weights):
+        model.double()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

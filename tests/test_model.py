@@ -221,6 +221,17 @@ def test_a_reset_leaves_nothing_as_it_was(case: str):
         assert name not in constant or torch.equal(parameter, constant[name]), name
 
 
+def test_a_reset_that_would_lose_the_laplacian_is_refused(tmp_path):
+    model = LanguageModel.from_preset("tauformer-nano", hidden_size=16, depth={"layers": 1})
+    model.save(tmp_path / "run")
+    loaded = glissando.load(tmp_path / "run")
+    before = {name: tensor.clone() for name, tensor in loaded.state_dict().items()}
+    with pytest.raises(ConfigError, match="came with its weights, so that new weights would have none"):
+        loaded.reset_parameters()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.state_dict().items())
+    LanguageModel.from_config(loaded.config).reset_parameters()  # a new one of the same configuration has its graph
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_the_scaled_initialisation_finds_the_ends_of_branches(mixer: str):
     """Whatever a mixer calls what its output is linear in; that of `liquid` asks to be left as it is."""
@@ -390,3 +401,12 @@ def test_a_shared_memo_changes_nothing(mixer: str):
     assert bool(memo) == (mixer in ("liquid", "spectral"))
     with pytest.raises(ValueError, match="memo keeps what follows from the weights"):
         model(ids, memo=memo)
+
+
+def test_a_model_of_float64_is_loaded_as_it_was(tmp_path):
+    model = build("preset:transformer-nano", torch.float64)
+    model.save(tmp_path / "run")
+    loaded = glissando.load(tmp_path / "run")
+    ids = random_ids(model, 1, 9, 0)
+    assert loaded.embedding.weight.dtype == torch.float64
+    assert torch.equal(loaded(ids)[0], model.eval()(ids)[0])

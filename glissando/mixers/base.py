@@ -129,6 +129,9 @@ class Mixer(nn.Module, ABC):
         """How its parameters and buffers go into those of `grown`, built from `grown_config`; `width` lifts x."""
         raise ConfigError(f"mixer {type(self).__name__} cannot grow: it states neither `grown_config` nor `growth`")
 
+    def require_start(self) -> None:
+        """Raise ConfigError where its numbers have no start: something of it came with weights alone."""
+
     def endings(self) -> list[nn.Parameter]:
         """The parameters that its output is linear in, so that zeros there silence it; none where there are none."""
         out = getattr(self, "out", None)

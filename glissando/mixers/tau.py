@@ -197,6 +197,13 @@ class Tau(Mixer):
             raise ConfigError(f"tau.value_width {config.value_width} needs tau.value_rotation; without it leave it out")
         check_rope("tau", config)
 
+    def require_start(self) -> None:
+        if self.config.laplacian == "saved":
+            raise ConfigError(
+                "tau.laplacian of this model came with its weights, so that new weights would have none: build a new "
+                "model whose mixers.tau.laplacian is `chain` or a file of `glissando laplacian build`"
+            )
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         c = self.config
