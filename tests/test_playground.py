@@ -442,6 +442,37 @@ def test_a_picture_is_drawn_anew_in_the_other_scheme_and_size(liquid, visit):
     assert narrow == canvas.evaluate("c => c.clientWidth") < wide
 
 
+def test_the_cells_of_a_picture_are_read_by_keys(liquid, visit):
+    """From the newest token of the first row, and no further than the ends; the pointer's text for the same cell."""
+    page = met(visit(liquid))
+    ask(page, max_tokens=20, seed=1)
+    ended(page)
+    figure = page.locator("figure").first
+    canvas, told = figure.locator("canvas"), figure.locator(".told")
+    resting, plain = told.text_content(), pages.colours(canvas)
+    canvas.focus()
+    page.keyboard.press("ArrowLeft")
+    newest = told.text_content()
+    assert re.fullmatch(r'".+", .+: .+', newest)
+    assert pages.colours(canvas) - plain  # a border
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert told.text_content() == newest
+    page.keyboard.press("ArrowUp")
+    above = told.text_content()
+    assert above.split(", ")[0] == newest.split(", ")[0]
+    assert above != newest
+    page.keyboard.press("Home")
+    first = told.text_content()
+    page.keyboard.press("ArrowLeft")
+    assert told.text_content() == first != above
+    page.keyboard.press("End")
+    assert told.text_content() == above
+    canvas.blur()
+    assert told.text_content() == resting
+    assert pages.colours(canvas) == plain
+
+
 @pytest.mark.parametrize("size", [(360, 640), (375, 667)])
 def test_an_error_on_a_phone_comes_into_sight(liquid, visit, size):
     """It stood below the fold, and the field in a closed section: the button seemed to do nothing."""

@@ -3,6 +3,11 @@
 const WIDEST = 12; // of a token, in pixels
 const GAP = 8; // between the rows' names and the map
 const FONT = 11;
+/** How many rows up and tokens to the right a key goes. */
+const MOVES = {
+  ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0],
+  Home: [0, -Infinity], End: [0, Infinity],
+};
 
 /** The figures of a box: one for each look, kept from answer to answer. */
 export class Pictures {
@@ -37,6 +42,7 @@ class Picture {
     this.title = append(this.figure, "figcaption");
     this.canvas = append(this.figure, "canvas");
     this.canvas.setAttribute("role", "img");
+    this.canvas.tabIndex = 0;
     const scale = append(this.figure, "div", "scale");
     this.low = append(scale, "span");
     append(scale, "span", "ramp").setAttribute("aria-hidden", "true");
@@ -45,10 +51,17 @@ class Picture {
     this.about = append(this.figure, "p");
     this.canvas.addEventListener("pointermove", (event) => this.tell(event));
     this.canvas.addEventListener("pointerleave", () => this.rest());
+    this.canvas.addEventListener("keydown", (event) => this.move(event));
+    // A reader says what the keys have chosen, and not each new answer's median.
+    this.canvas.addEventListener("focus", () => this.told.setAttribute("aria-live", "polite"));
+    this.canvas.addEventListener("blur", () => {
+      this.told.setAttribute("aria-live", "off");
+      this.choose(null);
+    });
   }
 
   show(look, tokens) {
-    Object.assign(this, { look, tokens, range: rangeOf(look) });
+    Object.assign(this, { look, tokens, range: rangeOf(look), chosen: null });
     const { low, middle, high } = this.range;
     this.title.textContent = look.title;
     this.about.textContent = look.about;
@@ -56,7 +69,7 @@ class Picture {
     this.high.textContent = `${amount(high, look.unit)}${look.log ? ", logarithmic" : ""}`;
     const size = `${look.rows.length} rows from ${look.rows[0]} to ${look.rows.at(-1)}, ${tokens.length} tokens`;
     const ends = `at least ${number(low)}, median ${number(middle)}, at most ${amount(high, look.unit)}`;
-    this.canvas.setAttribute("aria-label", `${look.title} over ${size}: ${ends}.`);
+    this.canvas.setAttribute("aria-label", `${look.title} over ${size}: ${ends}. Arrow keys go from cell to cell.`);
     this.rest();
     this.draw();
   }
@@ -88,6 +101,7 @@ class Picture {
     Object.assign(pen, { font, fillStyle: style.getPropertyValue("--soft"), textBaseline: "middle" });
     this.name(pen);
     if (spelled) this.spell(pen);
+    if (this.chosen) this.mark(pen, style);
   }
 
   /** In the device's own pixels, so that no cell's border is blurred. */
@@ -124,11 +138,40 @@ class Picture {
     for (const [column, token] of this.tokens.entries()) pen.fillText(token, left + wide * (column + 0.5), below);
   }
 
+  /** A border around the cell that the keys have chosen, within another one: on light cells and on dark ones. */
+  mark(pen, style) {
+    const { left, tall, wide } = this.grid;
+    const [row, column] = this.chosen;
+    for (const [name, lineWidth] of [["--card", 6], ["--ink", 2]]) {
+      Object.assign(pen, { strokeStyle: style.getPropertyValue(name), lineWidth });
+      pen.strokeRect(left + wide * column - 1, tall * (this.look.rows.length - 1 - row) - 1, wide + 2, tall + 2);
+    }
+  }
+
+  move(event) {
+    const by = MOVES[event.key];
+    if (!by || event.altKey || event.ctrlKey || event.metaKey) return;
+    event.preventDefault(); // the page does not scroll
+    const last = [this.look.rows.length - 1, this.tokens.length - 1];
+    const clamp = (at, most) => Math.min(most, Math.max(0, at));
+    this.choose(this.chosen ? this.chosen.map((at, axis) => clamp(at + by[axis], last[axis])) : [0, last[1]]);
+  }
+
+  choose(cell) {
+    this.chosen = cell;
+    if (cell) this.say(...cell);
+    else this.rest();
+    this.draw();
+  }
+
   tell(event) {
     const { left, tall, wide } = this.grid;
-    const { rows, values, unit } = this.look;
     const column = Math.floor((event.offsetX - left) / wide);
-    const row = rows.length - 1 - Math.floor(event.offsetY / tall);
+    this.say(this.look.rows.length - 1 - Math.floor(event.offsetY / tall), column);
+  }
+
+  say(row, column) {
+    const { rows, values, unit } = this.look;
     const value = values[row]?.[column];
     if (value === undefined) this.rest();
     else this.told.textContent = `${JSON.stringify(this.tokens[column])}, ${rows[row]}: ${amount(value, unit)}`;
