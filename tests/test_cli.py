@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,7 @@ def test_presets_and_corpora(capsys):
     out = capsys.readouterr().out
     assert all(name in out for name in preset_names())
     assert "2,648" in out
+    assert len({re.match(r"\S+ +[\d,]+", line).end() for line in out.splitlines()}) == 1  # in columns
     assert main(["presets", "gpt"]) == 0
     assert "max_length: 128" in capsys.readouterr().out
     assert main(["corpora"]) == 0
@@ -199,7 +201,8 @@ def test_presets_and_corpora(capsys):
         (["generate", "RUN", "--temperature", "-1"], "at least 0"),
         (["generate", "RUN", "--temperature", ".nan"], "at least 0"),
         (["generate", "RUN", "--seed", str(2**70)], "seed must be a whole number"),
-        (["evaluate", "RUN", "--file", "nowhere.txt"], "nowhere.txt"),
+        (["evaluate", "RUN", "--file", "nowhere.txt"], "there is no file nowhere.txt; check --file"),
+        (["corpora", "stories", "--samples", "-1"], "--samples must be at least 0, got -1"),
         (["presets", "transformer-nan"], "Did you mean 'transformer-nano'"),
         (["corpora", "storys"], "Did you mean 'stories'"),
         (["bench", "trainin"], "Did you mean 'training'"),

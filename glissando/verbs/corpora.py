@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glissando.errors import unknown_name
+from glissando.errors import ConfigError, unknown_name
 from glissando.verbs.options import parse, parser_for
 
 
@@ -16,6 +16,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(parser, arguments)
     from glissando.data.corpora import CORPORA, DataConfig, build_corpus
 
+    if options.samples < 0:
+        raise ConfigError(f"--samples must be at least 0, got {options.samples}")
     if options.name is None:
         for name, entry in CORPORA.items():
             print(f"{name:14} {entry.about}")

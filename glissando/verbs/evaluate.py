@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from glissando.config import flat, from_dict, require_chosen, to_dict
 from glissando.data.corpora import CORPORA, DataConfig, TextOptions, build_corpus
+from glissando.data.textfile import open_file
 from glissando.errors import ConfigError, DataError
 from glissando.verbs.options import (
     add_inference_options,
@@ -74,6 +75,7 @@ def _score(run: Run, trained: dict[str, Any], options: Any, given: Set[str]) -> 
 
     config = from_dict(DataConfig, plain(options.data), "data")
     if options.file is not None:
+        open_file(options.file, "--file")
         # Every byte of the file, whatever part of its own text the run has held out.
         asked = {name: value for name, value in vars(config.text).items() if name in given}
         config.corpus, config.text = "text", TextOptions(**asked | {"path": options.file, "valid_path": options.file})

@@ -22,7 +22,9 @@ def main(arguments: Sequence[str]) -> None:
 
     from glissando.model import LanguageModel
 
-    for preset in preset_names():
+    names = preset_names()
+    widest = max(map(len, names))
+    for preset in names:
         with torch.device("meta"):
             count = LanguageModel.from_preset(preset).num_parameters()
-        print(f"{preset:24}{count:>12,}   {load_preset(preset)['about']}")
+        print(f"{preset:{widest}}{count:>13,}   {load_preset(preset)['about']}")
