@@ -136,7 +136,7 @@ def _value(hint: Any, value: Any, where: str, path: str) -> Any:
         # A copy: the parser writes into the lists and mappings that it is given.
         made = parser.instantiate(parser.parse_object({"value": copy.deepcopy(value)}))["value"]
     except (ArgumentError, TypeError) as error:
-        told = readable(str(error)).replace('"value', f'"{path}')
+        told = readable(str(error)).replace('"value', f'"{path}', 1)  # the option's name, which comes first
         raise ConfigError(f"{where}: {told}") from error
     # A text that YAML would read as nothing (#1.txt, ~) is a text all the same: the parser has made it None.
     return value if made is None and isinstance(value, str) else made

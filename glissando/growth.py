@@ -104,7 +104,7 @@ def grow(
 ) -> LanguageModel:
     """A larger model that computes the same function; `model` stays as it is. See `Growth` for the arguments.
 
-    What is frozen (requires_grad False) stays so; what is new is trained.
+    A parameter that is frozen (requires_grad False) stays so as a whole, its new rows too; new parameters are trained.
 
     With `vocab`, the logits of the old tokens are the same; the tokenizer stays, and knows no new ones.
 

@@ -6,8 +6,10 @@ from dataclasses import fields
 
 import pytest
 import torch
+import torch.nn.functional as F
 from subjects import CASES, build, random_ids
 from tolerances import assert_close
+from torch import Tensor
 
 import glissando
 from glissando.block import MLP, BlockConfig, MLPConfig, NormConfig, build_norm
@@ -222,7 +224,8 @@ def test_a_reset_leaves_nothing_as_it_was(case: str):
 
 
 def test_a_reset_that_would_lose_the_laplacian_is_refused(tmp_path):
-    model = LanguageModel.from_preset("tauformer-nano", hidden_size=16, depth={"layers": 1})
+    graph = {"tau": {"laplacian_weights": "learned"}}
+    model = LanguageModel.from_preset("tauformer-nano", hidden_size=16, depth={"layers": 1}, mixers=graph)
     model.save(tmp_path / "run")
     loaded = glissando.load(tmp_path / "run")
     before = {name: tensor.clone() for name, tensor in loaded.state_dict().items()}
@@ -230,6 +233,13 @@ def test_a_reset_that_would_lose_the_laplacian_is_refused(tmp_path):
         loaded.reset_parameters()
     assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.state_dict().items())
     LanguageModel.from_config(loaded.config).reset_parameters()  # a new one of the same configuration has its graph
+
+
+def test_a_reset_beside_a_learned_diagonal_needs_no_laplacian(tmp_path):
+    LanguageModel.from_preset("tauformer-nano", hidden_size=16, depth={"layers": 1}).save(tmp_path / "run")
+    loaded = glissando.load(tmp_path / "run")
+    loaded.reset_parameters()
+    assert all(tensor.isfinite().all() for tensor in loaded.state_dict().values())
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -302,16 +312,23 @@ def test_a_donated_window_stays_where_it_is(case: str):
 
 
 @pytest.mark.parametrize("options", ["window", "helpers", "previous-window"])
-def test_long_chunks_behind_a_window_are_one_text(options: str):
-    """Chunks of hundreds take the window's blocks, a few tokens its mask."""
+def test_long_chunks_behind_a_window_are_one_text(options: str, monkeypatch: pytest.MonkeyPatch):
+    """Chunks of hundreds take the window's blocks, a few tokens its mask: no pair that no window holds is computed."""
     model = build(f"mixer:attention-{options}")
-    ids = random_ids(model, 2, 700, 0)
+    ids, pairs, fused = random_ids(model, 2, 700, 0), [], F.scaled_dot_product_attention
+
+    def count(q: Tensor, k: Tensor, *rest: Tensor, **given: object) -> Tensor:
+        pairs.append(q.shape[2] * k.shape[2])
+        return fused(q, k, *rest, **given)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", count)
     with torch.no_grad():
         whole, state, parts = model(ids)[0], model.init_state(2), []
         for chunk in ids.split([300, 3, 250, 1, 146], 1):
             logits, state = model(chunk, state)
             parts.append(logits)
     assert_close(torch.cat(parts, 1), whole, "chunks")
+    assert max(pairs) < 64 * 70
 
 
 def test_a_donated_prompt_is_not_kept_behind_the_window():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from glissando.errors import UnknownNameError
 from glissando.model import LanguageModel
-from glissando.ops.attention import attention
+from glissando.ops.attention import attention, within
 from glissando.ops.rms_norm import rms_norm
 from glissando.ops.rope import rotate, rotation, rotation_from_zero
 from glissando.ops.short_conv import next_past, short_conv
@@ -182,7 +184,16 @@ def test_attention(groups: int, biased: bool, visible: str):
 
 @pytest.mark.parametrize(
     ("queries", "keys", "window"),
-    [(300, 300, 1), (300, 300, 65), (513, 513, 130), (200, 900, 150), (200, 420, 64), (70, 71, 70), (5, 300, 40)],
+    [
+        (300, 300, 1),
+        (300, 400, 1),
+        (300, 300, 65),
+        (513, 513, 130),
+        (200, 900, 150),
+        (200, 420, 64),
+        (70, 71, 70),
+        (5, 300, 40),
+    ],
 )
 @pytest.mark.parametrize("biased", [False, True])
 def test_attention_within_a_window(queries: int, keys: int, window: int, biased: bool):
@@ -220,6 +231,39 @@ def test_a_window_costs_as_many_pairs_as_it_has(monkeypatch: pytest.MonkeyPatch)
         x = draw(1, 2, length, 4, grad=False)
         attention(x, x, x, window=64)
     assert pairs == [2 * length * 127 for length in (512, 4096)]
+
+
+def test_a_window_keeps_no_more_than_its_keys():
+    """For the backward pass, batches too: rows that overlap are not copied, where a mask of all pairs is kept whole."""
+
+    def kept(**visible: Any) -> int:
+        storages = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            alive = attention(q, q, q, **visible)
+            return sum(storages.values()) if alive.requires_grad else 0
+
+    q = draw(8, 2, 1024, 8).float()
+    assert kept(window=128) < 1.2 * kept(visible=within(128, 1024, 1024, q.device))
+
+
+def test_a_window_drops_what_it_is_told_to():
+    x, ones = draw(1, 1, 512, 4, grad=False), torch.ones(1, 1, 512, 4, dtype=torch.float64)
+    torch.manual_seed(0)
+    assert_close(attention(x, x, ones, window=64), ones, tolerance=EXACT)
+    dropped = attention(x, x, ones, window=64, dropout=0.5)
+    assert float(dropped.std()) > 0.1
+    assert float(dropped.mean()) == pytest.approx(1, abs=0.1)
+
+
+def test_a_window_of_no_queries():
+    x = draw(1, 2, 10, 4)
+    for backend in ("auto", "reference"):
+        assert attention(x[:, :, :0], x, x, window=3, backend=backend).shape == (1, 2, 0, 4)
 
 
 def test_a_window_wants_keys_in_order():

@@ -449,6 +449,7 @@ def test_the_cells_of_a_picture_are_read_by_keys(liquid, visit):
     ended(page)
     figure = page.locator("figure").first
     canvas, told = figure.locator("canvas"), figure.locator(".told")
+    expect(canvas).to_have_attribute("aria-label", re.compile(f" {pages.looked_at(page)} tokens"))
     resting, plain = told.text_content(), pages.colours(canvas)
     canvas.focus()
     page.keyboard.press("ArrowLeft")
@@ -468,6 +469,11 @@ def test_the_cells_of_a_picture_are_read_by_keys(liquid, visit):
     assert told.text_content() == first != above
     page.keyboard.press("End")
     assert told.text_content() == above
+    canvas.hover(position={"x": canvas.bounding_box()["width"] / 2, "y": 2})
+    expect(told).not_to_have_text(above)
+    assert re.fullmatch(r'".+", .+: .+', told.text_content())
+    page.mouse.move(0, 0)
+    expect(told).to_have_text(above)  # whose border is still there
     canvas.blur()
     assert told.text_content() == resting
     assert pages.colours(canvas) == plain

@@ -198,7 +198,7 @@ class Tau(Mixer):
         check_rope("tau", config)
 
     def require_start(self) -> None:
-        if self.config.laplacian == "saved":
+        if self.config.laplacian == "saved" and self.config.laplacian_weights != "diagonal":
             raise ConfigError(
                 "tau.laplacian of this model came with its weights, so that new weights would have none: build a new "
                 "model whose mixers.tau.laplacian is `chain` or a file of `glissando laplacian build`"
@@ -210,8 +210,9 @@ class Tau(Mixer):
         low, high = (math.log(t) for t in temperatures(c))
         self.log_temperature.copy_(torch.linspace(low, high, self.heads))
         nn.init.constant_(self.tau, c.tau)
+        source = "chain" if c.laplacian_weights == "diagonal" else c.laplacian  # nothing reads it beside a diagonal
         with torch.device("cpu"):  # a model that is built without memory asks for a graph with values all the same
-            graph = starting_laplacian(c.laplacian, self.key_size)
+            graph = starting_laplacian(source, self.key_size)
         self.laplacian.copy_(graph)
         if self.forget is not None:
             start_forget_gate(self.forget, c.horizons)

@@ -12,7 +12,7 @@ that one of the block sees.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,9 +58,9 @@ def attention(
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     if window is not None:
-        block = max(64, window // 4)
-        if backend == "auto" and _band_pays(block, window, q.shape[2], k.shape[2]):
-            return _banded(q, k, v, block, window, key_bias, scale, dropout)
+        band = _Band(window, max(64, window // 4))
+        if backend == "auto" and band.pays(q.shape[2], k.shape[2]):
+            return _fused(q, k, v, band, key_bias, scale, dropout)
         visible = within(window, q.shape[2], k.shape[2], q.device)
     run = _reference if backend == "reference" else _fused
     return run(q, k, v, visible, key_bias, scale, dropout)
@@ -82,33 +82,38 @@ def within(window: int, queries: int, keys: int, device: torch.device) -> Tensor
     return (own >= slots) & (own - window < slots)
 
 
-def _band_pays(block: int, window: int, queries: int, keys: int) -> bool:
-    """Whether blocks have under two thirds of the pairs that a mask has; nearer to it their copies cost the gain."""
-    pairs = -(-queries // block) * block * (block + window - 1)
-    return 3 * pairs <= 2 * queries * keys
-
-
-def _banded(
-    q: Tensor, k: Tensor, v: Tensor, block: int, window: int, key_bias: Tensor | None, scale: float, dropout: float
-) -> Tensor:
+class _Band(NamedTuple):
     """A causal window by blocks of queries, each a row of its own with the keys from window - 1 before its first."""
-    batch, _, queries, keys = *q.shape[:3], k.shape[2]
-    n = -(-queries // block)
-    span, early = block + window - 1, window - 1 - (keys - queries)
-    late = n * block - queries
 
-    def rows(x: Tensor, size: int) -> Tensor:
-        """(B, H, L, K), padded -> (B n, H, size, K), overlapping."""
-        parts = F.pad(x, (0, 0, early if size == span else 0, late)).unfold(2, size, block)
-        return parts.permute(0, 2, 1, 4, 3).flatten(0, 1)
+    window: int
+    block: int
 
-    bias = None if key_bias is None else rows(key_bias.unsqueeze(-1), span).squeeze(-1)
-    first = torch.arange(n, device=q.device).view(-1, 1, 1, 1) * block - early
-    there = first + torch.arange(span, device=q.device) >= 0  # what stands before all keys is padding
-    visible = within(window, block, span, q.device) & there
-    visible = visible.expand(n, 1, block, span).repeat(batch, 1, 1, 1)
-    y = _fused(rows(q, block), rows(k, span), rows(v, span), visible, bias, scale, dropout)
-    return y.unflatten(0, (batch, n)).transpose(1, 2).flatten(2, 3)[:, :, :queries]
+    def pays(self, queries: int, keys: int) -> bool:
+        """Whether blocks have under two thirds of the pairs that a mask has; nearer to it they gain nothing."""
+        pairs = -(-queries // self.block) * self.block * (self.block + self.window - 1)
+        return 0 < 3 * pairs <= 2 * queries * keys
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float) -> Tensor:
+        (batch, heads, queries), keys = q.shape[:3], k.shape[2]
+        n, span = -(-queries // self.block), self.block + self.window - 1
+        early, late = self.window - 1 - (keys - queries), n * self.block - queries
+
+        def rows(x: Tensor, size: int, before: int) -> Tensor:
+            """(B, H, L, K), padded -> (n, B H, size, K): rows that overlap share their memory."""
+            parts = F.pad(x, (0, 0, before, late)).unfold(2, size, self.block)
+            return parts.permute(2, 0, 1, 4, 3).flatten(1, 2)
+
+        first = torch.arange(n, device=q.device).view(-1, 1, 1, 1) * self.block - early
+        there = first + torch.arange(span, device=q.device) >= 0  # what stands before all keys is padding
+        y = F.scaled_dot_product_attention(
+            rows(q, self.block, 0),
+            rows(k, span, early),
+            rows(v, span, early),
+            attn_mask=within(self.window, self.block, span, q.device) & there,
+            dropout_p=dropout,
+            scale=scale,
+        )
+        return y.unflatten(1, (batch, heads)).permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :queries]
 
 
 def _reference(
@@ -135,7 +140,7 @@ def _fused(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    visible: Tensor | str,
+    visible: Tensor | str | _Band,
     key_bias: Tensor | None,
     scale: float,
     dropout: float,
@@ -150,6 +155,8 @@ def _fused(
         q = F.pad(q, (0, extra.shape[-1]), value=1.0)
         k = torch.cat([k, extra], -1)
         v = F.pad(v, (0, extra.shape[-1]))  # the fused CPU kernel wants one head size for all three
+    if isinstance(visible, _Band):
+        return visible.attend(q, k, v, scale, dropout)[..., :size]
     mask = visible if isinstance(visible, Tensor) else None
     y = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=visible == "causal", scale=scale

@@ -38,7 +38,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
             "a model's"
         )
     checkpoint = run.checkpoint or run.latest_checkpoint()
-    grown = grow_by(_exact_model(run if checkpoint is None else Run(run.path, checkpoint)), by)
+    grown = grow_by(load(checkpoint or run.path), by)
     moments = grow_moments(read_moments(run) if checkpoint is None else checkpoint_moments(checkpoint), grown)
     if not moments:
         print(f"{source} has no state of an optimizer that says whose it is: it starts anew", file=sys.stderr)
@@ -105,14 +105,6 @@ def difference(small: LanguageModel, large: LanguageModel | None = None, length:
     ids = torch.randint(0, small.config.vocab_size, (4, length), generator=torch.Generator().manual_seed(0))
     logits = small(ids)[0]
     return float((logits if large is None else large(ids)[0][..., : logits.shape[-1]] - logits).abs().max())
-
-
-def _exact_model(run: Run) -> LanguageModel:
-    """As it was trained: `load` gives float32, and a run may have been trained in float64."""
-    weights, model = run.read_state_dict(), load(run.path if run.checkpoint is None else run.checkpoint)
-    if any(value.dtype == torch.float64 for value in weights.values()):
-        model.double().load_state_dict(weights)
-    return model
 
 
 def used_options(config: ModelConfig) -> dict[str, Any]:

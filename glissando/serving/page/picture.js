@@ -41,7 +41,7 @@ class Picture {
     this.figure = append(box, "figure");
     this.title = append(this.figure, "figcaption");
     this.canvas = append(this.figure, "canvas");
-    this.canvas.setAttribute("role", "img");
+    this.canvas.setAttribute("role", "application"); // a reader hands arrow keys on
     this.canvas.tabIndex = 0;
     const scale = append(this.figure, "div", "scale");
     this.low = append(scale, "span");
@@ -52,16 +52,13 @@ class Picture {
     this.canvas.addEventListener("pointermove", (event) => this.tell(event));
     this.canvas.addEventListener("pointerleave", () => this.rest());
     this.canvas.addEventListener("keydown", (event) => this.move(event));
-    // A reader says what the keys have chosen, and not each new answer's median.
-    this.canvas.addEventListener("focus", () => this.told.setAttribute("aria-live", "polite"));
-    this.canvas.addEventListener("blur", () => {
-      this.told.setAttribute("aria-live", "off");
-      this.choose(null);
-    });
+    this.canvas.addEventListener("blur", () => this.choose(null));
   }
 
   show(look, tokens) {
-    Object.assign(this, { look, tokens, range: rangeOf(look), chosen: null });
+    Object.assign(this, { look, tokens, range: rangeOf(look) });
+    if (this.chosen && look.values[this.chosen[0]]?.[this.chosen[1]] === undefined) this.chosen = null;
+    this.told.setAttribute("aria-live", "off");
     const { low, middle, high } = this.range;
     this.title.textContent = look.title;
     this.about.textContent = look.about;
@@ -74,7 +71,12 @@ class Picture {
     this.draw();
   }
 
+  /** What the keys have chosen, and the median where that is nothing. */
   rest() {
+    if (this.chosen) {
+      this.say(...this.chosen);
+      return;
+    }
     const count = this.tokens.length;
     this.told.textContent = `Median ${amount(this.range.middle, this.look.unit)}; the last ${count} tokens, the newest at the right.`;
   }
@@ -159,8 +161,8 @@ class Picture {
 
   choose(cell) {
     this.chosen = cell;
-    if (cell) this.say(...cell);
-    else this.rest();
+    this.told.setAttribute("aria-live", cell ? "polite" : "off"); // not each new answer's median
+    this.rest();
     this.draw();
   }
 
