@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from glissando.cli import main
+from glissando.config import from_dict
 from glissando.errors import ConfigError
+from glissando.model import ModelConfig
 from glissando.verbs.options import quoted
 
 TINY = [
@@ -187,3 +189,16 @@ def test_labels_that_a_model_is_told_are_named(tmp_path, capsys):
     for labelled, named in (("true", "mood, speech"), ("false", None)):
         assert main(["evaluate", str(run), "--data.stories.labelled", labelled, *few]) == 0
         assert json.loads(capsys.readouterr().out).get("labels_told") == named
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"depth": {"control": "value"}}, """"depth.control": expected a list, such as '["value"]', got value"""),
+        ({"depth": {"layers": '"value'}}, '"depth.layers": expected int, got "value'),
+    ],
+)
+def test_what_is_called_value_is_shown_as_it_was_given(options, told):
+    with pytest.raises(ConfigError) as caught:
+        from_dict(ModelConfig, options, "model")
+    assert str(caught.value) == f"model: option {told}"
