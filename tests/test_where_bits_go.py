@@ -45,9 +45,61 @@ def test_the_parts_add_up():
     model = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}).eval()
     with torch.no_grad():
         model.embedding.weight.zero_()
-    kinds, floor, (spent,) = EXAMPLE["measure"]([model], 3)
+    kinds, floor, (spent,) = EXAMPLE["measure"]([model], EXAMPLE["stories"](3))
     texts = [generate(0, "valid", index).text for index in range(3)]
     assert kinds.total() == sum(map(len, texts))
     assert floor.total() == pytest.approx(sum(map(story_bits, texts)))
     for kind, count in kinds.items():
         assert spent[kind] == pytest.approx(8 * count, rel=1e-5)
+    pieces = EXAMPLE["rows"]("Once upon a time there was Lily. " * 4, 2, 40)
+    kinds, floor, (spent,) = EXAMPLE["measure"]([model], pieces)
+    assert kinds.total() == 80
+    assert floor is None
+    assert spent.total() == pytest.approx(640, rel=1e-5)
+
+
+def test_a_text_has_names_and_words_by_their_capitals():
+    text = "Once Lily met Émile. The dog, Émile said, saw Lily. She met the café's owner and Lily again; once."
+    found = EXAMPLE["words"](text)
+    data = text.encode()
+    assert all(data[at:].startswith(word.encode()) for at, word, _ in found)
+    assert {word for _, word, name in found if name} == {"Lily", "Émile"}
+    assert {word for _, word, name in found if not name} == {"Once", "said", "café", "owner", "again", "once"}
+
+
+def test_the_rows_of_a_text_follow_it_byte_by_byte():
+    text = "Ah, Lily saw the moon. Lily saw the Möön moon, Lily.\n" * 3
+    pieces = list(EXAMPLE["rows"](text, 4, 36))
+    assert b"".join(piece.data for piece in pieces) == text.encode()[1 : 1 + 4 * 36]
+    assert [piece.before for piece in pieces] == [text.encode()[36 * row] for row in range(4)]
+    first = pieces[0].kinds
+    assert first[3:7] == ["a name, first byte", *["a name, rest"] * 3]
+    assert first[16:20] == ["a word, first byte", *["a word, rest"] * 3]
+    assert first[22:26] == ["a name again, first byte", *["a name again, rest"] * 3]
+    assert set(first[:3] + first[7:16] + first[20:22] + first[26:35]) == {"all else"}
+    assert first[35] == "a name, first byte"
+    # The next row begins within "Möön": of a word cut off there nothing is told, nor has the row before told anything.
+    assert pieces[1].data.decode().startswith("öön moon, Lily.")
+    assert pieces[1].kinds[:6] == ["all else"] * 6
+    assert pieces[1].kinds[6:10] == ["a word, first byte", *["a word, rest"] * 3]
+    assert pieces[1].kinds[12:16] == ["a name, first byte", *["a name, rest"] * 3]
+    assert pieces[1].kinds[35] == "a word again, first byte"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rows", "4"], "--rows is of a text"),
+        (["--text", "{text}", "--stories", "4"], "--stories is of the stories"),
+        (["--text", "{text}", "--rows", "0"], "--rows must be at least 1, got 0"),
+        (["--text", "{text}"], "256 rows of 512 bytes need 131,073 bytes, the text has 22"),
+        (["--text", "{text}x"], "cannot be read as UTF-8"),
+    ],
+)
+def test_a_mistake_is_told(arguments, words, tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("Lily saw the moon, so.")
+    monkeypatch.setattr("sys.argv", ["where_bits_go.py", *(a.format(text=text) for a in arguments)])
+    with pytest.raises(SystemExit) as error:
+        EXAMPLE["main"]()
+    assert words in f"{error.value.code} {capsys.readouterr().err}"
