@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 KNOWN = {"tinystories": "roneneldan/TinyStories"}
 _SEPARATOR = f"\n{END_OF_TEXT}\n"
 _NETWORK = re.compile("connect|timeout|timedout|offline|network|nameresolution|maxretry", re.IGNORECASE)
-_LOCAL = "use a local file instead: --data.corpus text --data.text.path FILE"
+_LOCAL = "use a local file instead: --data.corpus text --data.text.path FILE, or --text FILE of `glissando laplacian`"
 
 
 @dataclass(frozen=True)
