@@ -13,20 +13,19 @@ import torch
 from tolerances import assert_close
 
 from glissando.cli import main
-from glissando.lab import (
-    continuous_form,
-    hybrid_flow,
-    liquid_form,
-    liquid_series,
-    minimal_form,
-    minimal_growth,
-    minimal_training,
-    tau_form,
-    tau_training,
-)
-from glissando.lab.audit import CLAIMS
-from glissando.lab.claim import Plan
-from glissando.lab.claim_training import (
+from glissando.lab.audit.claim import Plan
+from glissando.lab.audit.claims import CLAIMS
+from glissando.lab.audit.continuous import form as continuous_form
+from glissando.lab.audit.hybrid import flow as hybrid_flow
+from glissando.lab.audit.ledger import write_ledger
+from glissando.lab.audit.liquid import form as liquid_form
+from glissando.lab.audit.liquid import series as liquid_series
+from glissando.lab.audit.minimal import form as minimal_form
+from glissando.lab.audit.minimal import growth as minimal_growth
+from glissando.lab.audit.minimal import training as minimal_training
+from glissando.lab.audit.tau import form as tau_form
+from glissando.lab.audit.tau import training as tau_training
+from glissando.lab.audit.training import (
     Bytes,
     Learning,
     cosine,
@@ -37,7 +36,6 @@ from glissando.lab.claim_training import (
     seeded,
     tuned,
 )
-from glissando.lab.ledger import write_ledger
 from glissando.lab.published.minimal_transformer import PublishedMinimal, preset_weights
 from glissando.lab.published.tauformer import PublishedTauformer
 from glissando.model import LanguageModel
@@ -260,8 +258,8 @@ def test_stages_are_added_up_to_where_the_grown_run_is_as_good(tmp_path: Path):
 
 def test_the_jacobian_is_that_of_the_step():
     """Power iterations against the matrix itself, for a field small enough to write it out."""
-    from glissando.lab.hybrid_solvers import entering
-    from glissando.lab.hybrid_training import build
+    from glissando.lab.audit.hybrid.solvers import entering
+    from glissando.lab.audit.hybrid.training import build
 
     model = build(QUICK, ode=True, seed=0)
     norm, alpha = hybrid_flow._step_norm(model, QUICK)
@@ -361,7 +359,7 @@ def test_time_is_what_ours_takes():
 
 
 def test_the_peer_has_the_same_parameters():
-    from glissando.lab.claim_training import parameters
+    from glissando.lab.audit.training import parameters
 
     ours = liquid_series.Liquid(24, knows_time=True)
     assert parameters(liquid_series.gru_like(ours)) == pytest.approx(parameters(ours), rel=0.05)

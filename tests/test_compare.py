@@ -20,12 +20,12 @@ from comparisons import comparison, model_file
 from training_runs import started
 
 from glissando.cli import main
-from glissando.lab import compare
-from glissando.lab.compare_measure import MEASURED, read_measured
-from glissando.lab.compare_plan import Amount
-from glissando.lab.compare_results import bits_on
-from glissando.lab.compare_speed import _Entry, warm_up
-from glissando.lab.compare_table import Table
+from glissando.lab.compare import run as compare
+from glissando.lab.compare.measure import MEASURED, read_measured
+from glissando.lab.compare.plan import Amount
+from glissando.lab.compare.results import bits_on
+from glissando.lab.compare.speed import _Entry, warm_up
+from glissando.lab.compare.table import Table
 from glissando.runs import latest_checkpoint
 from glissando.training.callbacks import read_metrics
 

@@ -14,13 +14,14 @@ from comparisons import comparison, model_file
 
 from glissando.data import corpora
 from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
-from glissando.lab import compare, compare_plan
-from glissando.lab.compare_measure import MEASURED, _digest, training_digest
-from glissando.lab.compare_plan import Amount, Comparison, Job
-from glissando.lab.compare_report import Runs
-from glissando.lab.compare_results import Finished, beyond, choose
-from glissando.lab.compare_results import finished as measured_of
-from glissando.lab.compare_table import Table
+from glissando.lab.compare import plan as compare_plan
+from glissando.lab.compare import run as compare
+from glissando.lab.compare.measure import MEASURED, _digest, training_digest
+from glissando.lab.compare.plan import Amount, Comparison, Job
+from glissando.lab.compare.report import Runs
+from glissando.lab.compare.results import Finished, beyond, choose
+from glissando.lab.compare.results import finished as measured_of
+from glissando.lab.compare.table import Table
 from glissando.lab.probes import PROBES, select_probes
 
 

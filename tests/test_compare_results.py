@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from glissando.errors import ConfigError
-from glissando.lab.compare_measure import epiplexity
-from glissando.lab.compare_plan import Amount, Comparison, Job
-from glissando.lab.compare_results import Finished, _welch, accuracy, choose, difference, estimate
-from glissando.lab.compare_speed import _Entry, _memory
-from glissando.lab.compare_table import Table
+from glissando.lab.compare.measure import epiplexity
+from glissando.lab.compare.plan import Amount, Comparison, Job
+from glissando.lab.compare.results import Finished, _welch, accuracy, choose, difference, estimate
+from glissando.lab.compare.speed import _Entry, _memory
+from glissando.lab.compare.table import Table
 from glissando.lab.memory import forget_peak, peak_bytes, resident_bytes
 from glissando.model import LanguageModel
 

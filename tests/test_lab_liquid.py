@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from glissando.errors import GlissandoError
-from glissando.lab import liquid as lab
-from glissando.lab.bench import ROWS, select
+from glissando.lab.bench import liquid as lab
+from glissando.lab.bench.rows import ROWS, select
 from glissando.lab.published.liquid_ssm import PublishedLiquid
 from glissando.model import LanguageModel
 

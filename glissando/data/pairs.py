@@ -232,7 +232,7 @@ class ShiftCorpus(PairsCorpus):
                 _PRINTABLE, seed, _CHARACTERS, stream, rows[todo, None], attempt, column[None, :]
             )
             characters[todo] = np.where(column < lengths[todo, None], drawn, 0)
-            todo = todo[_is_held_out(characters[todo]) != held_out]
+            todo = todo[is_held_out(characters[todo]) != held_out]
             if not todo.size:
                 break
         else:
@@ -246,7 +246,7 @@ class ShiftCorpus(PairsCorpus):
         return [Pair(*pair) for pair in zip(inputs, _random_answers(inputs, seed), strict=True)]
 
 
-def _is_held_out(characters: np.ndarray) -> np.ndarray:
+def is_held_out(characters: np.ndarray) -> np.ndarray:
     """(n,) bool of inputs (n, L): a fixed hash decides."""
     return _hashed(characters, _SPLIT) % np.uint64(10) == 0
 

@@ -28,7 +28,7 @@ from glissando.data.base import (
     unscored,
 )
 from glissando.data.order import random_words
-from glissando.data.pairs import NEWLINE, PAD_ID, _is_held_out
+from glissando.data.pairs import NEWLINE, PAD_ID, is_held_out
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.errors import ConfigError, unknown_name
 
@@ -151,7 +151,7 @@ class TaskCorpus(Corpus):
         """What is read in the rows numbered `rows`, each redrawn until it lies on its side of the split."""
         read, todo = self._draw(rows, seed, held_out, 0), np.arange(len(rows))
         for attempt in range(1, _TRIES):
-            todo = todo[_is_held_out(read[todo]) != held_out]
+            todo = todo[is_held_out(read[todo]) != held_out]
             if not todo.size:
                 return read
             read[todo] = self._draw(rows[todo], seed, held_out, attempt)

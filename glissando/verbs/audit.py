@@ -13,7 +13,7 @@ from glissando.errors import ConfigError, unknown_name
 from glissando.verbs.options import parse, parser_for, require_writable
 
 if TYPE_CHECKING:
-    from glissando.lab.claim import Claim, Plan
+    from glissando.lab.audit.claim import Claim, Plan
 
 EXAMPLE = "glissando audit hybrid-memory hybrid-latency --out runs/audit"
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure the named claims and print each with its verdict; without names, list them."""
     options = parse(_parser(), arguments)
     out = _check(options)
-    from glissando.lab.audit import CLAIMS, listing, select
+    from glissando.lab.audit.claims import CLAIMS, listing, select
 
     claims, plan = select(options.claims) if options.claims else list(CLAIMS.values()), _plan(options)
     if options.ledger is not None:
@@ -53,7 +53,7 @@ def _parser() -> Any:
 
 
 def _plan(options: Any) -> Plan:
-    from glissando.lab.claim import Plan
+    from glissando.lab.audit.claim import Plan
 
     names = ("quick", "steps", "seeds", "text", "tokenizer", "run")
     return Plan(**{name: getattr(options, name) for name in names}, pairs=options.pairs and tuple(options.pairs))
@@ -61,7 +61,7 @@ def _plan(options: Any) -> Plan:
 
 def _tell(claims: list[Claim], plan: Plan, forms: Sequence[str], out: Path | None) -> None:
     """Measure and print, and write into `out` if there is one."""
-    from glissando.lab.audit import measure, report, write
+    from glissando.lab.audit.claims import measure, report, write
 
     for claim in claims:
         findings = measure(claim, plan, forms)
@@ -73,8 +73,8 @@ def _tell(claims: list[Claim], plan: Plan, forms: Sequence[str], out: Path | Non
 
 def _keep(ledger: Path, claims: list[Claim], plan: Plan, again: bool) -> None:
     """Measure the claims that have no record, or all of them `again`, and write the ledger after each."""
-    from glissando.lab.audit import CLAIMS, measure, report
-    from glissando.lab.ledger import record, recorded, require_no_measured, write_ledger
+    from glissando.lab.audit.claims import CLAIMS, measure, report
+    from glissando.lab.audit.ledger import record, recorded, require_no_measured, write_ledger
 
     if plan.quick:
         require_no_measured(ledger, [claim for claim in claims if again or recorded(ledger, claim) is None])
@@ -150,7 +150,7 @@ def _check_ledger(options: Any) -> None:
         raise ConfigError(f"--ledger must name a Markdown file, such as docs/audit.md, got {options.ledger}")
     if options.out is not None or options.form != "both":
         raise ConfigError("--ledger keeps both forms and its own pictures; leave --out and --form out")
-    from glissando.lab.ledger import require_ledger
+    from glissando.lab.audit.ledger import require_ledger
 
     ledger = Path(options.ledger).expanduser()
     require_ledger(ledger)

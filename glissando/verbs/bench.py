@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> None:
     import torch
 
     from glissando.allocator import keep_freed_memory
-    from glissando.lab.bench import ROWS, select
+    from glissando.lab.bench.rows import ROWS, select
 
     rows = select(options.rows)
     keep_freed_memory()  # as `train` does; it serves both sides

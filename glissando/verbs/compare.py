@@ -12,7 +12,7 @@ from glissando.errors import ConfigError
 from glissando.verbs.options import explain, parse, parser_for
 
 if TYPE_CHECKING:
-    from glissando.lab.compare_plan import Comparison
+    from glissando.lab.compare.plan import Comparison
 
 EXAMPLE = (
     "glissando compare transformer-nano transformer-plus-nano liquid-ssm-nano --budget tokens=2e6 --seeds 3 "
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     """Train what is missing, measure, and write the report."""
     comparison = _comparison(*_parse(arguments))
     from glissando.allocator import keep_freed_memory
-    from glissando.lab.compare import compare
+    from glissando.lab.compare.run import compare
 
     keep_freed_memory()
     try:
@@ -40,7 +40,7 @@ def _comparison(options: Any, given: Sequence[str]) -> Comparison:
     for name, example in {"out": "--out runs/compare", "budget": "--budget tokens=2e6"}.items():
         if getattr(options, name) is None:
             raise ConfigError(f"--{name} is missing, such as {example}")
-    from glissando.lab.compare_plan import Amount, Comparison
+    from glissando.lab.compare.plan import Amount, Comparison
     from glissando.lab.probes import select_probes
 
     return Comparison(

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.lab.flow import torchdiffeq
+from glissando.lab.bench.flow import torchdiffeq
 
 LENGTH = 128
 

@@ -1,0 +1,1 @@
+"""The audit of the Liquid State-Space Model."""

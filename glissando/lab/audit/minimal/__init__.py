@@ -1,0 +1,1 @@
+"""The audit of the Minimal Transformer and of its growth."""

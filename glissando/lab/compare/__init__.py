@@ -1,0 +1,1 @@
+"""Several models under one equal budget, and the report: `glissando compare`."""
