@@ -114,10 +114,16 @@ def rows(text: str, count: int, length: int) -> Iterator[Piece]:
     """The first rows of a text, behind the byte before them."""
     data = text.encode()
     if len(data) < count * length + 1:
-        sys.exit(f"{count} rows of {length:,} bytes need {count * length + 1:,} bytes, the text has {len(data):,}")
+        fit = (len(data) - 1) // length
+        sys.exit(
+            f"{count:,} rows of {length:,} bytes need {count * length + 1:,} bytes, the text has {len(data):,}: "
+            + (f"try --rows {fit}" if fit > 0 else "try a smaller --length")
+        )
     found = words(text)
-    for start in range(1, count * length + 1, length):
-        yield Piece(data[start - 1], data[start : start + length], kinds_of_row(found, start, length), None)
+    return (
+        Piece(data[start - 1], data[start : start + length], kinds_of_row(found, start, length), None)
+        for start in range(1, count * length + 1, length)
+    )
 
 
 def measure(

@@ -92,7 +92,8 @@ def test_the_rows_of_a_text_follow_it_byte_by_byte():
         (["--rows", "4"], "--rows is of a text"),
         (["--text", "{text}", "--stories", "4"], "--stories is of the stories"),
         (["--text", "{text}", "--rows", "0"], "--rows must be at least 1, got 0"),
-        (["--text", "{text}"], "256 rows of 512 bytes need 131,073 bytes, the text has 22"),
+        (["--text", "{text}"], "256 rows of 512 bytes need 131,073 bytes, the text has 22: try a smaller --length"),
+        (["--text", "{text}", "--length", "4"], "the text has 22: try --rows 5"),
         (["--text", "{text}x"], "cannot be read as UTF-8"),
     ],
 )
