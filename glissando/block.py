@@ -2,7 +2,7 @@
 
     pre:          x <- x + s mixer(norm(x));                     x <- x + mlp(norm'(x))
     post:         x <- norm(x + s mixer(x));                     x <- norm'(x + mlp(x))
-    post-shared:  a = norm(x);  x <- norm(a + s mixer(a));       x <- norm'(x + mlp(x))
+    post-shared:  x <- norm(x + s mixer(norm(x)));               x <- norm'(x + mlp(x))
 
 s is 1, or a learned number (`mixer_scale`). `post-shared` is the Minimal Transformer's block, whose first norm serves
 twice; `post` without an MLP is the Continuous Transformer's. With `conv_width` W > 1 a causal depthwise convolution
@@ -275,8 +275,7 @@ class Block(nn.Module):
             mixed, state = self._mix(self.mixer_norm(x), state, ctx)
             x = x + mixed
         else:
-            x = self.mixer_norm(x) if self.order == "post-shared" else x
-            mixed, state = self._mix(x, state, ctx)
+            mixed, state = self._mix(self.mixer_norm(x) if self.order == "post-shared" else x, state, ctx)
             x = self.mixer_norm(x + mixed)
         if self.mlp is None or self.mlp_norm is None:
             return x, state

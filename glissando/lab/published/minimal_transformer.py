@@ -3,7 +3,7 @@
     h = E[id]
     per layer, with ONE LayerNorm ln1 used twice:
     a = ln1(h);   q, k, v = Wq a, Wk a, Wv a;   q, k <- rotated by angles pos * 10000^(-2i / D), interleaved pairs
-    h <- ln1(a + Wo softmax(q k' / sqrt(K), causal) v)
+    h <- ln1(h + Wo softmax(q k' / sqrt(K), causal) v)
     h <- ln2(h + W2 relu(W1 h))
     logits = W h + b
 
@@ -15,11 +15,10 @@ Its defects, kept:
 
 * attention gives a name for a shape to another shape, so that a batch of B rows of T tokens fails unless B = T
   (`overwrites`);
-* the step of training computes the mask of what follows the tab, and scores everything;
+* the step of training computes the mask of what follows the tab, and scores everything, the padding included;
 * nothing ends an output: generation has to be told how long an answer is.
 
-Read so where the publication leaves a choice: the residual stream is what the norm made, as the code has it; weights
-start as PyTorch starts them.
+Weights start as PyTorch starts them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-TAB, PAD = 9, 0
+TAB = 9
 
 
 class PublishedMinimal(nn.Module):
@@ -64,9 +63,9 @@ class PublishedMinimal(nn.Module):
     def training_step(self, ids: Tensor) -> Tensor:
         """The loss of rows `input TAB output`, padded with 0: ids (B, T)."""
         logits, target = self(ids[:, :-1]), ids[:, 1:]
-        after_tab = (ids[:, :-1] == TAB).cumsum(1) > 0
-        mask = after_tab & (target != PAD)  # noqa: F841 (the defect: never used)
-        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD)
+        first_tab = (ids == TAB).int().argmax(1, keepdim=True)
+        ignored = torch.arange(target.shape[1], device=ids.device) < first_tab  # noqa: F841 (the defect: never used)
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
 class Block(nn.Module):
@@ -80,8 +79,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(size, ffn), nn.Linear(ffn, size)
 
     def forward(self, h: Tensor) -> Tensor:
-        a = self.ln1(h)
-        h = self.ln1(a + self._drop(self.attend(a)))
+        h = self.ln1(h + self._drop(self.attend(self.ln1(h))))
         return self.ln2(h + self._drop(self.down(F.relu(self.up(h)))))
 
     def attend(self, a: Tensor) -> Tensor:

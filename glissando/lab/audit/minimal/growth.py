@@ -26,13 +26,16 @@ PERTURBED = 0.15
 
 
 def exact_as_published(plan: Plan) -> Finding:
-    """Weights mirrored along what is doubled, and layers repeated, as the publication speaks of it."""
+    """Every way of growing that the publication names: weights mirrored, copied, or copied and divided by the number
+    of copies; layers repeated, or added with weights near zero."""
     small = seeded(0, lambda: _perturbed(PublishedMinimal(overwrites=False)))
-    wide, wide_not = _mirrored(small, flip=True), _mirrored(small, flip=False)
     grown = {
-        "width, heads and MLP doubled, weights mirrored": wide,
-        "the same, weights repeated": wide_not,
+        "width, heads and MLP doubled, weights mirrored": _wider(small, mirror=True),
+        "the same, weights copied": _wider(small),
+        "the same, weights copied and divided by the number of copies": _wider(small, divide=True),
         "every layer twice": _repeated(small),
+        "two more layers, their projections near zero": _near_zero(small, copy_norms=False),
+        "the same, with the last layer's norms": _near_zero(small, copy_norms=True),
     }
     return _compared(small, grown)
 
@@ -57,16 +60,34 @@ def _perturbed(model: Any) -> Any:
     return model
 
 
-def _mirrored(small: PublishedMinimal, flip: bool) -> PublishedMinimal:
-    """Every doubled dimension of every weight is the old one and its mirror image (or itself again)."""
+def _wider(small: PublishedMinimal, *, mirror: bool = False, divide: bool = False) -> PublishedMinimal:
+    """Every doubled dimension of every weight is the old one and itself again, or (`mirror`) its mirror image; with
+    `divide` a matrix that reads a doubled dimension is halved, as it now sums two copies."""
     large = PublishedMinimal(8, 4, 16, overwrites=False).double().eval()
     old, new = small.state_dict(), large.state_dict()
     for name, value in new.items():
         grown = old[name]
         for dimension, size in enumerate(value.shape):
             if size != grown.shape[dimension]:
-                grown = torch.cat([grown, grown.flip(dimension) if flip else grown], dimension)
-        value.copy_(grown)
+                grown = torch.cat([grown, grown.flip(dimension) if mirror else grown], dimension)
+        reads = value.ndim == 2 and not name.startswith("embedding")
+        value.copy_(grown / 2 if divide and reads else grown)
+    return large
+
+
+def _near_zero(small: PublishedMinimal, *, copy_norms: bool, scale: float = 1e-4) -> PublishedMinimal:
+    """Two more layers whose attention and MLP add almost nothing: their last projections are `scale` times N(0, 1)."""
+    large = copy.deepcopy(small)
+    for _ in range(2):
+        layer = copy.deepcopy(small.blocks[-1])
+        with torch.no_grad():
+            for projection in (layer.wo, layer.down):
+                for parameter in projection.parameters():  # type: ignore[union-attr, operator]
+                    parameter.normal_(std=scale)
+        if not copy_norms:
+            layer.ln1.reset_parameters()  # type: ignore[union-attr, operator]
+            layer.ln2.reset_parameters()  # type: ignore[union-attr, operator]
+        large.blocks.append(layer)
     return large
 
 
