@@ -1,41 +1,69 @@
-"""What every model has between what it reads and what it says: a depth of blocks under the contract.
+"""What every model has between its inputs and its outputs: a depth of blocks under the contract.
 
-    inputs -> enter -> depth -> norm -> head
+    inputs -> embedding -> depth -> norm -> head
 
-A model says how it enters (an embedding of ids, a linear map of numbers) and what its head is; weights, states, the
-packing of masks and the checks of what varies by token are here, once.
+A model adds its own embedding (a table of ids, a linear map of numbers) and its head; weights, states, the packing of
+masks and the checks of what varies by token are here, once.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from glissando.block import Block, BlockConfig, NormConfig, build_norm
-from glissando.depth import Depth, DepthConfig, build_depth
+from glissando.config import options
+from glissando.depth import DEPTHS, Depth, DiscreteConfig, build_depth
 from glissando.errors import ConfigError, InputError
-from glissando.mixers import Context, ContextError, MixerConfigs, build_mixer, refuse_unhonoured
+from glissando.initialization import Scheme, initialize, own_initialization
+from glissando.mixers import MIXERS, AttentionConfig, Context, ContextError, build_mixer, require_accepted
 from glissando.ops.liquid import require_time
 from glissando.state import State, zeros_position
 
 
-class BackboneConfig(Protocol):
-    """The options that the models share; see ModelConfig."""
+@options
+class BackboneConfig:
+    """The options that the models share.
 
-    mixer: str | list[str]
-    mixers: MixerConfigs
-    block: BlockConfig
-    depth: DepthConfig
-    norm: NormConfig
-    final_norm: bool
-    init: Literal["scaled", "torch", "xavier"]
+    hidden_size  D
+    mixer        {kind: NAME, ...} or a name, see glissando.mixers; a list alternates over the layers
+    block        the residual block around each mixer
+    depth        {kind: NAME, ...}, see glissando.depth
+    norm         kind of the norms
+    final_norm   a norm before the head
+    head_bias    a bias on what the head returns
+    init         how weights start: scaled, torch or xavier, see glissando.initialization
+    """
+
+    hidden_size: int = 128
+    mixer: MIXERS.sections() = field(default_factory=AttentionConfig)  # type: ignore[valid-type]
+    block: BlockConfig = field(default_factory=BlockConfig)
+    depth: DEPTHS.section() = field(default_factory=DiscreteConfig)  # type: ignore[valid-type]
+    norm: NormConfig = field(default_factory=NormConfig)
+    final_norm: bool = True
+    head_bias: bool = False
+    init: Scheme = "scaled"
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "vocab_size", "max_length", "inputs", "outputs"):
+            value = getattr(self, name, None)
+            if value is not None and value < 1:
+                raise ConfigError(f"model.{name} must be at least 1, got {value}")
+
+    @property
+    def mixers(self) -> list[Any]:
+        """The options of the mixers that alternate over the layers."""
+        return self.mixer if isinstance(self.mixer, list) else [self.mixer]
+
+    @property
+    def controls(self) -> list[str]:
+        """Names of the control's dimensions; none where the depth has no control."""
+        return list(getattr(self.depth, "control", []))
 
 
 class ModelState(NamedTuple):
@@ -43,7 +71,7 @@ class ModelState(NamedTuple):
     depth: State
 
 
-class Backbone(nn.Module, ABC):
+class Backbone(nn.Module):
     """A subclass builds its own parts around `_build`, and calls `_start` at the end."""
 
     config: BackboneConfig
@@ -53,63 +81,45 @@ class Backbone(nn.Module, ABC):
     #: how errors call that of the model's input which has the shape (B, T)
     _inputs: str
 
-    # ------------------------------------------------------------------ building
-
     def _build(self, config: BackboneConfig, width: int) -> None:
         """Depth and norm, D = width."""
 
         def make_block(layer: int) -> Block:
-            names = [config.mixer] if isinstance(config.mixer, str) else config.mixer
-            if not names:
-                raise ConfigError("model.mixer is an empty list; name at least one mixer")
-            mixer = build_mixer(names[layer % len(names)], config.mixers, width)
+            mixer = build_mixer(config.mixers[layer % len(config.mixers)], width)
             return Block(config.block, config.norm, mixer, width)
 
         self.depth = build_depth(config.depth, make_block)
         self.norm = build_norm(config.norm, width) if config.final_norm else nn.Identity()
+
+    def _start(self) -> None:
+        """New weights, where PyTorch's modules have drawn theirs as they were built."""
+        initialize(self, self.depth, self.config.init)
 
     def reset_parameters(self) -> None:
         """New weights by the configuration's init, drawn from PyTorch's global generator.
 
         Raises ConfigError, and changes nothing, where a part came with weights alone: a loaded Tauformer's Laplacian.
         """
-        for block, _ in self.depth.calls():
-            block.mixer.require_start()
+        before = {name: value.detach().clone() for name, value in self.state_dict().items()}
         for module in self.modules():
             own = getattr(module, "reset_parameters", None)
-            if callable(own) and not _is_ours(module):
+            if callable(own) and module is not self and own_initialization(module) is None:
                 own()
         self._start()
+        try:
+            self.require_started()
+        except ConfigError:
+            self.load_state_dict(before)
+            raise
 
-    def _start(self) -> None:
-        """What the configuration has otherwise than PyTorch's modules, which drew their weights as they were built."""
-        if self.config.init == "scaled":
-            self._init_scaled()
-        elif self.config.init == "xavier":
-            self._init_xavier()
-        for module in self.modules():
-            own = getattr(module, "reset_parameters", None)
-            if callable(own) and _is_ours(module) and module is not self:
-                own()
-
-    def _init_scaled(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-        blocks = [module for module in self.modules() if isinstance(module, Block)]
-        for matrix in (ending for block in blocks for ending in block.damped()):
-            nn.init.normal_(matrix, std=0.02 / math.sqrt(self.depth.n_residuals))
-
-    def _init_xavier(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            elif isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+    def require_started(self) -> None:
+        """Raise ConfigError for a buffer that is to come with weights: a new model's has no values."""
+        for name, value in self.named_buffers():
+            if value.is_floating_point() and not value.is_meta and not bool(value.isfinite().all()):
+                raise ConfigError(
+                    f"{name} of a new model is nowhere `saved`: it comes with trained weights alone. Give "
+                    "mixer.laplacian `chain` or a file of `glissando laplacian build`, or load a run that has one"
+                )
 
     # ------------------------------------------------------------------ running
 
@@ -121,39 +131,18 @@ class Backbone(nn.Module, ABC):
         device, dtype = device or like.device, dtype or like.dtype
         return ModelState(zeros_position(batch_size, device), self.depth.init_state(batch_size, device, dtype))
 
-    def _refuse(self, ctx: Context) -> None:
-        """Raise ContextError for a signal that some part of the model would ignore."""
-        if ctx.dt is not None and "dt" not in self.depth.honours:
-            blocks = [module for module in self.modules() if isinstance(module, Block)]
-            if all("dt" in block.mixer.honours for block in blocks):
-                raise ContextError(
-                    "this model was given 'dt' but cannot honour it: its mixers do, but not the convolution before "
-                    "them, whose taps are steps whatever the time between them. Set model.block.conv_width to 0, or "
-                    "leave dt out."
-                )
-        refuse_unhonoured(ctx, self.depth.honours, "this model")
-
-    @abstractmethod
-    def _enter(self, inputs: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
-        """(B, T, D) of packed inputs (B, T, ...); position (B,) of each row's first, None without a state."""
-
-    def _run(self, inputs: Tensor, state: ModelState | None, **signals: Any) -> tuple[Tensor, ModelState | None]:
-        """What the head reads (B, T, D), and the state after it; `signals` are those of Context."""
-        ctx = Context(**signals)
+    def _prepared(self, inputs: Tensor, state: ModelState | None, ctx: Context) -> tuple[Tensor, Context, Tensor | None]:
+        """Checked inputs and context, their real tokens in front, and the order (B, T) that they were brought into."""
         self._check(inputs, state, ctx)
         if ctx.memo is None and not torch.is_grad_enabled():
             ctx = replace(ctx, memo={})
-        self._refuse(ctx)
         order = None if ctx.mask is None else packing_order(ctx.mask)
-        if order is not None:
-            inputs, ctx = _in_order(inputs, order), _pack(ctx, order)
-        x = self._enter(inputs, None if state is None else state.position, ctx)
-        try:
-            x, inner = self.depth(x, None if state is None else state.depth, ctx)
-        except Exception as error:
-            if state is not None:
-                self._refuse_another(state, error)
-            raise
+        return (inputs, ctx, None) if order is None else (_in_order(inputs, order), _pack(ctx, order), order)
+
+    def _finished(
+        self, x: Tensor, inner: State, state: ModelState | None, inputs: Tensor, ctx: Context, order: Tensor | None
+    ) -> tuple[Tensor, ModelState | None]:
+        """What the head reads, tokens in their own order, and the state after them."""
         x = self.norm(x)
         if order is not None:
             x = _in_order(x, order.argsort(1))
@@ -162,8 +151,11 @@ class Backbone(nn.Module, ABC):
         seen = inputs.shape[1] if ctx.mask is None else ctx.counts(inputs)
         return x, ModelState(state.position + seen, inner)
 
-    def _refuse_another(self, state: ModelState, error: Exception) -> None:
-        """Raise InputError if the state is not this model's: found out where it fails, as a look costs every token."""
+    def _require_own_state(self, state: ModelState | None, error: Exception) -> None:
+        """Raise InputError if the state is not this model's: looked at once something failed, as a look costs time at
+        every token."""
+        if state is None:
+            return
         rows = len(state.position)
         own = self.init_state(rows).depth
         if not _alike(state.depth, own):
@@ -205,6 +197,15 @@ class Backbone(nn.Module, ABC):
                 f"the state holds {state.position.shape[0]} rows, {name} have {inputs.shape[0]}; "
                 f"use model.init_state(batch_size={inputs.shape[0]})"
             )
+        if ctx.dt is not None and "dt" not in self.depth.accepts:
+            blocks = [module for module in self.modules() if isinstance(module, Block)]
+            if all("dt" in block.mixer.accepts for block in blocks):
+                raise ContextError(
+                    "this model was given 'dt' but does not accept it: its mixers do, but not the convolution before "
+                    "them, whose taps are steps whatever the time between them. Set model.block.conv_width to 0, or "
+                    "leave dt out."
+                )
+        require_accepted(ctx, self.depth.accepts, "this model")
         if ctx.memo is not None and torch.is_grad_enabled():
             raise InputError("memo keeps what follows from the weights, which gradients forbid; use torch.no_grad()")
         if ctx.donate and torch.is_grad_enabled():
@@ -240,18 +241,6 @@ def _names(state: State) -> Iterator[str]:
             yield type(state).__name__
         for child in state:
             yield from _names(child)
-
-
-def _is_ours(module: nn.Module) -> bool:
-    return isinstance(module, Backbone) or type(module).__module__.startswith("glissando.")
-
-
-def require_positive(config: object, *names: str) -> None:
-    """Raise ConfigError for an option among `names` that is set and below 1."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"model.{name} must be at least 1, got {value}")
 
 
 def packing_order(mask: Tensor) -> Tensor | None:

@@ -12,43 +12,44 @@ stands before the mixer, whatever the mixer is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import field
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from glissando.config import check_choices
+from glissando.config import options
 from glissando.errors import ConfigError
-from glissando.flops import Flops, linear_flops
-from glissando.lifts import Grows, Lift, Table, grow_norm, join, linear, tables, tile, under
-from glissando.mixers import EMPTY, Context, Mixer
+from glissando.mixers import EMPTY, Context, Mixer, Signal
 from glissando.ops.complex_norm import complex_norm
 from glissando.ops.rms_norm import rms_norm
 from glissando.ops.short_conv import next_past, short_conv
 from glissando.ops.swiglu import swiglu
 from glissando.state import State
 
+Share = Annotated[float, Field(ge=0, lt=1)]
 
-@dataclass
+
+@options
 class NormConfig:
     """kind `rms` (gain only), `layer` (gain and bias) or `complex` (no parameters); eps is added to the variance."""
 
     kind: Literal["rms", "layer", "complex"] = "rms"
-    eps: float = 1e-6
+    eps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
 
 
-@dataclass
+@options
 class MLPConfig:
     """kind of activation (`none`: no MLP); hidden width (None: 4 D, or 8 D / 3 rounded up to 8 for swiglu); biases."""
 
     kind: Literal["swiglu", "gelu", "relu", "relu2", "none"] = "swiglu"
-    hidden: int | None = None
+    hidden: PositiveInt | None = None
     bias: bool = False
 
 
-@dataclass
+@options
 class BlockConfig:
     """Options of every residual block.
 
@@ -60,11 +61,21 @@ class BlockConfig:
     """
 
     order: Literal["pre", "post", "post-shared"] = "pre"
-    mixer_scale: float | None = None
-    conv_width: int = 0
-    mixer_dropout: float = 0.0
-    mlp_dropout: float = 0.0
+    mixer_scale: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    conv_width: Annotated[int, Field(ge=0)] = 0
+    mixer_dropout: Share = 0.0
+    mlp_dropout: Share = 0.0
     mlp: MLPConfig = field(default_factory=MLPConfig)
+
+    def __post_init__(self) -> None:
+        if self.conv_width == 1:
+            raise ConfigError("block.conv_width is 0 (none) or at least 2, got 1")
+        mlp = self.mlp
+        if mlp.kind == "none" and (mlp.hidden is not None or mlp.bias or self.mlp_dropout):
+            raise ConfigError(
+                "block.mlp.kind is `none`, so that block.mlp.hidden, block.mlp.bias and block.mlp_dropout do nothing; "
+                f"leave them out (got {mlp.hidden}, {mlp.bias}, {self.mlp_dropout})"
+            )
 
 
 class RMSNorm(nn.Module):
@@ -96,9 +107,7 @@ class ComplexNorm(nn.Module):
 
 
 def build_norm(config: NormConfig, size: int) -> nn.Module:
-    check_choices(config, "norm")
-    if not 0 <= config.eps < math.inf:
-        raise ConfigError(f"norm.eps is added to a variance: it must be at least 0 and finite, got {config.eps}")
+    """The norm that `config` describes, of `size` features."""
     if config.kind == "complex":
         return ComplexNorm(size, config.eps)
     return RMSNorm(size, config.eps) if config.kind == "rms" else nn.LayerNorm(size, eps=config.eps)
@@ -114,29 +123,21 @@ class MLP(nn.Module):
 
     def __init__(self, config: MLPConfig, size: int) -> None:
         super().__init__()
-        check_choices(config, "mlp")
         self.kind = config.kind
-        if config.hidden is not None and config.hidden < 1:
-            raise ConfigError(f"mlp.hidden must be at least 1, got {config.hidden}")
         gated = config.kind == "swiglu"
         hidden = mlp_hidden(config, size)
         self.up = nn.Linear(size, hidden * (2 if gated else 1), bias=config.bias)
         self.down = nn.Linear(hidden, size, bias=config.bias)
 
-    def growth(self, grown: MLP, width: Lift) -> Table:
-        hidden = tile(self.down.in_features, grown.down.in_features)
-        up = join(hidden, hidden) if self.kind == "swiglu" else hidden
-        return tables({"up": linear(self.up, up, width), "down": linear(self.down, width, hidden)})
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self._activate(self.up(x)))
-
-    def _activate(self, h: Tensor) -> Tensor:
+        h = self.up(x)
         if self.kind == "swiglu":
-            return swiglu(h)
-        if self.kind == "gelu":
-            return F.gelu(h)
-        return F.relu(h) if self.kind == "relu" else F.relu(h).square()
+            h = swiglu(h)
+        elif self.kind == "gelu":
+            h = F.gelu(h)
+        else:
+            h = F.relu(h) if self.kind == "relu" else F.relu(h).square()
+        return self.down(h)
 
 
 class ShortConv(nn.Module):
@@ -177,89 +178,26 @@ class Block(nn.Module):
 
     def __init__(self, config: BlockConfig, norm: NormConfig, mixer: Mixer, hidden_size: int) -> None:
         super().__init__()
-        check_choices(config, "block")
-        if config.conv_width < 0 or config.conv_width == 1:
-            raise ConfigError(f"block.conv_width is 0 (none) or at least 2, got {config.conv_width}")
-        for name in ("mixer_dropout", "mlp_dropout"):
-            if not 0 <= getattr(config, name) < 1:
-                raise ConfigError(f"block.{name} must be at least 0 and below 1, got {getattr(config, name)}")
         self.order = config.order
         self.hidden_size = hidden_size
         self.mixer_norm = build_norm(norm, hidden_size)
         self.conv = ShortConv(hidden_size, config.conv_width) if config.conv_width else None
         self.mixer = mixer
-        self.start_scale = scale = config.mixer_scale
-        if scale is not None and not math.isfinite(scale):
-            raise ConfigError(f"block.mixer_scale must be finite, or null for none, got {scale}")
+        self.starting_scale = scale = config.mixer_scale
         self.mixer_scale = None if scale is None else nn.Parameter(torch.tensor(float(scale)))
         has_mlp = config.mlp.kind != "none"
-        if not has_mlp and (config.mlp.hidden is not None or config.mlp.bias or config.mlp_dropout):
-            raise ConfigError(
-                "block.mlp.kind is `none`, so that block.mlp.hidden, block.mlp.bias and block.mlp_dropout do nothing; "
-                f"leave them out (got {config.mlp.hidden}, {config.mlp.bias}, {config.mlp_dropout})"
-            )
         self.mlp_norm = build_norm(norm, hidden_size) if has_mlp else None
         self.mlp = MLP(config.mlp, hidden_size) if has_mlp else None
         self.mixer_dropout, self.mlp_dropout = _dropout(config.mixer_dropout), _dropout(config.mlp_dropout)
 
     def reset_parameters(self) -> None:
-        if self.mixer_scale is not None and self.start_scale is not None:
-            nn.init.constant_(self.mixer_scale, self.start_scale)
+        if self.mixer_scale is not None and self.starting_scale is not None:
+            nn.init.constant_(self.mixer_scale, self.starting_scale)
 
     @property
-    def n_residuals(self) -> int:
-        """Branches added to the representation: the mixer and, where there is one, the MLP."""
-        return 1 if self.mlp is None else 2
-
-    @property
-    def honours(self) -> frozenset:
-        # Its taps are tokens, whatever the time between them.
-        return self.mixer.honours - {"dt"} if self.conv is not None else self.mixer.honours
-
-    def growth(self, grown: Block, width: Lift) -> Table:
-        """How its parameters go into those of `grown`. Raises ConfigError if that has another mixer."""
-        if type(self.mixer) is not type(grown.mixer):
-            raise ConfigError(
-                f"grow: where a {type(self.mixer).__name__} stood there would be a {type(grown.mixer).__name__}, as "
-                "model.mixer alternates and the layer gets another number: add as many layers as keep the order"
-            )
-        table = tables(
-            {
-                "mixer_norm": grow_norm(self.mixer_norm, width),
-                "mixer": self.mixer.growth(grown.mixer, width),
-                "mlp_norm": {} if self.mlp_norm is None else grow_norm(self.mlp_norm, width),
-                "mlp": {} if self.mlp is None or grown.mlp is None else self.mlp.growth(grown.mlp, width),
-            }
-        )
-        if self.conv is not None:
-            taps = self.conv.weight.shape[1]
-            table |= under("conv", {"weight": Grows(width, tile(taps, taps))})
-        return table if self.mixer_scale is None else table | {"mixer_scale": Grows()}
-
-    def endings(self) -> list[nn.Parameter]:
-        """The parameters that its branches are linear in: the mixer's, and the MLP's last projection."""
-        return [*self.mixer.endings(), *([] if self.mlp is None else self.mlp.down.parameters())]
-
-    def damped(self) -> list[nn.Parameter]:
-        """The matrices among them that the `scaled` initialisation divides by the root of the number of residuals."""
-        left = set() if self.mixer.damped else {*self.mixer.endings()}
-        return [ending for ending in self.endings() if ending.ndim == 2 and ending not in left]
-
-    @property
-    def can_rest(self) -> bool:
-        """Whether it is the identity once its endings are 0: x + 0 is x, and norm(x + 0) is not."""
-        return self.order == "pre" and bool(self.mixer.endings())
-
-    @torch.no_grad()
-    def rest(self) -> None:
-        """Make it the identity. The endings get gradients all the same, and all else does once they have moved."""
-        for parameter in self.endings():
-            parameter.zero_()
-
-    def flops(self, length: int) -> Flops:
-        """Operations per token at `length` tokens, see glissando.flops."""
-        taps = 0 if self.conv is None else self.conv.weight.numel()
-        return linear_flops(self).plus(self.mixer.flops(length)).plus(Flops(other=2.0 * taps))
+    def accepts(self) -> frozenset[Signal]:
+        # The convolution's taps are steps, whatever the time between them.
+        return self.mixer.accepts - {"dt"} if self.conv is not None else self.mixer.accepts
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None

@@ -1,64 +1,319 @@
-"""Typed configuration: dataclasses, filled from mappings with the user's mistakes named."""
+"""Options: dataclasses read and checked by pydantic, and sections whose `kind` picks the class that reads the rest.
+
+A section such as `mixer: {kind: tau, heads: 8}` is a tagged union: `kind` names a registered class, the other keys are
+the fields of that class's options, and an option of another kind cannot be written. A bare name, `mixer: tau`, is the
+kind with its defaults. Registries stay open: a name can be added from any file.
+"""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import re
+import importlib
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, dataclass_transform
+
+import pydantic.dataclasses
+from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
 
 from glissando.errors import ConfigError, nearest, unknown_name
 
 T = TypeVar("T")
 
-
-def starting(default: Any, of: str, **needs: Any) -> Any:
-    """A field that says where trained numbers start, those with `of` in their names, and nothing of a model that has
-    them; `needs` as in `used_with`."""
-    return dataclasses.field(default=default, metadata={"starts": of, "needs": needs})
+_CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
-def used_with(default: Any, **needs: Any) -> Any:
-    """A field that does something only where its neighbours are so: `kind="plateau"`, or `kind=("periodic", "drift")`.
+def starting(default: Any, of: str) -> Any:
+    """A field that sets where trained numbers start, those with `of` in their names; it changes nothing of a model
+    whose weights are loaded."""
+    return dataclasses.field(default=default, metadata={"starts": of})
 
-    A preset may have it all the same, for its owner to be switched; `require_used` looks at what was typed.
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field, starting))
+def options(cls: type[T]) -> type[T]:
+    """Make `cls` a dataclass whose values are checked when it is built; unknown names raise."""
+    return pydantic.dataclasses.dataclass(cls, config=_CONFIG, kw_only=True)  # type: ignore[return-value]
+
+
+class Registry(Generic[T]):
+    """Classes by name, each with the dataclass of its options.
+
+    what     what is registered, for messages: "mixer"
+    default  the kind of a section that names none
+    shared   names of options that every kind has: they are kept when a configuration changes the kind
     """
-    return dataclasses.field(default=default, metadata={"needs": needs})
+
+    def __init__(self, what: str, default: str, shared: type | None = None) -> None:
+        self.what, self.default = what, default
+        self.shared = frozenset() if shared is None else frozenset(f.name for f in dataclasses.fields(shared))
+        self._classes: dict[str, Any] = {}
+        self.options: dict[str, type] = {}
+
+    def register(self, name: str, options: type) -> Callable[[type[T]], type[T]]:
+        """A decorator that adds a class under `name`, built as cls(..., config) with an instance of `options`.
+
+        Raises ConfigError for a name that is taken by another class, or `options` that are no dataclass.
+        """
+
+        def add(cls: type[T]) -> type[T]:
+            self.add(name, options, cls)
+            return cls
+
+        return add
+
+    def add(self, name: str, options: type, target: Any) -> None:
+        """`target` is the class, or "module:class" to import it when it is first needed."""
+        if not dataclasses.is_dataclass(options):
+            raise ConfigError(f"the options of {self.what} {name!r} must be a dataclass, got {options!r}")
+        if "kind" in options.__dataclass_fields__:
+            raise ConfigError(f"the options of {self.what} {name!r} cannot have a field `kind`: it is the name")
+        known = self._classes.get(name)
+        if known is not None and _qualified(known) != _qualified(target):
+            raise ConfigError(f"{self.what} {name!r} is registered already, as {_qualified(known)}; choose another name")
+        if not hasattr(options, "__pydantic_validator__"):
+            options.__pydantic_config__ = _CONFIG  # type: ignore[attr-defined]
+        self._classes[name], self.options[name] = target, options
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def __getitem__(self, name: str) -> type[T]:
+        """The class. Raises UnknownNameError for a name that is not registered."""
+        self.require(name)
+        target = self._classes[name]
+        if isinstance(target, str):
+            module, _, attribute = target.partition(":")
+            target = self._classes[name] = getattr(importlib.import_module(module), attribute)
+        return target
+
+    def require(self, name: str) -> None:
+        """Raise UnknownNameError, naming the nearest, unless `name` is registered."""
+        if name not in self._classes:
+            raise unknown_name(self.what, str(name), self._classes)
+
+    def kind_of(self, options: Any) -> str:
+        """The name under which the class of these options is registered."""
+        return next(name for name, cls in self.options.items() if type(options) is cls)
+
+    def class_of(self, options: Any) -> type[T]:
+        return self[self.kind_of(options)]
+
+    def read(self, value: Any) -> Any:
+        """Options from {"kind": name, ...}, a bare name, or options as they are."""
+        if type(value) in self.options.values():
+            return value
+        if isinstance(value, str):
+            value = {"kind": value}
+        if not isinstance(value, Mapping):
+            raise ValueError(f"expected a {self.what}, such as {{kind: {next(iter(self))}}}, got {value!r}")
+        kind = value.get("kind", self.default)
+        self.require(kind)
+        return _adapter(self.options[kind]).validate_python({k: v for k, v in value.items() if k != "kind"})
+
+    def section(self) -> Any:
+        """The type of a field that holds one of these options."""
+        return Annotated[Any, PlainValidator(self.read), self]
+
+    def sections(self) -> Any:
+        """The type of a field that holds one of these options, or a list of them."""
+
+        def read(value: Any) -> Any:
+            if not isinstance(value, list | tuple):
+                return self.read(value)
+            if not value:
+                raise ValueError(f"is an empty list; name at least one {self.what}")
+            return _adapter(list[self.section()]).validate_python(list(value))  # type: ignore[misc]
+
+        return Annotated[Any, PlainValidator(read), self]
 
 
-def require_used(config: Any, name: str, told: str | None = None) -> None:
-    """Raise ConfigError for an option that would do nothing beside the others: `training.schedule.plateau_cuts` with
-    another kind of schedule. `told`: how it was typed."""
-    above, _, last = name.rpartition(".")
-    section = config
-    for part in above.split(".") if above else []:
-        section = getattr(section, part, None)
-    if not dataclasses.is_dataclass(section):
-        return
-    needs: dict[str, Any] = next(
-        (f.metadata.get("needs", {}) for f in dataclasses.fields(section) if f.name == last), {}
-    )
-    for other, wanted in needs.items():
-        now, fit = getattr(section, other), wanted if isinstance(wanted, tuple) else (wanted,)
-        if now not in fit:
-            shown = " or ".join(str(value).lower() for value in fit)
-            raise ConfigError(
-                f"{told or name} would do nothing: {above}.{other} is {str(now).lower()}. Leave it out, or give "
-                f"--{above}.{other} {shown}"
-            )
+def _qualified(target: Any) -> str:
+    return target.replace(":", ".") if isinstance(target, str) else f"{target.__module__}.{target.__qualname__}"
 
 
-def require_chosen(
-    given: str, above: str, known: Collection[str], used: Collection[str], chooser: str, now: object
-) -> None:
-    """Raise ConfigError for an option of a section `above`.NAME that is known and not used, as `chooser` is `now`."""
-    where, _, name = given.removeprefix("--").rpartition(".")[0].rpartition(".")
-    if where == above and name in known and name not in used:
-        raise ConfigError(f"{given} would do nothing: {chooser} is {now}. Leave it out, or choose --{chooser} {name}")
+@lru_cache(maxsize=None)
+def _adapter(hint: Any) -> TypeAdapter:
+    return TypeAdapter(hint)
+
+
+# ---------------------------------------------------------------------- reading and writing
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """An instance of the dataclass `cls` from nested `values`; absent keys take their defaults.
+
+    Raises ConfigError for an unknown key (with the nearest known one) or a value that does not fit; `where` begins the
+    path in its message.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where or cls.__name__}: expected a mapping of options, got {values!r}")
+    try:
+        return _adapter(cls).validate_python(dict(values))
+    except ValidationError as error:
+        raise ConfigError(_explained(error, cls, values, where)) from error
+
+
+def to_dict(config: Any) -> Any:
+    """Options as plain nested values, ready for YAML; a section of a registry begins with its `kind`."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        values = {field.name: to_dict(getattr(config, field.name)) for field in dataclasses.fields(config)}
+        kind = _kind_of(config)
+        return values if kind is None else {"kind": kind, **values}
+    if isinstance(config, Mapping):
+        return {key: to_dict(value) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return [to_dict(value) for value in config]
+    return config
+
+
+_REGISTRIES: dict[str, Registry] = {}
+
+
+def new_registry(section: str, what: str, default: str, shared: type | None = None) -> Registry:
+    """A registry for the configuration's sections of the name `section`."""
+    _REGISTRIES[section] = Registry(what, default, shared)
+    return _REGISTRIES[section]
+
+
+def _kind_of(config: Any) -> str | None:
+    for registry in _REGISTRIES.values():
+        if type(config) in registry.options.values():
+            return registry.kind_of(config)
+    return None
+
+
+def _explained(error: ValidationError, cls: type, values: Any, where: str) -> str:
+    """The first error in one line: the option's path, what was given and what was expected."""
+    first = error.errors(include_url=False)[0]
+    path, section, value = _located(first["loc"], cls, values, where)
+    message, given = first["msg"].removeprefix("Value error, "), first["input"]
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        name, known = str(first["loc"][-1]), _names(section, value)
+        close = nearest(name, known)
+        hint = f" Did you mean {close!r}?" if close else ""
+        return f"unknown option {path!r}.{hint} Known here: {', '.join(known)}."
+    if first["type"] in ("missing", "missing_argument"):
+        return f"{path} is missing: it has no default"
+    if first["type"] == "value_error":
+        cause = first.get("ctx", {}).get("error")
+        names_itself = isinstance(cause, ConfigError)
+        return str(cause) if names_itself else f"{path} {message}" if message.startswith(("names", "is ")) else f"{path}: {message}"
+    if first["type"] == "literal_error":
+        close = nearest(str(given), [word.strip("'") for word in first["ctx"]["expected"].replace(" or ", ", ").split(", ")])
+        message += f"; did you mean {close!r}?" if close else ""
+    shown = "null" if given is None else repr(given)
+    return f"{path}: {message[0].lower()}{message[1:]}, got {shown}"
+
+
+def _located(loc: tuple, cls: Any, values: Any, where: str) -> tuple[str, Any, Any]:
+    """The dotted path of an error, and the class and value of the section that it is in. What a location says of the
+    members of a union is left out."""
+    path, section = where, (cls, values)
+    for key in loc:
+        inside = isinstance(values, Mapping) and key in values
+        listed = isinstance(values, list | tuple) and isinstance(key, int) and key < len(values)
+        if not inside and not listed and (key != loc[-1] or isinstance(key, int) or not isinstance(values, Mapping)):
+            continue
+        section = (cls, values)
+        path = f"{path}[{key + 1}]" if listed else f"{path}.{key}".lstrip(".")
+        if not listed:
+            cls = _hints(_resolved(cls, values)).get(key)
+        values = values[key] if inside or listed else None
+    return path, *section
+
+
+def _resolved(hint: Any, value: Any) -> Any:
+    """The dataclass that reads `value` under a type hint, or None."""
+    for part in (hint, *typing.get_args(hint)):
+        if isinstance(part, type) and dataclasses.is_dataclass(part):
+            return part
+    registry = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Registry)), None)
+    if registry is None:
+        return None
+    return registry.options.get(value.get("kind", registry.default) if isinstance(value, Mapping) else value)
+
+
+def _names(hint: Any, value: Any) -> list[str]:
+    cls = _resolved(hint, value)
+    return [] if cls is None else [f.name for f in dataclasses.fields(cls)]
+
+
+@lru_cache(maxsize=None)
+def _hints(cls: Any) -> dict[str, Any]:
+    return {} if cls is None else typing.get_type_hints(cls, include_extras=True)
+
+
+def merge(*updates: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings merged left to right; a dotted key such as "depth.layers" reaches inside.
+
+    Another `kind` takes the place of a section: only the options that all kinds of that section have are kept.
+    """
+    merged: dict[str, Any] = {}
+    for update in updates:
+        merged = _merged(merged, _nested(update))
+    return merged
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        head, _, rest = key.partition(".")
+        value = _nested({rest: value}) if rest else _nested(value) if isinstance(value, Mapping) else value
+        old = nested.get(head)
+        nested[head] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return nested
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for key, value in new.items():
+        registry, before = _REGISTRIES.get(key), merged.get(key)
+        if registry is not None:
+            before = {"kind": before} if isinstance(before, str) else before
+            value = {"kind": value} if isinstance(value, str) else value
+        if not isinstance(before, Mapping) or not isinstance(value, Mapping):
+            merged[key] = value
+            continue
+        kind = None if registry is None else before.get("kind", registry.default)
+        if registry is not None and value.get("kind", kind) != kind:
+            before = {name: kept for name, kept in before.items() if name in registry.shared}
+        merged[key] = _merged(before, value)
+    return merged
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted keys: as options are named."""
+    items: dict[str, Any] = {}
+    for key, value in values.items():
+        items |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return items
+
+
+def read_options(path: str | Path, given: str | None = None) -> Mapping[str, Any]:
+    """The nested options in a YAML file; `given`: how the user named it. Raises ConfigError for what cannot be read or
+    is no mapping."""
+    import yaml
+
+    given = given or str(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {given}: {error}") from error
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{given} must hold a mapping of options, such as `preset: transformer-nano`")
+    return values
+
+
+# ---------------------------------------------------------------------- options that only a new model reads
 
 
 class Difference(NamedTuple):
@@ -76,219 +331,17 @@ class Difference(NamedTuple):
 
 
 def starting_differences(ours: Any, theirs: Any, where: str) -> list[Difference]:
-    """The `starting` fields in which two instances of one dataclass differ."""
+    """The `starting` fields in which two instances of one dataclass differ; sections of two kinds are not compared."""
     found: list[Difference] = []
+    if isinstance(ours, list) and isinstance(theirs, list):
+        for number, pair in enumerate(zip(ours, theirs, strict=False)):
+            found += starting_differences(*pair, f"{where}.{number}")
+    if type(ours) is not type(theirs) or not dataclasses.is_dataclass(ours):
+        return found
     for field in dataclasses.fields(ours):
         path, mine, other = f"{where}.{field.name}", getattr(ours, field.name), getattr(theirs, field.name)
-        if dataclasses.is_dataclass(mine) and dataclasses.is_dataclass(other):
+        if dataclasses.is_dataclass(mine) or isinstance(mine, list):
             found += starting_differences(mine, other, path)
-        elif "starts" in field.metadata and mine != other:
+        if "starts" in field.metadata and mine != other:
             found.append(Difference(path, ours, field, mine, other))
     return found
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """A dataclass as plain nested dictionaries, ready for YAML."""
-    return dataclasses.asdict(config)
-
-
-def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """An instance of the dataclass `cls` from nested `values`; absent keys take their defaults.
-
-    Raises ConfigError for an unknown key (with the nearest known one) or a value of the wrong type.
-    """
-    check_keys(cls, values, where)
-    return _filled(cls, values, where or cls.__name__)
-
-
-def _filled(cls: type[T], values: Mapping[str, Any], where: str, above: str = "") -> T:
-    """Value by value, sections by themselves: a parser for the whole of a configuration would look at all its hundred
-    defaults whatever is given."""
-    hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
-    given: dict[str, Any] = {}
-    for name, value in values.items():
-        hint, path = hints[name], f"{above}{name}"
-        section = section_of(hint)
-        if section is not None and isinstance(value, Mapping):
-            given[name] = _filled(section, value, where, f"{path}.")
-        else:
-            given[name] = _value(hint, value, where, path)
-    try:
-        return cls(**given)
-    except TypeError as error:
-        required = [f.name for f in dataclasses.fields(cls) if _is_required(f) and f.name not in given]  # type: ignore[arg-type]
-        if not required:
-            raise
-        missing = ", ".join(above + name for name in required)
-        raise ConfigError(f"{where}: the following arguments are required: {missing}") from error
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.init and field.default is field.default_factory is dataclasses.MISSING
-
-
-def _value(hint: Any, value: Any, where: str, path: str) -> Any:
-    """What `value` is as a `hint`: "8" is the int 8."""
-    from jsonargparse import ArgumentError
-
-    try:
-        parser: Any = _parser(hint)
-        # A copy: the parser writes into the lists and mappings that it is given.
-        made = parser.instantiate(parser.parse_object({"value": copy.deepcopy(value)}))["value"]
-    except (ArgumentError, TypeError) as error:
-        told = readable(str(error)).replace('"value', f'"{path}', 1)  # the option's name, which comes first
-        raise ConfigError(f"{where}: {told}") from error
-    # A text that YAML would read as nothing (#1.txt, ~) is a text all the same: the parser has made it None.
-    return value if made is None and isinstance(value, str) else made
-
-
-@lru_cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-@lru_cache
-def _parser(hint: Any) -> Any:
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--value", type=hint)
-    return parser
-
-
-def readable(message: str) -> str:
-    """jsonargparse's message in one line, in a user's words and not in those of its type system."""
-    line = " ".join(message.split())
-    line = re.sub(
-        r"Does not validate against any of the Union subtypes Subtypes: \[(.*)\] Errors: .* Given value type: "
-        r"<class '(\w+)'> Given value: (.*)$",
-        lambda found: f"expected {_kinds(found[1])}, got {repr(found[3]) if found[2] == 'str' else found[3]}",
-        line,
-    )
-    line = re.sub(
-        r"Expected a (typing\.Literal\[.*?\])\. Got value: ", lambda found: f"expected {_kinds(found[1])}, got ", line
-    )
-    line = re.sub(
-        r"Expected a <class 'list'>\. Got value: (\S+)", r"""expected a list, such as '["\1"]', got \1""", line
-    )
-    line = re.sub(r"Expected a <class '(\w+)'>\. Got value: ", r"expected \1, got ", line)
-    return line.replace("Parser key ", "option ")
-
-
-def _kinds(types: str) -> str:
-    """ "[<class 'int'>, <class 'NoneType'>]" as "int or null"."""
-    shown = re.sub(r"typing\.Literal\[(.*?)\]", lambda found: f"one of {found[1]}", types)
-    shown = re.sub(r", (?=<class|list|one of)", " or ", shown)
-    shown = re.sub(r"list\[\w+\]", "a list", shown)
-    return re.sub(r"<class '(\w+)'>", r"\1", shown).replace("NoneType", "null")
-
-
-def check_keys(cls: type, values: Any, where: str = "") -> None:
-    """Raise ConfigError for the first key of nested `values` that `cls` does not have, naming the nearest, and for a
-    null where there can be none."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where or cls.__name__}: expected a mapping of options, got {values!r}")
-    known = _hints(cls)
-    for key, value in values.items():
-        path = f"{where}.{key}" if where else str(key)
-        if key not in known:
-            close = nearest(str(key), known)
-            hint = f" Did you mean {close!r}?" if close else ""
-            raise ConfigError(f"unknown option {path!r}.{hint} Known here: {', '.join(known)}.")
-        if value is None and not _optional(known[key]):
-            raise ConfigError(f"{path}: expected {_expected(known[key])}, got null; leave it out for the default")
-        nested = section_of(known[key])
-        if nested is None or value is None:
-            continue
-        if typing.get_origin(known[key]) is list:
-            if not isinstance(value, list):
-                raise ConfigError(f"{path}: expected a list, got {value!r}")
-            for number, item in enumerate(value, 1):
-                check_keys(nested, item, f"{path}[{number}]")
-        else:
-            check_keys(nested, value, path)
-
-
-def check_choices(config: Any, where: str) -> None:
-    """Raise UnknownNameError for a field of the dataclass, or of a section of it, that is none of its Literal's values.
-
-    `from_dict` finds such a value by itself; in a dataclass that Python built, nothing else looks.
-    """
-    for name, known in _choices(type(config)).items():  # type: ignore[arg-type]
-        value = getattr(config, name)
-        if value not in known:
-            raise unknown_name(f"{where}.{name}", str(value), [choice for choice in known if choice is not None])
-    for field in dataclasses.fields(config):
-        section = getattr(config, field.name)
-        if dataclasses.is_dataclass(section):
-            check_choices(section, f"{where}.{field.name}")
-
-
-@lru_cache
-def _choices(cls: type) -> dict[str, tuple[Any, ...]]:
-    """What each field of the dataclass may be whose type is a Literal, or a Literal or None."""
-    found = {}
-    for name, hint in typing.get_type_hints(cls).items():
-        options = [hint, *typing.get_args(hint)]
-        known = [value for o in options if typing.get_origin(o) is typing.Literal for value in typing.get_args(o)]
-        if known:
-            found[name] = (*known, *[None for o in options if o is type(None)])
-    return found
-
-
-def _optional(hint: Any) -> bool:
-    return hint is Any or type(None) in typing.get_args(hint) or typing.get_origin(hint) is list
-
-
-def _expected(hint: Any) -> str:
-    if dataclasses.is_dataclass(hint):
-        return "a mapping of options"
-    return hint.__name__ if isinstance(hint, type) else _kinds(str(hint)).replace(" | ", " or ")
-
-
-def section_of(hint: Any) -> type | None:
-    """The dataclass behind a type hint such as `Section` or `Section | None`."""
-    for candidate in (hint, *typing.get_args(hint)):
-        if dataclasses.is_dataclass(candidate) and isinstance(candidate, type):
-            return candidate
-    return None
-
-
-def merge(*updates: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings merged left to right; a dotted key such as "depth.layers" reaches inside."""
-    merged: dict[str, Any] = {}
-    for update in updates:
-        for key, value in update.items():
-            head, _, rest = key.partition(".")
-            if rest:
-                value = {rest: value}
-            if isinstance(value, Mapping):
-                inside = merged.get(head)
-                merged[head] = merge(inside if isinstance(inside, Mapping) else {}, value)
-            else:
-                merged[head] = value
-    return merged
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys: as options are named."""
-    items: dict[str, Any] = {}
-    for key, value in values.items():
-        items |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return items
-
-
-def read_options(path: str | Path, told: str | None = None) -> Mapping[str, Any]:
-    """The nested options in a YAML file; `told`: how it was given. Raises ConfigError for what cannot be read or is no
-    mapping."""
-    import yaml
-
-    told = told or str(path)
-    try:
-        with open(path, encoding="utf-8") as file:
-            values = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {told}: {error}") from error
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{told} must hold a mapping of options, such as `preset: transformer-nano`")
-    return values

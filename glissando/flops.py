@@ -19,12 +19,18 @@ checkpointing, `checkpoint`, the backward sweep of `reversible`) comes on top an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from functools import singledispatch
+from typing import NamedTuple
 
 from torch import nn
 
-if TYPE_CHECKING:
-    from glissando.model import LanguageModel
+from glissando.block import Block
+from glissando.depth import Depth, DiscreteDepth, FlowDepth, TiedDepth
+from glissando.errors import ConfigError
+from glissando.mixers import Attention, Liquid, Mixer, Spectral, Tau
+from glissando.mixers.liquid_dynamics import Diagonal
+from glissando.model import LanguageModel
 
 
 class Flops(NamedTuple):
@@ -50,18 +56,105 @@ def linear_flops(module: nn.Module) -> Flops:
 def forward_flops(model: LanguageModel, length: int) -> Flops:
     """Per token, the mean over a sequence of `length` tokens read from its beginning.
 
-    Raises ValueError for a length below 1.
+    Raises ValueError for a length below 1, ConfigError for a mixer or depth that has no function registered here.
     """
     if length < 1:
         raise ValueError(f"length must be at least 1 token, got {length}")
     total = Flops(2.0 * model.width * model.config.vocab_size)
     if model.lift is not None:
         total = total.plus(linear_flops(model.lift))
-    for block, times in model.depth.calls():
-        total = total.plus(block.flops(length), times)
-    return total.plus(model.depth.extra_flops())
+    for block, times in applications(model.depth):
+        total = total.plus(block_flops(block, length), times)
+    return total.plus(depth_flops(model.depth))
+
+
+def block_flops(block: Block, length: int) -> Flops:
+    """Those of one residual block, per token at `length` tokens."""
+    taps = 0 if block.conv is None else block.conv.weight.numel()
+    return linear_flops(block).plus(mixer_flops(block.mixer, length)).plus(Flops(other=2.0 * taps))
 
 
 def training_flops(model: LanguageModel, length: int) -> float:
     """Per token of a training step on sequences of `length` tokens: three times the forward pass."""
     return 3.0 * forward_flops(model, length).total
+
+
+# ---------------------------------------------------------------------- mixers
+
+
+@singledispatch
+def mixer_flops(mixer: Mixer, length: int) -> Flops:
+    """Operations per token at `length` tokens, beside those of the mixer's linear maps."""
+    raise ConfigError(
+        f"nothing is registered that says how many FLOPs the mixer {type(mixer).__name__} takes; register a function "
+        "with glissando.flops.mixer_flops.register"
+    )
+
+
+@mixer_flops.register
+def _(mixer: Attention, length: int) -> Flops:
+    """q k' and p v, with as many keys as the window has."""
+    return Flops(4.0 * mixer.heads * mixer.head_size * min(length, mixer.config.window or length))
+
+
+@mixer_flops.register
+def _(mixer: Tau, length: int) -> Flops:
+    """x'L of every query and key, and p v."""
+    return Flops(2.0 * mixer.sides * mixer.heads * mixer.key_size**2 + 2.0 * mixer.heads * mixer.head_size * length)
+
+
+@mixer_flops.register
+def _(mixer: Spectral, length: int) -> Flops:
+    """The recurrence, and the filter's two transforms."""
+    n = mixer.channels
+    return Flops(other=8.0 * n + (10.0 * n * math.log2(n) if mixer.config.filter else 0.0))
+
+
+@mixer_flops.register
+def _(mixer: Liquid, length: int) -> Flops:
+    """A mode's state and its input, each times a complex number. Dense: B u and the step, and a matrix exponential:
+    five products for its polynomial, and about three squarings."""
+    n = mixer.size
+    return Flops(other=8.0 * n) if isinstance(mixer.dynamics, Diagonal) else Flops(4.0 * n * n, 8 * 2.0 * (n + 1) ** 3)
+
+
+# ---------------------------------------------------------------------- depths
+
+
+@singledispatch
+def applications(depth: Depth) -> list[tuple[Block, int]]:
+    """Each block, and how often it is applied to a token."""
+    raise ConfigError(
+        f"nothing is registered that says how often the depth {type(depth).__name__} applies its blocks; register a "
+        "function with glissando.flops.applications.register"
+    )
+
+
+@applications.register
+def _(depth: DiscreteDepth) -> list[tuple[Block, int]]:
+    return [(block, 1) for block in depth.blocks]  # type: ignore[misc]
+
+
+@applications.register
+def _(depth: TiedDepth) -> list[tuple[Block, int]]:
+    return [(block, depth.order.count(i)) for i, block in enumerate(depth.blocks)]  # type: ignore[misc]
+
+
+@applications.register
+def _(depth: FlowDepth) -> list[tuple[Block, int]]:
+    return [(depth.field, depth.n_evaluations), *((block, 1) for block in (*depth.before, *depth.after))]  # type: ignore[misc]
+
+
+@singledispatch
+def depth_flops(depth: Depth) -> Flops:
+    """Operations per token of a depth beside those of its blocks."""
+    return Flops()
+
+
+@depth_flops.register
+def _(depth: DiscreteDepth) -> Flops:
+    """The mean gate, once a block: two maps and a recurrence of real numbers."""
+    if depth.gate is None:
+        return Flops()
+    each = linear_flops(depth.gate).plus(Flops(other=2.0 * depth.gate.up.in_features))
+    return Flops().plus(each, len(depth.blocks))

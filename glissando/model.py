@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,52 +11,54 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.backbone import Backbone, ModelState, require_positive
-from glissando.block import BlockConfig, NormConfig
-from glissando.config import check_choices, from_dict, merge, starting, to_dict, used_with
-from glissando.depth import DepthConfig
+from glissando.backbone import Backbone, BackboneConfig, ModelState
+from glissando.config import from_dict, merge, options, to_dict
 from glissando.errors import ConfigError, InputError, LengthError
-from glissando.lifts import Grows, Reads, Table, append, grow_norm, linear, tables, tile, under
-from glissando.mixers import Context, Memo, MixerConfigs
+from glissando.mixers import Context, Memo
 
 if TYPE_CHECKING:
     from glissando.data.tokenizers import Tokenizer
 
 
-@dataclass
-class ModelConfig:
+@options
+class ModelConfig(BackboneConfig):
     """A point of the design space.
 
-    vocab_size    V; when training, the tokenizer's size takes its place
-    hidden_size   D
+    vocab_size   V; when training, at least the tokenizer's size
+    hidden_size  D
+    mixer        {kind: NAME, ...} or a name, see glissando.mixers; a list alternates over the layers
+    block        the residual block around each mixer
+    depth        {kind: NAME, ...}, see glissando.depth
+    norm         kind of the norms
+    final_norm   a norm before the head
+    head_bias    a bias on the logits
+    init         how weights start: scaled, torch or xavier, see glissando.initialization
     representation  `real`: D numbers a token; `complex`: D complex ones, kept as 2 D reals in pairs, which a linear
-                  map lifts from the embedding and two linear maps bring to the logits
-    mixer         name of the mixer, or several that alternate over the layers
-    positions     `learned` adds a table of max_length positions to the embedding
-    max_length    longest input where positions are learned; unused otherwise
-    final_norm    a norm before the head
-    tied_head     the head is the embedding transposed
-    head_bias     a bias on the logits
-    logit_scale   multiplies what the head reads; growth pins it
-    init          `scaled`: N(0, 0.02), branches that end in a residual divided by the root of their number;
-                  `torch`: PyTorch's defaults; `xavier`: Glorot's uniform for matrices, N(0, 0.02) for tables
+                 map lifts from the embedding and two linear maps bring to the logits
+    positions    `learned` adds a table of max_length positions to the embedding
+    max_length   longest input where positions are learned
+    tied_head    the head is the embedding transposed
+    logit_scale  multiplies what the head reads; growth pins it
     """
 
     vocab_size: int = 256
-    hidden_size: int = 128
     representation: Literal["real", "complex"] = "real"
-    mixer: str | list[str] = "attention"
-    mixers: MixerConfigs = field(default_factory=MixerConfigs)
-    block: BlockConfig = field(default_factory=BlockConfig)
-    depth: DepthConfig = field(default_factory=DepthConfig)
-    norm: NormConfig = field(default_factory=NormConfig)
     positions: Literal["none", "learned"] = "none"
-    max_length: int | None = used_with(None, positions="learned")
-    final_norm: bool = True
+    max_length: int | None = None
     tied_head: bool = True
-    head_bias: bool = False
     logit_scale: float = 1.0
-    init: Literal["scaled", "torch", "xavier"] = starting("scaled", of="")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.logit_scale == 0 or not math.isfinite(self.logit_scale):
+            raise ConfigError(f"logit_scale must be finite and not 0, got {self.logit_scale}")
+        if (self.positions == "learned") != (self.max_length is not None):
+            raise ConfigError(
+                f"model.positions is `{self.positions}` and model.max_length {self.max_length}: learned positions need "
+                "a max_length, and without them it does nothing"
+            )
+        if self.representation == "complex" and self.tied_head:
+            raise ConfigError("model.representation is `complex`, whose head cannot be tied; set tied_head: false")
 
 
 class ComplexHead(nn.Module):
@@ -93,17 +94,17 @@ class LanguageModel(Backbone):
         super().__init__()
         self.config = config
         self.tokenizer = tokenizer
-        check_choices(config, "model")
-        require_positive(config, "vocab_size", "hidden_size", "max_length")
-        if config.logit_scale == 0 or not math.isfinite(config.logit_scale):
-            raise ConfigError(f"logit_scale must be finite and not 0, got {config.logit_scale}")
         size, is_complex = config.hidden_size, config.representation == "complex"
         self.width = 2 * size if is_complex else size
         self.embedding = nn.Embedding(config.vocab_size, size)
-        self.position_embedding = self._position_table()
+        learned = config.positions == "learned"
+        self.position_embedding = nn.Embedding(config.max_length, size) if learned else None  # type: ignore[arg-type]
         self.lift = nn.Linear(size, self.width) if is_complex else None
         self._build(config, self.width)
-        self.head = self._head()
+        if is_complex:
+            self.head: nn.Module | None = ComplexHead(size, config.vocab_size, config.head_bias)
+        else:
+            self.head = None if config.tied_head else nn.Linear(size, config.vocab_size, bias=config.head_bias)
         tied_bias = config.tied_head and config.head_bias
         self.head_bias = nn.Parameter(torch.zeros(config.vocab_size)) if tied_bias else None
         self._start()
@@ -119,7 +120,7 @@ class LanguageModel(Backbone):
         from glissando.presets import load_preset
 
         model = cls.from_config(merge(load_preset(name)["model"], overrides))
-        model._require_laplacians()
+        model.require_started()
         return model
 
     @classmethod
@@ -131,36 +132,10 @@ class LanguageModel(Backbone):
 
         return cls(config, ByteTokenizer() if config.vocab_size == 256 else None)
 
-    def _require_laplacians(self) -> None:
-        """Raise ConfigError where a Laplacian is to come with weights that a new model does not have; one made from the
-        configuration of another (`from_config`) may be given its weights next."""
-        for name, buffer in self.named_buffers():
-            if name.endswith("laplacian") and not buffer.is_meta and not bool(buffer.isfinite().all()):
-                raise ConfigError(
-                    f"{name} of a new model is nowhere `saved`: give mixers.tau.laplacian `chain` or a file of "
-                    "`glissando laplacian build`, or load a run that has one"
-                )
-
     def _start(self) -> None:
         super()._start()
         if self.head_bias is not None:
             nn.init.zeros_(self.head_bias)
-
-    def _head(self) -> nn.Module | None:
-        c = self.config
-        if c.representation == "complex":
-            if c.tied_head:
-                raise ConfigError("model.representation is `complex`, whose head cannot be tied; set tied_head: false")
-            return ComplexHead(c.hidden_size, c.vocab_size, c.head_bias)
-        return None if c.tied_head else nn.Linear(c.hidden_size, c.vocab_size, bias=c.head_bias)
-
-    def _position_table(self) -> nn.Embedding | None:
-        c = self.config
-        if c.positions == "none":
-            return None
-        if c.max_length is None:
-            raise ConfigError("model.positions is `learned`, which needs model.max_length")
-        return nn.Embedding(c.max_length, c.hidden_size)
 
     # ------------------------------------------------------------------ running
 
@@ -184,7 +159,7 @@ class LanguageModel(Backbone):
         Logits at masked positions have no meaning.
 
         Raises InputError for shapes that do not fit, ids outside the vocabulary (on a CPU) and a state of another
-        model, ContextError for a signal the model cannot honour.
+        model, ContextError for a signal the model does not accept.
         """
         x, state = self.features(ids, state, control=control, dt=dt, mask=mask, donate=donate, memo=memo)
         return self.logits(x), state
@@ -216,24 +191,30 @@ class LanguageModel(Backbone):
                 f"ids must be (batch, time >= 1) int64, got {tuple(ids.shape)} {ids.dtype}; "
                 "a single text needs ids.unsqueeze(0)"
             )
-        return self._run(ids, state, mask=mask, dt=dt, control=control, donate=donate, memo=memo)
-
-    def _enter(self, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
-        x = self._embed(ids)
-        if self.position_embedding is not None:
-            x = x + self.position_embedding(self._where(self.position_embedding.num_embeddings, ids, position, ctx))
-        return x if self.lift is None else self.lift(x)
-
-    def _embed(self, ids: Tensor) -> Tensor:
+        ctx = Context(mask, dt, control, donate, memo)
+        ids, ctx, order = self._prepared(ids, state, ctx)
+        x = self._embed(ids, None if state is None else state.position, ctx)
         try:
-            return self.embedding(ids)
+            x, inner = self.depth(x, None if state is None else state.depth, ctx)
+        except Exception as error:
+            self._require_own_state(state, error)
+            raise
+        return self._finished(x, inner, state, ids, ctx, order)
+
+    def _embed(self, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
+        """(B, T, D) of packed ids (B, T); position (B,) of each row's first, None without a state."""
+        try:
+            x = self.embedding(ids)
         except IndexError as error:
             raise InputError(
                 f"ids must be from 0 to {self.config.vocab_size - 1}, got {int(ids.min())} to {int(ids.max())}; encode "
                 "the text with this model's own tokenizer"
             ) from error
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(self._positions(self.position_embedding.num_embeddings, ids, position, ctx))
+        return x if self.lift is None else self.lift(x)
 
-    def _where(self, limit: int, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
+    def _positions(self, limit: int, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
         """(B, T) positions of tokens, each below `limit`."""
         if position is None and ctx.mask is None:  # known without a look at any tensor, as torch.compile needs it
             furthest, start = ids.shape[1], ids.new_zeros(ids.shape[0])
@@ -248,28 +229,6 @@ class LanguageModel(Backbone):
             )
         where = start.unsqueeze(1) + torch.arange(ids.shape[1], device=ids.device)
         return where.clamp_max(limit - 1)
-
-    # ------------------------------------------------------------------ growing
-
-    def growth(self, grown: LanguageModel) -> Table:
-        """How every parameter and buffer goes into those of `grown`, see glissando.growth."""
-        size = tile(self.config.hidden_size, grown.config.hidden_size)
-        pair = self.width // self.config.hidden_size
-        width = size * tile(pair, pair)
-        words = append(self.config.vocab_size, grown.config.vocab_size)
-        table = under("embedding", {"weight": Grows(words, size)}) | under(
-            "depth", self.depth.growth(grown.depth, width)
-        )
-        if self.position_embedding is not None:
-            places = self.position_embedding.num_embeddings
-            table |= under("position_embedding", {"weight": Grows(tile(places, places), size)})
-        table |= tables({"lift": linear(self.lift, width, size), "norm": grow_norm(self.norm, width)})
-        if isinstance(self.head, ComplexHead):
-            bias = {} if self.head.bias is None else {"bias": Grows(words, tile(2, 2))}
-            table |= under("head", {"weight": Grows(words, Reads(size), tile(2, 2)), **bias})
-        elif isinstance(self.head, nn.Linear):
-            table |= under("head", linear(self.head, words, width))
-        return table if self.head_bias is None else table | {"head_bias": Grows(words)}
 
     # ------------------------------------------------------------------ keeping
 

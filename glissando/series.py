@@ -10,45 +10,34 @@ value knows when that value is due, and the state has aged by just that much.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import field, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from glissando.backbone import Backbone, ModelState, require_positive
-from glissando.block import BlockConfig, NormConfig
-from glissando.config import check_choices, from_dict
-from glissando.depth import DepthConfig
+from glissando.backbone import Backbone, BackboneConfig, ModelState
+from glissando.config import from_dict, options
 from glissando.errors import ConfigError, InputError
-from glissando.mixers import Context, Memo, MixerConfigs
+from glissando.initialization import Scheme
+from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
 from glissando.model import ModelConfig
 
 
-@dataclass
-class SeriesConfig:
-    """A point of the design space for numbers; what a ModelConfig has too means the same.
+@options
+class SeriesConfig(BackboneConfig):
+    """A point of the design space for numbers; the options that a ModelConfig has too mean the same.
 
-    inputs       F numbers a step
-    outputs      O numbers a step, or classes
-    hidden_size  D
-    mixer        name of the mixer, or several that alternate over the layers; `liquid` takes time steps
-    final_norm   a norm before the head
-    head_bias    a bias on what comes out
-    init         see ModelConfig
+    inputs   F numbers a step
+    outputs  O numbers a step, or classes
+    mixer    `liquid` takes time steps
     """
 
     inputs: int
     outputs: int
-    hidden_size: int = 128
-    mixer: str | list[str] = "liquid"
-    mixers: MixerConfigs = field(default_factory=MixerConfigs)
-    block: BlockConfig = field(default_factory=BlockConfig)
-    depth: DepthConfig = field(default_factory=DepthConfig)
-    norm: NormConfig = field(default_factory=NormConfig)
-    final_norm: bool = True
+    mixer: MIXERS.sections() = field(default_factory=LiquidConfig)  # type: ignore[valid-type]
     head_bias: bool = True
-    init: Literal["scaled", "torch", "xavier"] = "torch"
+    init: Scheme = "torch"
 
 
 class SeriesModel(Backbone):
@@ -63,8 +52,6 @@ class SeriesModel(Backbone):
     def __init__(self, config: SeriesConfig) -> None:
         super().__init__()
         self.config = config
-        check_choices(config, "model")
-        require_positive(config, "inputs", "outputs", "hidden_size")
         self.entry = nn.Linear(config.inputs, config.hidden_size)
         self._build(config, config.hidden_size)
         self.head = nn.Linear(config.hidden_size, config.outputs, bias=config.head_bias)
@@ -104,7 +91,7 @@ class SeriesModel(Backbone):
         y at masked steps has no meaning.
 
         Raises InputError for shapes that do not fit and a state of another model, ContextError for a signal the model
-        cannot honour.
+        does not accept.
         """
         size = self.config.inputs
         if not isinstance(x, Tensor):
@@ -118,15 +105,19 @@ class SeriesModel(Backbone):
             raise InputError(
                 f"x is {x.dtype} and the model {self.entry.weight.dtype}: use x.to(...), or model.double()"
             )
-        h, state = self._run(x, state, mask=mask, dt=dt, control=control, donate=donate, memo=memo)
+        ctx = Context(mask, dt, control, donate, memo)
+        x, ctx, order = self._prepared(x, state, ctx)
+        try:
+            h, inner = self.depth(self.entry(x), None if state is None else state.depth, ctx)
+        except Exception as error:
+            self._require_own_state(state, error)
+            raise
+        h, state = self._finished(h, inner, state, x, ctx, order)
         return self.head(h), state
-
-    def _enter(self, x: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
-        return self.entry(x)
 
 
 def last(y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """y (B, T, O) at the last real step of each row -> (B, O): what a classifier of whole series says.
+    """y (B, T, O) at the last real step of each row -> (B, O): what a classifier of whole series reads.
 
     Raises ValueError for a mask (B, T) that does not fit, is not bool, or has a row without any real step.
     """

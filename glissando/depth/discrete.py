@@ -1,81 +1,80 @@
 """Discrete depth: a stack of S different blocks, x <- block_S(... block_1(x)).
 
+The blocks in `gated` are x <- x + a (block(x) - x), each with a learned a that starts at 0: growth adds such blocks.
 With `mean_gate`, what each block adds is multiplied by one gate that all share (glissando/depth/mean_gate.py):
 x <- x + g (block(x) - x).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from glissando.depth.base import BlockFactory, SequentialDepth
+from glissando.config import options
+from glissando.depth.base import BlockFactory, Depth, DepthOptions, register_depth
 from glissando.depth.mean_gate import MeanGate
 from glissando.errors import ConfigError
-from glissando.flops import Flops, linear_flops
-from glissando.lifts import Lift, Table, fill, linear, tables, tile, under
-from glissando.mixers import Context
-from glissando.state import State
-
-if TYPE_CHECKING:
-    from glissando.depth import DepthConfig
-    from glissando.growth import Growth
+from glissando.mixers import EMPTY, Context
 
 
-class DiscreteDepth(SequentialDepth):
-    """A Transformer's depth: `layers` blocks, each applied once. State: each block's, and its mean where gated."""
+@options
+class DiscreteConfig(DepthOptions):
+    """Options of the `discrete` depth.
 
-    options = frozenset({"layers", "gated", "mean_gate"})
+    layers     blocks, each applied once
+    gated      numbers of the blocks with a learned gate that starts at 0; growth adds them
+    mean_gate  what blocks add is gated by its mean so far, one gate for all blocks
+    """
 
-    def __init__(self, config: Any, make_block: BlockFactory) -> None:
+    gated: list[int] = field(default_factory=list)
+    mean_gate: bool = False
+
+
+@register_depth("discrete", DiscreteConfig)
+class DiscreteDepth(Depth):
+    """A Transformer's depth. State: each block's, and with `mean_gate` its mean beside it."""
+
+    def __init__(self, config: DiscreteConfig, make_block: BlockFactory) -> None:
+        super().__init__()
         if config.layers < 1:
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
-        super().__init__([make_block(i) for i in range(config.layers)], config.layers, config.gated)
+        self.blocks = nn.ModuleList([make_block(i) for i in range(config.layers)])
+        self.gated, self.gates = learned_gates(config.gated, config.layers)
         self.gate = MeanGate(self.blocks[0].hidden_size) if config.mean_gate else None  # type: ignore[arg-type]
 
-    def grown_config(self, config: DepthConfig, by: Growth) -> DepthConfig:
-        if by.steps:
-            raise ConfigError(
-                f"grow: steps {by.steps} are applications of a tied depth; this one is discrete, add layers"
-            )
-        new = range(config.layers, config.layers + by.layers)
-        gated = [] if all(block.can_rest for block, _ in self.calls()) else list(new)
-        return replace(config, layers=config.layers + by.layers, gated=[*config.gated, *gated])
-
-    def growth(self, grown: DiscreteDepth, width: Lift) -> Table:
-        table = super().growth(grown, width)
-        if self.gate is None or grown.gate is None:
-            return table
-        inner = fill(self.gate.up.out_features, grown.gate.up.out_features)
-        up, down = linear(self.gate.up, inner, width), linear(self.gate.down, tile(1, 1), inner)
-        return table | under("gate", tables({"up": up, "down": down}))
-
-    @property
-    def order(self) -> list[int]:
-        return list(range(len(self.blocks)))
-
-    def extra_flops(self) -> Flops:
-        """Its gate, once a block: two maps and a recurrence of real numbers."""
-        if self.gate is None:
-            return Flops()
-        each = linear_flops(self.gate).plus(Flops(other=2.0 * self.gate.up.in_features))
-        return Flops().plus(each, len(self.blocks))
+    def reset_parameters(self) -> None:
+        if self.gates is not None:
+            nn.init.zeros_(self.gates)
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> tuple:
-        states = super().init_state(batch_size, device, dtype)
+        states = tuple(block.init_state(batch_size, device, dtype) for block in self.blocks)  # type: ignore[operator]
         if self.gate is None:
             return states
         return tuple((state, self.gate.init_state(batch_size, device, dtype)) for state in states)
 
-    def apply_block(self, i: int, x: Tensor, state: State, ctx: Context) -> tuple[Tensor, State]:
-        if self.gate is None:
-            return super().apply_block(i, x, state, ctx)
-        inner, mean = (None, None) if state is None else state
-        y, inner = self.blocks[i](x, inner, ctx)
-        gate, mean = self.gate(y - x, mean, ctx)
-        return x + gate * (y - x), None if state is None else (inner, mean)
+    def forward(self, x: Tensor, state: tuple | None = None, ctx: Context | None = None) -> tuple[Tensor, tuple | None]:
+        ctx, after = ctx or EMPTY, []
+        befores = (None,) * len(self.blocks) if state is None else state
+        for number, (block, before) in enumerate(zip(self.blocks, befores, strict=True)):
+            inner, mean = before if self.gate is not None and before is not None else (before, None)
+            y, new = self.run(block)(x, inner, ctx)
+            if self.gate is not None:
+                gate, mean = self.gate(y - x, mean, ctx)
+                y, new = x + gate * (y - x), (new, mean)
+            x = y if self.gates is None or number not in self.gated else x + self.gates[self.gated[number]] * (y - x)
+            after.append(new)
+        return x, None if state is None else tuple(after)
+
+
+def learned_gates(gated: list[int], applications: int) -> tuple[dict[int, int], nn.Parameter | None]:
+    """The place of each gated application among the gates, and the gates, which start at 0.
+
+    Raises ConfigError for applications that there are none of, or twice.
+    """
+    if len(set(gated)) < len(gated) or any(not 0 <= step < applications for step in gated):
+        raise ConfigError(f"depth.gated lists applications, each once and from 0 to {applications - 1}; got {gated}")
+    return {step: index for index, step in enumerate(gated)}, nn.Parameter(torch.zeros(len(gated))) if gated else None

@@ -18,40 +18,59 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import field, replace
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from glissando.block import Block
-from glissando.config import check_choices, starting
-from glissando.depth.base import BlockFactory, Depth, begin_blocks
+from glissando.config import options, starting
+from glissando.depth.base import BlockFactory, Depth, DepthOptions, register_depth, through
 from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, unroll
 from glissando.errors import ConfigError, unknown_name
-from glissando.lifts import Grows, Lift, Table, linear, tables, tile, under
 from glissando.mixers import EMPTY, Context, Signal
 
-if TYPE_CHECKING:
-    from glissando.depth import DepthConfig
-    from glissando.growth import Growth
+#: called with (tau, alpha F) at every evaluation of the field
+Watcher = Callable[[float, Tensor], None]
 
 
-@dataclass
-class FlowConfig:
-    """Options of the `flow` depth, beside depth.layers (the blocks around the flow) and depth.n_steps.
+@options
+class FlowConfig(DepthOptions):
+    """Options of the `flow` depth.
 
+    layers     blocks around the flow, half of them (rounded down) before it
+    n_steps    steps of the solver
+    control    names of the control's dimensions; none if empty
     method     euler, midpoint, heun or rk4
     backward   how gradients are computed: direct, checkpoint or reversible, see glissando.depth.solvers
     alpha      the scale of the flow at the start
-    tolerance  relative error below which a token's slope is foretold and not evaluated; none: it always is
+    tolerance  relative error below which a token's slope is extrapolated and not evaluated; none: it is always evaluated
     """
 
+    n_steps: PositiveInt | None = None
+    control: list[str] = field(default_factory=list)
     method: str = "euler"
     backward: Backward = "direct"
-    alpha: float = starting(0.1, of="depth.alpha")
-    tolerance: float | None = None
+    alpha: Annotated[float, Field(allow_inf_nan=False)] = starting(0.1, of="depth.alpha")
+    tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in TABLEAUS:
+            raise unknown_name("depth.method", self.method, TABLEAUS)
+        if len(set(self.control)) < len(self.control):
+            raise ConfigError(f"depth.control names a dimension twice: {self.control}; give each a name of its own")
+        if self.tolerance is not None and (self.n_steps or 0) < 3:
+            raise ConfigError(
+                f"depth.tolerance needs depth.n_steps of at least 3, got {self.n_steps}: the first two steps are always "
+                "evaluated"
+            )
+        if self.tolerance is not None and self.backward != "direct":
+            raise ConfigError(
+                f"depth.tolerance needs depth.backward `direct`, got {self.backward!r}: what another mode computes "
+                "again must be what was computed"
+            )
 
 
 class FlowState(NamedTuple):
@@ -60,31 +79,15 @@ class FlowState(NamedTuple):
     after: tuple
 
 
+@register_depth("flow", FlowConfig)
 class FlowDepth(Depth):
     """`layers` blocks, half of them (rounded down) before a flow of `n_steps` steps and the others after it."""
 
-    options = frozenset({"layers", "n_steps", "control", "flow"})
-
-    def __init__(self, config: Any, make_block: BlockFactory) -> None:
+    def __init__(self, config: FlowConfig, make_block: BlockFactory) -> None:
         super().__init__()
-        flow = config.flow
-        if flow.method not in TABLEAUS:
-            raise unknown_name("depth.flow.method", flow.method, TABLEAUS)
-        if config.layers < 0:
-            raise ConfigError(f"depth.layers, the blocks around the flow, must be at least 0, got {config.layers}")
-        if config.n_steps is None or config.n_steps < 1:
-            raise ConfigError(f"a flow needs depth.n_steps, the number of its steps, at least 1; got {config.n_steps}")
-        _require_options(config, flow)
-        if flow.tolerance is not None and not 0 < flow.tolerance < math.inf:
-            raise ConfigError(
-                f"depth.flow.tolerance must be positive and finite, or absent to halt nowhere; got {flow.tolerance}"
-            )
-        if flow.tolerance is not None and flow.backward != "direct":
-            raise ConfigError(
-                f"depth.flow.tolerance needs depth.flow.backward `direct`, got {flow.backward!r}: what another mode "
-                "computes again must be what was computed"
-            )
-        self.config, self.n_steps = flow, config.n_steps
+        if config.n_steps is None:
+            raise ConfigError("a flow needs depth.n_steps, the number of its steps, at least 1")
+        self.config, self.n_steps = config, config.n_steps
         half = config.layers // 2
         self.before = nn.ModuleList(make_block(i) for i in range(half))
         self.field = make_block(half)
@@ -93,15 +96,10 @@ class FlowDepth(Depth):
         self.after = nn.ModuleList(make_block(i + 1) for i in range(half, config.layers))
         size = self.field.hidden_size
         self.time = nn.Sequential(nn.Linear(1, size), nn.SiLU(), nn.Linear(size, size))
-        #: shown (tau, alpha F) of every evaluation of the field
-        self.watcher: Callable[[float, Tensor], None] | None = None
-        n_controls = len(config.control)
-        self.control = nn.Linear(n_controls, size) if n_controls else None
-        self.alpha = nn.Parameter(torch.tensor(float(flow.alpha)))
-        #: keep every intermediate result, as a reference for the backward modes
+        self.control = nn.Linear(len(config.control), size) if config.control else None
+        self.alpha = nn.Parameter(torch.tensor(float(config.alpha)))
+        #: keep every intermediate result: the reference for the backward modes
         self.unrolled = False
-        #: where it is not None, the evaluations of a flow with a tolerance are added to it
-        self.count: EvaluationCount | None = None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -113,124 +111,47 @@ class FlowDepth(Depth):
             nn.init.uniform_(self.control.weight, -bound, bound)
 
     @property
-    def honours(self) -> frozenset[Signal]:
-        signals = self.field.honours
-        for block in (*self.before, *self.after):
-            signals = signals & block.honours
-        return signals | {"control"} if self.control is not None else signals
-
-    def grown_config(self, config: DepthConfig, by: Growth) -> DepthConfig:
-        if by.steps:
-            raise ConfigError(
-                f"{by.steps} more steps of a solver are another approximation of the flow and cannot be exact; "
-                "load the model with another depth.n_steps, or add layers"
-            )
-        if by.layers and not self.field.can_rest:
-            raise ConfigError(
-                "a new layer starts as the identity with a last projection of 0, and the mixer of this flow has "
-                "no such projection; grow the width instead"
-            )
-        return replace(config, layers=config.layers + by.layers)
-
-    def growth(self, grown: FlowDepth, width: Lift) -> Table:
-        first, _, second = self.time
-        table = tables(
-            {
-                "field": self.field.growth(grown.field, width),
-                "time.0": linear(first, width, tile(1, 1)),
-                "time.2": linear(second, width, width),
-            }
-        )
-        for name in ("before", "after"):
-            pairs = zip(getattr(self, name), getattr(grown, name), strict=False)
-            for number, (old, new) in enumerate(pairs):
-                table |= under(f"{name}.{number}", old.growth(new, width))
-        if self.control is not None:
-            dials = self.control.in_features
-            table |= under("control", linear(self.control, width, tile(dials, dials)))
-        return table | {"alpha": Grows()}
-
-    def begin(self, grown: FlowDepth) -> None:
-        new = (*grown.before[len(self.before) :], *grown.after[len(self.after) :])
-        old = (grown.field, *grown.before[: len(self.before)], *grown.after[: len(self.after)])
-        begin_blocks(new, [*old])
-
-    def calls(self) -> list[tuple[Block, int]]:
-        count = evaluations(self.config.method, self.n_steps, self.config.backward)
-        around: Any = (*self.before, *self.after)
-        return [(self.field, count), *((block, 1) for block in around)]
+    def accepts(self) -> frozenset[Signal]:
+        return super().accepts | {"control"} if self.control is not None else super().accepts
 
     @property
-    def n_residuals(self) -> int:
-        blocks = [self.field, *self.before, *self.after]
-        return sum(block.n_residuals for block in blocks)
+    def n_evaluations(self) -> int:
+        """How often the field is evaluated in one pass."""
+        return evaluations(self.config.method, self.n_steps, self.config.backward)
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> FlowState:
-        count = evaluations(self.config.method, self.n_steps, self.config.backward)
-
         def states(blocks: Any) -> tuple:
             return tuple(block.init_state(batch_size, device, dtype) for block in blocks)
 
-        return FlowState(states(self.before), states([self.field] * count), states(self.after))
+        return FlowState(states(self.before), states([self.field] * self.n_evaluations), states(self.after))
 
     def forward(
         self, x: Tensor, state: FlowState | None = None, ctx: Context | None = None
     ) -> tuple[Tensor, FlowState | None]:
         ctx = ctx or EMPTY
         inner = ctx.without("control")
-        none = FlowState((None,) * len(self.before), (), (None,) * len(self.after))
-        given = none if state is None else state
-        x, before = _through(self.before, x, given.before, inner)
-        x, flow = (self._flow(x, ctx), ()) if state is None else self._stream(x, state.flow, ctx)
-        x, after = _through(self.after, x, given.after, inner)
+        given = FlowState((None,) * len(self.before), (), (None,) * len(self.after)) if state is None else state
+        x, before = through(self.before, x, given.before, inner)
+        x, flow = self.solve(x, None if state is None else state.flow, ctx)
+        x, after = through(self.after, x, given.after, inner)
         return x, None if state is None else FlowState(before, flow, after)
 
-    def _flow(self, x: Tensor, ctx: Context) -> Tensor:
-        signals = self._signals(ctx, x)
-        field = _Field(self, ctx, signals, None)
-        if self.unrolled or self.config.tolerance is not None:
-            return self._unroll(field, x, signals, ctx)
-        return integrate(
-            field,
-            x,
-            args=tuple(signals.values()),
-            params=[*self.field.parameters(), *self.time.parameters(), *self._control_parameters(), self.alpha],
-            n_steps=self.n_steps,
-            method=self.config.method,
-            backward=self.config.backward,
-        )
+    def solve(
+        self,
+        x: Tensor,
+        states: tuple | None,
+        ctx: Context,
+        watch: Watcher | None = None,
+        count: EvaluationCount | None = None,
+    ) -> tuple[Tensor, tuple]:
+        """H(0) = x -> H(1), and the states after each evaluation, () for None.
 
-    def _stream(self, x: Tensor, states: tuple, ctx: Context) -> tuple[Tensor, tuple]:
-        signals = self._signals(ctx, x)
-        field = _Field(self, ctx, signals, iter(states))
-        x = self._unroll(field, x, signals, ctx)
-        if len(field.after) != len(states):
-            raise ValueError(f"a state of {len(states)} evaluations was given to a flow of {len(field.after)}")
-        return x, tuple(field.after)
-
-    def _unroll(self, field: _Field, x: Tensor, signals: dict[Signal, Tensor], ctx: Context) -> Tensor:
-        c, args = self.config, tuple(signals.values())
-        if c.tolerance is None:
-            reversible = c.backward == "reversible"
-            return unroll(field, x, args=args, n_steps=self.n_steps, method=c.method, reversible=reversible)
-        return unroll_halting(
-            field,
-            x,
-            args=args,
-            n_steps=self.n_steps,
-            method=c.method,
-            tolerance=c.tolerance,
-            mask=ctx.mask,
-            count=self.count,
-        )
-
-    def _control_parameters(self) -> list[Tensor]:
-        return [] if self.control is None else list(self.control.parameters())
-
-    def _signals(self, ctx: Context, x: Tensor) -> dict[Signal, Tensor]:
-        """The control as (B, 1 or T, C) and dt, where given: arguments of the field, for gradients in every mode."""
+        watch  is shown every evaluation;  count  of a flow with a tolerance, its evaluations are added to it
+        """
+        c = self.config
+        # Arguments of the field, for gradients in every backward mode: the control as (B, 1 or T, C), and dt.
         signals: dict[Signal, Tensor] = {}
         if ctx.control is not None and self.control is not None:
             if ctx.control.shape[-1] != self.control.in_features:
@@ -238,40 +159,45 @@ class FlowDepth(Depth):
                     f"this model has {self.control.in_features} control dimensions, and was given "
                     f"{ctx.control.shape[-1]}"
                 )
-            control = ctx.control if ctx.control.ndim == 3 else ctx.control.unsqueeze(1)
-            signals["control"] = control.to(x.dtype)
+            signals["control"] = (ctx.control if ctx.control.ndim == 3 else ctx.control.unsqueeze(1)).to(x.dtype)
         if ctx.dt is not None:
             signals["dt"] = ctx.dt
-        return signals
-
-
-def _require_options(config: Any, flow: FlowConfig) -> None:
-    check_choices(flow, "depth.flow")
-    if not math.isfinite(flow.alpha):
-        raise ConfigError(f"depth.flow.alpha must be a finite number, got {flow.alpha}")
-    if len(set(config.control)) < len(config.control):
-        raise ConfigError(f"depth.control names a dimension twice: {config.control}; give each a name of its own")
-    if flow.tolerance is not None and config.n_steps < 3:
-        raise ConfigError(
-            f"depth.flow.tolerance needs depth.n_steps of at least 3, got {config.n_steps}: the first two steps are "
-            "always evaluated"
-        )
+        field = _Field(self, ctx, signals, None if states is None else iter(states), watch)
+        args: Any = {"args": tuple(signals.values()), "n_steps": self.n_steps, "method": c.method}
+        if c.tolerance is not None:
+            x = unroll_halting(field, x, **args, tolerance=c.tolerance, mask=ctx.mask, count=count)
+        elif states is not None or self.unrolled:
+            x = unroll(field, x, **args, reversible=c.backward == "reversible")
+        else:
+            own = [*self.field.parameters(), *self.time.parameters(), self.alpha]
+            own += [] if self.control is None else [*self.control.parameters()]
+            x = integrate(field, x, **args, params=own, backward=c.backward)
+        if states is not None and len(field.after) != len(states):
+            raise ValueError(f"a state of {len(states)} evaluations was given to a flow of {len(field.after)}")
+        return x, tuple(field.after)
 
 
 class _Field:
-    """alpha F(H, tau, u) for one call of the model; with `states`, one is taken and one left by each evaluation.
+    """alpha F(H, tau, u) for one call of the model; with `states`, each evaluation takes one and leaves one.
 
     Arguments come in the order of `signals`.
     """
 
-    def __init__(self, depth: FlowDepth, ctx: Context, signals: Iterable[Signal], states: Iterator[Any] | None) -> None:
-        self.depth, self.ctx, self.states = depth, ctx.without("control", "dt"), states
+    def __init__(
+        self,
+        depth: FlowDepth,
+        ctx: Context,
+        signals: Iterable[Signal],
+        states: Iterator[Any] | None,
+        watch: Watcher | None,
+    ) -> None:
+        self.depth, self.ctx, self.states, self.watch = depth, ctx.without("control", "dt"), states, watch
         self.names = tuple(signals)
         self.after: list[Any] = []
         self.seed = _seed(depth)
 
     def idle(self, active: Tensor) -> bool:
-        """Without a state to keep nobody listens to tokens that have all halted."""
+        """Without a state to keep, tokens that have all halted need no evaluation."""
         return self.states is None and not bool(active.any())
 
     def __call__(self, tau: float, h: Tensor, *args: Tensor, active: Tensor | None = None) -> Tensor:
@@ -288,15 +214,15 @@ class _Field:
         else:
             slope = _seeded(self.seed, tau, h.device, lambda: depth.field.branches(at, None, ctx, active)[0])
         slope = depth.alpha * slope
-        if depth.watcher is not None:
-            depth.watcher(tau, slope)
+        if self.watch is not None:
+            self.watch(tau, slope)
         return slope
 
 
 def _seed(depth: FlowDepth) -> int | None:
     """Of this call's dropout, drawn from PyTorch's generator; None where nothing is dropped.
 
-    None too where torch.compile looks on, which cannot follow a seed, and nothing is computed again.
+    None too under torch.compile, which cannot follow a seed, where nothing is computed again.
     """
     if torch.compiler.is_compiling() and depth.config.backward == "direct":
         return None
@@ -312,11 +238,3 @@ def _seeded(seed: int, tau: float, device: torch.device, run: Callable[[], Tenso
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(mixed, "little"))
         return run()
-
-
-def _through(blocks: nn.ModuleList, x: Tensor, states: tuple, ctx: Context) -> tuple[Tensor, tuple]:
-    after = []
-    for block, before in zip(blocks, states, strict=True):
-        x, new = block(x, before, ctx)
-        after.append(new)
-    return x, tuple(after)

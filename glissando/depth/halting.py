@@ -4,12 +4,12 @@ With s_j the slope of step j of size d (the tableau's increment over d), a token
 
     d |s_j - s_{j-1}| <= tolerance |h|,        |.| the root mean square over the width
 
-halts: its later slopes go on along the straight line through its last two, s_{j+1} = s_j + (s_j - s_{j-1}), and the
+halts: its later slopes continue along the straight line through its last two, s_{j+1} = s_j + (s_j - s_{j-1}), and the
 field is not evaluated for it. d |s_j - s_{j-1}| is the difference of Euler's step and the two-step Adams-Bashforth one,
 up to a factor of 1/2, and costs no evaluation. The first two steps are always evaluated.
 
 A halted token still passes through the field's mixer, with the representation it has by then, because later tokens
-listen to it; what is left out is its MLP. The decision looks at one token's own representation, so that no other row
+attend to it; what is left out is its MLP. The decision looks at one token's own representation, so that no other row
 and no later token changes it. Embedded estimates: Hairer, Norsett and Wanner 1993, Solving Ordinary Differential
 Equations I, II.4; halting per token: Graves 2016, arXiv 1603.08983.
 """

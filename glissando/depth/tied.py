@@ -1,33 +1,45 @@
 """Tied depth: a few blocks applied again and again, x <- block(x + b_s) for s = 1..S.
 
 The bias b_s tells an application which step it is; everything else is shared. With `layers` L > 1 the blocks take
-turns (1, 2, ..., L, 1, 2, ...). Universal Transformers: Dehghani et al. 2019, arXiv 1807.03819; the bias per step is
-the Continuous Transformer's.
+turns (1, 2, ..., L, 1, 2, ...). The applications in `gated` are x <- x + a (block(x + b_s) - x), each with a learned a
+that starts at 0: growth adds them. Universal Transformers: Dehghani et al. 2019, arXiv 1807.03819; the bias per step
+is the Continuous Transformer's.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import field
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from glissando.depth.base import BlockFactory, SequentialDepth
+from glissando.config import options
+from glissando.depth.base import BlockFactory, Depth, DepthOptions, register_depth
+from glissando.depth.discrete import learned_gates
 from glissando.errors import ConfigError
-from glissando.lifts import Grows, Lift, Table, append
-
-if TYPE_CHECKING:
-    from glissando.depth import DepthConfig
-    from glissando.growth import Growth
+from glissando.mixers import EMPTY, Context
 
 
-class TiedDepth(SequentialDepth):
+@options
+class TiedConfig(DepthOptions):
+    """Options of the `tied` depth.
+
+    layers   blocks with weights of their own, applied in turn
+    n_steps  applications in all, at least one for each block
+    gated    numbers of the applications with a learned gate that starts at 0; growth adds them
+    """
+
+    n_steps: PositiveInt | None = None
+    gated: list[int] = field(default_factory=list)
+
+
+@register_depth("tied", TiedConfig)
+class TiedDepth(Depth):
     """`layers` blocks in turn, `n_steps` applications in all; one state for each application."""
 
-    options = frozenset({"layers", "n_steps", "gated"})
-
-    def __init__(self, config: Any, make_block: BlockFactory) -> None:
+    def __init__(self, config: TiedConfig, make_block: BlockFactory) -> None:
+        super().__init__()
         if config.layers < 1:
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
         if config.n_steps is None or config.n_steps < config.layers:
@@ -35,30 +47,31 @@ class TiedDepth(SequentialDepth):
                 f"a tied depth needs depth.n_steps, how many times its {config.layers} layers are applied in all, at "
                 f"least once each; got {config.n_steps}. Set for example depth.n_steps: {6 * config.layers}"
             )
-        super().__init__([make_block(i) for i in range(config.layers)], config.n_steps, config.gated)
-        width: Any = self.blocks[0].hidden_size
+        self.blocks = nn.ModuleList([make_block(i) for i in range(config.layers)])
+        self.gated, self.gates = learned_gates(config.gated, config.n_steps)
+        width: int = self.blocks[0].hidden_size  # type: ignore[assignment]
         self.step_bias = nn.Parameter(torch.empty(config.n_steps, width))
 
     def reset_parameters(self) -> None:
-        super().reset_parameters()
+        if self.gates is not None:
+            nn.init.zeros_(self.gates)
         nn.init.normal_(self.step_bias, std=0.02)
-
-    def grown_config(self, config: DepthConfig, by: Growth) -> DepthConfig:
-        if by.layers:
-            raise ConfigError(
-                f"grow: {by.layers} more layers would take other turns in a tied depth, and so compute something else; "
-                "add applications with steps"
-            )
-        new = range(config.n_steps or 0, (config.n_steps or 0) + by.steps)
-        return replace(config, n_steps=new.stop, gated=[*config.gated, *new])
-
-    def growth(self, grown: Any, width: Lift) -> Table:
-        steps = append(len(self.step_bias), len(grown.step_bias))
-        return super().growth(grown, width) | {"step_bias": Grows(steps, width)}
 
     @property
     def order(self) -> list[int]:
+        """The block of each application."""
         return [step % len(self.blocks) for step in range(len(self.step_bias))]
 
-    def enter(self, x: Tensor, step: int) -> Tensor:
-        return x + self.step_bias[step]
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> tuple:
+        return tuple(self.blocks[i].init_state(batch_size, device, dtype) for i in self.order)  # type: ignore[operator]
+
+    def forward(self, x: Tensor, state: tuple | None = None, ctx: Context | None = None) -> tuple[Tensor, tuple | None]:
+        ctx, after = ctx or EMPTY, []
+        befores = (None,) * len(self.step_bias) if state is None else state
+        for step, (i, before) in enumerate(zip(self.order, befores, strict=True)):
+            y, new = self.run(self.blocks[i])(x + self.step_bias[step], before, ctx)
+            x = y if self.gates is None or step not in self.gated else x + self.gates[self.gated[step]] * (y - x)
+            after.append(new)
+        return x, None if state is None else tuple(after)

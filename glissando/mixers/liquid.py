@@ -13,9 +13,9 @@ a matrix exponential a token: the reference, and for small problems.
 
 Around it stands one of two layers:
 
-    gated      y = W_out (x * silu(g)),  the input, z and g linear in what the mixer is given
+    gated      y = W_out (x * silu(g)),  the input, z and g linear in the mixer's input
     published  u = gelu(norm(W v));  y = s (C norm(x) + D u) + c;  y <- y sigmoid(w tanh(W x));
-               out = W gelu(norm(W y)) + r v,  v what the mixer is given
+               out = W gelu(norm(W y)) + r v,  v the mixer's input
 
 State: x, 4 N bytes a layer and row in float32 (never less), whatever the context. dt = 0 leaves it alone.
 
@@ -26,25 +26,23 @@ The publication's ten substeps a token, its clamps and its detached matrices are
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from glissando.config import check_choices, starting
+from glissando.config import options, starting
 from glissando.errors import ConfigError
-from glissando.flops import Flops
-from glissando.lifts import Grows, Lift, Table, grow_norm, join, linear, tables, tile, under
-from glissando.mixers.base import Context, Mixer, last_real
+from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer
 from glissando.mixers.liquid_dynamics import Dense, Diagonal
 
-if TYPE_CHECKING:
-    from glissando.growth import Growth
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass
+@options
 class LiquidConfig:
     """Options of the `liquid` mixer.
 
@@ -62,147 +60,103 @@ class LiquidConfig:
     """
 
     dynamics: Literal["diagonal", "dense"] = "diagonal"
-    state_size: int | None = None
+    state_size: PositiveInt | None = None
     layer: Literal["gated", "published"] = "gated"
     state_dependence: bool = True
-    adaptation: float = starting(0.1, of="raw_adaptation")
-    steps: tuple[float, float] | None = starting(None, of="log_step")
+    adaptation: Annotated[float, Field(gt=0.001, lt=0.999)] = starting(0.1, of="raw_adaptation")
+    steps: tuple[Positive, Positive] | None = starting(None, of="log_step")
     coupled: bool | None = None
     turns: Literal["legs", "matched"] | None = starting(None, of="dynamics.turn")
-    dropout: float = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps[0] > self.steps[1]:
+            raise ConfigError(f"liquid.steps must be two numbers in order, got {list(self.steps)}")
+        for name in ("steps", "coupled", "turns"):
+            if self.dynamics == "dense" and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"liquid.{name} is of diagonal dynamics, and liquid.dynamics is `dense`; leave it out"
+                )
+        if self.layer == "gated" and self.dropout:
+            raise ConfigError(
+                f"liquid.dropout {self.dropout} is of the published layer; leave it out, or see block.*_dropout"
+            )
 
 
 class LiquidState(NamedTuple):
     x: Tensor  # (B, N), at least float32; diagonal: pairs
 
 
+@register_mixer("liquid", LiquidConfig)
 class Liquid(Mixer):
     """See the module's docstring for the equation."""
 
-    honours = frozenset({"mask", "dt"})
-    axes = frozenset({"state"})
-    observed = ("tau_p05", "tau_p50", "tau_p95", "adaptation", "newton_iterations", "newton_residual")
-    #: modes start from an empty state and are quiet by themselves: smaller endings were measured, and learn more slowly
-    damped = False
-    #: of the dynamics: filters of a mode, not matrices
-    undecayed = Diagonal.undecayed
+    accepts = frozenset({"mask", "dt"})
 
-    def __init__(self, config: LiquidConfig, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, config: LiquidConfig | None = None, **options: Any) -> None:
+        """`config`, or its fields as keywords. Raises ConfigError for sizes that do not fit."""
         super().__init__()
-        self._check(config, hidden_size)
-        self.config = config
-        self.size = config.state_size or hidden_size
-        self.dynamics: Diagonal | Dense = (Diagonal if config.dynamics == "diagonal" else Dense)(config, self.size)
-        wrap = Gated if config.layer == "gated" else Published
-        self.layer = wrap(config, hidden_size, self.size)
-
-    @staticmethod
-    def _check(c: LiquidConfig, hidden_size: int) -> None:
-        check_choices(c, "liquid")
-        size = hidden_size if c.state_size is None else c.state_size
-        if size < 1 or (c.dynamics == "diagonal" and size % 2):
-            raise ConfigError(f"liquid.state_size must be positive, and even for diagonal dynamics, got {size}")
-        if not 0.001 < c.adaptation < 0.999:
-            raise ConfigError(f"liquid.adaptation must be between 0.001 and 0.999, got {c.adaptation}")
-        if c.steps is not None and not (len(c.steps) == 2 and 0 < c.steps[0] <= c.steps[1] < math.inf):
-            raise ConfigError(f"liquid.steps must be two numbers above 0 in order, got {list(c.steps)}")
-        for name in ("steps", "coupled", "turns"):
-            if c.dynamics == "dense" and getattr(c, name) is not None:
-                raise ConfigError(
-                    f"liquid.{name} is of diagonal dynamics, and liquid.dynamics is `dense`; leave it out"
-                )
-        if not 0 <= c.dropout < 1:
-            raise ConfigError(f"liquid.dropout must be at least 0 and below 1, got {c.dropout}")
-        if c.layer == "gated" and c.dropout:
-            raise ConfigError(
-                f"liquid.dropout {c.dropout} is of the published layer; leave it out, or see block.*_dropout"
+        self.config = c = config or LiquidConfig(**options)
+        self.size = c.state_size or hidden_size
+        if c.dynamics == "diagonal" and self.size % 2:
+            raise ConfigError(f"liquid.state_size must be even for diagonal dynamics, got {self.size}")
+        if c.dynamics == "diagonal":
+            self.dynamics: Diagonal | Dense = Diagonal(
+                self.size, c.state_dependence, c.adaptation, c.steps, bool(c.coupled), c.turns == "matched"
             )
+        else:
+            self.dynamics = Dense(self.size, c.state_dependence, c.adaptation)
+        self.layer = (Gated if c.layer == "gated" else Published)(c, hidden_size, self.size)
+        initialized(self)
+
+    def reset_parameters(self) -> None:
+        self.dynamics.initialize()
+        self.layer.initialize()
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> LiquidState:
-        place = self._placement(device, dtype)
+        place = placement(self, device, dtype)
         place["dtype"] = torch.promote_types(place["dtype"], torch.float32)
         return LiquidState(torch.zeros(batch_size, self.size, **place))
 
-    def endings(self) -> list[nn.Parameter]:
-        return self.layer.endings()
-
-    @classmethod
-    def grown_config(cls, options: LiquidConfig, hidden_size: int, by: Growth) -> LiquidConfig:
-        """The state times a factor: its entries are tiled, modes by pairs."""
-        return replace(options, state_size=(options.state_size or hidden_size) * by.factor("state"))
-
-    def growth(self, grown: Liquid, width: Lift) -> Table:
-        """A tiled state follows the tiled equation: modes do not couple, and a dense A reads copies in equal shares."""
-        if self.config.dynamics == "diagonal":
-            state = tile(self.size // 2, grown.size // 2) * tile(2, 2)
-        else:
-            state = tile(self.size, grown.size)
-        dynamics = self.dynamics.growth(grown.size)
-        return under("dynamics", dynamics) | under("layer", self.layer.growth(width, state, grown.size))
-
-    def flops(self, length: int) -> Flops:
-        return self.dynamics.flops()
-
-    def mix(self, x: Tensor, state: LiquidState | None, ctx: Context) -> tuple[Tensor, LiquidState | None]:
-        inputs = self.layer.enter(x)
+    def forward(
+        self, x: Tensor, state: LiquidState | None = None, ctx: Context | None = None
+    ) -> tuple[Tensor, LiquidState | None]:
+        ctx = self.context(ctx)
+        inputs = self.layer.project(x)
         before = self.init_state(len(x), x.device).x if state is None else state.x
         states = self.dynamics(inputs, before, ctx.dt, ctx.memo)
-        y = self.layer.leave(x, inputs, states)
+        y = self.layer.output(x, inputs, states)
         if state is None:
             return y, None
         return y, LiquidState(last_real(states, x.shape[1] if ctx.mask is None else ctx.counts(x), state.x))
 
     def time_constants(self, x: Tensor, ctx: Context) -> Tensor:
         """tau (B, T, N, or N / 2 modes) in tokens of dt = 1; x (B, T, D) as the mixer is given it."""
-        inputs, before = self.layer.enter(x), self.init_state(len(x), x.device).x
+        inputs, before = self.layer.project(x), self.init_state(len(x), x.device).x
         return self.dynamics.time_constants(inputs, before, ctx.dt)
-
-    def observe(self, x: Tensor, ctx: Context) -> dict[str, Tensor]:
-        """Quantiles of tau over modes and tokens, a, and what Newton's method takes for the first tokens.
-
-        At most 64 tokens of the first row; a CPU computes them one after the other, so that Newton's method is run for
-        this alone. Both its columns are 0 for dynamics that it does not serve.
-        """
-        x = x[:1, :_OBSERVED]
-        dt = None if ctx.dt is None else ctx.dt[:1, :_OBSERVED]
-        inputs, before = self.layer.enter(x), self.init_state(1, x.device).x
-        tau = self.dynamics.time_constants(inputs, before, dt)
-        quantiles = tau.flatten().quantile(tau.new_tensor([0.05, 0.5, 0.95]))
-        values = (*quantiles.unbind(), self.dynamics.adaptations().mean(), *self.dynamics.effort(inputs, before, dt))
-        return dict(zip(self.observed, values, strict=True))
-
-
-#: tokens that `observe` looks at
-_OBSERVED = 64
 
 
 class Gated(nn.Module):
-    """Linear maps in and out, and a silu gate on what leaves the state."""
+    """Linear maps in and out, and a silu gate on the state."""
 
     def __init__(self, config: LiquidConfig, hidden_size: int, size: int) -> None:
         super().__init__()
-        # To a mode enters one number, not two: the phase is its own to choose.
+        # A mode has one input, not two: its phase is free.
         entry = [size // 2, size // 2] if config.dynamics == "diagonal" else [size]
         self.sizes = [*entry, size]
         self.project = nn.Linear(hidden_size, sum(self.sizes), bias=False)
         self.out = nn.Linear(size, hidden_size, bias=False)
 
-    def growth(self, width: Lift, state: Lift, size: int) -> Table:
-        parts = [tile(part, part * size // self.sizes[-1]) for part in self.sizes[:-1]]
-        return tables(
-            {"project": linear(self.project, join(*parts, state), width), "out": linear(self.out, width, state)}
-        )
+    def initialize(self) -> None:
+        """Nothing beside the linear maps, which the model starts."""
 
-    def enter(self, x: Tensor) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """What the dynamics read, then the gate."""
         return self.project(x).split(self.sizes, -1)
 
-    def endings(self) -> list[nn.Parameter]:
-        return list(self.out.parameters())
-
-    def leave(self, x: Tensor, inputs: tuple[Tensor, ...], states: Tensor) -> Tensor:
+    def output(self, x: Tensor, inputs: tuple[Tensor, ...], states: Tensor) -> Tensor:
         gate = inputs[-1]
         return self.out((states.to(gate.dtype) * F.silu(gate)).to(x.dtype))
 
@@ -229,7 +183,7 @@ class Published(nn.Module):
         self.residual = nn.Parameter(torch.tensor(0.1))
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
+    def initialize(self) -> None:
         """B and C ~ N(0, 0.1), D = 0; the rest as the model's initialisation has it."""
         for matrix in (self.b, self.c):
             if matrix is not None:
@@ -239,39 +193,12 @@ class Published(nn.Module):
         nn.init.zeros_(self.shift)
         nn.init.constant_(self.residual, 0.1)
 
-    def growth(self, width: Lift, state: Lift, size: int) -> Table:
-        old, once = len(self.state_norm.weight), tile(1, 1)
-        inner, wide = tile(2 * old, 2 * size), width * tile(2, 2)
-        table = {
-            "entry": linear(self.entry, state, width),
-            "entry_norm": grow_norm(self.entry_norm, state),
-            "state_norm": grow_norm(self.state_norm, state),
-            "c": linear(self.c, width, state),
-            "d": linear(self.d, width, state),
-            "gate.0": linear(self.gate[0], state, state),
-            "gate.2": linear(self.gate[2], once, state),
-            "up": linear(self.up, wide, width),
-            "up_norm": grow_norm(self.up_norm, wide),
-            "down": linear(self.down, width, wide),
-        }
-        if self.b is not None:
-            table |= {
-                "b": linear(self.b, state, state),
-                "adapt.0": linear(self.adapt[0], inner, state),
-                "adapt.1": grow_norm(self.adapt[1], inner),
-                "adapt.3": linear(self.adapt[3], tile(old // 2, size // 2), inner),
-            }
-        return tables(table) | {"scale": Grows(width), "shift": Grows(width), "residual": Grows()}
-
-    def enter(self, x: Tensor) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """What the dynamics read, then u."""
         u = F.gelu(self.entry_norm(self.entry(x)))
         return (u, u) if self.b is None else (self.b(u), self.adapt(u), u)
 
-    def endings(self) -> list[nn.Parameter]:
-        return [*self.down.parameters(), self.residual]
-
-    def leave(self, x: Tensor, inputs: tuple[Tensor, ...], states: Tensor) -> Tensor:
+    def output(self, x: Tensor, inputs: tuple[Tensor, ...], states: Tensor) -> Tensor:
         states = states.to(x.dtype)
         y = self.scale * (self.c(self.state_norm(states)) + self.d(inputs[-1])) + self.shift
         y = y * self.gate(states)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from glissando.flops import Flops
-from glissando.lifts import Grows, Reads, Table, grow_norm, join, linear, tables, tile
 from glissando.mixers.base import Memo
 from glissando.mixers.memory import starting_turns
 from glissando.ops.compiled import use_numba
@@ -23,18 +20,12 @@ from glissando.ops.newton import Report
 from glissando.ops.zero_order_hold import discretize, hippo_legs, legs_modes
 from glissando.precision import exact, without_autocast
 
-if TYPE_CHECKING:
-    from glissando.mixers.liquid import LiquidConfig
-
 #: tau0 and a stay within these
 _TAU, _ADAPT = (0.01, 10.0), (0.001, 0.999)
 
 
 def _logit(share: float) -> float:
     return math.log(share / (1 - share))
-
-
-_SHARED = ("raw_tau", "raw_adaptation")
 
 
 class _Adaptive(nn.Module):
@@ -65,26 +56,35 @@ class _Adaptive(nn.Module):
 
 
 class Diagonal(_Adaptive):
-    """N / 2 complex modes; inputs: what enters, (B, T, N) as pairs or (B, T, N / 2) as reals, and z (B, T, N / 2)."""
+    """N / 2 complex modes; inputs: the drive, (B, T, N) as pairs or (B, T, N / 2) as reals, and z (B, T, N / 2)."""
 
     #: a mode's own numbers, not matrices
     undecayed = ("state_weights",)
 
-    def __init__(self, config: LiquidConfig, size: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        state_dependence: bool,
+        adaptation: float,
+        steps: tuple[float, float] | None,
+        coupled: bool,
+        matched: bool,
+    ) -> None:
         super().__init__(size // 2, size // 2)
-        self.config = config
+        self.starting_adaptation, self.steps = adaptation, steps or (1e-3, 1e-1)
+        self.coupled, self.matched = coupled, matched
         self.log_decay, self.turn, self.log_step = (nn.Parameter(torch.empty(size // 2)) for _ in range(3))
         self.bias = nn.Parameter(torch.empty(size // 2))
-        self.state_weights = nn.Parameter(torch.empty(size // 2, 2)) if config.state_dependence else None
+        self.state_weights = nn.Parameter(torch.empty(size // 2, 2)) if state_dependence else None
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
-        n, (low, high) = len(self.turn), self.config.steps or (1e-3, 1e-1)
-        self._reset(self.config.adaptation)
+    def initialize(self) -> None:
+        n, (low, high) = len(self.turn), self.steps
+        self._reset(self.starting_adaptation)
         nn.init.zeros_(self.bias)
         steps = torch.logspace(math.log10(low), math.log10(high), n)
         nn.init.constant_(self.log_decay, math.log(0.5))
-        if self.config.turns == "matched":
+        if self.matched:
             turn = starting_turns(1 / (1.5 * steps)) / steps
         else:
             turn, steps = legs_modes(2 * n).imag, steps[torch.randperm(n)]
@@ -97,15 +97,6 @@ class Diagonal(_Adaptive):
         weights = None if self.state_weights is None else exact(self.state_weights)
         decay, step = exact(self.log_decay).exp(), exact(self.log_step).exp()
         return Modes(decay, exact(self.turn), step, self.taus(), self.adaptations(), weights)
-
-    def growth(self, size: int) -> Table:
-        n = tile(len(self.turn), size // 2)
-        table: Table = {name: Grows(n) for name in (*_SHARED, "log_decay", "turn", "log_step", "bias")}
-        return table if self.state_weights is None else table | {"state_weights": Grows(n, tile(2, 2))}
-
-    def flops(self) -> Flops:
-        """A mode's state and its input, each times a complex number: the recurrence walked through once."""
-        return Flops(other=16.0 * len(self.turn))
 
     def forward(
         self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None, memo: Memo | None = None
@@ -120,12 +111,12 @@ class Diagonal(_Adaptive):
         backend: Backend = "auto",
         memo: Memo | None = None,
     ) -> tuple[Tensor, Report | None]:
-        n, b, z = len(self.turn), exact(inputs[0]), self._says(inputs)
+        n, b, z = len(self.turn), exact(inputs[0]), self._pre_activation(inputs)
         b = b if b.shape[-1] == n else b.unflatten(-1, (n, 2))
         before, dt = before.unflatten(-1, (n, 2)).to(z.dtype), None if dt is None else dt.to(z.dtype)
         with without_autocast(z.device.type):
             modes, packed = self._given(memo)
-            return liquid(b, z, modes, before, dt, bool(self.config.coupled), backend, packed)
+            return liquid(b, z, modes, before, dt, self.coupled, backend, packed)
 
     def _given(self, memo: Memo | None) -> tuple[Modes, Packed | None]:
         """What follows from the weights alone."""
@@ -136,7 +127,7 @@ class Diagonal(_Adaptive):
             memo[self] = modes, pack(modes) if use_numba("liquid", "auto", modes.step) else None
         return memo[self]
 
-    def _says(self, inputs: tuple[Tensor, ...]) -> Tensor:
+    def _pre_activation(self, inputs: tuple[Tensor, ...]) -> Tensor:
         return exact(inputs[1]) + exact(self.bias)
 
     @torch.no_grad()
@@ -145,7 +136,7 @@ class Diagonal(_Adaptive):
         x, _ = self._solve(inputs, before, dt)
         past = torch.cat([before.view_as(x[:, 0]).unsqueeze(1).to(x.dtype), x[:, :-1]], 1)
         modes = self.modes()
-        return time_constants(self._says(inputs), past, modes) / modes.step
+        return time_constants(self._pre_activation(inputs), past, modes) / modes.step
 
     @torch.no_grad()
     def effort(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -161,39 +152,21 @@ class Diagonal(_Adaptive):
 class Dense(_Adaptive):
     """A full matrix; inputs: u (B, T, N). One matrix exponential of size N + 1 a token, one token after the other."""
 
-    def __init__(self, config: LiquidConfig, size: int) -> None:
+    def __init__(self, size: int, state_dependence: bool, adaptation: float) -> None:
         super().__init__(size, 1)
-        self.config, self.size = config, size
+        self.size, self.state_dependence, self.starting_adaptation = size, state_dependence, adaptation
         self.a, self.b = (nn.Parameter(torch.empty(size, size)) for _ in range(2))
-        seen = 2 * size if config.state_dependence else size
+        seen = 2 * size if state_dependence else size
         self.adapt = nn.Sequential(
             nn.Linear(seen, 2 * size), nn.LayerNorm(2 * size), nn.Tanh(), nn.Linear(2 * size, size), nn.Tanh()
         )
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
+    def initialize(self) -> None:
         """A = 0.1 HiPPO-LegS, B ~ N(0, 0.1)."""
-        self._reset(self.config.adaptation)
+        self._reset(self.starting_adaptation)
         self.a.copy_(0.1 * hippo_legs(self.size)[0])
         nn.init.normal_(self.b, std=0.1)
-
-    def growth(self, size: int) -> Table:
-        n, inner = tile(self.size, size), tile(2 * self.size, 2 * size)
-        seen = join(n, n) if self.config.state_dependence else n
-        network = {
-            "adapt.0": linear(self.adapt[0], inner, seen),
-            "adapt.1": grow_norm(self.adapt[1], inner),
-            "adapt.3": linear(self.adapt[3], n, inner),
-        }
-        # The difference of two copies of x then decays by 1 / tau alone, whatever A is. With noise N its rates would be
-        # those of N, which at the published size multiply rounding by exp(22) a token.
-        matrices: Table = {"a": Grows(n, Reads(n, equal=True)), "b": Grows(n, Reads(n))}
-        return matrices | tables(network) | {"raw_tau": Grows(n), "raw_adaptation": Grows(tile(1, 1))}
-
-    def flops(self) -> Flops:
-        """B u and the step, and a matrix exponential: five products for its polynomial, and three squarings, say."""
-        n = self.size
-        return Flops(4.0 * n * n, 8 * 2.0 * (n + 1) ** 3)
 
     def forward(
         self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None, memo: Memo | None = None
@@ -227,7 +200,7 @@ class Dense(_Adaptive):
         return torch.stack(states, 1), torch.stack(taus, 1)
 
     def _tau(self, x: Tensor, u: Tensor) -> Tensor:
-        seen = torch.cat([x.to(u.dtype), u], -1) if self.config.state_dependence else u
+        seen = torch.cat([x.to(u.dtype), u], -1) if self.state_dependence else u
         return self.taus() * (1 + self.adaptations() * exact(self.adapt(seen)))
 
     def _advance(self, x: Tensor, drive: Tensor, tau: Tensor, time: Tensor) -> Tensor:

@@ -1,25 +1,23 @@
-"""What mixers start their memory with, and forget gates."""
+"""How mixers initialise their time scales, and forget gates."""
 
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from glissando.errors import ConfigError
 
-
-def check_horizons(mixer: str, horizons: tuple[float, float]) -> None:
-    """Raise ConfigError unless there are two, both finite and above 1 token."""
-    if not isinstance(horizons, tuple | list) or len(horizons) != 2 or not all(1 < h < math.inf for h in horizons):
-        raise ConfigError(f"{mixer}.horizons must be two numbers of tokens above 1, got {horizons}")
+#: of the first head and of the last, in tokens
+Horizons = tuple[Annotated[float, Field(gt=1, allow_inf_nan=False)], Annotated[float, Field(gt=1, allow_inf_nan=False)]]
 
 
 @torch.no_grad()
 def start_forget_gate(forget: nn.Linear, horizons: tuple[float, float]) -> None:
-    """Gates that keep 1 - 1 / horizon a token whatever the token, horizons spread evenly in their logarithm."""
+    """Gates that keep 1 - 1 / horizon a token, whatever it is, horizons spread evenly in their logarithm."""
     low, high = (math.log2(tokens) for tokens in horizons)
     forget.weight.zero_()
     forget.bias.copy_((torch.logspace(low, high, forget.out_features, base=2.0) - 1).log())
@@ -31,7 +29,7 @@ def log_kept(forget: nn.Linear, x: Tensor) -> Tensor:
     return F.logsigmoid(forget(x).double()).transpose(1, 2).cumsum(-1)
 
 
-#: of 3, 6, 15, 40 tokens and no turn the best (docs/continuous-transformer.md)
+#: the best of 3, 6, 15 and 40 tokens and of none (docs/continuous-transformer.md)
 _PERIOD, _POWER, _SPREAD = 6.0, 0.7, 0.3
 
 

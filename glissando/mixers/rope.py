@@ -13,9 +13,6 @@ def check_rope(mixer: str, options: Any) -> None:
     """Raise ConfigError for frequencies that cannot be, and for any `rope_...` that is set where `rope` is off."""
     if not (math.isfinite(options.rope_base) and options.rope_base > 1):
         raise ConfigError(f"{mixer}.rope_base must be above 1, got {options.rope_base}")
-    width = getattr(options, "rope_width", None)
-    if width is not None and width < 1:
-        raise ConfigError(f"{mixer}.rope_width must be at least 1, got {width}")
     for field in fields(options):
         value = getattr(options, field.name)
         if not options.rope and field.name.startswith("rope_") and value != field.default:

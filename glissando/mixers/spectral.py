@@ -24,18 +24,16 @@ De et al. 2024 (RG-LRU), arXiv 2402.19427, eq. 3; complex diagonal recurrences: 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from glissando.config import check_choices, starting
+from glissando.config import options, starting
 from glissando.errors import ConfigError
-from glissando.flops import Flops
-from glissando.lifts import Grows, Lift, Table, join, linear, spread, tables, tile
-from glissando.mixers.base import Context, Mixer, last_real
+from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer
 from glissando.mixers.memory import starting_turns
 from glissando.ops.phase_gate import phase_gate
 from glissando.ops.rational_filter import rational_filter
@@ -43,11 +41,8 @@ from glissando.ops.scan import scan
 from glissando.precision import exact, without_autocast
 from glissando.state import zeros_position
 
-if TYPE_CHECKING:
-    from glissando.growth import Growth
 
-
-@dataclass
+@options
 class SpectralConfig:
     """Options of the `spectral` mixer.
 
@@ -61,12 +56,19 @@ class SpectralConfig:
     """
 
     projections: bool = True
-    channels: int | None = None
+    channels: PositiveInt | None = None
     decay: Literal["input", "constant"] | None = None
     output_gate: bool | None = None
     filter: bool = False
     phase_gate: bool = False
-    horizon: float | None = starting(None, of="log_gamma")
+    horizon: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = starting(None, of="log_gamma")
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "decay", "output_gate", "horizon"):
+            if not self.projections and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"spectral.{name} needs spectral.projections, which is off; leave it out or turn projections on"
+                )
 
 
 #: the best of 8, 32 and 1000 tokens in docs/continuous-transformer.md
@@ -78,7 +80,7 @@ class SpectralState(NamedTuple):
     position: Tensor  # (B,) int64, tokens seen
 
 
-class _Given(NamedTuple):
+class _Constants(NamedTuple):
     """What follows from the weights alone, each (N,); at least float32."""
 
     gamma: Tensor
@@ -89,57 +91,43 @@ class _Given(NamedTuple):
     gate: tuple[Tensor, Tensor, Tensor] | None  # alpha, beta, omega
 
 
+@register_mixer("spectral", SpectralConfig)
 class Spectral(Mixer):
     """See the module's docstring for the equation."""
 
-    axes = frozenset({"state"})
-    #: complex vectors, not matrices
+    #: complex vectors, not matrices: the optimizer does not decay them
     undecayed = ("numerator", "denominator")
 
-    def __init__(self, config: SpectralConfig, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, config: SpectralConfig | None = None, **options: Any) -> None:
+        """`config`, or its fields as keywords. Raises ConfigError for sizes that do not fit."""
         super().__init__()
-        self.config = config
-        self.channels = self._check(hidden_size)
-        n = self.channels
+        self.config = c = config or SpectralConfig(**options)
+        if not c.projections and hidden_size % 2:
+            raise ConfigError(
+                "spectral.projections is off, so that pairs of the width are the channels: the width must be even, "
+                f"got {hidden_size}"
+            )
+        self.channels = n = (c.channels or hidden_size) if c.projections else hidden_size // 2
         self.log_gamma = nn.Parameter(torch.empty(n))
         self.omega = nn.Parameter(torch.empty(n))
         self.modulation = nn.Parameter(torch.empty(n))
-        if config.filter:
+        if c.filter:
             self.numerator = nn.Parameter(torch.empty(n, 2))
             self.denominator = nn.Parameter(torch.empty(n, 2))
-        if config.phase_gate:
+        if c.phase_gate:
             self.gate_alpha = nn.Parameter(torch.empty(n))
             self.gate_beta = nn.Parameter(torch.empty(n))
-        if config.projections:
+        if c.projections:
             # What is filtered or gated by phase is complex; otherwise one number a channel goes in.
-            self._sizes = [
-                2 * n if config.filter or config.phase_gate else n,
-                0 if config.decay == "constant" else n,
-                0 if config.output_gate is False else 2 * n,
+            self.sizes = [
+                2 * n if c.filter or c.phase_gate else n,
+                0 if c.decay == "constant" else n,
+                0 if c.output_gate is False else 2 * n,
             ]
-            self.project = nn.Linear(hidden_size, sum(self._sizes), bias=False)
+            self.project = nn.Linear(hidden_size, sum(self.sizes), bias=False)
             self.out = nn.Linear(2 * n, hidden_size, bias=False)
-            self.decay_bias = None if config.decay == "constant" else nn.Parameter(torch.empty(n))
-
-    def _check(self, hidden_size: int) -> int:
-        c = self.config
-        check_choices(c, "spectral")
-        if not c.projections:
-            for name in ("channels", "decay", "output_gate", "horizon"):
-                if getattr(c, name) is not None:
-                    raise ConfigError(
-                        f"spectral.{name} needs spectral.projections, which is off; leave it out or turn projections on"
-                    )
-            if hidden_size % 2:
-                raise ConfigError(
-                    "spectral.projections is off, so that pairs of the width are the channels: the width must be even, "
-                    f"got {hidden_size}"
-                )
-        if c.channels is not None and c.channels < 1:
-            raise ConfigError(f"spectral.channels must be at least 1, got {c.channels}")
-        if c.horizon is not None and not 1 <= c.horizon < math.inf:
-            raise ConfigError(f"spectral.horizon must be at least 1 token and finite, got {c.horizon}")
-        return (c.channels or hidden_size) if c.projections else hidden_size // 2
+            self.decay_bias = None if c.decay == "constant" else nn.Parameter(torch.empty(n))
+        initialized(self)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -161,86 +149,73 @@ class Spectral(Mixer):
         self.log_gamma.copy_(-horizons.log())
         self.omega.copy_(starting_turns(horizons))
         if self.decay_bias is not None:
-            # 8 sigmoid(b) = 1: a channel at rest decays at gamma.
+            # 8 sigmoid(b) = 1: with r = 0 a channel decays at gamma.
             self.decay_bias.fill_(-math.log(7))
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> SpectralState:
-        place = self._placement(device, dtype)
+        place = placement(self, device, dtype)
         place["dtype"] = torch.promote_types(place["dtype"], torch.float32)
         return SpectralState(
             torch.zeros(batch_size, self.channels, 2, **place), zeros_position(batch_size, place["device"])
         )
 
-    @classmethod
-    def grown_config(cls, options: SpectralConfig, hidden_size: int, by: Growth) -> SpectralConfig:
-        """Channels times a factor; without projections they are the width's."""
-        if options.projections:
-            return replace(options, channels=(options.channels or hidden_size) * by.factor("state"))
-        if by.factor("state") != by.width:
-            raise ConfigError(
-                f"state {by.state} was given, but without projections the channels of `spectral` are the width: "
-                "grow that, and leave state out"
-            )
-        return options
-
-    def growth(self, grown: Spectral, width: Lift) -> Table:
-        """A tile of k has content in every k-th Fourier bin alone, k times as much: F' = F and G' = G / k there."""
-        n = tile(self.channels, grown.channels)
-        bins, pair = spread(self.channels, grown.channels), tile(2, 2)
-        table: Table = {"log_gamma": Grows(n), "omega": Grows(n), "modulation": Grows(n)}
-        if self.config.filter:
-            table |= {"numerator": Grows(bins, pair), "denominator": Grows(bins, pair, scale=1 / n.copies)}
-        if self.config.phase_gate:
-            table |= {"gate_alpha": Grows(n), "gate_beta": Grows(n)}
-        if self.config.projections:
-            parts = [n * tile(size // self.channels, size // self.channels) for size in self._sizes if size]
-            table |= tables({"project": linear(self.project, join(*parts), width)})
-            table |= tables({"out": linear(self.out, width, n * pair)})
-            table |= {} if self.decay_bias is None else {"decay_bias": Grows(n)}
-        return table
-
-    def flops(self, length: int) -> Flops:
-        """The recurrence, and the filter's two transforms."""
-        n = self.channels
-        return Flops(other=8.0 * n + (10.0 * n * math.log2(n) if self.config.filter else 0.0))
-
-    def rates_at_rest(self) -> tuple[Tensor, Tensor]:
-        """gamma and w (N,): how fast a channel decays and turns, per token, with r = 0 where the decay is by input."""
-        given = self._derive()
-        gamma = given.gamma
+    def base_rates(self) -> tuple[Tensor, Tensor]:
+        """gamma and w (N,): decay and angular frequency of a channel per token, with r = 0 where the decay depends on
+        the input."""
+        constants = self._derive()
+        gamma = constants.gamma
         if self.config.projections and self.decay_bias is not None:
             gamma = gamma * 8 * torch.sigmoid(exact(self.decay_bias))
-        return gamma, given.turn
+        return gamma, constants.turn
 
     def decay_times(self, x: Tensor) -> Tensor:
         """1 / gamma (B, T, N) in tokens, how long a channel remembers; x (B, T, D) as the mixer is given it."""
         _, rate, _ = self._project(x)
-        gamma = self._rates(rate, self._derive())
-        return (1 / gamma).expand(*x.shape[:2], self.channels)
+        return (1 / self._rates(rate, self._derive())).expand(*x.shape[:2], self.channels)
 
-    def mix(self, x: Tensor, state: SpectralState | None, ctx: Context) -> tuple[Tensor, SpectralState | None]:
+    def forward(
+        self, x: Tensor, state: SpectralState | None = None, ctx: Context | None = None
+    ) -> tuple[Tensor, SpectralState | None]:
+        ctx = self.context(ctx)
         entry, rate, gate = self._project(x)
         with without_autocast(x.device.type):
-            given = self._given(ctx)
-            u = self._shape(exact(entry), given, state)
-            a, u = self._dynamics(u, rate, given)
+            constants = self._constants(ctx)
+            u = exact(entry)
+            if entry.shape[-1] != self.channels:  # complex: filtered, or gated by phase
+                u = torch.view_as_complex(u.contiguous().view(*x.shape[:2], self.channels, 2))
+            if constants.f is not None and constants.g is not None:
+                u = rational_filter(u, constants.f, constants.g)
+            if constants.gate is not None:
+                position = zeros_position(len(u), u.device) if state is None else state.position
+                u = phase_gate(u, *constants.gate, position)
+            a = constants.factor
+            if self.config.projections:
+                gamma = self._rates(rate, constants)
+                # At gamma = 0, where a gate is shut beyond what the type holds, the root has no slope: it ends before.
+                kept = (-torch.expm1(-2 * gamma)).clamp_min(torch.finfo(gamma.dtype).tiny)
+                a, u = torch.exp(-gamma) * a, u * torch.sqrt(kept)
             h, last = scan(a, u, None if state is None else torch.view_as_complex(state.h))
             y = torch.view_as_real(h).flatten(-2)
         if gate is not None:
             y = y.to(gate.dtype) * F.silu(gate)
         y = self.out(y.to(x.dtype)) if self.config.projections else y.to(x.dtype)
-        return y, None if state is None else self._after(h, last, state, ctx)
+        if state is None:
+            return y, None
+        if ctx.mask is None:
+            return y, SpectralState(torch.view_as_real(last).to(state.h.dtype), state.position + h.shape[1])
+        counts = ctx.counts(h)
+        return y, SpectralState(last_real(torch.view_as_real(h), counts, state.h), state.position + counts)
 
-    def _given(self, ctx: Context) -> _Given:
+    def _constants(self, ctx: Context) -> _Constants:
         if ctx.memo is None:
             return self._derive()
         if self not in ctx.memo:
             ctx.memo[self] = self._derive()
         return ctx.memo[self]
 
-    def _derive(self) -> _Given:
+    def _derive(self) -> _Constants:
         c = self.config
         gamma, turn = exact(self.log_gamma).exp(), exact(self.omega) + 0.1 * torch.sin(exact(self.modulation))
         factor = torch.polar(torch.ones_like(turn) if c.projections else torch.exp(-gamma), turn)
@@ -250,44 +225,17 @@ class Spectral(Mixer):
             g = g.abs()
         if c.phase_gate:
             gate = (exact(self.gate_alpha), exact(self.gate_beta), exact(self.omega))
-        return _Given(gamma, turn, factor, f, g, gate)
+        return _Constants(gamma, turn, factor, f, g, gate)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """What enters the channels, the decay's pre-activation and the output gate's."""
+        """The channels' input, and the pre-activations of the decay and of the output gate."""
         if not self.config.projections:
             return x, None, None
-        entry, rate, gate = self.project(x).split(self._sizes, -1)
+        entry, rate, gate = self.project(x).split(self.sizes, -1)
         return entry, rate if rate.shape[-1] else None, gate if gate.shape[-1] else None
 
-    def _shape(self, entry: Tensor, given: _Given, state: SpectralState | None) -> Tensor:
-        """The filter and the phase gate, where they are: complex (B, T, N), or real as it came."""
-        if entry.shape[-1] == self.channels:
-            return entry
-        u = torch.view_as_complex(entry.contiguous().view(*entry.shape[:2], self.channels, 2))
-        if given.f is not None and given.g is not None:
-            u = rational_filter(u, given.f, given.g)
-        if given.gate is not None:
-            position = zeros_position(len(u), u.device) if state is None else state.position
-            u = phase_gate(u, *given.gate, position)
-        return u
-
-    def _dynamics(self, u: Tensor, rate: Tensor | None, given: _Given) -> tuple[Tensor, Tensor]:
-        """lambda, (N,) or (B, T, N), and what is added to the state."""
-        if not self.config.projections:
-            return given.factor, u
-        gamma = self._rates(rate, given)
-        # At gamma = 0, where a gate is shut beyond what the type holds, the root has no slope: it ends just before.
-        held = (-torch.expm1(-2 * gamma)).clamp_min(torch.finfo(gamma.dtype).tiny)
-        return torch.exp(-gamma) * given.factor, u * torch.sqrt(held)
-
-    def _rates(self, rate: Tensor | None, given: _Given) -> Tensor:
+    def _rates(self, rate: Tensor | None, constants: _Constants) -> Tensor:
         """gamma, (N,) or, where the decay depends on the input, (B, T, N)."""
         if rate is None or self.decay_bias is None:
-            return given.gamma
-        return 8 * given.gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))
-
-    def _after(self, h: Tensor, last: Tensor, state: SpectralState, ctx: Context) -> SpectralState:
-        if ctx.mask is None:
-            return SpectralState(torch.view_as_real(last).to(state.h.dtype), state.position + h.shape[1])
-        counts = ctx.counts(h)
-        return SpectralState(last_real(torch.view_as_real(h), counts, state.h), state.position + counts)
+            return constants.gamma
+        return 8 * constants.gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))

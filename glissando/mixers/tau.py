@@ -9,7 +9,7 @@ came right after tokens like it. Like tokens have like lambdas before anything i
 
 L is a graph Laplacian over the S features of a head, T one temperature a head. Optional: g_j = w_g . x_j, an importance
 of each key; C, the cumulative log of a forget gate; the output gate silu(Wg x); and values that turn with position and
-are turned back when they are heard, R_{j-i} v_j in place of v_j. The published form has none of these, T = 1 and a tau
+are rotated back when they are read, R_{j-i} v_j in place of v_j. The published form has none of these, T = 1 and a tau
 that is calibrated (glissando/training/calibration.py).
 
 State: v and lambda_k of the tokens seen, (K + 1) numbers a key and head where softmax attention keeps 2 K, and one more
@@ -23,42 +23,37 @@ et al. 2025, arXiv 2503.02130.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from glissando import laplacian as graphs
-from glissando.config import check_choices, starting
+from glissando.config import options, starting
 from glissando.errors import ConfigError, nearest
-from glissando.flops import Flops
-from glissando.lifts import Grows, Lift, Table, append, append_pairs, join, leaning_tile, linear, tables, tile
-from glissando.mixers.base import Context, Mixer
-from glissando.mixers.memory import check_horizons, log_kept, start_forget_gate
+from glissando.mixers.base import Context, Mixer, initialized, placement, register_mixer
+from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import shifted
-from glissando.mixers.tau_cache import BinnedCache, ExactCache, Heard, TauState
+from glissando.mixers.tau_cache import BinnedCache, ExactCache, Projected, TauState
 from glissando.ops.energy import energy
 from glissando.ops.rope import rotate, rotation_after
-from glissando.ops.tau_attention import exponents, tau_attention
+from glissando.ops.tau_attention import tau_attention
 from glissando.precision import exact
 
-if TYPE_CHECKING:
-    from glissando.growth import Growth
-
-#: attention entropy is the mean over so many queries of a row
-_OBSERVED_QUERIES = 16
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass
+@options
 class TauConfig:
     """Options of the `tau` mixer.
 
     heads              H lambdas a token
-    value_heads        G heads of values, each heard by H / G lambdas; H if None
+    value_heads        G heads of values, each read by H / G lambdas; H if None
     head_size          K of a value; hidden_size / value_heads if None
     key_size           S, the features that L is over; the head size if None
     keys               `own`: a projection of their own; `previous`: a key is the lambda of the token before it
@@ -66,7 +61,7 @@ class TauConfig:
     rope_base          slowest rotation is about 1 / rope_base
     rope_repeat        the key's features come so many times over, each part rotated alike: growth tiles them
     eps                added to x'x
-    value_rotation     values turn by position, the slowest pair by one radian in some so many tokens; None: they do not
+    value_rotation     values rotate by position, the slowest pair by one radian in about so many tokens; None: not at all
     value_width        denominator of the exponent of those frequencies; the head size if None
     tau                where tau starts; calibration moves it
     laplacian          `chain`, a file of `glissando laplacian build`, or `saved` with the weights
@@ -78,58 +73,71 @@ class TauConfig:
     importance         g: a linear map of x, a number for each key and head
     forget_gate        C: data-dependent decay of the logits
     horizons           forget gates start with these horizons in tokens, from the first head to the last
-    output_gate        silu of a linear map of x multiplies what was heard
+    output_gate        silu of a linear map of x multiplies the attention's output
     cache              `exact`, or `binned`: constant memory with a bounded error
     bins               of `binned`, over lambda in [0, 1); 1024 if None
     """
 
-    heads: int = 4
-    value_heads: int | None = None
-    head_size: int | None = None
-    key_size: int | None = None
+    heads: PositiveInt = 4
+    value_heads: PositiveInt | None = None
+    head_size: PositiveInt | None = None
+    key_size: PositiveInt | None = None
     keys: Literal["own", "previous"] = "own"
     rope: bool = True
     rope_base: float = 10000.0
-    rope_repeat: int = 1
-    value_rotation: float | None = None
-    value_width: int | None = None
-    eps: float = 1e-6
-    tau: float = starting(1.0, of="mixer.tau")
+    rope_repeat: PositiveInt = 1
+    value_rotation: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    value_width: PositiveInt | None = None
+    eps: Positive = 1e-6
+    tau: Positive = starting(1.0, of="mixer.tau")
     laplacian: str = "chain"
     laplacian_weights: Literal["fixed", "diagonal", "learned"] = "fixed"
-    temperature: float | tuple[float, float] = starting(0.05, of="log_temperature")
+    temperature: Positive | tuple[Positive, Positive] = starting(0.05, of="log_temperature")
     learn_temperature: bool = True
-    gradient_temperature: float | None = None
+    gradient_temperature: Positive | None = None
     importance: bool = False
     forget_gate: bool = False
-    horizons: tuple[float, float] = starting((8.0, 1024.0), of="mixer.forget", forget_gate=True)
+    horizons: Horizons = starting((8.0, 1024.0), of="mixer.forget")
     output_gate: bool = False
     cache: Literal["exact", "binned"] = "exact"
-    bins: int | None = None
+    bins: PositiveInt | None = None
 
-    def weights_follow(self) -> None:
-        """L comes with the weights: the file it was first read from need not be there."""
-        self.laplacian = "saved"
+    def __post_init__(self) -> None:
+        check_rope("tau", self)
+        if self.value_width is not None and self.value_rotation is None:
+            raise ConfigError(f"tau.value_width {self.value_width} needs tau.value_rotation; without it leave it out")
+        if self.laplacian_weights == "diagonal" and self.laplacian not in ("chain", "saved"):
+            raise ConfigError(
+                f"tau.laplacian {self.laplacian} would not be used: tau.laplacian_weights is `diagonal`, a learned "
+                "diagonal in the place of L; set it to `fixed` or `learned`, or leave the file out"
+            )
+        if self.cache == "exact" and self.bins is not None:
+            raise ConfigError(f"tau.bins {self.bins} needs tau.cache: binned; the exact cache has none")
+        if self.heads % (self.value_heads or self.heads):
+            raise ConfigError(f"tau.heads {self.heads} cannot share {self.value_heads} value_heads evenly")
+
+    def without_files(self) -> TauConfig:
+        """For a model whose weights are loaded: L comes with them, and the file it was first read from may be gone."""
+        return replace(self, laplacian="saved")
 
 
+@register_mixer("tau", TauConfig)
 class Tau(Mixer):
     """See the module's docstring for the equation."""
 
     tau: Tensor
     laplacian: Tensor
-    axes = frozenset({"heads", "head_size"})
 
-    observed = (
-        "energy_p05", "energy_p50", "energy_p95", "tau", "temperature", "attention_entropy", "effective_keys",
-        "effective_share",
-    )  # fmt: skip
-    observed_first = ("energy_p05", "energy_p50", "energy_p95")
-
-    def __init__(self, config: TauConfig, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, config: TauConfig | None = None, **options: Any) -> None:
+        """`config`, or its fields as keywords. Raises ConfigError for sizes that do not fit."""
         super().__init__()
-        self._check(config, hidden_size)
-        self.config = config
+        self.config = config = config or TauConfig(**options)
         self.heads, self.value_heads = config.heads, config.value_heads or config.heads
+        if config.head_size is None and hidden_size % self.value_heads:
+            raise ConfigError(
+                f"hidden_size {hidden_size} is not a multiple of {self.value_heads} heads of values; "
+                "change one of them or give tau.head_size"
+            )
         self.head_size = config.head_size or hidden_size // self.value_heads
         self.key_size = config.key_size or self.head_size
         if config.rope and self.key_size % (2 * config.rope_repeat):
@@ -156,58 +164,21 @@ class Tau(Mixer):
             self.log_edges = nn.Parameter(torch.empty(self.key_size))
         elif config.laplacian_weights == "learned":
             self.log_edges = nn.Parameter(torch.empty(self.key_size, self.key_size))
-        self.cache: ExactCache | BinnedCache = (ExactCache if config.cache == "exact" else BinnedCache)(self)
-
-    @staticmethod
-    def _check(config: TauConfig, hidden_size: int) -> None:
-        check_choices(config, "tau")
-        for name in ("heads", "value_heads", "head_size", "key_size", "rope_repeat", "value_width", "bins"):
-            value = getattr(config, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"tau.{name} must be at least 1, got {value}")
-        for name, values in (("tau", [config.tau]), ("temperature", temperatures(config)), ("eps", [config.eps])):
-            if not all(math.isfinite(value) and value > 0 for value in values):
-                raise ConfigError(f"tau.{name} must be above 0, got {getattr(config, name)}")
-        limit = config.gradient_temperature
-        if limit is not None and not (math.isfinite(limit) and limit > 0):
-            raise ConfigError(f"tau.gradient_temperature must be above 0, got {limit}")
-        Tau._check_turning(config)
-        if config.laplacian_weights == "diagonal" and config.laplacian not in ("chain", "saved"):
-            raise ConfigError(
-                f"tau.laplacian {config.laplacian} would not be used: tau.laplacian_weights is `diagonal`, a learned "
-                "diagonal in the place of L; set it to `fixed` or `learned`, or leave the file out"
+        sizes = (self.heads, self.value_heads, self.head_size)
+        if config.cache == "exact":
+            self.cache: ExactCache | BinnedCache = ExactCache(
+                *sizes, config.importance, config.forget_gate, self.shifts
             )
-        if config.cache == "exact" and config.bins is not None:
-            raise ConfigError(f"tau.bins {config.bins} needs tau.cache: binned; the exact cache has none")
-        check_horizons("tau", config.horizons)
-        groups = config.value_heads or config.heads
-        if config.heads % groups:
-            raise ConfigError(f"tau.heads {config.heads} cannot share {groups} value_heads evenly")
-        if config.head_size is None and hidden_size % groups:
-            raise ConfigError(
-                f"hidden_size {hidden_size} is not a multiple of {groups} heads of values; "
-                "change one of them or give tau.head_size"
-            )
-
-    @staticmethod
-    def _check_turning(config: TauConfig) -> None:
-        if config.value_rotation is not None and not 1 < config.value_rotation < math.inf:
-            raise ConfigError(f"tau.value_rotation must be above 1 token and finite, got {config.value_rotation}")
-        if config.value_width is not None and config.value_rotation is None:
-            raise ConfigError(f"tau.value_width {config.value_width} needs tau.value_rotation; without it leave it out")
-        check_rope("tau", config)
-
-    def require_start(self) -> None:
-        if self.config.laplacian == "saved" and self.config.laplacian_weights != "diagonal":
-            raise ConfigError(
-                "tau.laplacian of this model came with its weights, so that new weights would have none: build a new "
-                "model whose mixers.tau.laplacian is `chain` or a file of `glissando laplacian build`"
-            )
+        else:
+            self.cache = BinnedCache(*sizes, config.bins, config.forget_gate, self.shifts)
+        initialized(self)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        """L is NaN where it is `saved`, to be replaced by the weights. Raises ConfigError for a file that does not fit."""
         c = self.config
-        low, high = (math.log(t) for t in temperatures(c))
+        first, last = c.temperature if isinstance(c.temperature, tuple) else (c.temperature, c.temperature)
+        low, high = math.log(first), math.log(last)
         self.log_temperature.copy_(torch.linspace(low, high, self.heads))
         nn.init.constant_(self.tau, c.tau)
         source = "chain" if c.laplacian_weights == "diagonal" else c.laplacian  # nothing reads it beside a diagonal
@@ -225,110 +196,47 @@ class Tau(Mixer):
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> TauState:
-        return self.cache.init_state(batch_size, **self._placement(device, dtype))
+        return self.cache.init_state(batch_size, **placement(self, device, dtype))
 
-    @classmethod
-    def grown_config(cls, options: TauConfig, hidden_size: int, by: Growth) -> TauConfig:
-        """Heads times a factor. Larger heads: values get new features, and keys are tiled, with L' = diag(L, L), eps' =
-        2 eps and every part rotated alike; new features of 0 would alter the energy's eps and never learn."""
-        heads, groups = by.factor("heads"), options.value_heads or options.heads
-        size = options.head_size or hidden_size // groups
-        key_size, new = options.key_size or size, by.head_size or size
-        if new % size:
-            raise ConfigError(f"head_size of `tau` must be a multiple of its {size}, as keys are tiled; got {new}")
-        times = new // size
-        return replace(
-            options,
-            heads=options.heads * heads,
-            value_heads=None if options.value_heads is None else options.value_heads * heads,
-            head_size=new,
-            key_size=key_size * times,
-            rope_repeat=options.rope_repeat * times if options.rope else 1,
-            eps=options.eps * times,
-            value_width=None if options.value_rotation is None else options.value_width or size,
-            laplacian=options.laplacian if times == 1 else "saved",
-        )
-
-    def growth(self, grown: Tau, width: Lift) -> Table:
-        heads, groups = tile(self.heads, grown.heads), tile(self.value_heads, grown.value_heads)
-        turned = self.config.value_rotation is not None
-        size = (append_pairs if turned else append)(self.head_size, grown.head_size)
-        key = tile(self.key_size, grown.key_size)
-        queries = heads * leaning_tile(self.key_size, grown.key_size)
-        table = tables(
-            {
-                "qk": linear(self.qk, join(*[queries] * self.sides), width),
-                "v": linear(self.v, groups * size, width),
-                "out": linear(self.out, width, heads * size),
-                "gate": linear(self.gate, heads * size, width),
-                "importance": linear(self.importance, heads, width),
-                "forget": linear(self.forget, heads, width),
-            }
-        )
-        edges = {} if self.log_edges is None else {"log_edges": Grows(*[key] * self.log_edges.ndim)}
-        diagonal = torch.block_diag(*[self.laplacian] * key.copies)
-        return table | edges | {"log_temperature": Grows(heads), "tau": self.tau, "laplacian": diagonal}
-
-    @torch.no_grad()
-    def begin_like(self, other: Tau) -> None:
-        """tau is one number for the model, and L comes with the weights."""
-        self.tau.copy_(other.tau)
-        self.laplacian.copy_(other.laplacian)
-
-    def flops(self, length: int) -> Flops:
-        """x'L of every query and key, and p v."""
-        return Flops(2.0 * self.sides * self.heads * self.key_size**2 + 2.0 * self.heads * self.head_size * length)
-
-    def mix(self, x: Tensor, state: TauState | None, ctx: Context) -> tuple[Tensor, TauState | None]:
-        heard, turn = self.lambdas(x, state), self._turn(x, None if state is None else state.position)
-        if turn is not None:
-            heard = heard._replace(v=rotate(heard.v.transpose(1, 2), turn).transpose(1, 2))
+    def forward(
+        self, x: Tensor, state: TauState | None = None, ctx: Context | None = None
+    ) -> tuple[Tensor, TauState | None]:
+        ctx, position = self.context(ctx), None if state is None else state.position
+        p = self.project(x, self.energies(x, position), state)
+        rotation = None
+        if self.config.value_rotation is not None:
+            size, base = self.head_size, self.config.value_rotation
+            width = self.config.value_width or size
+            rotation = rotation_after(position, x.shape[1], size, base, width, self.v.weight.dtype, x.device)
+            rotation = rotation.unsqueeze(-2)  # cos and sin (2, 1 or B, T, 1, K/2)
+            p = p._replace(v=rotate(p.v.transpose(1, 2), rotation).transpose(1, 2))
         if state is None:
-            temperature = heard.temperature
-            y = tau_attention(heard.q, heard.k, heard.v, temperature, heard.importance, heard.decay)
+            y = tau_attention(p.q, p.k, p.v, p.temperature, p.importance, p.decay)
         else:
             counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
-            y, state = self.cache.hear(heard, state, counts, ctx.donate)
+            y, state = self.cache.attend(p, state, counts, ctx.donate)
         y = y.transpose(1, 2)
-        if turn is not None:
-            y = rotate(y, turn * turn.new_tensor([1, -1]).view(2, 1, 1, 1, 1))
+        if rotation is not None:
+            y = rotate(y, rotation * rotation.new_tensor([1, -1]).view(2, 1, 1, 1, 1))
         y = y.flatten(2)
-        if self.gate is not None:
-            y = y * F.silu(self.gate(x))
-        return self.out(y), state
+        return self.out(y if self.gate is None else y * F.silu(self.gate(x))), state
 
-    def _turn(self, x: Tensor, position: Tensor | None) -> Tensor | None:
-        """cos and sin (2, 1 or B, T, 1, K/2) of the values' rotation."""
-        base, size = self.config.value_rotation, self.head_size
-        if base is None:
-            return None
-        width = self.config.value_width or size
-        return rotation_after(position, x.shape[1], size, base, width, self.v.weight.dtype, x.device).unsqueeze(-2)
-
-    def lambdas(self, x: Tensor, state: TauState | None = None) -> Heard:
-        """What attention is computed from; x (B, T, D) as the mixer is given it, behind the tokens of the state."""
-        return self._heard(x, self.energies(x, None if state is None else state.position), state)
-
-    def _heard(self, x: Tensor, e: Tensor, state: TauState | None = None) -> Heard:
-        q = self._damped(e / (e + self.tau)).transpose(1, 2)
+    def project(self, x: Tensor, energies: Tensor, state: TauState | None = None) -> Projected:
+        """What attention is computed from; x (B, T, D), its `energies`, behind the tokens of the state."""
+        lambdas = energies / (energies + self.tau)
+        limit = self.config.gradient_temperature
+        if limit is not None and torch.is_grad_enabled():
+            share = (exact(self.log_temperature.detach()).exp() / limit).clamp_max(1).to(lambdas.dtype)
+            lambdas = _ScaledGradient.apply(lambdas, share.repeat(self.sides))
+        q = lambdas.transpose(1, 2)
         if self.shifts:
             k = shifted(q, None if state is None else state.latest)
         else:
             q, k = q.split(self.heads, 1)
         v = self.v(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
         importance = None if self.importance is None else self.importance(x).transpose(1, 2)
-        decay = None
-        if self.forget is not None:
-            decay = log_kept(self.forget, x)
-        return Heard(q, k, v, exact(self.log_temperature).exp(), importance, decay)
-
-    def _damped(self, lambdas: Tensor) -> Tensor:
-        """lambdas (B, T, 2 H) or (B, T, H) as they are; their gradient times min(1, T / gradient_temperature)."""
-        limit = self.config.gradient_temperature
-        if limit is None or not torch.is_grad_enabled():
-            return lambdas
-        share = (exact(self.log_temperature.detach()).exp() / limit).clamp_max(1).to(lambdas.dtype)
-        return _Scaled.apply(lambdas, share.repeat(self.sides))
+        decay = None if self.forget is None else log_kept(self.forget, x)
+        return Projected(q, k, v, exact(self.log_temperature).exp(), importance, decay)
 
     def energies(self, x: Tensor, position: Tensor | None = None) -> Tensor:
         """E (B, T, 2 H), at least float32, of queries and then keys; (B, T, H) where keys are earlier queries."""
@@ -342,27 +250,8 @@ class Tau(Mixer):
 
     def key_energies(self, x: Tensor, ctx: Context) -> Tensor:
         """E (N, H) of the keys of the N real tokens of x (B, T, D), from no state on."""
-        return self._of_keys(self.energies(x), ctx)
-
-    def _of_keys(self, energies: Tensor, ctx: Context) -> Tensor:
-        keys = energies[..., -self.heads :]
+        keys = self.energies(x)[..., -self.heads :]
         return keys.flatten(0, 1) if ctx.mask is None else keys[ctx.mask]
-
-    def observe(self, x: Tensor, ctx: Context) -> dict[str, Tensor]:
-        """Quantiles of the keys' energies, tau, the mean of T, and how attention spreads over the keys.
-
-        Entropy -sum_j p_ij log p_ij in nats, effective keys exp(entropy), and their share of the keys that query i sees
-        are means over heads and over at most 16 queries of each row's second half, evenly spaced.
-        """
-        energies = self.energies(x)
-        heard, keys = self._heard(x, energies), self._of_keys(energies, ctx)
-        p05, p50, p95 = keys.quantile(energies.new_tensor([0.05, 0.5, 0.95])).unbind()
-        queries = _late_positions(ctx.counts(x), min(_OBSERVED_QUERIES, x.shape[1] - x.shape[1] // 2))
-        entropy = attention_entropy(heard, queries)
-        effective = entropy.exp()
-        share = effective / (queries + 1).unsqueeze(1)
-        means = (heard.temperature.mean(), entropy.mean(), effective.mean(), share.mean())
-        return dict(zip(self.observed, (p05, p50, p95, self.tau, *means), strict=True))
 
     def matrix(self) -> Tensor:
         """L (S, S): fixed, with learned edges, or a learned diagonal."""
@@ -375,7 +264,7 @@ class Tau(Mixer):
         return weights.sum(-1).diag() - weights
 
 
-class _Scaled(torch.autograd.Function):
+class _ScaledGradient(torch.autograd.Function):
     """x; its gradient times `share`."""
 
     @staticmethod
@@ -389,40 +278,13 @@ class _Scaled(torch.autograd.Function):
         return grad * share, None
 
 
-def temperatures(config: TauConfig) -> tuple[float, float]:
-    """Where T starts in the first and in the last head."""
-    t = config.temperature
-    if not isinstance(t, tuple | list):
-        return t, t
-    if len(t) != 2:
-        raise ConfigError(f"tau.temperature must be one number, or the first head's and the last's, got {list(t)}")
-    return t[0], t[1]
-
-
-def attention_entropy(heard: Heard, queries: Tensor) -> Tensor:
-    """-sum_j p_ij log p_ij in nats (B, H, Q) float64, over the keys j <= i of the queries i at positions (B, Q)."""
-    where = queries.unsqueeze(1).expand(-1, heard.q.shape[1], -1)
-    gap = (heard.q.gather(-1, where).unsqueeze(-1) - heard.k.unsqueeze(-2)).abs()
-    near = exponents(heard.k, heard.importance, heard.decay).unsqueeze(-2)
-    logits = near - gap / heard.temperature.double().view(-1, 1, 1)
-    visible = torch.arange(gap.shape[-1], device=gap.device) <= queries.unsqueeze(-1)
-    return torch.special.entr(logits.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(-1)).sum(-1)
-
-
-def _late_positions(counts: Tensor, number: int) -> Tensor:
-    """(B, number) int64: positions of the second half of rows with counts (B,) real tokens, evenly spaced."""
-    first = counts.unsqueeze(1) // 2
-    share = torch.linspace(0, 1, number, device=counts.device)
-    return (first + share * (counts.unsqueeze(1) - 1 - first)).round().long().clamp_min(0)
-
-
 def starting_laplacian(source: str, size: int) -> Tensor:
     """L (size, size) that `tau.laplacian` names, at the chain's mean degree.
 
     Raises ConfigError for a file that is absent, of another size or no Laplacian.
     """
     if source == "saved":
-        return torch.full((size, size), torch.nan)  # to be replaced; whoever trains on it is told
+        return torch.full((size, size), torch.nan)  # to be replaced by the weights that are loaded
     if source == "chain":
         return graphs.chain(size)
     if not source or (nearest(source, ["chain", "saved"]) and not Path(source).exists()):

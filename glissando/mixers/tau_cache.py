@@ -8,9 +8,9 @@ L, in float32:  4 L (G K + H), and 8 L H for e, beside 8 L H K for the cache of 
     up_b   = sum_{k in b} exp(e_k - (right_b - k) / T) [v_k, 1]
     down_b = sum_{k in b} exp(e_k - (k - left_b) / T) [v_k, 1]
 
-A query hears the bins below its own through exp(-(q - right_b) / T) up_b, and those above through down_b: exactly. Its
-own bin it hears through (up_b + down_b) / 2, as if every key stood half a bin away; that weight is off by a factor of
-at most exp(1 / (2 M T)) cosh(1 / (2 M T)), 1 % at T = 0.05 and 1024 bins. What comes in one call is heard exactly.
+A query attends to the bins below its own through exp(-(q - right_b) / T) up_b, and those above through down_b: exactly. To its own
+bin it attends through (up_b + down_b) / 2, as if every key stood half a bin away; that weight is off by a factor of
+at most exp(1 / (2 M T)) cosh(1 / (2 M T)), 1 % at T = 0.05 and 1024 bins. What comes in one call is attended to exactly.
 Bytes in float32: 8 H M (K + 3), less than the exact cache from about 2 M tokens on (where G = H). Each sum is relative
 to the largest exponent in it, its level, so that the nearest keys count whatever stands farther away. Either cache
 keeps 4 H bytes more for the latest lambdas with `keys: previous`.
@@ -19,7 +19,7 @@ keeps 4 H bytes more for the latest lambdas with `keys: previous`.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +30,8 @@ from glissando.ops.tau_attention import attend, exponents
 from glissando.precision import without_autocast
 from glissando.state import zeros_position
 
-if TYPE_CHECKING:
-    from glissando.mixers.tau import Tau
 
-
-class Heard(NamedTuple):
+class Projected(NamedTuple):
     """What attention is computed from. B rows, T tokens, H heads, G heads of values."""
 
     q: Tensor  # lambda^q (B, H, T)
@@ -85,16 +82,16 @@ TauState = ExactState | BinnedState
 _BINS = 1024
 #: the level of an empty bin, in place of -inf: differences of it stay numbers
 _NOTHING = -1e300
-#: queries that look at all bins at once
+#: queries that attend to all bins at once
 _QUERIES = 256
 
 
 class ExactCache:
-    def __init__(self, mixer: Tau) -> None:
-        c = mixer.config
-        self.heads, self.groups, self.size = mixer.heads, mixer.value_heads, mixer.head_size
-        self.has_e, self.has_decay = c.importance or c.forget_gate, c.forget_gate
-        self.shifts = mixer.shifts
+    """Keys and values of all tokens seen; `shifts`: keys are earlier queries."""
+
+    def __init__(self, heads: int, groups: int, size: int, has_importance: bool, has_decay: bool, shifts: bool) -> None:
+        self.heads, self.groups, self.size = heads, groups, size
+        self.has_e, self.has_decay, self.shifts = has_importance or has_decay, has_decay, shifts
 
     def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> ExactState:
         exact = torch.promote_types(dtype, torch.float32)
@@ -104,10 +101,10 @@ class ExactCache:
         latest = k.new_zeros(batch_size, self.heads) if self.shifts else None
         return ExactState(k, v, k.double() if self.has_e else None, total, latest, zeros_position(batch_size, device))
 
-    def hear(self, heard: Heard, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, ExactState]:
+    def attend(self, p: Projected, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, ExactState]:
         require_parts(state, e=self.has_e, total=self.has_decay, latest=self.shifts)
         lengths = state.position.tolist()
-        end = max(lengths, default=0) + heard.q.shape[2]
+        end = max(lengths, default=0) + p.q.shape[2]
         uniform = len(set(lengths)) <= 1
 
         def grown(slots: Tensor, latest: Tensor) -> Tensor:
@@ -115,25 +112,26 @@ class ExactCache:
                 return grown(slots.unsqueeze(-1), latest.unsqueeze(-1)).squeeze(-1)
             return append(slots, latest, state.position, end, uniform, donate)
 
-        keys, values, e, total = grown(state.k, heard.k), grown(state.v, heard.v), state.e, state.total
+        keys, values, e, total = grown(state.k, p.k), grown(state.v, p.v), state.e, state.total
         if e is not None:
-            decay = _continued(heard.decay, total)
-            e = grown(e, exponents(heard.k, heard.importance, decay))
+            decay = _continued(p.decay, total)
+            e = grown(e, exponents(p.k, p.importance, decay))
             total = total if decay is None or total is None else at_last(decay, counts, total)
         # A step of decoding reads what it sees; cutting the rest off would copy all of the cache.
-        end = keys.shape[2] if heard.q.shape[2] == 1 else end
-        seen = keys[:, :, :end].to(heard.q.dtype)
+        end = keys.shape[2] if p.q.shape[2] == 1 else end
+        seen = keys[:, :, :end].to(p.q.dtype)
         near = exponents(seen, None, None) if e is None else e[..., :end]
-        y, _ = attend(heard.q, seen, values[:, :, :end].to(heard.v.dtype), heard.temperature, near, past=state.position)
-        latest = latest_of(heard.q, counts, state.latest)
+        y, _ = attend(p.q, seen, values[:, :, :end].to(p.v.dtype), p.temperature, near, past=state.position)
+        latest = latest_of(p.q, counts, state.latest)
         return y, ExactState(keys, values, e, total, latest, state.position + counts)
 
 
 class BinnedCache:
-    def __init__(self, mixer: Tau) -> None:
-        c = mixer.config
-        self.heads, self.groups, self.size, self.bins = mixer.heads, mixer.value_heads, mixer.head_size, c.bins or _BINS
-        self.has_decay, self.shifts = c.forget_gate, mixer.shifts
+    """Sums of values in bins along lambda; `bins`: how many, 1024 if None."""
+
+    def __init__(self, heads: int, groups: int, size: int, bins: int | None, has_decay: bool, shifts: bool) -> None:
+        self.heads, self.groups, self.size, self.bins = heads, groups, size, bins or _BINS
+        self.has_decay, self.shifts = has_decay, shifts
 
     def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> BinnedState:
         exact = torch.promote_types(dtype, torch.float32)
@@ -143,33 +141,33 @@ class BinnedCache:
         latest = up.new_zeros(batch_size, self.heads) if self.shifts else None
         return BinnedState(up, up.clone(), level, level.clone(), total, latest, zeros_position(batch_size, device))
 
-    def hear(self, heard: Heard, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, BinnedState]:
+    def attend(self, p: Projected, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, BinnedState]:
         require_parts(state, total=self.has_decay, latest=self.shifts)
-        decay = _continued(heard.decay, state.total)
-        e = exponents(heard.k, heard.importance, decay)
-        own, lse = attend(heard.q, heard.k, heard.v, heard.temperature, e)
-        sums, top = self._past(heard, state)
+        decay = _continued(p.decay, state.total)
+        e = exponents(p.k, p.importance, decay)
+        own, lse = attend(p.q, p.k, p.v, p.temperature, e)
+        sums, top = self._past(p, state)
         # Both are sums relative to an exponent: the larger of the two becomes the common one.
         highest = torch.maximum(top, lse).detach()
         ratio = (lse - highest).exp().to(sums.dtype).unsqueeze(-1)
         sums = sums * (top - highest).exp().to(sums.dtype).unsqueeze(-1)
         y = (own.to(sums.dtype) * ratio + sums[..., :-1]) / (ratio + sums[..., -1:])
         total = None if decay is None else at_last(decay, counts, state.total)
-        latest = latest_of(heard.q, counts, state.latest)
-        after = self._after(heard, e, state, counts, donate)._replace(total=total, latest=latest)
+        latest = latest_of(p.q, counts, state.latest)
+        after = self._after(p, e, state, counts, donate)._replace(total=total, latest=latest)
         return y.to(own.dtype), after._replace(position=state.position + counts)
 
-    def _past(self, heard: Heard, state: BinnedState) -> tuple[Tensor, Tensor]:
+    def _past(self, p: Projected, state: BinnedState) -> tuple[Tensor, Tensor]:
         """sum of weight [v, 1] over the bins (B, H, T, K + 1), and the exponent (B, H, T) that it is relative to."""
-        pieces = [self._hear_bins(q, heard.temperature.view(-1, 1, 1), state) for q in heard.q.split(_QUERIES, -1)]
+        pieces = [self._attend_to_bins(q, p.temperature.view(-1, 1, 1), state) for q in p.q.split(_QUERIES, -1)]
         sums, tops = zip(*pieces, strict=True)
         return torch.cat(sums, 2), torch.cat(tops, 2)
 
-    def _hear_bins(self, queries: Tensor, t: Tensor, state: BinnedState) -> tuple[Tensor, Tensor]:
+    def _attend_to_bins(self, queries: Tensor, t: Tensor, state: BinnedState) -> tuple[Tensor, Tensor]:
         q, own = queries.double().unsqueeze(-1), self._bin(queries).unsqueeze(-1)
         index = torch.arange(self.bins, device=q.device)
         left = index.double() / self.bins
-        half = torch.where(index == own, math.log(2), torch.inf)  # of its own bin a query hears half of either sum
+        half = torch.where(index == own, math.log(2), torch.inf)  # of its own bin a query takes half of either sum
         below = torch.where(index < own, (q - left - 1 / self.bins).clamp_min(0) / t, half)
         above = torch.where(index > own, (left - q).clamp_min(0) / t, half)
         below, above = state.up_level.unsqueeze(2) - below, state.down_level.unsqueeze(2) - above
@@ -181,14 +179,14 @@ class BinnedCache:
     def _bin(self, values: Tensor) -> Tensor:
         return (values.detach() * self.bins).long().clamp(0, self.bins - 1)
 
-    def _after(self, heard: Heard, e: Tensor, state: BinnedState, counts: Tensor | int, donate: bool) -> BinnedState:
+    def _after(self, p: Projected, e: Tensor, state: BinnedState, counts: Tensor | int, donate: bool) -> BinnedState:
         real = None
         if not isinstance(counts, int):
             real = torch.arange(e.shape[2], device=e.device) < counts.unsqueeze(-1)
             e = e.masked_fill(~real.unsqueeze(1), -torch.inf)
-        bins = self._bin(heard.k)
-        left, t = bins.double() / self.bins, heard.temperature.view(-1, 1)
-        v = heard.v.to(state.up.dtype).repeat_interleave(self.heads // self.groups, 1)
+        bins = self._bin(p.k)
+        left, t = bins.double() / self.bins, p.temperature.view(-1, 1)
+        v = p.v.to(state.up.dtype).repeat_interleave(self.heads // self.groups, 1)
         entry = torch.cat([v, torch.ones_like(v[..., :1])], -1)
         index = bins.unsqueeze(-1).expand_as(entry)
 
@@ -205,8 +203,8 @@ class BinnedCache:
             kept = sums * (level - highest).exp().to(sums.dtype).unsqueeze(-1)
             return kept.scatter_add(2, index, entry * weight.unsqueeze(-1)), highest
 
-        up, up_level = added(state.up, state.up_level, left + 1 / self.bins - heard.k)
-        down, down_level = added(state.down, state.down_level, heard.k - left)
+        up, up_level = added(state.up, state.up_level, left + 1 / self.bins - p.k)
+        down, down_level = added(state.down, state.down_level, p.k - left)
         return state._replace(up=up, down=down, up_level=up_level, down_level=down_level)
 
 

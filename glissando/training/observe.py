@@ -1,39 +1,62 @@
-"""What the mixers of a model tell of themselves, in numbers for the training log.
+"""What the mixers of a model measure of themselves, for the training log.
 
-A mixer names its numbers in `observed` and computes them in `observe` (glissando/mixers/base.py). A column NAME is the
-mean over the layers that tell it, and NAME/first that of the first of them: for tau the energies of block 0's keys,
-from which tau is calibrated. A block that is applied several times counts once for each.
+A class of mixers has an observer, registered here from outside the class. A column NAME is the mean over the layers
+that have it, and NAME/first that of the first of them: for tau the energies of block 0's keys, from which tau is
+calibrated. A block that is applied several times counts once for each.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from glissando.backbone import Backbone
 from glissando.data.base import Batch
-from glissando.mixers import EMPTY, Context, Mixer
+from glissando.mixers import EMPTY, Context, Liquid, Mixer, Tau
 from glissando.model import LanguageModel
+from glissando.training.observe_liquid import observe_liquid
+from glissando.training.observe_tau import observe_tau
 
-#: shown what a mixer is given: (mixer, x (B, T, D), context)
+#: shown a mixer's input: (mixer, x (B, T, D), context)
 Watcher = Callable[[Any, Tensor, Context], None]
 
 
+class Observer(NamedTuple):
+    """names: of what is measured; first: those of which the first layer's is a column too; measure(mixer, x, ctx): a
+    number () for each name, of a call without state."""
+
+    names: tuple[str, ...]
+    first: tuple[str, ...]
+    measure: Callable[[Any, Tensor, Context], tuple[Tensor, ...]]
+
+
+_ENERGIES = ("energy_p05", "energy_p50", "energy_p95")
+OBSERVERS: dict[type[Mixer], Observer] = {
+    Tau: Observer(
+        (*_ENERGIES, "tau", "temperature", "attention_entropy", "effective_keys", "effective_share"),
+        _ENERGIES,
+        observe_tau,
+    ),
+    Liquid: Observer(
+        ("tau_p05", "tau_p50", "tau_p95", "adaptation", "newton_iterations", "newton_residual"), (), observe_liquid
+    ),
+}
+
+
 def observing(model: LanguageModel) -> list[Mixer]:
-    """The mixers of `model` that tell something, in the order of its layers."""
-    return [m for m in model.modules() if isinstance(m, Mixer) and m.observed]
+    """The mixers of `model` that have an observer, in the order of its layers."""
+    return [m for m in model.modules() if isinstance(m, Mixer) and type(m) in OBSERVERS]
 
 
 def columns(model: LanguageModel) -> list[str]:
-    """The names of what `observe` returns; none for a model whose mixers tell nothing."""
-    mixers = observing(model)
-    names = [name for mixer in mixers for name in mixer.observed]
-    first = [f"{name}/first" for mixer in mixers for name in mixer.observed_first]
-    return list(dict.fromkeys([*names, *first]))
+    """The names of what `observe` returns; none for a model whose mixers have no observer."""
+    observers = [OBSERVERS[type(mixer)] for mixer in observing(model)]
+    names = [name for observer in observers for name in observer.names]
+    return list(dict.fromkeys([*names, *(f"{name}/first" for observer in observers for name in observer.first)]))
 
 
 def observe(
@@ -41,21 +64,22 @@ def observe(
 ) -> dict[str, float]:
     """The `columns` of `model` on ids (B, T), by one forward in the mode that it is in.
 
-    Neither gradients nor the random state are touched. {} without a forward for a model whose mixers tell nothing.
+    Neither gradients nor the random state are touched. {} without a forward for a model whose mixers have no observer.
     """
-    mixers, told = observing(model), dict[str, list[Tensor]]()
+    mixers, found = observing(model), dict[str, list[Tensor]]()
     if not mixers:
         return {}
 
     def note(mixer: Mixer, x: Tensor, ctx: Context) -> None:
-        for name, value in mixer.observe(x, ctx).items():
-            told.setdefault(name, []).append(value.double())
-            if name in mixer.observed_first:
-                told.setdefault(f"{name}/first", [value.double()])
+        observer = OBSERVERS[type(mixer)]
+        for name, value in zip(observer.names, observer.measure(mixer, x, ctx), strict=True):
+            found.setdefault(name, []).append(value.double())
+            if name in observer.first:
+                found.setdefault(f"{name}/first", [value.double()])
 
     show(model, mixers, note, ids, mask, control)
     names = columns(model)
-    return dict(zip(names, torch.stack([torch.stack(told[name]).mean() for name in names]).tolist(), strict=True))
+    return dict(zip(names, torch.stack([torch.stack(found[name]).mean() for name in names]).tolist(), strict=True))
 
 
 def first_row(batch: Batch, tokens: int) -> Batch:
@@ -75,7 +99,7 @@ def show(
     control: Tensor | None = None,
     dt: Tensor | None = None,
 ) -> None:
-    """One forward of `model` in the mode that it is in, in which `watcher` is shown what each of `mixers` is given."""
+    """One forward of `model` in the mode that it is in, in which `watcher` is shown each of `mixers`' inputs."""
     # By calling the model, and not a part of it, because that is what gathers a sharded model's weights.
     with _watched(mixers, watcher), _same_random_state(inputs.device):
         model(inputs, mask=mask, control=control, dt=dt)

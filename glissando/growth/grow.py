@@ -1,7 +1,7 @@
 """Growing a trained model without changing what it computes.
 
-Width, heads, MLPs and states are tiled, with noise in opposite pairs so that the copies part company; see
-glissando.lifts, and docs/growth.md for why each step is exact. New layers start as the identity. What a new size would
+Width, heads, MLPs and states are tiled, with noise in opposite pairs so that the copies diverge; see
+glissando.growth.lifts, and docs/growth.md for why each step is exact. New layers start as the identity. What a new size would
 change silently is pinned in the configuration: head size, RoPE's frequencies, the softmax's scale, hidden widths.
 
     width      hidden_size, tiled; a tied head's logits are scaled by 1 / width
@@ -11,7 +11,7 @@ change silently is pinned in the configuration: head size, RoPE's frequencies, t
     layers     new blocks at the end (of a flow: on both of its sides), whose last projections are 0; where that is not
                the identity, as in post-norm models, x <- (1 - a) x + a block(x) with a = 0, learned
     steps      further applications of a tied depth, each with such an a
-    head_size  new features of each head that nobody hears yet: keys of 0, and values that are read with 0; the keys of
+    head_size  new features of each head that nothing reads yet: keys of 0, and values that are read with 0; the keys of
                `tau` are tiled instead, as zeros would alter its energies
     vocab      new rows of the embedding and the head
 
@@ -29,63 +29,12 @@ from torch import Tensor
 
 from glissando.block import mlp_hidden
 from glissando.errors import ConfigError
-from glissando.lifts import Grows, Table
-from glissando.mixers import MIXERS
+from glissando.growth.depths import begin, grown_depth
+from glissando.growth.lifts import Grows, Table
+from glissando.growth.models import model_table
+from glissando.growth.rules import Growth, MIXER_RULES, mixer_rule
+from glissando.mixers import MIXERS, Mixer
 from glissando.model import LanguageModel, ModelConfig
-
-
-@dataclass(frozen=True)
-class Growth:
-    """By how much a model grows: factors, numbers of what is added, and new sizes.
-
-    width      factor of the width
-    heads      factor of the heads; that of the width if None
-    ffn        factor of the MLPs' hidden units; that of the width if None
-    state      factor of the channels of `spectral` or the state of `liquid`; that of the width if None
-    layers     new blocks
-    steps      new applications of a tied depth
-    head_size  new size of a head
-    vocab      new size of the vocabulary
-    noise      deviation of what tells copies apart, relative to that of the weights; 0 keeps copies alike for ever
-    seed       of the noise and of what is new
-    """
-
-    width: int = 1
-    heads: int | None = None
-    ffn: int | None = None
-    state: int | None = None
-    layers: int = 0
-    steps: int = 0
-    head_size: int | None = None
-    vocab: int | None = None
-    noise: float = 0.2
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raise ConfigError for a number out of its range."""
-        what = {
-            **dict.fromkeys(("width", "heads", "ffn", "state"), ("a factor", 1)),
-            **dict.fromkeys(("layers", "steps"), ("a number of new ones", 0)),
-            **dict.fromkeys(("head_size", "vocab"), ("a new size", 1)),
-        }
-        optional = ("heads", "ffn", "state", "head_size", "vocab")
-        for name, (meaning, least) in what.items():
-            value = getattr(self, name)
-            if not (value is None and name in optional) and not (_is_whole(value) and value >= least):
-                raise ConfigError(f"grow: {name} is {meaning}, a whole number of at least {least}; got {value!r}")
-        if not _is_whole(self.seed):
-            raise ConfigError(f"grow: seed must be a whole number, got {self.seed!r}")
-        if isinstance(self.noise, bool) or not isinstance(self.noise, int | float) or not 0 <= self.noise < 1:
-            raise ConfigError(f"grow: noise must be at least 0 and below 1, got {self.noise!r}; 0.2 works well")
-
-    def factor(self, name: str) -> int:
-        """That of `heads`, `ffn` or `state`, which follow the width unless they are given."""
-        given = getattr(self, name)
-        return self.width if given is None else given
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def grow(
@@ -136,17 +85,13 @@ def grow_by(model: LanguageModel, by: Growth) -> Grown:
     if not isinstance(model, LanguageModel):
         raise ConfigError(f"grow makes language models larger, a glissando.LanguageModel; got a {type(model).__name__}")
     config = grown_config(model, by)
-    followed = copy.deepcopy(config)
-    for name in _used_mixers(model):  # a mixer that the old model has nothing of starts as a new one
-        if hasattr(options := getattr(followed.mixers, name), "weights_follow"):
-            options.weights_follow()
     like = model.embedding.weight
     with torch.random.fork_rng([]):
         torch.manual_seed(by.seed)
-        grown = LanguageModel(followed, model.tokenizer).to(like.device, like.dtype)
+        grown = LanguageModel(_with_weights(config, model), model.tokenizer).to(like.device, like.dtype)
     grown.config = config
     grown.train(model.training)
-    table, generator = model.growth(grown), torch.Generator().manual_seed(by.seed)
+    table, generator = model_table(model, grown), torch.Generator().manual_seed(by.seed)
     old, new = model.state_dict(), grown.state_dict()
     _require_whole(table, old)
     for name, grows in table.items():
@@ -156,7 +101,7 @@ def grow_by(model: LanguageModel, by: Growth) -> Grown:
         if (shapes := grows.shape) != (list(old[name].shape), list(new[name].shape)):
             raise ValueError(f"{name} is {list(old[name].shape)} and {list(new[name].shape)}, its growth says {shapes}")
         new[name].copy_(grows.value(old[name], new[name], by.noise, generator))
-    model.depth.begin(grown.depth)
+    begin(model.depth, grown.depth)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     for name, parameter in grown.named_parameters():
         if name in frozen:
@@ -175,19 +120,26 @@ def grown_config(model: LanguageModel, by: Growth) -> ModelConfig:
     config.logit_scale = c.logit_scale / by.width if c.tied_head else c.logit_scale
     config.vocab_size = _grown_vocabulary(c.vocab_size, by)
     _grow_mlp(config, model.width, by)
-    names = _used_mixers(model)
-    _require_axes(names, by)
-    for name in names:
-        options: Any = getattr(c.mixers, name)
-        setattr(config.mixers, name, MIXERS[name].grown_config(options, model.width, by))
-    config.depth = model.depth.grown_config(c.depth, by)
+    _require_axes(model, by)
+    grown = [mixer_rule(MIXERS.class_of(o)).options(o, model.width, by) for o in _used_options(model)]
+    config.mixer = [*grown, *copy.deepcopy(c.mixers[len(grown) :])] if isinstance(c.mixer, list) else grown[0]
+    config.depth = grown_depth(model.depth, c.depth, by)
     return config
 
 
-def _used_mixers(model: LanguageModel) -> list[str]:
-    """Those that a layer has: a short model may not come to the end of a list."""
-    used = {type(block.mixer) for block, _ in model.depth.calls()}
-    return [name for name, mixer in MIXERS.items() if mixer in used]
+def _used_options(model: LanguageModel) -> list[Any]:
+    """The options of the mixers that a layer has: a short model may not come to the end of a list."""
+    layers = sum(isinstance(module, Mixer) for module in model.modules())
+    return model.config.mixers[:layers]
+
+
+def _with_weights(config: ModelConfig, model: LanguageModel) -> ModelConfig:
+    """`config` without the files that only a new mixer reads, but for mixers that `model` has none of."""
+    used = len(_used_options(model))
+    config = copy.copy(config)
+    mixers = [o.without_files() if i < used and hasattr(o, "without_files") else o for i, o in enumerate(config.mixers)]
+    config.mixer = mixers if isinstance(config.mixer, list) else mixers[0]
+    return config
 
 
 def _grown_vocabulary(old: int, by: Growth) -> int:
@@ -204,12 +156,12 @@ def _grow_mlp(config: ModelConfig, width: int, by: Growth) -> None:
         raise ConfigError(f"grow: ffn {by.ffn} was given, and this model has no MLP (block.mlp.kind is none)")
 
 
-def _require_axes(names: list[str], by: Growth) -> None:
+def _require_axes(model: LanguageModel, by: Growth) -> None:
     """Raise ConfigError for an axis of mixers that none of this model's has."""
+    names = sorted({MIXERS.kind_of(options) for options in _used_options(model)})
     for axis in ("heads", "state", "head_size"):
-        having = [name for name in names if axis in MIXERS[name].axes]
-        if getattr(by, axis) is not None and not having:
-            users = ", ".join(name for name, mixer in MIXERS.items() if axis in mixer.axes)
+        if getattr(by, axis) is not None and not any(axis in mixer_rule(MIXERS[name]).axes for name in names):
+            users = ", ".join(name for name in MIXERS if MIXERS[name] in MIXER_RULES and axis in mixer_rule(MIXERS[name]).axes)
             raise ConfigError(
                 f"grow: {axis} {getattr(by, axis)} was given, and this model's mixer is {', '.join(names)}, which has "
                 f"none to grow; {users} would. Leave it out"
@@ -219,4 +171,4 @@ def _require_axes(names: list[str], by: Growth) -> None:
 def _require_whole(table: Table, old: dict[str, Tensor]) -> None:
     missing = sorted(set(old) - set(table))
     if missing:
-        raise ConfigError(f"grow: nothing says how {', '.join(missing[:6])} grow; add them to the module's `growth`")
+        raise ConfigError(f"grow: nothing says how {', '.join(missing[:6])} grow; add them to its table in glissando.growth")
