@@ -54,20 +54,22 @@ DEPTH_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "tied": {"": {"depth.n_steps": 5}},
     "flow": {
         "": {"depth.n_steps": 3, "depth.control": ["a", "b"]},
-        "-heun-checkpoint": {"depth.n_steps": 2, "depth.flow": {"method": "heun", "backward": "checkpoint"}},
+        "-heun-checkpoint": {"depth.n_steps": 2, "depth.method": "heun", "depth.backward": "checkpoint"},
         "-midpoint-reversible": {
             "depth.n_steps": 2,
             "depth.control": ["a"],
-            "depth.flow": {"method": "midpoint", "backward": "reversible"},
+            "depth.method": "midpoint",
+            "depth.backward": "reversible",
             "mixer": "spectral",
         },
-        "-halting": {"depth.n_steps": 5, "depth.control": ["a"], "depth.flow.tolerance": 1.5e-3},
+        "-halting": {"depth.n_steps": 5, "depth.control": ["a"], "depth.tolerance": 1.5e-3},
         "-heun-halting": {
             "depth.n_steps": 5,
-            "depth.flow": {"method": "heun", "tolerance": 1e-4},
+            "depth.method": "heun",
+            "depth.tolerance": 1e-4,
             "mixer": "spectral",
         },
-        "-rk4": {"depth.n_steps": 1, "depth.layers": 0, "depth.flow.method": "rk4"},
+        "-rk4": {"depth.n_steps": 1, "depth.layers": 0, "depth.method": "rk4"},
     },
 }
 
@@ -81,9 +83,10 @@ def _overrides(preset: str) -> dict[str, Any]:
         return {}
     if model.get("depth", {}).get("kind") == "tied":
         return dict(SMALL, **{"depth.layers": model["depth"]["layers"]})
-    if isinstance(model.get("mixer"), list):
-        return dict(SMALL, **{"depth.layers": len(model["mixer"])})
-    liquid = {"mixers.liquid.state_size": 8} if model.get("mixer") == "liquid" else {}
+    mixer = model.get("mixer", {})
+    if isinstance(mixer, list):
+        return dict(SMALL, **{"depth.layers": len(mixer)})
+    liquid = {"mixer.state_size": 8} if isinstance(mixer, dict) and mixer.get("kind") == "liquid" else {}
     return dict(SMALL, **liquid, **({"max_length": 64} if model.get("positions") == "learned" else {}))
 
 
@@ -93,7 +96,7 @@ def model_cases() -> dict[str, dict[str, Any]]:
     for name in MIXERS:
         variants = {"default": {}, **MIXER_VARIANTS.get(name, {})}
         for variant, options in variants.items():
-            cases[f"mixer:{name}-{variant}"] = merge(SMALL, {"mixer": name, "mixers": {name: options}})
+            cases[f"mixer:{name}-{variant}"] = merge(SMALL, {"mixer": {"kind": name, **options}})
     for kind in DEPTHS:
         for variant, options in DEPTH_VARIANTS.get(kind, {"": {}}).items():
             cases[f"depth:{kind}{variant}"] = merge(SMALL, {"depth.kind": kind, "block.conv_width": 3}, options)

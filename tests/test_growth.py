@@ -16,7 +16,7 @@ from torch import Tensor
 from glissando.config import to_dict
 from glissando.errors import ConfigError
 from glissando.growth import grow
-from glissando.lifts import Grows, Reads, tile
+from glissando.growth.lifts import Grows, Reads, tile
 from glissando.mixers import MIXERS
 from glissando.model import LanguageModel
 from glissando.series import SeriesModel
@@ -136,7 +136,7 @@ def test_a_long_text_and_its_masks(case):
     grown = grow(model, **{name: value for name, value in together(model).items() if name != "vocab"})
     length = 60 if model.position_embedding is not None else 200
     assert_same(model, grown, length)
-    if "mask" in model.depth.honours:
+    if "mask" in model.depth.accepts:
         mask = torch.arange(length) >= torch.tensor([[3], [length // 2]])
         ids = random_ids(model, 2, length, 1)
         with torch.no_grad():

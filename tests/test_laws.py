@@ -67,7 +67,7 @@ def ragged(batch: int, length: int, seed: int) -> Tensor:
 
 
 def require_masks(model: LanguageModel) -> None:
-    if "mask" not in model.depth.honours:
+    if "mask" not in model.depth.accepts:
         pytest.skip("takes no mask")
 
 
@@ -146,7 +146,7 @@ def test_split_law_with_masks(case: str, data: st.DataObject):
 def test_split_law_with_control(case: str, per_token: bool, masked: bool):
     """Values, and the gradients of every parameter and of the control, for a dial that stands or turns."""
     model = build(case)
-    if "control" not in model.depth.honours:
+    if "control" not in model.depth.accepts:
         pytest.skip("takes no control")
     ids, size = random_ids(model, 4, 13, seed=5), model.depth.control.in_features
     mask = ragged(4, 13, seed=2) if masked else None
@@ -171,7 +171,7 @@ def test_split_law_with_control(case: str, per_token: bool, masked: bool):
 
 def model_of_time(case: str) -> LanguageModel:
     model = build(case)
-    if "dt" not in model.depth.honours:
+    if "dt" not in model.depth.accepts:
         pytest.skip("takes no time steps")
     return model
 
@@ -344,7 +344,7 @@ def test_every_parameter_gets_gradient(case: str):
     model = build(case)
     model.train()
     torch.manual_seed(0)
-    control = torch.ones(4, model.depth.control.in_features).double() if "control" in model.depth.honours else None
+    control = torch.ones(4, model.depth.control.in_features).double() if "control" in model.depth.accepts else None
     grads = gradients(model, weigh(model(random_ids(model, 4, 30, seed=4), control=control)[0]))
     dead = [n for n, g in grads.items() if not torch.isfinite(g).all() or g.abs().max() == 0]
     assert not dead, f"no gradient: {dead}"

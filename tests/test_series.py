@@ -51,11 +51,11 @@ def signals(model: SeriesModel, batch: int, length: int, seed: int, masked: bool
     generator = torch.Generator().manual_seed(seed)
     draws = {name: torch.rand(batch, length, generator=generator, dtype=torch.float64) for name in ("dt", "mask")}
     given = {"x": torch.randn(batch, length, 3, generator=generator, dtype=torch.float64)}
-    if "dt" in model.depth.honours:
+    if "dt" in model.depth.accepts:
         given["dt"] = (3 * draws["dt"] - 0.3).clamp_min(0)
-    if masked and "mask" in model.depth.honours:
+    if masked and "mask" in model.depth.accepts:
         given["mask"] = draws["mask"] < 0.7
-    if "control" in model.depth.honours:
+    if "control" in model.depth.accepts:
         given["control"] = torch.randn(batch, length, 2, generator=generator, dtype=torch.float64)
     return given
 

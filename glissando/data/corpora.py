@@ -1,16 +1,14 @@
-"""Every corpus by name, with its typed options.
-
-A new corpus is its file, an options class here with a field in `DataConfig`, and a line in `CORPORA`.
-"""
+"""Every corpus by name, with its options; `register_corpus` adds one from any file."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator
+from dataclasses import field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from glissando.errors import ConfigError, unknown_name
+from pydantic import PositiveInt
+
+from glissando.config import Registry, new_registry, options
 
 if TYPE_CHECKING:
     from glissando.data.base import Corpus
@@ -18,36 +16,84 @@ if TYPE_CHECKING:
 
 #: as much text as a tokenizer is trained on
 TOKENIZER_TEXT_BYTES = 1 << 24
+_NEWLINE = 10
+
+# ---------------------------------------------------------------------- tokenizers
 
 
-@dataclass
-class TokenizerConfig:
-    """How text becomes ids.
+@options
+class BytesOptions:
+    """Every byte is a token."""
 
-    vocab_size  for bpe, which is trained on the corpus
-    path        for file: a tokenizer.json
-    eos         for file: the token that ends a document, where its name is unusual
+
+@options
+class BpeOptions:
+    """A byte-level BPE, trained on the corpus. vocab_size: tokens in all."""
+
+    vocab_size: PositiveInt = 4096
+
+
+@options
+class FileOptions:
+    """A tokenizer.json.
+
+    path  the file
+    eos   the token that ends a document, where its name is unusual
     """
 
-    kind: Literal["bytes", "bpe", "file"] = "bytes"
-    vocab_size: int = 4096
-    path: str | None = None
+    path: str
     eos: str | None = None
 
 
-@dataclass
-class StoriesOptions:
+#: tokenizers by name; the class is built by `build_tokenizer`
+TOKENIZERS: Registry[Any] = new_registry("tokenizer", "tokenizer", "bytes")
+TOKENIZERS.add("bytes", BytesOptions, "glissando.data.tokenizers:ByteTokenizer")
+TOKENIZERS.add("bpe", BpeOptions, "glissando.data.tokenizers:HFTokenizer")
+TOKENIZERS.add("file", FileOptions, "glissando.data.tokenizers:HFTokenizer")
+
+# ---------------------------------------------------------------------- corpora
+
+
+@options
+class DataOptions:
+    """What every corpus has.
+
+    seq_len     tokens of a row
+    batch_size  rows of a global batch, over all processes
+    seed        of the order, or of what is generated
+    tokenizer   {kind: NAME, ...}: bytes, bpe or file
+    """
+
+    #: the byte that ends a document
+    byte_eos: ClassVar[int] = 0
+
+    seq_len: PositiveInt = 256
+    batch_size: PositiveInt = 32
+    seed: int = 0
+    tokenizer: TOKENIZERS.section() = field(default_factory=BytesOptions)  # type: ignore[valid-type]
+
+
+#: corpora by name
+CORPORA: Registry[Any] = new_registry("data", "corpus", "stories", DataOptions)
+#: @register_corpus("letters", LettersOptions) makes a class, built as cls(tokenizer, **options), a corpus
+register_corpus = CORPORA.register
+
+
+@options
+class StoriesOptions(DataOptions):
     """The built-in children's stories, whose entropy is known exactly.
 
     labelled  one story a row, with its mood and other labels
     """
 
+    byte_eos: ClassVar[int] = _NEWLINE
+
     valid_stories: int = 256
     labelled: bool = False
 
 
-@dataclass
-class TextOptions:
+@options
+class TextOptions(DataOptions):
     """A local text file.
 
     valid_path   a file to validate on; without it the end of `path` is
@@ -66,8 +112,8 @@ class TextOptions:
     encoding_errors: Literal["strict", "ignore"] = "strict"
 
 
-@dataclass
-class JsonlOptions:
+@options
+class JsonlOptions(DataOptions):
     """A JSONL file, read in its order.
 
     valid_path     a file to validate on; without it every route_every-th batch is
@@ -86,14 +132,15 @@ class JsonlOptions:
     max_line_bytes: int = 1 << 24
 
 
-@dataclass
-class ShiftOptions:
+@options
+class ShiftOptions(DataOptions):
     """Generated pairs: printable characters moved by `by` places, or random answers.
 
     train_pairs   none: never the same twice
     fixed_length  pad to seq_len rather than to the longest row
     """
 
+    byte_eos: ClassVar[int] = _NEWLINE
     by: int = 1
     min_len: int = 4
     max_len: int = 12
@@ -103,52 +150,56 @@ class ShiftOptions:
     fixed_length: bool = False
 
 
-@dataclass
-class PairsOptions:
+@options
+class PairsOptions(DataOptions):
     """A file of pairs, one base64 text `input TAB output` a line."""
 
+    byte_eos: ClassVar[int] = _NEWLINE
     path: str | None = None
     valid_path: str | None = None
     strict: bool = False
     fixed_length: bool = False
 
 
-@dataclass
-class RecallOptions:
-    """Generated keys with their values, and then the keys again: what was the value of each?
+@options
+class RecallOptions(DataOptions):
+    """Generated keys with their values, and then the keys again; the values are to be given
 
     pairs    keys, at most 47
     queries  how many of them are asked for; none: all
     """
 
+    byte_eos: ClassVar[int] = _NEWLINE
     pairs: int = 16
     queries: int | None = None
     valid_rows: int = 256
 
 
-@dataclass
-class ParityOptions:
-    """Generated bits, with the parity so far to be said after each.
+@options
+class ParityOptions(DataOptions):
+    """Generated bits, the parity so far is to be given after each.
 
     min_len, max_len  bits of a row
     valid_len         bits of a held-out row; none: as in training
     """
 
+    byte_eos: ClassVar[int] = _NEWLINE
     min_len: int = 1
     max_len: int = 40
     valid_len: int | None = None
     valid_rows: int = 256
 
 
-@dataclass
-class TrackingOptions:
-    """Generated moves of things in a row, with their arrangement to be said after each.
+@options
+class TrackingOptions(DataOptions):
+    """Generated moves of things in a row; their arrangement is to be given after each.
 
     items             how many things, 2 to 5
     min_len, max_len  moves of a row
     valid_len         moves of a held-out row; none: as in training
     """
 
+    byte_eos: ClassVar[int] = _NEWLINE
     items: int = 3
     min_len: int = 1
     max_len: int = 40
@@ -156,47 +207,50 @@ class TrackingOptions:
     valid_rows: int = 256
 
 
-@dataclass
-class CopyOptions:
+@options
+class CopyOptions(DataOptions):
     """Generated symbols, a long blank, and then the symbols in their order.
 
     symbols  how many there are to remember
     delay    characters between the last symbol and the first answer
     """
 
+    byte_eos: ClassVar[int] = _NEWLINE
     symbols: int = 10
     delay: int = 100
     valid_rows: int = 256
 
 
-@dataclass
-class SelectiveCopyOptions:
+@options
+class SelectiveCopyOptions(DataOptions):
     """Generated symbols scattered over noise, and then the symbols in their order.
 
     symbols  how many there are to remember
     length   characters over which they are scattered
     """
 
+    byte_eos: ClassVar[int] = _NEWLINE
     symbols: int = 16
     length: int = 128
     valid_rows: int = 256
 
 
-@dataclass
-class InductionOptions:
-    """Generated random symbols with a mark among them: which symbol stood behind the mark?
+@options
+class InductionOptions(DataOptions):
+    """Generated random symbols with a mark among them: the symbol that stood behind the mark is to be given
 
     length     characters of a row
     valid_len  characters of a held-out row; none: as in training
     """
 
+    byte_eos: ClassVar[int] = _NEWLINE
     length: int = 128
     valid_len: int | None = None
     valid_rows: int = 256
 
 
-@dataclass
-class HubOptions:
+@options
+class HubOptions(DataOptions):
     """A data set by name, fetched once through the `datasets` package.
 
     max_bytes  how much of the training split to fetch
@@ -215,125 +269,50 @@ class HubOptions:
     ascii_only: bool = False
 
 
-@dataclass
-class DataConfig:
-    """What to train on. Only the options of the chosen corpus are used.
-
-    batch_size  rows of a global batch, over all processes
-    """
-
-    corpus: str = "stories"
-    seq_len: int = 256
-    batch_size: int = 32
-    seed: int = 0
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    stories: StoriesOptions = field(default_factory=StoriesOptions)
-    text: TextOptions = field(default_factory=TextOptions)
-    jsonl: JsonlOptions = field(default_factory=JsonlOptions)
-    shift: ShiftOptions = field(default_factory=ShiftOptions)
-    pairs: PairsOptions = field(default_factory=PairsOptions)
-    recall: RecallOptions = field(default_factory=RecallOptions)
-    parity: ParityOptions = field(default_factory=ParityOptions)
-    tracking: TrackingOptions = field(default_factory=TrackingOptions)
-    copy: CopyOptions = field(default_factory=CopyOptions)
-    selective_copy: SelectiveCopyOptions = field(default_factory=SelectiveCopyOptions)
-    induction: InductionOptions = field(default_factory=InductionOptions)
-    hub: HubOptions = field(default_factory=HubOptions)
+for _name, _options, _target in (
+    ("stories", StoriesOptions, "stories:StoriesCorpus"),
+    ("text", TextOptions, "text:TextCorpus"),
+    ("jsonl", JsonlOptions, "jsonl:JsonlCorpus"),
+    ("shift", ShiftOptions, "pairs:ShiftCorpus"),
+    ("pairs", PairsOptions, "pairs:PairFileCorpus"),
+    ("recall", RecallOptions, "tasks:RecallCorpus"),
+    ("parity", ParityOptions, "automata:ParityCorpus"),
+    ("tracking", TrackingOptions, "automata:TrackingCorpus"),
+    ("copy", CopyOptions, "copying:CopyCorpus"),
+    ("selective_copy", SelectiveCopyOptions, "copying:SelectiveCopyCorpus"),
+    ("induction", InductionOptions, "copying:InductionCorpus"),
+    ("hub", HubOptions, "hub:HubCorpus"),
+):
+    CORPORA.add(_name, _options, f"glissando.data.{_target}")
 
 
-@dataclass(frozen=True)
-class CorpusEntry:
-    """A corpus; its class takes the options in the `DataConfig` field of its name as keywords.
-
-    cls       "module:class", imported when the corpus is built
-    byte_eos  the byte that ends a document
-    """
-
-    about: str
-    cls: str
-    byte_eos: int = 0
-
-    def load(self) -> Callable[..., Corpus]:
-        module, _, name = self.cls.partition(":")
-        return getattr(importlib.import_module(f"glissando.data.{module}"), name)
+def about(name: str) -> str:
+    """The first line of a corpus's description."""
+    return (CORPORA.options[name].__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
-_NEWLINE = 10
-CORPORA: dict[str, CorpusEntry] = {
-    "stories": CorpusEntry("built-in stories of known entropy, no download", "stories:StoriesCorpus", _NEWLINE),
-    "text": CorpusEntry("any local text file", "text:TextCorpus"),
-    "jsonl": CorpusEntry("a JSONL file, streamed in order, with labels if it has them", "jsonl:JsonlCorpus"),
-    "shift": CorpusEntry("generated pairs: every character shifted by k", "pairs:ShiftCorpus", _NEWLINE),
-    "pairs": CorpusEntry("input/output pairs from a base64 file", "pairs:PairFileCorpus", _NEWLINE),
-    "recall": CorpusEntry("generated memory task: the values of keys", "tasks:RecallCorpus", _NEWLINE),
-    "parity": CorpusEntry("generated memory task: the parity of bits", "automata:ParityCorpus", _NEWLINE),
-    "tracking": CorpusEntry("generated memory task: things moved in a row", "automata:TrackingCorpus", _NEWLINE),
-    "copy": CorpusEntry("generated memory task: symbols behind a long blank", "copying:CopyCorpus", _NEWLINE),
-    "selective_copy": CorpusEntry(
-        "generated memory task: symbols picked out of noise", "copying:SelectiveCopyCorpus", _NEWLINE
-    ),
-    "induction": CorpusEntry("generated memory task: what stood behind the mark", "copying:InductionCorpus", _NEWLINE),
-    "hub": CorpusEntry("a data set by name, such as tinystories", "hub:HubCorpus"),
-}
-
-
-def build_corpus(config: DataConfig, tokenizer: Tokenizer | None = None) -> Corpus:
+def build_corpus(config: DataOptions, tokenizer: Tokenizer | None = None) -> Corpus:
     """The corpus that `config` describes, read with `tokenizer` (default: the one `config` describes).
 
-    Raises UnknownNameError for an unknown corpus, ConfigError and DataError for what its options ask for.
+    Raises ConfigError and DataError for what its options ask for.
     """
-    _require_known(config)
-    if tokenizer is None:
-        tokenizer = build_tokenizer(config)
-    return _construct(config, tokenizer)
+    tokenizer = build_tokenizer(config) if tokenizer is None else tokenizer
+    # Not dataclasses.asdict, which would copy deeply what the corpus shall have as it is.
+    values = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "tokenizer"}
+    return CORPORA.class_of(config)(tokenizer, **values)
 
 
-def _require_known(config: DataConfig) -> None:
-    if config.corpus not in CORPORA:
-        raise unknown_name("corpus", config.corpus, CORPORA)
-
-
-def build_tokenizer(config: DataConfig) -> Tokenizer:
-    """The tokenizer that `config` describes; "bpe" reads at most the first 16 MiB of the training text.
-
-    Raises ConfigError for options of another kind of tokenizer.
-    """
+def build_tokenizer(config: DataOptions) -> Tokenizer:
+    """The tokenizer that `config` describes; "bpe" reads at most the first 16 MiB of the training text."""
     from glissando.data.tokenizers import ByteTokenizer, load_tokenizer, train_bpe
 
-    _require_known(config)
-    wanted = config.tokenizer
-    _require_meaning(wanted)
-    as_bytes = ByteTokenizer(CORPORA[config.corpus].byte_eos)
-    if wanted.kind == "bytes":
-        return as_bytes
-    if wanted.kind == "bpe":
-        texts = _construct(config, as_bytes).texts("train")
-        return train_bpe(_limited(texts, TOKENIZER_TEXT_BYTES), wanted.vocab_size)
-    if wanted.kind == "file":
-        if not wanted.path:
-            raise ConfigError("tokenizer kind 'file' needs data.tokenizer.path, a tokenizer.json")
-        return load_tokenizer(wanted.path, wanted.eos)
-    raise unknown_name("tokenizer kind", wanted.kind, ["bytes", "bpe", "file"])
-
-
-def _require_meaning(wanted: TokenizerConfig) -> None:
-    """Each option of a tokenizer means something with one kind alone."""
-    other = TokenizerConfig()
-    for name, kind in (("vocab_size", "bpe"), ("path", "file"), ("eos", "file")):
-        value = getattr(wanted, name)
-        if value != getattr(other, name) and wanted.kind != kind:
-            raise ConfigError(
-                f"data.tokenizer.{name} {value} would do nothing: data.tokenizer.kind is {wanted.kind}. Leave it out, "
-                f"or choose --data.tokenizer.kind {kind}"
-            )
-
-
-def _construct(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
-    options = getattr(config, config.corpus)
-    cls = CORPORA[config.corpus].load()
-    shared = {"seq_len": config.seq_len, "batch_size": config.batch_size, "seed": config.seed}
-    # Not dataclasses.asdict, which would copy deeply what the corpus shall have as it is.
-    return cls(tokenizer, **shared, **{item.name: getattr(options, item.name) for item in fields(options)})
+    as_bytes = ByteTokenizer(config.byte_eos)
+    if isinstance(config.tokenizer, BpeOptions):
+        texts = build_corpus(config, as_bytes).texts("train")
+        return train_bpe(_limited(texts, TOKENIZER_TEXT_BYTES), config.tokenizer.vocab_size)
+    if isinstance(config.tokenizer, FileOptions):
+        return load_tokenizer(config.tokenizer.path, config.tokenizer.eos)
+    return as_bytes
 
 
 def _limited(texts: Iterator[str], max_bytes: int) -> Iterator[str]:

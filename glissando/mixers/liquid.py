@@ -124,7 +124,7 @@ class Liquid(Mixer):
         self, x: Tensor, state: LiquidState | None = None, ctx: Context | None = None
     ) -> tuple[Tensor, LiquidState | None]:
         ctx = self.context(ctx)
-        inputs = self.layer.project(x)
+        inputs = self.layer.inputs(x)
         before = self.init_state(len(x), x.device).x if state is None else state.x
         states = self.dynamics(inputs, before, ctx.dt, ctx.memo)
         y = self.layer.output(x, inputs, states)
@@ -134,7 +134,7 @@ class Liquid(Mixer):
 
     def time_constants(self, x: Tensor, ctx: Context) -> Tensor:
         """tau (B, T, N, or N / 2 modes) in tokens of dt = 1; x (B, T, D) as the mixer is given it."""
-        inputs, before = self.layer.project(x), self.init_state(len(x), x.device).x
+        inputs, before = self.layer.inputs(x), self.init_state(len(x), x.device).x
         return self.dynamics.time_constants(inputs, before, ctx.dt)
 
 
@@ -152,7 +152,7 @@ class Gated(nn.Module):
     def initialize(self) -> None:
         """Nothing beside the linear maps, which the model starts."""
 
-    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+    def inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """What the dynamics read, then the gate."""
         return self.project(x).split(self.sizes, -1)
 
@@ -193,7 +193,7 @@ class Published(nn.Module):
         nn.init.zeros_(self.shift)
         nn.init.constant_(self.residual, 0.1)
 
-    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+    def inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """What the dynamics read, then u."""
         u = F.gelu(self.entry_norm(self.entry(x)))
         return (u, u) if self.b is None else (self.b(u), self.adapt(u), u)

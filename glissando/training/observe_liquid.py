@@ -18,7 +18,7 @@ def observe_liquid(mixer: Liquid, x: Tensor, ctx: Context) -> tuple[Tensor, ...]
     """
     x = x[:1, :_TOKENS]
     dt = None if ctx.dt is None else ctx.dt[:1, :_TOKENS]
-    inputs, before = mixer.layer.project(x), mixer.init_state(1, x.device).x
+    inputs, before = mixer.layer.inputs(x), mixer.init_state(1, x.device).x
     tau = mixer.dynamics.time_constants(inputs, before, dt)
     quantiles = tau.flatten().quantile(tau.new_tensor([0.05, 0.5, 0.95]))
     return (*quantiles.unbind(), mixer.dynamics.adaptations().mean(), *mixer.dynamics.effort(inputs, before, dt))
