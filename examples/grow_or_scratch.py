@@ -54,7 +54,7 @@ TASKS = {
     # 267,968 -> 1,037,696 parameters, transformer-nano's size
     "stories": Task(
         "transformer-nano",
-        {"hidden_size": 64, "mixers": {"attention": {"heads": 2, "head_size": 32}}, "depth": {"layers": 5}},
+        {"hidden_size": 64, "mixer": {"kind": "attention", "heads": 2, "head_size": 32}, "depth": {"layers": 5}},
         {"corpus": "stories", "seq_len": 512, "batch_size": 4},
         [{"width": 2}],
         [0.2, 0.8],

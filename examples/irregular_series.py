@@ -135,7 +135,7 @@ class Liquid(nn.Module):
         liquid["state_size"] = width + width % 2
         config = {"hidden_size": width, "depth": {"layers": 2}, "block": {"mlp": {"hidden": width}}}
         self.model = SeriesModel.from_config(
-            {**config, "mixers": {"liquid": liquid}}, inputs=features, outputs=features
+            {**config, "mixer": {"kind": "liquid", **liquid}}, inputs=features, outputs=features
         )
         self.knows_time = knows_time
 

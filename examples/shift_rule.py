@@ -30,7 +30,7 @@ def shape(hidden_size: int, heads: int, head_size: int, ffn: int) -> dict[str, A
     return {
         "hidden_size": hidden_size,
         "block": {"mlp": {"hidden": ffn}},
-        "mixers": {"attention": {"heads": heads, "head_size": head_size, "rope_width": max(head_size, 4)}},
+        "mixer": {"kind": "attention", "heads": heads, "head_size": head_size, "rope_width": max(head_size, 4)},
     }
 
 

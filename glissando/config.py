@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, dataclass_transform
 
@@ -139,7 +139,7 @@ def _qualified(target: Any) -> str:
     return target.replace(":", ".") if isinstance(target, str) else f"{target.__module__}.{target.__qualname__}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _adapter(hint: Any) -> TypeAdapter:
     return TypeAdapter(hint)
 
@@ -225,12 +225,12 @@ def _located(loc: tuple, cls: Any, values: Any, where: str) -> tuple[str, Any, A
         section = (cls, values)
         path = f"{path}[{key + 1}]" if listed else f"{path}.{key}".lstrip(".")
         if not listed:
-            cls = _hints(_resolved(cls, values)).get(key)
+            cls = hints_of(section_class(cls, values)).get(key)
         values = values[key] if inside or listed else None
     return path, *section
 
 
-def _resolved(hint: Any, value: Any) -> Any:
+def section_class(hint: Any, value: Any) -> Any:
     """The dataclass that reads `value` under a type hint, or None."""
     for part in (hint, *typing.get_args(hint)):
         if isinstance(part, type) and dataclasses.is_dataclass(part):
@@ -242,13 +242,17 @@ def _resolved(hint: Any, value: Any) -> Any:
 
 
 def _names(hint: Any, value: Any) -> list[str]:
-    cls = _resolved(hint, value)
+    cls = section_class(hint, value)
     return [] if cls is None else [f.name for f in dataclasses.fields(cls)]
 
 
-@lru_cache(maxsize=None)
-def _hints(cls: Any) -> dict[str, Any]:
-    return {} if cls is None else typing.get_type_hints(cls, include_extras=True)
+@cache
+def hints_of(cls: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields; none for None."""
+    if cls is None:
+        return {}
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def merge(*updates: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from glissando.serving.session import Piece, Request, Session
 
 SMALL = {"hidden_size": 32, "depth": {"layers": 2}}
 PRESETS = {
-    "transformer-nano": SMALL | {"mixers": {"attention": {"heads": 2, "head_size": 16}}},
+    "transformer-nano": SMALL | {"mixer": {"kind": "attention", "heads": 2, "head_size": 16}},
     "tauformer-nano": SMALL,
     "liquid-ssm-nano": SMALL,
     "continuous-transformer-nano": SMALL,
-    "hybrid-ode-nano": {"hidden_size": 32, "mixers": {"attention": {"heads": 2}}},
+    "hybrid-ode-nano": {"hidden_size": 32, "mixer": {"kind": "attention", "heads": 2}},
     "minimal-transformer": {},
 }
 

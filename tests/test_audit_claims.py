@@ -169,7 +169,7 @@ def test_parameters_are_counted():
 @pytest.mark.parametrize("as_text", [True, False])
 def test_it_computes_what_our_preset_does_with_the_same_weights(as_text: bool):
     published = PublishedMinimal(as_text=as_text, overwrites=False).double().eval()
-    values = {"mixers": {"attention": {"rope_on_value": as_text}}}
+    values = {"mixer": {"kind": "attention", "rope_on_value": as_text}}
     ours = LanguageModel.from_preset("minimal-transformer", **values).double().eval()
     ours.load_state_dict(preset_weights(published))
     ids = torch.randint(256, (3, 9))

@@ -37,7 +37,7 @@ from glissando.training.fit import resume, train
 from glissando.training.module import TrainingModule
 from glissando.training.stages import train_stages
 
-TAU = {"model": {"mixer": "tau", "mixers": {"tau": {"heads": 2}}}}
+TAU = {"model": {"mixer": {"kind": "tau", "heads": 2}}}
 EVERYTHING = {"model.mixers.tau": {"importance": True, "forget_gate": True, "output_gate": True}}
 ROWS = {"training": {"steps": 6, "log_every": 1, "save_every": 3, "validate_every": 10**6}}
 
@@ -109,7 +109,7 @@ def test_tau_is_the_median_energy_of_the_first_batch(tmp_path, corpus, accumulat
 
 
 def test_fixed_stays_to_the_bit(tmp_path, crash_in):
-    set_to = {"model.mixers.tau.tau": 0.37}
+    set_to = {"model.mixer.tau": 0.37}
     crash_in(5)
     with pytest.raises(KeyError):
         run(tmp_path, "run", set_to)
@@ -189,7 +189,7 @@ def test_a_restart_recalibrates_as_published(tmp_path, crash_in):
 
 def test_another_run_s_weights_are_a_start(tmp_path):
     once = {"training.steps": 1}
-    first = run(tmp_path, "first", once, {"model.mixers.tau.tau": 0.37})
+    first = run(tmp_path, "first", once, {"model.mixer.tau": 0.37})
     kept = run(tmp_path, "kept", once, {"start_from": str(first)})
     assert taus(kept) == pytest.approx([0.37])
     assert Run.open(kept).read_config()["model"]["mixers"]["tau"]["tau"] == 0.37
@@ -237,7 +237,7 @@ def test_two_processes_calibrate_as_one(tmp_path, strategy):
             r"kind is 'start', but the model's mixer is attention, which has no tau.*model\.mixer: tau",
         ),
         (
-            {"model.mixers.tau.laplacian": "saved"},
+            {"model.mixer.laplacian": "saved"},
             r"tau\.laplacian is 'saved', but a new model has no weights.*`chain`.*glissando laplacian build.*--from",
         ),
     ],
@@ -271,7 +271,7 @@ def domain(tmp_path) -> Path:
 
 def test_the_file_may_be_gone_once_weights_follow(tmp_path, domain, crash_in):
     """When a run is resumed, loaded, and started from."""
-    asked = {"model.mixers.tau.laplacian": str(domain)}
+    asked = {"model.mixer.laplacian": str(domain)}
     expected = graphs.normalise(graphs.load(domain)[0])
     crash_in(5)
     with pytest.raises(KeyError):
@@ -289,7 +289,7 @@ def test_the_file_may_be_gone_once_weights_follow(tmp_path, domain, crash_in):
 
 def test_stages_hand_the_laplacian_on(tmp_path, domain):
     stages = [{"name": name, "training": {"steps": 2}} for name in ("one", "two")]
-    asked = {"model.mixers.tau.laplacian": str(domain)}
+    asked = {"model.mixer.laplacian": str(domain)}
     config = configuration(tmp_path, TAU, ROWS, asked, calibrated("start"), {"stages": stages})
     one, two = train_stages(config, tmp_path / "out")
     assert counts(one.path) == counts(two.path) == [1, 1]
@@ -302,8 +302,8 @@ def test_another_laplacian_than_the_weights_bring_is_refused(tmp_path, domain):
     first = run(tmp_path, "first", {"training.steps": 1})
     start = {"start_from": str(first)}
     with pytest.raises(ConfigError, match=r"domain.*come with their own, 'chain': leave the option out"):
-        run(tmp_path, "run", start, {"model.mixers.tau.laplacian": str(domain)})
-    run(tmp_path, "saved", start, {"training.steps": 1, "model.mixers.tau.laplacian": "saved"})
+        run(tmp_path, "run", start, {"model.mixer.laplacian": str(domain)})
+    run(tmp_path, "saved", start, {"training.steps": 1, "model.mixer.laplacian": "saved"})
     with pytest.raises(ConfigError, match=r"has no Laplacian for depth\.blocks\.2\.mixer: give both the same layers"):
         run(tmp_path, "deeper", start, {"model.depth.layers": 3})
 

@@ -98,7 +98,7 @@ def test_a_prompt_is_not_printed_before_its_options_are_right(run, capsys):
 
 
 def test_a_text_that_positions_cut_is_told(tmp_path, capsys):
-    small = {"vocab_size": 256, "max_length": 16, "hidden_size": 16, "mixers.attention.heads": 2, "depth.layers": 1}
+    small = {"vocab_size": 256, "max_length": 16, "hidden_size": 16, "mixer.heads": 2, "depth.layers": 1}
     model = LanguageModel.from_preset("gpt", **small)
     model.tokenizer = ByteTokenizer()
     model.save(tmp_path / "run")
@@ -259,7 +259,7 @@ def test_bad_text_files(content, message, tmp_path, capsys):
     ("option", "value", "told"),
     [
         (
-            "--model.mixers.liquid.adaptation",
+            "--model.mixer.adaptation",
             "0.5",
             "model.mixer is attention. Leave it out, or choose --model.mixer liquid",
         ),
@@ -277,7 +277,7 @@ def test_options_that_would_do_nothing_are_refused(option, value, told, book, tm
 @pytest.mark.parametrize(
     ("option", "value", "unless"),
     [
-        ("--model.mixers.attention.horizons", "[2, 64]", "--model.mixers.attention.forget_gate true"),
+        ("--model.mixer.horizons", "[2, 64]", "--model.mixer.forget_gate true"),
         ("--training.schedule.plateau_cuts", "2", "--training.schedule.kind plateau"),
         ("--training.schedule.final_ratio", "0.2", None),
         ("--model.max_length", "64", "--model.positions learned"),
@@ -333,7 +333,7 @@ def test_sections_of_a_file_that_would_do_nothing_are_refused(tmp_path, capsys):
     assert "data.text.path would do nothing: data.corpus is shift" in fails(capsys, *given)
     assert main([*given, "--data.corpus", "text"]) == 0
     path.write_text("model: {mixers: {liquid: {adaptation: 0.5}}}")
-    assert "model.mixers.liquid.adaptation would do nothing" in fails(capsys, *given)
+    assert "model.mixer.adaptation would do nothing" in fails(capsys, *given)
     assert main([*given, "--model.mixer", "liquid"]) == 0
     capsys.readouterr()
 

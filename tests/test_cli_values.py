@@ -15,7 +15,7 @@ from glissando.cli import main
 from glissando.config import from_dict
 from glissando.errors import ConfigError
 from glissando.model import ModelConfig
-from glissando.verbs.options import quoted
+from glissando.cli.options import quoted
 
 TINY = [
     "--preset", "transformer-nano", "--model.hidden_size", "16", "--model.depth.layers", "1", "--data.corpus", "text",
@@ -45,7 +45,7 @@ def fails(capsys, *arguments: object) -> str:
 @pytest.mark.parametrize("key", ["#s3cret!", "null", "~", "'# '", "1e3"])
 def test_a_key_is_what_was_typed(key, monkeypatch):
     """A comment or nothing to YAML: the server would have let everyone in."""
-    from glissando.verbs import serve
+    from glissando.cli import serve
 
     asked = []
     monkeypatch.setattr(serve, "serve", asked.append)
@@ -127,7 +127,7 @@ def test_pictures_overwrite_nothing(place, tmp_path, capsys):
 
 
 def test_what_the_system_refuses_is_a_line(place, tmp_path, capsys, monkeypatch):
-    from glissando.verbs import presets
+    from glissando.cli import presets
 
     def refuse(_: object) -> None:
         raise PermissionError(13, "Permission denied", "runs/mine")

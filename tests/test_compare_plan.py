@@ -145,7 +145,7 @@ def test_unequal_models_are_refused(tmp_path):
         ({"model": {"hiden_size": 3}}, "Did you mean 'hidden_size'"),
         ({"data": {"corpus": "text", "batch_size": 0}}, "batch_size"),
         ({"data": {"text.path": "mine.txt"}}, r"--data\.text\.path would do nothing: data\.corpus is stories"),
-        ({"model": {"mixers.liquid.state_size": 3}}, r"--model\.mixers\.liquid\.state_size would do nothing"),
+        ({"model": {"mixer.state_size": 3}}, r"--model\.mixers\.liquid\.state_size would do nothing"),
         ({"training": {"schedule.plateau_cuts": 3}}, r"--training\.schedule\.plateau_cuts would do nothing"),
         ({"data": {"stories.valid_stories": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
         ({"model": {"positions": "learned", "max_length": 64}}, "longer than model.max_length 64"),

@@ -31,8 +31,8 @@ def test_labels_train_the_dial_and_steps_change_at_inference(tmp_path):
     assert not torch.equal(weights(run)[name], weights(without)[name])
     model = glissando.load(run)
     ids = torch.tensor([[1, 2, 3]])
-    finer = glissando.load(run, {"depth.n_steps": 64, "depth.flow.method": "rk4"})
-    finest = glissando.load(run, {"depth.n_steps": 128, "depth.flow.method": "rk4"})
+    finer = glissando.load(run, {"depth.n_steps": 64, "depth.method": "rk4"})
+    finest = glissando.load(run, {"depth.n_steps": 128, "depth.method": "rk4"})
     with torch.no_grad():
         one, two, three = (m(ids, control=torch.ones(1, 2))[0] for m in (model, finer, finest))
     assert not torch.equal(one, two)

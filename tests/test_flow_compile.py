@@ -22,7 +22,7 @@ def _forget_graphs():
 def small(preset: str, **flow: object) -> LanguageModel:
     """The preset's kind of blocks, few and narrow, and without dropout."""
     depth = {"layers": 2, "n_steps": 2, "flow": flow}
-    none = {"mixers.attention.dropout": 0.0, "block.mlp_dropout": 0.0}
+    none = {"mixer.dropout": 0.0, "block.mlp_dropout": 0.0}
     return LanguageModel.from_preset(preset, hidden_size=16, vocab_size=11, depth=depth, **none).double()
 
 
@@ -64,7 +64,7 @@ def test_nothing_breaks_the_graph():
 
 def test_dropout_of_the_direct_mode():
     """Drawn from PyTorch's generator: the same again for the same seed, others for another."""
-    options = {"mixers.attention.dropout": 0.3, "block.mlp_dropout": 0.3}
+    options = {"mixer.dropout": 0.3, "block.mlp_dropout": 0.3}
     depth = {"layers": 0, "n_steps": 2}
     model = LanguageModel.from_preset("hybrid-ode", hidden_size=16, vocab_size=11, depth=depth, **options).train()
     compiled = torch.compile(model, fullgraph=True, backend="eager")

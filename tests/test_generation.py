@@ -239,7 +239,7 @@ def test_a_long_prompt_beside_it_does_not_cut_a_short_one():
 
 
 def test_a_text_that_positions_cut_is_told():
-    small = {"hidden_size": 16, "depth": {"layers": 1}, "mixers.attention.heads": 2}
+    small = {"hidden_size": 16, "depth": {"layers": 1}, "mixer.heads": 2}
     model, told = LanguageModel.from_preset("gpt", vocab_size=256, max_length=64, **small), []
     model.tokenizer = ByteTokenizer(0)
     for asked in (4, 500):
@@ -269,7 +269,7 @@ def test_rows_that_end_leave_the_batch():
 
 def with_dials() -> LanguageModel:
     torch.manual_seed(0)
-    model = LanguageModel.from_preset("hybrid-ode-nano", hidden_size=16, **{"mixers.attention.heads": 2}).eval()
+    model = LanguageModel.from_preset("hybrid-ode-nano", hidden_size=16, **{"mixer.heads": 2}).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))

@@ -14,10 +14,13 @@ from subjects import CASES, build, random_ids
 from torch import Tensor
 
 from glissando.config import to_dict
+from glissando.depth import TiedConfig
 from glissando.errors import ConfigError
+from glissando.flops import applications
 from glissando.growth import grow
 from glissando.growth.lifts import Grows, Reads, tile
-from glissando.mixers import MIXERS
+from glissando.growth.rules import mixer_rule
+from glissando.mixers import MIXERS, AttentionConfig, SpectralConfig
 from glissando.model import LanguageModel
 from glissando.series import SeriesModel
 
@@ -27,15 +30,15 @@ cases = pytest.mark.parametrize("case", CASES)
 
 
 def mixers(model: LanguageModel) -> list[str]:
-    return [model.config.mixer] if isinstance(model.config.mixer, str) else model.config.mixer
+    return [MIXERS.kind_of(options) for options in model.config.mixers]
 
 
 def has(model: LanguageModel, axis: str) -> bool:
-    return any(axis in MIXERS[name].axes for name in mixers(model))
+    return any(axis in mixer_rule(MIXERS[name]).axes for name in mixers(model))
 
 
 def head_size(model: LanguageModel) -> int:
-    return next(block.mixer.head_size for block, _ in model.depth.calls())
+    return next(block.mixer.head_size for block, _ in applications(model.depth))
 
 
 def axes(model: LanguageModel) -> dict[str, dict[str, Any]]:
@@ -46,12 +49,12 @@ def axes(model: LanguageModel) -> dict[str, dict[str, Any]]:
         found |= {"ffn": {"ffn": 3}, "width without ffn": {"width": 2, "ffn": 1}}
     if has(model, "heads"):
         found |= {"heads": {"heads": 2}, "width without heads": {"width": 2, "heads": 1}}
-    tied = "attention" in mixers(model) and c.mixers.attention.keys == "previous"
+    tied = any(isinstance(o, AttentionConfig) and o.keys == "previous" for o in c.mixers)
     if has(model, "head_size") and not tied:
         found |= {"head_size": {"head_size": 2 * head_size(model)}}
-    if has(model, "state") and c.mixers.spectral.projections:
+    if has(model, "state") and all(o.projections for o in c.mixers if isinstance(o, SpectralConfig)):
         found |= {"state": {"state": 2}}
-    found |= {"steps": {"steps": 2}} if c.depth.kind == "tied" else {"layers": {"layers": 3}}
+    found |= {"steps": {"steps": 2}} if isinstance(c.depth, TiedConfig) else {"layers": {"layers": 3}}
     return found | {"vocab": {"vocab": c.vocab_size + 5}}
 
 
@@ -63,7 +66,7 @@ def together(model: LanguageModel) -> dict[str, Any]:
     for name in ("ffn", "heads"):
         if name in by:
             by[name] = 4
-    if model.config.mixer == "spectral" and not model.config.mixers.spectral.projections:
+    if any(isinstance(o, SpectralConfig) and not o.projections for o in model.config.mixers):
         by.pop("state", None)
     return by
 

@@ -126,7 +126,7 @@ def test_leaving_out_the_mlp_where_nobody_reads_it_changes_nothing():
     [
         ({"tolerance": 0.0}, "must be positive and finite, or absent"),
         ({"tolerance": 0.1, "n_steps": 2}, "n_steps of at least 3, got 2"),
-        ({"tolerance": 0.1, "backward": "reversible"}, "needs depth.flow.backward `direct`"),
+        ({"tolerance": 0.1, "backward": "reversible"}, "needs depth.backward `direct`"),
     ],
 )
 def test_mistakes(flow, message):
@@ -160,7 +160,7 @@ def test_what_has_no_flow_cannot_halt():
 def test_a_run_trained_with_checkpoints_can_halt_when_it_is_read(tmp_path):
     depth = {"kind": "flow", "layers": 0, "n_steps": 4, "flow": {"backward": "checkpoint"}}
     run = train(configuration(tmp_path, {"model.depth": depth, "training.steps": 1}), tmp_path / "run").path
-    model = glissando.load(run, {"depth.flow.tolerance": 1e9})
+    model = glissando.load(run, {"depth.tolerance": 1e9})
     with counted(model) as count, torch.no_grad():
         model(torch.zeros(1, 5, dtype=torch.int64))
     assert count.per_token == 2.0

@@ -14,7 +14,7 @@ def test_transformer_is_llama(kv_heads: int):
     pytest.importorskip("transformers", reason="needs transformers, the peer of the comparison")
     from glissando.lab.bench.speed import llama_like
 
-    model = LanguageModel.from_preset("transformer-nano", mixers={"attention": {"kv_heads": kv_heads}}).double()
+    model = LanguageModel.from_preset("transformer-nano", mixer={"kind": "attention", "kv_heads": kv_heads}).double()
     peer = llama_like(model.float()).double()
     model = model.double()
     ids = torch.randint(0, 256, (2, 70))

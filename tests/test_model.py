@@ -48,7 +48,7 @@ def test_presets_build_and_say_what_they_are(name: str):
 
 
 def test_overrides_reach_inside():
-    model = LanguageModel.from_preset("transformer-nano", depth={"layers": 2}, **{"mixers.attention.heads": 8})
+    model = LanguageModel.from_preset("transformer-nano", depth={"layers": 2}, **{"mixer.heads": 8})
     assert model.config.depth.layers == 2
     assert model.config.mixers.attention.heads == 8
     assert model.config.hidden_size == 128
@@ -58,16 +58,16 @@ def test_overrides_reach_inside():
     ("overrides", "message"),
     [
         ({"hiden_size": 4}, "Did you mean 'hidden_size'"),
-        ({"mixers": {"attention": {"head": 4}}}, "Did you mean 'heads'"),
-        ({"mixers": {"atention": {}}}, "Did you mean 'attention'"),
+        ({"mixer": {"kind": "attention", "head": 4}}, "Did you mean 'heads'"),
+        ({"mixer": {"kind": "atention"}}, "Did you mean 'attention'"),
         ({"hidden_size": "wide"}, "expected int, got wide"),
         ({"mixer": "atention"}, "Did you mean 'attention'"),
         ({"mixer": []}, "empty list"),
         ({"depth": {"kind": "discret"}}, "Did you mean 'discrete'"),
         ({"depth": {"layers": 0}}, "at least 1"),
-        ({"mixers": {"attention": {"heads": 3}}}, "not a multiple of 3 heads"),
-        ({"mixers": {"attention": {"heads": 4, "kv_heads": 3}}}, "cannot share"),
-        ({"mixers": {"attention": {"window": 0}}}, "at least 1"),
+        ({"mixer": {"kind": "attention", "heads": 3}}, "not a multiple of 3 heads"),
+        ({"mixer": {"kind": "attention", "heads": 4, "kv_heads": 3}}, "cannot share"),
+        ({"mixer": {"kind": "attention", "window": 0}}, "at least 1"),
         ({"block": {"conv_width": 1}}, "at least 2"),
         ({"positions": "learned"}, "needs model.max_length"),
     ],
@@ -94,7 +94,7 @@ def test_mistakes_in_options_are_named(overrides: dict, message: str):
         (lambda: LanguageModel(ModelConfig(init="xaiver")), "unknown model.init 'xaiver'. Did you mean 'xavier'"),
         (lambda: LanguageModel(ModelConfig(representation="Complex")), "Did you mean 'complex'"),
         (lambda: SeriesModel(SeriesConfig(1, 1, init="xaiver")), "unknown model.init 'xaiver'"),
-        (lambda: flow_backward("reversable"), "depth.flow.backward 'reversable'. Did you mean 'reversible'"),
+        (lambda: flow_backward("reversable"), "depth.backward 'reversable'. Did you mean 'reversible'"),
     ],
 )
 def test_names_that_are_none_of_a_few_are_told(build_it, message: str):
@@ -358,11 +358,11 @@ def test_options_of_a_saved_model_can_be_changed_where_that_does_something(neste
     def changed(name: str, value: object) -> LanguageModel:
         return glissando.load(tmp_path / "model", merge({name: value}) if nested else {name: value})
 
-    assert changed("mixers.attention.window", 8).config.mixers.attention.window == 8
+    assert changed("mixer.window", 8).config.mixers.attention.window == 8
     for name, value, message in (
-        ("mixers.tau.bins", 8, "mixers.tau.bins was given, and this model's mixer is attention"),
+        ("mixer.bins", 8, "mixer.bins was given, and this model's mixer is attention"),
         ("init", "xavier", "init says where new numbers start"),
-        ("mixers.attention.horizons", [2.0, 64.0], "mixers.attention.horizons says where new numbers start"),
+        ("mixer.horizons", [2.0, 64.0], "mixer.horizons says where new numbers start"),
     ):
         with pytest.raises(ConfigError, match=message):
             changed(name, value)
@@ -376,7 +376,7 @@ def test_options_of_a_saved_model_can_be_changed_where_that_does_something(neste
         ({"logit_scale": 0.0}, "logit_scale must be finite and not 0"),
         ({"logit_scale": float("nan")}, "logit_scale"),
         ({"block": {"mixer_scale": float("inf")}}, "block.mixer_scale must be finite"),
-        ({"mixer": "tau", "mixers": {"tau": {"laplacian": "saved"}}}, "laplacian of a new model is nowhere `saved`"),
+        ({"mixer": {"kind": "tau", "laplacian": "saved"}}, "laplacian of a new model is nowhere `saved`"),
     ],
 )
 def test_numbers_of_which_no_logits_come_are_refused(options: dict, message: str):

@@ -68,16 +68,16 @@ def test_a_gate_that_is_shut_has_gradients(reading):
     assert all(p.grad.isfinite().all() for p in mixer.parameters() if p.grad is not None)
 
 
-GATED = {"mixers": {"attention": {"heads": 2, "forget_gate": True}}}
-PREVIOUS = {"mixers": {"attention": {"heads": 2, "keys": "previous"}}}
-IMPORTANT = {"mixers": {"attention": {"heads": 2, "importance": True}}}
-PLAIN = {"mixers": {"attention": {"heads": 2}}}
+GATED = {"mixer": {"kind": "attention", "heads": 2, "forget_gate": True}}
+PREVIOUS = {"mixer": {"kind": "attention", "heads": 2, "keys": "previous"}}
+IMPORTANT = {"mixer": {"kind": "attention", "heads": 2, "importance": True}}
+PLAIN = {"mixer": {"kind": "attention", "heads": 2}}
 CONVOLVED = PLAIN | {"block": {"conv_width": 4}}
-TAU = {"mixer": "tau", "mixers": {"tau": {"heads": 2}}}
-TAU_GATED = {"mixer": "tau", "mixers": {"tau": {"heads": 2, "forget_gate": True}}}
-TAU_PREVIOUS = {"mixer": "tau", "mixers": {"tau": {"heads": 2, "keys": "previous"}}}
-BINNED = {"mixer": "tau", "mixers": {"tau": {"heads": 2, "cache": "binned"}}}
-BINNED_GATED = {"mixer": "tau", "mixers": {"tau": {"heads": 2, "cache": "binned", "forget_gate": True}}}
+TAU = {"mixer": {"kind": "tau", "heads": 2}}
+TAU_GATED = {"mixer": {"kind": "tau", "heads": 2, "forget_gate": True}}
+TAU_PREVIOUS = {"mixer": {"kind": "tau", "heads": 2, "keys": "previous"}}
+BINNED = {"mixer": {"kind": "tau", "heads": 2, "cache": "binned"}}
+BINNED_GATED = {"mixer": {"kind": "tau", "heads": 2, "cache": "binned", "forget_gate": True}}
 PAIRS = [
     (PLAIN, GATED), (PLAIN, PREVIOUS), (PLAIN, IMPORTANT), (IMPORTANT, GATED), (PLAIN, CONVOLVED), (TAU, TAU_GATED),
     (TAU, TAU_PREVIOUS), (BINNED, BINNED_GATED),

@@ -21,7 +21,7 @@ from glissando.training.callbacks import Samples
 from glissando.training.fit import resume, train
 from glissando.training.observe import columns, observe
 
-TAU = {"model": {"mixer": "tau", "mixers": {"tau": {"heads": 2}}}}
+TAU = {"model": {"mixer": {"kind": "tau", "heads": 2}}}
 ROWS = {"training": {"steps": 6, "log_every": 1, "save_every": 3, "validate_every": 10**6}}
 OBSERVED = {
     "energy_p05", "energy_p50", "energy_p95", "tau", "temperature", "attention_entropy", "effective_keys",
@@ -34,7 +34,7 @@ def run(folder: Path, name: str, *updates: dict) -> Path:
 
 
 def small(**updates: object) -> LanguageModel:
-    values = {"hidden_size": 16, "mixer": "tau", "mixers.tau.heads": 2, "depth.layers": 2}
+    values = {"hidden_size": 16, "mixer": "tau", "mixer.heads": 2, "depth.layers": 2}
     return LanguageModel.from_preset("transformer-nano", **{**values, **updates})
 
 
@@ -54,7 +54,7 @@ def no_samples(monkeypatch):
 @pytest.mark.parametrize("masked", [False, True])
 def test_entropy_is_that_of_the_definition(masked):
     """Key by key, in Python's own arithmetic, with importance and forget gate."""
-    model = small(**{"mixers.tau.importance": True, "mixers.tau.forget_gate": True}).double()
+    model = small(**{"mixer.importance": True, "mixer.forget_gate": True}).double()
     mixer, x = tau_mixers(model)[0], torch.randn(2, 9, 16, dtype=torch.float64)
     torch.nn.init.normal_(mixer.forget.weight)
     torch.nn.init.normal_(mixer.importance.weight)

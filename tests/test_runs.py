@@ -273,7 +273,7 @@ def test_a_checkpoint_does_not_stand_in_for_what_it_has_no_copy_of(tmp_path):
 
 
 def test_damaged_weights_are_not_called_unfit(tmp_path):
-    model = LanguageModel.from_config({"hidden_size": 8, "mixers": {"attention": {"heads": 2}}})
+    model = LanguageModel.from_config({"hidden_size": 8, "mixer": {"kind": "attention", "heads": 2}})
     model.save(tmp_path / "run")
     flip(tmp_path / "run" / "model.safetensors")
     with pytest.raises(RunError, match=rf"^{re.escape(str(tmp_path))}/run/model\.safetensors is damaged"):

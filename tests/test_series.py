@@ -23,9 +23,9 @@ from glissando.series import SeriesConfig, SeriesModel, last
 SMALL = {"inputs": 3, "outputs": 2, "hidden_size": 16, "depth": {"layers": 2}}
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"mixer": name} for name in MIXERS},
-    "published": {"mixers": {"liquid": {"layer": "published"}}},
-    "coupled": {"mixers": {"liquid": {"coupled": True, "adaptation": 0.9, "state_dependence": False}}},
-    "dense": {"mixers": {"liquid": {"dynamics": "dense", "state_size": 4}}},
+    "published": {"mixer": {"kind": "liquid", "layer": "published"}},
+    "coupled": {"mixer": {"kind": "liquid", "coupled": True, "adaptation": 0.9, "state_dependence": False}},
+    "dense": {"mixer": {"kind": "liquid", "dynamics": "dense", "state_size": 4}},
     "gated-depth": {"depth": {"layers": 2, "mean_gate": True}},
     "tied": {"depth": {"kind": "tied", "layers": 1, "n_steps": 3}},
     "flow": {"depth": {"kind": "flow", "layers": 2, "n_steps": 2, "control": ["a", "b"]}},
@@ -275,7 +275,7 @@ def test_every_initialisation_learns_to_hold_a_value_for_its_time(init: str):
             "hidden_size": 16,
             "depth": {"layers": 1},
             "init": init if knows else "torch",
-            "mixers": {"liquid": {"steps": [0.05, 1]}},
+            "mixer": {"kind": "liquid", "steps": [0.05, 1]},
         },
         inputs=1,
         outputs=1,

@@ -162,7 +162,7 @@ def test_models(client):
 
 
 def test_a_control_and_a_dial_turned_while_text_streams():
-    model = tiny("hybrid-ode-nano", mixers={"attention": {"heads": 2}})
+    model = tiny("hybrid-ode-nano", mixer={"kind": "attention", "heads": 2})
     with serving(model, LIMITS) as (_, url), openai.OpenAI(base_url=url + "/v1", api_key="any") as client:
         told = ask(client, extra_body={"control": {"speech": -1.0}}, temperature=0.8).choices[0].text
         assert [told] == generate(model, "Once upon a time", max_tokens=12, seed=3, control={"speech": -1.0})

@@ -138,7 +138,7 @@ def test_ids_that_the_tokenizer_does_not_know_are_refused():
 
 
 def hybrid(dtype: torch.dtype) -> LanguageModel:
-    return tiny("hybrid-ode-nano", mixers={"attention": {"heads": 2}}).to(dtype)
+    return tiny("hybrid-ode-nano", mixer={"kind": "attention", "heads": 2}).to(dtype)
 
 
 @pytest.mark.parametrize(("dtype", "far"), [(torch.float32, 1e300), (torch.float16, 1e5), (torch.bfloat16, -1e39)])
@@ -240,7 +240,7 @@ def test_newer_fields_are_taken_where_they_ask_for_nothing(url, request, nothing
 
 
 def test_a_chat_beyond_learned_positions_is_told_of_its_messages():
-    small = {"hidden_size": 32, "mixers": {"attention": {"heads": 2, "head_size": 16}}}
+    small = {"hidden_size": 32, "mixer": {"kind": "attention", "heads": 2, "head_size": 16}}
     model = LanguageModel.from_preset("transformer-nano", **small, positions="learned", max_length=12)
     with serving(model, LIMITS) as (_, url):
         told = chat(url, {"role": "user", "content": "x" * 20}).json()["error"]

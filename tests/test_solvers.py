@@ -100,7 +100,7 @@ def test_memory_of_the_checkpoint_mode_is_a_state_a_step():
 @pytest.mark.parametrize("mode", MODES)
 def test_dropout_is_the_same_when_computed_again(mode: str):
     """Gradients of a flow with dropout, in every mode, against autograd through the same draws."""
-    options = {"hidden_size": 8, "vocab_size": 11, "mixers.attention.heads": 2, "mixers.attention.dropout": 0.3}
+    options = {"hidden_size": 8, "vocab_size": 11, "mixer.heads": 2, "mixer.dropout": 0.3}
     options |= {"depth": {"kind": "flow", "layers": 0, "n_steps": 3, "flow": {"method": "heun", "backward": mode}}}
     options |= {"block.mlp_dropout": 0.3}
     torch.manual_seed(0)

@@ -154,7 +154,7 @@ def test_a_steered_run_resumes_to_the_same_weights(start, tmp_path):
     [
         ({"model.hidden_size": 32}, "give both the same model options"),
         ({"model.depth": {"kind": "discrete", "n_steps": None, "control": []}}, "has no place for depth.after"),
-        ({"model.depth.flow.alpha": 0.7}, r"model.depth.flow.alpha says where.* from 0.1: leave it out .*; got 0.7"),
+        ({"model.depth.alpha": 0.7}, r"model.depth.alpha says where.* from 0.1: leave it out .*; got 0.7"),
         ({"start_from": None}, "name that with --from RUN"),
         ({"data.stories.labelled": False}, r"labels: none"),
         ({"training.neutral_kl": -1.0}, "neutral_kl"),
@@ -269,7 +269,7 @@ def test_a_stage_without_a_checkpoint_is_told(tmp_path):
         ([TWO[0], {"name": "b", "training": {"steps": -3}}], r"stages\[2\] \(b\): .*positive"),
         (
             [TWO[0], {"name": "b", "model": {"depth": {"flow": {"alpha": 0.3}}}}],
-            r"stages\[2\] \(b\): model.depth.flow.alpha says .* those of stage 1-pretrain started from 0.1",
+            r"stages\[2\] \(b\): model.depth.alpha says .* those of stage 1-pretrain started from 0.1",
         ),
     ],
 )
@@ -284,9 +284,9 @@ def test_what_a_stage_keeps_is_known_to_the_next_before_any_training(tmp_path):
     given = {"model": {"depth": {"flow": {"alpha": 0.3}}}}
     three = [{"name": "a", **given}, {"name": "b"}, {"name": "c", **given}]
     plans = resolve(staged(tmp_path, three), tmp_path / "out")
-    assert [config.model.depth.flow.alpha for _, config in plans] == [0.3, 0.3, 0.3]
+    assert [config.model.depth.alpha for _, config in plans] == [0.3, 0.3, 0.3]
     config = staged(tmp_path, [{"name": "a", **given}, {"name": "b"}])
-    config.model.depth.flow.alpha = 0.2
+    config.model.depth.alpha = 0.2
     with pytest.raises(ConfigError, match=r"stages\[2\] \(b\): .* those of stage 1-a started from 0.3"):
         resolve(config, tmp_path / "out")
 
@@ -294,7 +294,7 @@ def test_what_a_stage_keeps_is_known_to_the_next_before_any_training(tmp_path):
 def test_what_grows_has_its_starts_already(tmp_path):
     """New layers come of grown ones: they start where those stand."""
     tau = {"model": {"mixer": "tau"}}
-    other = {"grow": {"layers": 1}, "model": {"mixers": {"tau": {"temperature": 0.3}}}}
+    other = {"grow": {"layers": 1}, "model": {"mixer": {"kind": "tau", "temperature": 0.3}}}
     with pytest.raises(ConfigError, match=r"stages\[2\] \(b\): model.mixers.tau.temperature says"):
         resolve(staged(tmp_path, [{"name": "a", **tau}, {"name": "b", **other}]), tmp_path / "out")
 

@@ -56,7 +56,7 @@ def test_settings_are_bounded_and_hold_the_trained_one():
 
 def test_another_setting_has_the_same_weights_and_computes_what_a_model_loaded_so_does(tmp_path):
     run = train(configuration(tmp_path, TEXT), tmp_path / "run")
-    model, other = glissando.load(run.path), glissando.load(run.path, {"depth.n_steps": 2, "depth.flow.method": "heun"})
+    model, other = glissando.load(run.path), glissando.load(run.path, {"depth.n_steps": 2, "depth.method": "heun"})
     variant = solved_with(model, Setting("heun", 2))
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad():

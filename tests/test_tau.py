@@ -209,7 +209,7 @@ def test_a_graph_from_a_file_comes_with_the_run(tmp_path, monkeypatch):
     assert main(["laplacian", "build", "--chain", "--size", "8", "--out", "chain.safetensors"]) == 0
     graph = graphs.random_graph(8, 3, seed=1)
     graphs.save(tmp_path / "random.safetensors", graph, {"source": "a test"})
-    options = {"hidden_size": 16, "mixer": "tau", "mixers": {"tau": {"heads": 2, "laplacian": "random.safetensors"}}}
+    options = {"hidden_size": 16, "mixer": {"kind": "tau", "heads": 2, "laplacian": "random.safetensors"}}
     model = glissando.LanguageModel.from_config({**options, "depth": {"layers": 1}})
     kept = model.depth.blocks[0].mixer.laplacian.clone()
     assert_close(kept, graphs.normalise(graph).float())
@@ -256,15 +256,15 @@ def test_a_graph_that_is_neither_known_nor_a_file(source):
 
 
 def test_the_cache_of_a_trained_model_can_be_chosen(tmp_path, capsys):
-    options = {"hidden_size": 16, "mixer": "tau", "mixers": {"tau": {"heads": 2}}, "depth": {"layers": 1}}
+    options = {"hidden_size": 16, "mixer": {"kind": "tau", "heads": 2}, "depth": {"layers": 1}}
     glissando.LanguageModel.from_config(options).save(tmp_path / "tau")
     glissando.LanguageModel.from_config({"hidden_size": 16, "depth": {"layers": 1}}).save(tmp_path / "softmax")
-    model = glissando.load(tmp_path / "tau", {"mixers.tau.cache": "binned", "mixers.tau.bins": 8})
+    model = glissando.load(tmp_path / "tau", {"mixer.cache": "binned", "mixer.bins": 8})
     assert model.init_state(1).depth[0].mixer.up.shape == (1, 2, 8, 9)
-    command = ["generate", str(tmp_path / "tau"), "--prompt", "a", "--max_tokens", "3", "--mixers.tau.cache", "binned"]
+    command = ["generate", str(tmp_path / "tau"), "--prompt", "a", "--max_tokens", "3", "--mixer.cache", "binned"]
     assert main(command) == 0
     assert main([command[0], str(tmp_path / "softmax"), *command[2:]]) == 1
-    assert "mixers.tau.cache was given, and this model's mixer is attention" in capsys.readouterr().err
+    assert "mixer.cache was given, and this model's mixer is attention" in capsys.readouterr().err
 
 
 def test_a_long_call_behind_a_binned_past_is_heard_as_short_ones():

@@ -23,9 +23,9 @@ from glissando.evaluation.time_constants import (
 )
 from glissando.model import LanguageModel
 from glissando.series import SeriesModel
-from glissando.verbs.evaluate import main as evaluate
+from glissando.cli.evaluate import main as evaluate
 
-SMALL = {"hidden_size": 8, "depth": {"layers": 2}, "mixer": "liquid", "mixers": {"liquid": {"adaptation": 0.9}}}
+SMALL = {"hidden_size": 8, "depth": {"layers": 2}, "mixer": {"kind": "liquid", "adaptation": 0.9}}
 PNG = b"\x89PNG"
 
 
@@ -64,7 +64,7 @@ def test_time_constants_are_those_of_the_equation():
     [
         ({"mixer": ["attention", "liquid"]}, 1),
         ({"depth": {"kind": "tied", "layers": 1, "n_steps": 3}}, 3),
-        ({"mixers": {"liquid": {"dynamics": "dense", "state_size": 4}}}, 2),
+        ({"mixer": {"kind": "liquid", "dynamics": "dense", "state_size": 4}}, 2),
     ],
 )
 def test_a_row_an_application(options, rows):
@@ -117,7 +117,7 @@ def test_one_text_repeated_is_not_eight():
 def loudness_model(sign: float) -> SeriesModel:
     """One layer whose tau grows (or shrinks) with how far the input is from zero, by the same law for every mode."""
     model = SeriesModel.from_config(
-        {**SMALL, "depth": {"layers": 1}, "mixers": {"liquid": {"adaptation": 0.9, "state_dependence": False}}},
+        {**SMALL, "depth": {"layers": 1}, "mixer": {"kind": "liquid", "adaptation": 0.9, "state_dependence": False}},
         inputs=1,
         outputs=1,
     ).double()

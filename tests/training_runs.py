@@ -27,7 +27,7 @@ _BASE = {
     "model": {
         "hidden_size": 16,
         "depth": {"layers": 2},
-        "mixers": {"attention": {"heads": 2}},
+        "mixer": {"kind": "attention", "heads": 2},
         "block": {"mixer_dropout": 0.2, "mlp_dropout": 0.2},
     },
     "data": {"corpus": "text", "seq_len": 16, "batch_size": 4, "text": {"max_valid_bytes": 100}},

@@ -12,7 +12,7 @@ from glissando.errors import ConfigError
 from glissando.mixers import MIXERS
 from glissando.presets import load_preset
 from glissando.training.config import BUDGETS, MACHINE, RunConfig, require_effect
-from glissando.verbs.options import explain, parse, parser_for, plain, require_own_held_out
+from glissando.cli.options import explain, parse, parser_for, plain, require_own_held_out
 
 EXAMPLE = (
     "glissando train --preset transformer-nano --data.corpus text --data.text.path book.txt "

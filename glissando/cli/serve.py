@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError
-from glissando.verbs.options import add_inference_options, inference_overrides, parse, parser_for
+from glissando.cli.options import add_inference_options, inference_overrides, parse, parser_for
 
 EXAMPLE = "glissando serve runs/first --port 8000"
 KEY = "GLISSANDO_API_KEY"

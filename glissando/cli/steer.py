@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.verbs.options import add_inference_options, inference_overrides, parse, parser_for, require_writable
+from glissando.cli.options import add_inference_options, inference_overrides, parse, parser_for, require_writable
 
 if TYPE_CHECKING:
     from glissando.evaluation.steering import Cost, Sweep, Trial

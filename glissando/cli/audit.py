@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.verbs.options import parse, parser_for, require_writable
+from glissando.cli.options import parse, parser_for, require_writable
 
 if TYPE_CHECKING:
     from glissando.lab.audit.claim import Claim, Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.verbs.options import parse, parser_for
+from glissando.cli.options import parse, parser_for
 
 
 def main(arguments: Sequence[str]) -> None:

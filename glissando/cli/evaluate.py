@@ -13,7 +13,7 @@ from glissando.config import flat, from_dict, require_chosen, to_dict
 from glissando.data.corpora import CORPORA, DataConfig, TextOptions, build_corpus
 from glissando.data.textfile import open_file
 from glissando.errors import ConfigError, DataError
-from glissando.verbs.options import (
+from glissando.cli.options import (
     add_inference_options,
     explain,
     inference_overrides,

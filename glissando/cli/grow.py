@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from glissando.errors import ConfigError
 from glissando.growth import Growth
-from glissando.verbs.options import explain, parse, parser_for
+from glissando.cli.options import explain, parse, parser_for
 
 EXAMPLE = "glissando grow runs/first --width 2 --layers 2 --out runs/grown"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from glissando.errors import ConfigError
-from glissando.verbs.options import add_inference_options, inference_overrides, named_values, parse, parser_for, quoted
+from glissando.cli.options import add_inference_options, inference_overrides, named_values, parse, parser_for, quoted
 
 EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_tokens 300 --temperature 0.7 --seed 1'
 

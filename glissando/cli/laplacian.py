@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.verbs.options import parse, parser_for
+from glissando.cli.options import parse, parser_for
 
 if TYPE_CHECKING:
     from torch import Tensor

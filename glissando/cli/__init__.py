@@ -1,4 +1,5 @@
-"""The program: one verb, its options, and errors a person can act on."""
+"""The program: one command, its options, and errors a person can act on. One module a command, each with
+`main(arguments)`."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from collections.abc import Sequence
 
 from glissando.errors import GlissandoError, Stopped, nearest
 
-#: verb -> what it does; each is a module of glissando.verbs with `main(arguments)`
-VERBS = {
+#: command -> what it does; each is a module of this package with `main(arguments)`
+COMMANDS = {
     "train": "train a preset on text, or resume a run",
     "generate": "write text with a trained model",
     "evaluate": "bits per byte, perplexity and accuracy on held-out text",
@@ -26,28 +27,28 @@ VERBS = {
     "audit": "measure published claims, as published and corrected",
 }
 
-#: verbs whose product is no text on stdout
+#: commands whose product is no text on stdout
 _MAKERS = ("train", "serve", "grow", "compare", "steer", "audit")
 
-_USAGE = """usage: glissando VERB [options]
+_USAGE = """usage: glissando COMMAND [options]
 
 Language models that flow: continuous time, continuous depth, one contract.
 
-verbs:
-{verbs}
+commands:
+{commands}
 
-`glissando VERB --help` shows a verb's options and an example. A first run:
+`glissando COMMAND --help` shows a command's options and an example. A first run:
   glissando train --preset transformer-nano --training.seconds 120 --out runs/first
   glissando generate runs/first --prompt "Once upon a time"
 """
 
 
 def usage() -> str:
-    return _USAGE.format(verbs="\n".join(f"  {name:10} {about}" for name, about in VERBS.items()))
+    return _USAGE.format(commands="\n".join(f"  {name:10} {about}" for name, about in COMMANDS.items()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit status is 0, 1 for an error that names its fix, 2 for an unknown verb, and
+    """Run one command; the exit status is 0, 1 for an error that names its fix, 2 for an unknown command, and
     128 and the signal's number for what a signal has ended."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -58,34 +59,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"glissando {__version__}")
         return 0
-    verb = arguments[0]
-    if verb not in VERBS:
-        close = nearest(verb, VERBS)
+    command = arguments[0]
+    if command not in COMMANDS:
+        close = nearest(command, COMMANDS)
         hint = f" Did you mean {close!r}?" if close else ""
-        print(f"glissando: unknown verb {verb!r}.{hint} Verbs: {', '.join(VERBS)}.", file=sys.stderr)
+        print(f"glissando: unknown command {command!r}.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    return _run(verb, arguments[1:])
+    return _run(command, arguments[1:])
 
 
-def _run(verb: str, arguments: list[str]) -> int:
+def _run(command: str, arguments: list[str]) -> int:
     if sys.stdout is None:  # closed by the shell, >&-: what is said goes nowhere
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows only ASCII shows ? and does not end the run
     try:
-        importlib.import_module(f"glissando.verbs.{verb}").main(arguments)
+        importlib.import_module(f"glissando.cli.{command}").main(arguments)
     except GlissandoError as error:
-        print(f"glissando {verb}: {error}", file=sys.stderr)
+        print(f"glissando {command}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader (head, less) has had enough; Python must not complain when it flushes at exit.
         for stream in (sys.stdout, sys.stderr):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         # As shells have it for a program that SIGPIPE ends: what was to be made may not be there.
-        return 141 if verb in _MAKERS else 0
+        return 141 if command in _MAKERS else 0
     except OSError as error:
-        print(f"glissando {verb}: {_told(error)}", file=sys.stderr)
+        print(f"glissando {command}: {_told(error)}", file=sys.stderr)
         return 1
     except Stopped as error:
         return error.status  # it has told what was saved, and how to go on

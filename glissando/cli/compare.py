@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from glissando.config import merge
 from glissando.errors import ConfigError
-from glissando.verbs.options import explain, parse, parser_for
+from glissando.cli.options import explain, parse, parser_for
 
 if TYPE_CHECKING:
     from glissando.lab.compare.plan import Comparison

@@ -1,0 +1,201 @@
+"""The laws of the contract, for anybody's mixer or depth.
+
+    glissando.testing.check_mixer(Average, AverageConfig(decay=0.8))
+
+runs every law on the class in float64 and raises LawError, an AssertionError, that names the law which is broken:
+
+    shapes      x (B, T, D) -> y (B, T, D) for any T >= 1; without a state none is returned
+    split law   forward(ab) equals forward(a) followed by forward(b, state): values, and the gradients of x and of every
+                parameter; cut anywhere, single tokens among the pieces
+    batch law   a row alone equals that row in a batch, padded or not (where `mask` is accepted)
+    state       a tree of batch-first tensors, never changed in place, of the dtype that was asked for or wider
+    time        dt = 1 is the default, and dt = 0 leaves the state alone (where `dt` is accepted)
+    parameters  every parameter gets a gradient; a model's state_dict restores the function
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from glissando.config import to_dict
+from glissando.depth import DEPTHS, Depth
+from glissando.mixers import Context, Mixer, Signal
+from glissando.model import LanguageModel, ModelConfig
+from glissando.state import State, leaves, map_state, select_rows
+
+#: largest difference allowed, relative to the largest expected magnitude (at least 1)
+TOLERANCE = 1e-9
+
+
+class LawError(AssertionError):
+    """A law of the contract that a mixer or a depth does not obey."""
+
+
+def check_mixer(mixer: type[Mixer] | Mixer, config: Any = None, *, hidden_size: int = 16, seed: int = 0) -> None:
+    """Run the laws on a mixer: a class, built as mixer(hidden_size, config), or an instance.
+
+    Raises LawError for the first law that it does not obey.
+    """
+    torch.manual_seed(seed)
+    if isinstance(mixer, type):
+        mixer = mixer(hidden_size, config) if config is not None else mixer(hidden_size)  # type: ignore[call-arg]
+    unknown = set(mixer.accepts) - set(get_args(Signal))
+    _require(not unknown, "accepts", f"{sorted(unknown)} are no signals; known: {', '.join(get_args(Signal))}")
+    mixer = _perturbed(mixer)
+    x = torch.randn(3, 11, hidden_size, dtype=torch.float64)
+    _check(lambda x, state, ctx: mixer(x, state, ctx), mixer, mixer.init_state, mixer.accepts, x)
+    if "control" not in mixer.accepts:
+        _check_dtypes(mixer.init_state)
+
+
+def check_depth(depth: type[Depth], config: Any = None, *, hidden_size: int = 16, seed: int = 0) -> None:
+    """Run the laws on a registered class of depths, with attention in its blocks, and on its options.
+
+    Raises LawError for the first law that it does not obey.
+    """
+    torch.manual_seed(seed)
+    kind = next(name for name in DEPTHS if DEPTHS[name] is depth)
+    options = DEPTHS.read({"kind": kind}) if config is None else config
+    model = LanguageModel(ModelConfig(vocab_size=11, hidden_size=hidden_size, depth=options))
+    _perturbed(model)
+    x = torch.randn(3, 11, hidden_size, dtype=torch.float64)
+    part = model.depth
+    _check(lambda x, state, ctx: part(x, state, ctx), part, part.init_state, part.accepts, x)
+    again = LanguageModel(ModelConfig(vocab_size=11, hidden_size=hidden_size, depth=DEPTHS.read(to_dict(options))))
+    again.double().load_state_dict(model.state_dict())
+    ids = torch.randint(0, 11, (2, 7))
+    _require_close(again.eval()(ids)[0], model(ids)[0], "parameters", "state_dict restores the function")
+
+
+Forward = Callable[[Tensor, State, Context], tuple[Tensor, State]]
+
+
+def _check(
+    forward: Forward, module: nn.Module, init_state: Callable[..., State], accepts: frozenset[Signal], x: Tensor
+) -> None:
+    rows, length, _ = x.shape
+    whole, none = forward(x, None, Context())
+    _require(none is None, "shapes", "a call without a state must return None as the state")
+    _require(whole.shape == x.shape, "shapes", f"x {tuple(x.shape)} gave y {tuple(whole.shape)}")
+    _check_state(forward, init_state, x)
+    for cuts in ([], [4], [1, 2, 3, 10], [length - 1]):
+        _check_split(forward, module, init_state, x, cuts, f"cut at {cuts or 'nothing'}")
+    for row in range(rows):
+        _require_close(forward(x[row : row + 1], None, Context())[0], whole[row : row + 1], "batch law", f"row {row}")
+    if "mask" in accepts:
+        _check_padding(forward, init_state, x)
+    if "dt" in accepts:
+        _check_time(forward, init_state, x)
+    dead = [name for name, gradient in _gradients(module, whole).items() if not bool(gradient.abs().max() > 0)]
+    _require(not dead, "parameters", f"{', '.join(dead)} got no gradient")
+
+
+def _check_split(
+    forward: Forward, module: nn.Module, init_state: Callable[..., State], x: Tensor, cuts: list[int], how: str
+) -> None:
+    outcomes = []
+    for pieces in ([0, x.shape[1]], [0, *cuts, x.shape[1]]):
+        given, state, parts = x.clone().requires_grad_(), init_state(len(x)), []
+        for a, b in pairwise(pieces):
+            y, state = forward(given[:, a:b], state, Context())
+            parts.append(y)
+        y = torch.cat(parts, 1) if cuts or len(outcomes) else forward(given, None, Context())[0]
+        outcomes.append({"y": y.detach(), **_gradients(module, y), "x": given.grad})
+    for name, expected in outcomes[0].items():
+        what = "values" if name == "y" else f"the gradient of {name}"
+        _require_close(outcomes[1][name], expected, "split law", f"{what}, {how}")
+
+
+def _check_state(forward: Forward, init_state: Callable[..., State], x: Tensor) -> None:
+    with torch.no_grad():
+        _, state = forward(x[:, :5], init_state(len(x)), Context())
+        for leaf in leaves(state):
+            _require(leaf.shape[:1] == x.shape[:1], "state", f"a leaf of shape {tuple(leaf.shape)} is not batch-first")
+        before = map_state(Tensor.clone, state)
+        y, after = forward(x[:, 5:], state, Context())
+        for was, now in zip(leaves(before), leaves(state), strict=True):
+            _require(torch.equal(was, now), "state", "a call without donate=True changed the state that it was given")
+        _require(after is not None, "state", "a call with a state must return the state after it")
+        rows = torch.tensor([2, 0])
+        alone, _ = forward(x[rows, 5:], select_rows(state, rows), Context())
+        _require_close(alone, y[rows], "batch law", "rows of a state, selected")
+
+
+def _check_dtypes(init_state: Callable[..., State]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for leaf in leaves(init_state(2, dtype=dtype)):
+            wide = not leaf.is_floating_point() or torch.promote_types(leaf.dtype, dtype) == leaf.dtype
+            _require(wide, "state", f"init_state(dtype={dtype}) has a leaf of {leaf.dtype}")
+    with torch.device("meta"):
+        _require(
+            all(leaf.device.type == "meta" for leaf in leaves(init_state(2, device=torch.device("meta")))),
+            "state", "init_state(device=...) has a leaf on another device",
+        )  # fmt: skip
+
+
+def _check_padding(forward: Forward, init_state: Callable[..., State], x: Tensor) -> None:
+    """Packed rows of all lengths, nothing among them: real tokens are as without padding, and the state too."""
+    counts = torch.tensor([0, 4, x.shape[1]])
+    mask = torch.arange(x.shape[1]) < counts.unsqueeze(1)
+    for state in (None, init_state(len(x))):
+        y, after = forward(x, state, Context(mask=mask))
+        for row, count in enumerate(counts.tolist()):
+            if count == 0:
+                continue
+            own = None if state is None else init_state(1)
+            alone, last = forward(x[row : row + 1, :count], own, Context())
+            _require_close(y[row : row + 1, :count], alone, "batch law", f"a row of {count} tokens, padded")
+            if last is not None:
+                rest = x[row : row + 1, :3]
+                padded = forward(rest, select_rows(after, torch.tensor([row])), Context())[0]
+                _require_close(padded, forward(rest, last, Context())[0], "batch law", "the state after padding")
+
+
+def _check_time(forward: Forward, init_state: Callable[..., State], x: Tensor) -> None:
+    ones = torch.ones(x.shape[:2], dtype=torch.float64)
+    y, state = forward(x, init_state(len(x)), Context(dt=ones))
+    _require_close(y, forward(x, None, Context())[0], "time", "dt = 1 is the default")
+    still = forward(x[:, :3], state, Context(dt=0 * ones[:, :3]))[1]
+    for was, now in zip(leaves(state), leaves(still), strict=True):
+        if was.is_floating_point():
+            _require_close(now, was, "time", "dt = 0 leaves the state alone")
+
+
+def _perturbed(module: Any) -> Any:
+    """In float64 and evaluation mode, with weights far enough from their start for every path to matter."""
+    module = module.double().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return module
+
+
+def _gradients(module: nn.Module, y: Tensor) -> dict[str, Tensor]:
+    module.zero_grad()
+    generator = torch.Generator().manual_seed(1)
+    (y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum().backward(retain_graph=True)
+    return dict(_named_gradients(module))
+
+
+def _named_gradients(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            yield name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+
+
+def _require(holds: bool, law: str, message: str) -> None:
+    if not holds:
+        raise LawError(f"{law}: {message}")
+
+
+def _require_close(got: Any, expected: Any, law: str, what: str) -> None:
+    _require(got.shape == expected.shape, law, f"{what}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
+    got, expected = got.detach(), expected.detach()
+    gap = float((got - expected).abs().max()) if got.numel() else 0.0
+    bound = TOLERANCE * max(1.0, float(expected.abs().max()) if got.numel() else 1.0)
+    _require(gap <= bound, law, f"{what}: differs by {gap:.3g}, allowed {bound:.3g}")

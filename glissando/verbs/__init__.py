@@ -1,1 +1,0 @@
-"""One module a verb: `main(arguments)` parses and does it."""
