@@ -31,7 +31,7 @@ CLAIMS = (
         "tau-speed",
         SYSTEM,
         "It takes about 20 % less time a token",
-        "about 20 %, beside a nanoGPT (its author's post before the one on training, and doi 10.36227/techrxiv.176800983.30631144)",
+        "about 20 %, beside a nanoGPT (an earlier post of its author's, and doi 10.36227/techrxiv.176800983.30631144)",
         form.speed_as_published,
         form.speed_corrected,
         notes="tuned.org.uk/posts/012_topological_transformer_tauformer_domain_memory_in_attention; measured here in "
