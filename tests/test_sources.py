@@ -21,6 +21,7 @@ from glissando.lab.published.hybrid_ode import PublishedHybrid
 from glissando.lab.published.liquid_ssm import PublishedLiquid
 from glissando.lab.published.minimal_transformer import TAB, PublishedMinimal
 
+pytestmark = pytest.mark.sources
 SAME = 1e-6
 
 
