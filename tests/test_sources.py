@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from glissando.lab.published.continuous_transformer import PublishedContinuousTransformer
 from glissando.lab.published.hybrid_ode import PublishedHybrid
-from glissando.lab.published.liquid_ssm import PublishedLiquid
+from glissando.lab.published.liquid_ssm import Core, PublishedLiquid
 from glissando.lab.published.minimal_transformer import TAB, PublishedMinimal
 
 pytestmark = pytest.mark.sources
@@ -249,3 +249,19 @@ def test_the_liquid_program_draws_the_same_tokens(systems: dict[str, System]):
     for model in (theirs, ours):
         with pytest.raises(RuntimeError, match="Tensor with 2 elements"):
             model.generate(ids(11, 2, 4), 6)
+
+
+def test_the_core_of_the_liquid_programs_demonstration():
+    """Fewer inputs than states; two steps, the second from a state that is not 0."""
+    theirs, ours = programs.liquid()["LiquidSSMCore"](16, 8, 6), Core(6, 16, hippo=True, inputs=8)
+    names = {"_continuous": "", r"time_controller\.": "", "tau_adaptation": "phi", "adaptation_rate": "a",
+             "output_scale": "scale", "output_bias": "shift", "state_normalizer": "norm"}  # fmt: skip
+    moved = {name: p.detach() + 0.1 * torch.randn_like(p) for name, p in theirs.named_parameters()}
+    theirs.load_state_dict(moved, strict=False)
+    for pattern, new in names.items():
+        moved = {re.sub(pattern, new, name): value for name, value in moved.items()}
+    ours.load_state_dict(moved)
+    u = torch.randn(3, 2, 8)
+    steps = [theirs(now, return_diagnostics=True) for now in u.unbind(1)]
+    for got, name in zip((*ours(u), ours.run(u)[1]), ("output", "state", "time_constants"), strict=True):
+        assert_close(got, torch.stack([step[name] for step in steps], 1), name, SAME)

@@ -8,7 +8,7 @@
             Linear(2 D, D)(drop(GELU(LN(Linear(D, 2 D)(y))))) + clamp(r, 0, 1) x,   r = 0.1 at first
     core:   ds/dt = -s / tau + A s + B u;   y = c * (C LN(s) + D u) + b
             tau = clamp(clamp(exp(log_tau), .01, 10) (1 + clamp(a, .001, 1) phi(s, u)), .01, 10)
-            phi = tanh Linear(2 S, S) tanh LN Linear(2 S, 2 S)
+            phi = tanh Linear(2 S, S) tanh LN Linear(I + S, 2 S)
     a token: tau once; dt = clamp(min tau / 10, .001, .1); ten steps s <- clamp(Ad s + Bd u, -1e6, 1e6) with
             [[Ad, Bd], [0, I]] = exp(dt [[M, B], [0, 0]]), M = clamp(A - 1 / tau, -10, 10)
 
@@ -120,19 +120,20 @@ class Layer(nn.Module):
 
 
 class Core(nn.Module):
-    """The equation: u (B, T, S) -> y (B, T, D) and the states (B, T, S)."""
+    """The equation: u (B, T, I), I = S unless it is given -> y (B, T, D) and the states (B, T, S)."""
 
-    def __init__(self, size: int, state_size: int, hippo: bool) -> None:
+    def __init__(self, size: int, state_size: int, hippo: bool, inputs: int | None = None) -> None:
         super().__init__()
+        inputs = inputs or state_size
         noise = 0.1 * torch.randn(state_size, state_size)
         self.A = nn.Parameter(0.1 * called_hippo(state_size) if hippo else noise)
-        self.B = nn.Parameter(0.1 * torch.randn(state_size, state_size))
+        self.B = nn.Parameter(0.1 * torch.randn(state_size, inputs))
         self.C = nn.Parameter(0.1 * torch.randn(size, state_size))
-        self.D = nn.Parameter(torch.zeros(size, state_size))
+        self.D = nn.Parameter(torch.zeros(size, inputs))
         self.log_tau = nn.Parameter(torch.zeros(state_size))
         self.a = nn.Parameter(torch.tensor(0.1))
         self.phi = nn.Sequential(
-            nn.Linear(2 * state_size, 2 * state_size),
+            nn.Linear(state_size + inputs, 2 * state_size),
             nn.LayerNorm(2 * state_size),
             nn.Tanh(),
             nn.Linear(2 * state_size, state_size),
@@ -148,7 +149,7 @@ class Core(nn.Module):
 
     def run(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """The states and the time constants behind every token, (B, T, S) each."""
-        state, states, constants = torch.zeros_like(u[:, 0]), [], []
+        state, states, constants = u.new_zeros(len(u), len(self.A)), [], []
         for latest in u.unbind(1):
             tau = self.tau(state, latest)
             state = self.step(state, latest, tau)

@@ -55,7 +55,7 @@ CLAIMS = (
         "continuous-samples",
         SYSTEM,
         "It writes fluent text",
-        "a sample of 200 characters (temperature 0.8, top-p 0.9), shown",
+        "a sample of 200 characters after 'Once upon a time' (temperature 0.8, top-p 0.9), shown",
         training.samples_as_published,
         training.samples_corrected,
         notes="known words and pairs of words are necessary for fluency, and not sufficient",
