@@ -8,7 +8,7 @@ A comment, which a reader of the page does not see, names the records of the num
     <!--= runs/stories/8M/{}/seeds | runs/stories/8M/{}/mean-->  above a table: of each column behind the first, whose
                                                                  code or first word in a row stands for {}
 
-Decimals, commas and signs stay as they are written; `PATH*100` is in per cent.
+Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. In a list a key is a place, or `mean`.
 
     python docs/figures.py                says what differs from its record, and fails if anything does
     python docs/figures.py --write        writes what the records say
@@ -69,7 +69,8 @@ def _rows(name: str) -> Iterator[dict[str, str]]:
 
 @cache
 def compare() -> dict[str, Any]:
-    """NAME/MODEL/MEASURE: a value, and its interval where it has one; probes/PROBE/MODEL: accuracy."""
+    """NAME/MODEL/MEASURE: a value, and its interval where it has one; `excess` over the floor of the same stories;
+    probes/PROBE/MODEL: accuracy."""
     found: dict[str, Any] = {}
     for name in ("stories", "composites", "probes"):
         for row in _rows(name):
@@ -78,6 +79,9 @@ def compare() -> dict[str, Any]:
                 found.setdefault(name, {}).setdefault(row["model"], {})[row["measure"]] = numbers
             elif row["section"].startswith("one probe") and row["measure"] == "accuracy":
                 found[name].setdefault(row["section"].split()[-1], {})[row["model"]] = numbers
+        for of in found[name].values():
+            if "entropy_floor" in of:
+                of["excess"] = of["bits_per_byte"][0] - of["entropy_floor"][0]
     return found
 
 
@@ -121,7 +125,7 @@ def gap() -> dict[str, Any]:
     return {
         corpus: {
             size: {
-                model: {other: _gap(mine, yours) for other, yours in models.items()}
+                model: {other: _gap(mine, yours) for other, yours in models.items() if other != model}
                 for model, mine in models.items()
             }
             for size, models in sizes.items()
@@ -179,7 +183,10 @@ def node_at(path: str) -> Any:
     node: Any = RECORDS[root]()
     for key in keys:
         try:
-            node = node[int(key)] if isinstance(node, list) else node[key]
+            if isinstance(node, list):
+                node = statistics.mean(node) if key == "mean" else node[int(key)]
+            else:
+                node = node[key]
         except (KeyError, IndexError, ValueError, TypeError):
             raise NoRecord(f"{path}: no {key!r}, but {_below(node)}") from None
     return node
@@ -220,7 +227,7 @@ def settle(text: str) -> tuple[str, list[str]]:
 
 def _table_row(line: str, columns: list[str], problems: list[str]) -> str:
     cells = line.split("|")  # the first is empty
-    name = re.search(r"`([^`]+)`|[\w-]+", cells[1])
+    name = re.search(r"`([^`]+)`|\d[\d,]*\d|[\w-]+", cells[1])
     key = (name[1] or name[0]) if name else ""
     for column, cell in enumerate(cells[2:-1], 2):
         template = columns[column - 2] if column - 2 < len(columns) else ""
