@@ -14,8 +14,8 @@ Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. 
     python docs/figures.py --write        writes what the records say
     python docs/figures.py --list PATH    the records below a path
 
-Records: docs/audit/*.json (audit/NAME/...), docs/comparison/*.csv (compare/..., runs/..., gap/...), the code (parameters,
-floor) and, for what has no other record, docs/figures.yaml (kept/..., and runs that were not kept).
+Records: docs/audit/*.json (audit/NAME/...), docs/comparison/*.csv (compare/..., runs/..., gap/...), the code
+(parameters/..., floor/...) and, for what has no other record, docs/figures.yaml (kept/..., and some of runs/...).
 """
 
 from __future__ import annotations
@@ -183,13 +183,16 @@ def node_at(path: str) -> Any:
     node: Any = RECORDS[root]()
     for key in keys:
         try:
-            if isinstance(node, list):
-                node = statistics.mean(node) if key == "mean" else node[int(key)]
-            else:
-                node = node[key]
+            node = _child(node, key)
         except (KeyError, IndexError, ValueError, TypeError):
             raise NoRecord(f"{path}: no {key!r}, but {_below(node)}") from None
     return node
+
+
+def _child(node: Any, key: str) -> Any:
+    if not isinstance(node, list):
+        return node[key]
+    return statistics.mean(node) if key == "mean" else node[int(key)]
 
 
 def _below(node: Any) -> str:
@@ -205,6 +208,8 @@ def settle(text: str) -> tuple[str, list[str]]:
     lines = text.split("\n")
     for start, line in enumerate(lines):
         mark = MARK.search(line)
+        if mark and "|" not in mark[1] and not line[: mark.start()].strip():
+            problems.append(f"{mark[0]}: begins a line, which would end the paragraph; put a word before it")
         if mark and "|" in mark[1]:
             columns = [column.strip() for column in mark[1].split("|")]
             row = start + 3  # the comment, the heading, the dashes
