@@ -37,8 +37,8 @@ CLAIMS = (
     Claim(
         "minimal-pairs",
         SYSTEM,
-        "About 400 pairs to train on come with it",
-        "about 400",
+        "About 450 pairs to train on and 75 to validate come with it",
+        "about 450 and 75",
         form.pairs_as_published,
         form.pairs_corrected,
     ),
