@@ -19,14 +19,15 @@ from torch import Tensor
 
 from glissando.depth.mean_gate import MeanGate
 from glissando.evaluation.layers import layer_numbers
-from glissando.evaluation.time_constants import draw_heat, liquid_mixers, stacked, token_labels
+from glissando.evaluation.time_constants import draw_heat, liquid_mixers, log_ticks, stacked, token_labels
 from glissando.mixers import EMPTY, Context
 from glissando.mixers.liquid import Liquid, LiquidState, Published
 from glissando.model import LanguageModel
 
 TABLE, PICTURE = "diagnostics.csv", "diagnostics.png"
-#: columns that are drawn, with their titles; the first two over a logarithmic scale
+#: columns that are drawn, with their titles
 _DRAWN = {"tau": "tau, median over modes", "state_norm": "|state|", "gate": "gate", "mean_gate": "gate by the mean"}
+_LOGARITHMIC = ("tau", "state_norm")
 #: tokens that fit beside each other with their texts
 _LABELLED = 120
 
@@ -132,8 +133,12 @@ def write(model: LanguageModel, found: Diagnostics, folder: Path) -> list[Path]:
     drawn = [name for name in _DRAWN if name in columns]
     figure, every = stacked([0.2 * len(layers) + 0.6] * len(drawn))
     for axes, name in zip(every, drawn, strict=True):
-        image = draw_heat(axes, columns[name], columns[name], layers, log=name in ("tau", "state_norm"))
-        figure.colorbar(image, ax=axes, pad=0.01, aspect=8)
+        image = draw_heat(axes, columns[name], columns[name], layers, log=name in _LOGARITHMIC)
+        bar = figure.colorbar(image, ax=axes, pad=0.01, aspect=8)
+        if name in _LOGARITHMIC:
+            log_ticks(bar, 4)
+        else:
+            bar.formatter.set_useOffset(False)
         axes.set_title(_DRAWN[name], fontsize=9, loc="left")
         axes.set_xticks([])
     if len(ids) <= _LABELLED and model.tokenizer is not None:

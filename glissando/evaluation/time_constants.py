@@ -169,13 +169,15 @@ def draw_heat(
 
 def _finish(figure: Any, drawn: list[Any], image: Any, title: str) -> None:
     tall = sum(axes.get_position().height for axes in drawn) * figure.get_figheight()
-    bar = figure.colorbar(image, ax=drawn, label="tau", pad=0.01, aspect=6 * tall)
-    low, high = math.log10(image.norm.vmin), math.log10(image.norm.vmax)
-    # Decades are too far apart: tau of a text often stays within one.
-    at = torch.logspace(low, high, 3 if tall < 2 else 5).tolist()
-    bar.set_ticks(at, labels=[f"{tau:.3g}" for tau in at])
-    bar.minorticks_off()
+    log_ticks(figure.colorbar(image, ax=drawn, label="tau", pad=0.01, aspect=6 * tall), 3 if tall < 2 else 5)
     figure.suptitle(f"{title}: median over the modes of a layer, in units of dt", fontsize=10)
+
+
+def log_ticks(bar: Any, count: int) -> None:
+    """So many ticks from end to end: decades are too far apart, as tau of a text often stays within one."""
+    at = torch.logspace(math.log10(bar.norm.vmin), math.log10(bar.norm.vmax), count).tolist()
+    bar.set_ticks(at, labels=[f"{value:.3g}" for value in at])
+    bar.minorticks_off()
 
 
 def token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], int]:
@@ -302,13 +304,13 @@ def plot_patterns(
     taus = {name: time_constants(model, x)[:, 0].cpu() for name, x in every.items()}
     whole, told = torch.stack([*taus.values()]), {row.pattern: row for row in rows}
     layers = layer_numbers(model, Liquid, whole.shape[1])
+    low, high = (float(edge) for edge in torch.cat([x[:, :3] for x in made.values()]).aminmax())
     figure, axes = _grid([1.4, 0.22 * len(layers) + 0.5], len(made))
     for column, (name, tau) in enumerate(taus.items()):
         above, below, row = axes[0][column], axes[1][column], told[name]
         above.plot(made[name][:, :3], linewidth=0.8)
-        above.set_title(f"{name}: tau {row.tau:.3g}, {row.ratio:.2f} of random", fontsize=9)
-        above.set(xlim=(0, length - 1))
-        above.sharey(axes[0][0])
+        above.set_title(f"{name}: tau {row.tau:.3g}, {row.ratio:.2f} x random", fontsize=9)
+        above.set(xlim=(0, length - 1), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
         above.tick_params(labelbottom=False, labelleft=column == 0)
         image = draw_heat(below, tau, whole, layers)
         below.set(xlabel="step", ylabel="layer" if column == 0 else "")
