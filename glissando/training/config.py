@@ -223,6 +223,11 @@ class RunConfig:
         return values
 
 
+def fitted_vocabulary(given: int, tokens: int) -> int:
+    """model.vocab_size beside a tokenizer of so many tokens: as it was given where that is larger, else theirs."""
+    return tokens if given == ModelConfig.vocab_size else max(given, tokens)
+
+
 def require_effect(config: RunConfig, name: str, told: str | None = None) -> None:
     """Raise ConfigError for an option that would do nothing: of a mixer or a corpus that the run does not have, or of
     one that is not used beside the others. `told`: how it was given."""

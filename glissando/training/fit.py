@@ -35,7 +35,7 @@ from glissando.training.budget import Budget
 from glissando.training.calibration import Calibration
 from glissando.training.callbacks import Metrics, Samples, Saver, Validation
 from glissando.training.checkpoint import PatientCheckpointIO, RandomState, ShardedStrategy
-from glissando.training.config import MACHINE, RunConfig, TrainingConfig
+from glissando.training.config import MACHINE, RunConfig, TrainingConfig, fitted_vocabulary
 from glissando.training.files import TEXTS, alone, fingerprints, put_texts, require_texts
 from glissando.training.module import TrainingModule
 from glissando.training.progress import Progress, say
@@ -328,11 +328,13 @@ def _require_shardable(config: RunConfig) -> None:
 
 
 def _fit_vocabulary(config: RunConfig, corpus: Corpus) -> None:
-    """A preset's vocabulary is that of its published tokenizer; the corpus's tokenizer decides."""
-    given, actual = config.model.vocab_size, corpus.tokenizer.vocab_size
-    if given not in (ModelConfig.vocab_size, actual):
-        _say(f"model.vocab_size {given} is not used: the tokenizer has {actual} tokens (data.tokenizer)")
-    config.model.vocab_size = actual
+    """A preset's vocabulary is that of its published tokenizer; a smaller tokenizer leaves a part of it unused."""
+    given, tokens = config.model.vocab_size, corpus.tokenizer.vocab_size
+    config.model.vocab_size = fitted_vocabulary(given, tokens)
+    if given > tokens and config.model.vocab_size == given:
+        _say(f"the tokenizer has {tokens} tokens of the model's {given:,} (--model.vocab_size {tokens}: no more)")
+    elif given not in (ModelConfig.vocab_size, tokens):
+        _say(f"model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens (data.tokenizer)")
 
 
 def require_rows(config: RunConfig, corpus: Corpus) -> None:
@@ -344,9 +346,10 @@ def require_rows(config: RunConfig, corpus: Corpus) -> None:
     if given > limit:
         raise ConfigError(f"data.seq_len {given} is longer than model.max_length {limit}: lower it to {limit} or less")
     if width > limit:
+        fix = "--data.stories.cut true" if config.data.corpus == "stories" else "another corpus"
         raise ConfigError(
             f"corpus {config.data.corpus} has rows of {width} tokens, whatever data.seq_len is, and model.max_length "
-            f"is {limit}: give --model.max_length {width}, or another corpus, such as --data.corpus text"
+            f"is {limit}: give {fix}, or --model.max_length {width}"
         )
 
 
