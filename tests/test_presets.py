@@ -26,6 +26,7 @@ def _marked(name: str):
     return pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [_marked(name) for name in preset_names()])
 def test_every_preset_trains_evaluates_and_generates(name, tmp_path, capsys):
     run = str(tmp_path / "run")
@@ -83,7 +84,7 @@ def cut(**options) -> DataConfig:
 
 def test_cut_stories_are_one_stream_a_row_and_nothing_is_left_out():
     corpus = build_corpus(cut())
-    batches = [batch for batch, _ in zip(corpus.batches("train"), range(300))]
+    batches = [batch for batch, _ in zip(corpus.batches("train"), range(300), strict=False)]
     assert {tuple(batch.ids.shape) for batch in batches} == {(4, 64)}
     again = next(corpus.batches("train", start=257))
     assert (again.ids == batches[257].ids).all()
@@ -112,6 +113,7 @@ def test_held_out_stories_are_scored_whole_window_by_window(labelled):
 
 def test_training_windows_of_labelled_stories_hold_one_story_each():
     batches = [b for b, _ in zip(build_corpus(cut(labelled=True)).batches("train"), range(200), strict=False)]
-    rows = [(row[row != IGNORED].tolist(), tuple(c.tolist())) for b in batches for row, c in zip(b.targets, b.control, strict=True)]
+    pairs = [pair for b in batches for pair in zip(b.targets, b.control, strict=True)]
+    rows = [(row[row != IGNORED].tolist(), tuple(label.tolist())) for row, label in pairs]
     assert all(10 not in row[:-1] for row, _ in rows), "an end only stands at the end of a window"
     assert {label for _, label in rows} >= {(1.0, 1.0), (-1.0, -1.0)}

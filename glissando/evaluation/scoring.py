@@ -22,7 +22,6 @@ from glissando.data.base import IGNORED, Batch
 from glissando.errors import DataError
 from glissando.model import LanguageModel
 
-
 _LOGITS = 1 << 27  # at most so many are held at once: 512 MiB in float32
 
 

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from glissando.errors import ConfigError
-from glissando.verbs.options import add_inference_options, inference_overrides, named_values, parse, parser_for, quoted
+from glissando.verbs.options import (
+    add_checkpoint_option,
+    add_inference_options,
+    inference_overrides,
+    named_values,
+    parse,
+    parser_for,
+    quoted,
+    take_checkpoint,
+)
 
 EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_tokens 300 --temperature 0.7 --seed 1'
 
@@ -26,7 +35,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--stop", type=list[str], default=[], help="stop before this text, or any of a list")
     parser.add_argument("--control", help="the dials, NAME=VALUE with commas between: mood=0.7,speech=-1")
     add_inference_options(parser)
-    options = parse(parser, [*_quoted(arguments)])
+    add_checkpoint_option(parser)
+    options = take_checkpoint(parse(parser, [*_quoted(arguments)]))
     if options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
     if not options.prompt:

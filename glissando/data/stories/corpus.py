@@ -147,7 +147,7 @@ class StoriesCorpus(Corpus):
         return row
 
     def _window(self, step: int, row: int) -> Window:
-        """Row `row` of training batch `step`, by a block of about _BLOCK_TOKENS of its stream, a function of its number."""
+        """Row `row` of training batch `step`: of a block of about _BLOCK_TOKENS, a function of its number alone."""
         windows = max(1, _BLOCK_TOKENS // self.seq_len)
         block, place = divmod(step, windows)
         number = block * self.batch_size + row
