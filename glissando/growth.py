@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from glissando.block import mlp_hidden
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, unknown_name
 from glissando.lifts import Grows, Table
 from glissando.mixers import MIXERS
 from glissando.model import LanguageModel, ModelConfig
@@ -48,6 +48,8 @@ class Growth:
     vocab      new size of the vocabulary
     noise      deviation of what tells copies apart, relative to that of the weights; 0 keeps copies alike for ever
     seed       of the noise and of what is new
+    dropout    `kept`, or `published`: min(0.1, 0.5 D / 256) at the new width D before each residual sum; the logits in
+               evaluation mode are the same
     """
 
     width: int = 1
@@ -60,6 +62,7 @@ class Growth:
     vocab: int | None = None
     noise: float = 0.2
     seed: int = 0
+    dropout: Literal["kept", "published"] = "kept"
 
     def check(self) -> None:
         """Raise ConfigError for a number out of its range."""
@@ -73,6 +76,8 @@ class Growth:
             value = getattr(self, name)
             if not (value is None and name in optional) and not (_is_whole(value) and value >= least):
                 raise ConfigError(f"grow: {name} is {meaning}, a whole number of at least {least}; got {value!r}")
+        if self.dropout not in ("kept", "published"):
+            raise unknown_name("grow: dropout", str(self.dropout), ["kept", "published"])
         if not _is_whole(self.seed):
             raise ConfigError(f"grow: seed must be a whole number, got {self.seed!r}")
         if isinstance(self.noise, bool) or not isinstance(self.noise, int | float) or not 0 <= self.noise < 1:
@@ -101,6 +106,7 @@ def grow(
     vocab: int | None = None,
     noise: float = 0.2,
     seed: int = 0,
+    dropout: Literal["kept", "published"] = "kept",
 ) -> LanguageModel:
     """A larger model that computes the same function; `model` stays as it is. See `Growth` for the arguments.
 
@@ -110,7 +116,7 @@ def grow(
 
     Raises ConfigError for an axis that the model does not have, or that cannot be grown exactly, and says why.
     """
-    by = Growth(width, heads, ffn, state, layers, steps, head_size, vocab, noise, seed)
+    by = Growth(width, heads, ffn, state, layers, steps, head_size, vocab, noise, seed, dropout)
     return grow_by(model, by).model
 
 
@@ -181,7 +187,16 @@ def grown_config(model: LanguageModel, by: Growth) -> ModelConfig:
         options: Any = getattr(c.mixers, name)
         setattr(config.mixers, name, MIXERS[name].grown_config(options, model.width, by))
     config.depth = model.depth.grown_config(c.depth, by)
+    if by.dropout == "published":
+        _publish_dropout(config)
     return config
+
+
+def _publish_dropout(config: ModelConfig) -> None:
+    """The Minimal Transformer's rule; logits in evaluation mode do not depend on it."""
+    share = min(0.1, 0.5 * config.hidden_size / 256)
+    config.block.mixer_dropout = share
+    config.block.mlp_dropout = share if config.block.mlp.kind != "none" else 0.0
 
 
 def _used_mixers(model: LanguageModel) -> list[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class ModelConfig:
     """A point of the design space.
 
-    vocab_size    V; when training, the tokenizer's size takes its place
+    vocab_size    V; when training, at least the tokenizer's, and theirs where it is left out
     hidden_size   D
     representation  `real`: D numbers a token; `complex`: D complex ones, kept as 2 D reals in pairs, which a linear
                   map lifts from the embedding and two linear maps bring to the logits

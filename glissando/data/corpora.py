@@ -40,10 +40,13 @@ class StoriesOptions:
     """The built-in children's stories, whose entropy is known exactly.
 
     labelled  one story a row, with its mood and other labels
+    cut       rows of at most seq_len tokens, held out too, stories cut where rows end: for models of a limited length;
+              the entropy floor is that of whole stories, which such rows cannot reach
     """
 
     valid_stories: int = 256
     labelled: bool = False
+    cut: bool = False
 
 
 @dataclass

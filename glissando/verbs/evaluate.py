@@ -14,6 +14,7 @@ from glissando.data.corpora import CORPORA, DataConfig, TextOptions, build_corpu
 from glissando.data.textfile import open_file
 from glissando.errors import ConfigError, DataError
 from glissando.verbs.options import (
+    add_checkpoint_option,
     add_inference_options,
     explain,
     inference_overrides,
@@ -22,6 +23,7 @@ from glissando.verbs.options import (
     plain,
     require_own_held_out,
     require_writable,
+    take_checkpoint,
 )
 
 if TYPE_CHECKING:
@@ -50,13 +52,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tasks", help="tasks of lm-eval with commas between, or `list`; glissando_* need no network")
     parser.add_argument("--limit", type=int | None, default=None, help="documents of each of the --tasks")
     add_inference_options(parser)
+    add_checkpoint_option(parser)
     parser.add_argument("--data", type=DataConfig, default=DataConfig())
     explain(parser, DataConfig, "data.")
     # Once to know the run, once more with the run's own data as the defaults.
-    run = Run.open(parse(parser, arguments).run)
+    run = Run.open(take_checkpoint(parse(parser, arguments)).run)
     trained = to_dict(from_dict(DataConfig, run.read_config().get("data", {}), "data"))
     parser.set_defaults(flat({"data": trained}))
-    options = parse(parser, arguments)
+    options = take_checkpoint(parse(parser, arguments))
     if options.exact_match < 1:
         raise ConfigError(f"--exact_match must be at least 1, got {options.exact_match}")
     typed = [a.partition("=")[0] for a in arguments if a.startswith("--")]

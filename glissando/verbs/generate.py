@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from glissando.errors import ConfigError
-from glissando.verbs.options import add_inference_options, inference_overrides, named_values, parse, parser_for, quoted
+from glissando.verbs.options import (
+    add_checkpoint_option,
+    add_inference_options,
+    inference_overrides,
+    named_values,
+    parse,
+    parser_for,
+    quoted,
+    take_checkpoint,
+)
 
 EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_tokens 300 --temperature 0.7 --seed 1'
 
@@ -29,7 +38,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--control", help="the dials, NAME=VALUE with commas between: mood=0.7,speech=-1")
     parser.add_argument("--diagnostics", help="directory for a table and a picture of a liquid model, token by token")
     add_inference_options(parser)
-    options = parse(parser, [*_quoted(arguments)])
+    add_checkpoint_option(parser)
+    options = take_checkpoint(parse(parser, [*_quoted(arguments)]))
     if options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
     if not options.prompt:

@@ -135,6 +135,24 @@ def add_inference_options(parser: Any) -> None:
     parser.add_argument("--mixers.tau.bins", type=int | None, default=None, help="how many bins a binned cache has")
 
 
+def add_checkpoint_option(parser: Any) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        type=str | None,
+        default=None,
+        help="best (by validation), last, or a step, of the run's checkpoints; by default the run's own weights",
+    )
+
+
+def take_checkpoint(options: Any) -> Any:
+    """`options` with the run's checkpoint in the place of the run, where one is asked for."""
+    from glissando.runs import choose_checkpoint
+
+    if options.checkpoint is not None:
+        options.run = str(choose_checkpoint(options.run, options.checkpoint))
+    return options
+
+
 def inference_overrides(options: Any) -> dict[str, Any]:
     """Those of `add_inference_options` that were given."""
     names = ("depth.n_steps", "depth.flow.method", "depth.flow.tolerance", "mixers.tau.cache", "mixers.tau.bins")
