@@ -38,6 +38,7 @@ class Task(NamedTuple):
     shares: list[float]
     flops: float
     rate: float
+    final_ratio: float
 
 
 TASKS = {
@@ -50,6 +51,7 @@ TASKS = {
         [0.05, 0.15, 0.8],
         2e12,
         1e-2,
+        0.05,
     ),
     # 267,968 -> 1,037,696 parameters, transformer-nano's size
     "stories": Task(
@@ -60,6 +62,7 @@ TASKS = {
         [0.2, 0.8],
         1.2e13,
         2e-3,
+        0.02,
     ),
 }
 
@@ -136,8 +139,8 @@ def _shared(task: Task, seed: int, options: argparse.Namespace) -> dict[str, Any
     preset = {key: value for key, value in load_preset(task.preset).items() if key != "about"}
     training = {
         "seed": seed,
-        "optimizer": {"learning_rate": options.rate or task.rate},
-        "schedule": {"warmup_steps": 50},
+        "optimizer": {"learning_rate": options.rate or task.rate, "beta2": 0.99},
+        "schedule": {"kind": "warmup-cosine", "warmup_steps": 50, "final_ratio": task.final_ratio},
         "validate_every": options.every,
         "sample_every": 10**9,
         "save_every": 10**9,

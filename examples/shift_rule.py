@@ -71,7 +71,7 @@ def answer(shape: dict[str, Any], pairs: int | None, seed: int, steps: int) -> d
         "steps": steps,
         "seed": seed,
         "optimizer": {"learning_rate": 1e-2, "beta2": 0.99, "weight_decay": 0.0},
-        "schedule": {"warmup_steps": min(100, steps), "final_ratio": 0.05},
+        "schedule": {"kind": "warmup-cosine", "warmup_steps": min(100, steps), "final_ratio": 0.05},
         "validate_every": steps,
         "sample_every": steps,
         "save_every": steps,

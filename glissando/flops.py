@@ -99,8 +99,9 @@ def _(mixer: Attention, length: int) -> Flops:
 
 @mixer_flops.register
 def _(mixer: Tau, length: int) -> Flops:
-    """x'L of every query and key, and p v."""
-    return Flops(2.0 * mixer.sides * mixer.heads * mixer.key_size**2 + 2.0 * mixer.heads * mixer.head_size * length)
+    """x'L of every query and key where L is no diagonal, and p v."""
+    energies = 0 if mixer.config.laplacian_weights == "diagonal" else mixer.key_size**2
+    return Flops(2.0 * mixer.sides * mixer.heads * energies + 2.0 * mixer.heads * mixer.head_size * length)
 
 
 @mixer_flops.register

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class ModelConfig(BackboneConfig):
     """A point of the design space.
 
-    vocab_size   V; when training, at least the tokenizer's size
+    vocab_size   V; when training, at least the tokenizer's, and theirs where it is left out
     hidden_size  D
     mixer        {kind: NAME, ...} or a name, see glissando.mixers; a list alternates over the layers
     block        the residual block around each mixer

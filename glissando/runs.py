@@ -6,7 +6,8 @@ tokenizer.json      tokenizer, if the model has one
 optimizer.safetensors  moments of the optimizer, of a run made by growing another
 environment.json    machine, versions, commit and command line that made it
 metrics.csv         what was logged while training
-checkpoints/        step-00000123/, ...: what training resumes from
+summary.json        how training ended: the best and the last validation
+checkpoints/        step-00000123/, ...: what training resumes from; best/: that of the best validation
 manifest.json       SHA-256 and size of the files above, as of the last save; written last
 """
 
@@ -36,6 +37,7 @@ from torch import Tensor
 from glissando.errors import ConfigError, RunError, nearest
 from glissando.storage import (
     MANIFEST,
+    find_published,
     load_tensors,
     read_manifest,
     record,
@@ -54,7 +56,8 @@ log = logging.getLogger(__name__)
 CONFIG, MODEL, TOKENIZER = "config.yaml", "model.safetensors", "tokenizer.json"
 OPTIMIZER = "optimizer.safetensors"
 METRICS, ENVIRONMENT, CHECKPOINTS = "metrics.csv", "environment.json", "checkpoints"
-LISTED = (CONFIG, ENVIRONMENT, METRICS, MODEL, OPTIMIZER, TOKENIZER)
+SUMMARY, BEST = "summary.json", "best"
+LISTED = (CONFIG, ENVIRONMENT, METRICS, MODEL, OPTIMIZER, SUMMARY, TOKENIZER)
 PACKAGES = ("glissando", "lightning", "numpy", "safetensors", "tokenizers", "torch")
 MODULE_PREFIX = "model."  # the attribute under which the training module holds the language model
 _STEP = re.compile(r"\.?step-(\d{8,})(\.old-.*)?")
@@ -95,8 +98,10 @@ class Run:
         Raises RunError if there is no such directory, or it is no run, incomplete or damaged.
         """
         path = Path(path).expanduser()
+        if path.name == BEST:
+            path = find_published(path)
         require_directory(path)
-        if checkpoint_step(path) >= 0 and path.resolve().parent.name == CHECKPOINTS:
+        if _is_checkpoint(path):
             return cls._open_checkpoint(path.resolve())
         run = cls(path)
         run._require_complete()
@@ -131,6 +136,23 @@ class Run:
         self.write_config(config)
         save_tensors(self.path / MODEL, state_dict, {"format": "pt"}, lambda new: self._announce(MODEL, record(new)))
         self.refresh_manifest()
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes summary.json. Raises RunError if it cannot be written."""
+        self._replace(SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+
+    def best_checkpoint(self) -> Path | None:
+        """The checkpoint of the best validation, or None."""
+        path = find_published(self.path / CHECKPOINTS / BEST)
+        return path if (path / MANIFEST).is_file() else None
+
+    def own_checkpoint(self) -> Path | None:
+        """The checkpoint whose weights are the run's own: the newest complete one, or the best where it ended so."""
+        try:
+            kept = json.loads((self.path / SUMMARY).read_bytes())["weights"]
+        except (OSError, ValueError, KeyError, TypeError):
+            kept = None
+        return (self.best_checkpoint() if kept == BEST else None) or self.latest_checkpoint()
 
     def read_config(self) -> dict[str, Any]:
         """The configuration. Raises RunError if config.yaml is missing, damaged or malformed."""
@@ -277,6 +299,36 @@ def checkpoint_step(path: str | Path) -> int:
     """The optimizer step of a checkpoint directory, or -1 if it is not named like one."""
     match = _STEP.fullmatch(Path(path).name)
     return int(match[1]) if match else -1
+
+
+def _is_checkpoint(path: Path) -> bool:
+    named = checkpoint_step(path) >= 0 or re.fullmatch(rf"{BEST}|\.{BEST}\.old-.*", path.name) is not None
+    return named and path.resolve().parent.name == CHECKPOINTS
+
+
+def saved_step(checkpoint: Path) -> int:
+    """The optimizer step of a checkpoint, whatever its name. Raises RunError if it is damaged."""
+    step = checkpoint_step(checkpoint)
+    return step if step >= 0 else int(load_tree(checkpoint, "trainer")["global_step"])
+
+
+def choose_checkpoint(path: str | Path, name: str) -> Path:
+    """The run's checkpoint `best`, `last` or of a step.
+
+    Raises RunError where there is no run at `path`, ConfigError, saying what there is, for a checkpoint that is not.
+    """
+    run = Run(Path(path).expanduser())
+    run.require_run()
+    kept = checkpoints(run.path / CHECKPOINTS)
+    best, last = run.best_checkpoint(), run.latest_checkpoint()
+    known = {str(checkpoint_step(found)): found for found in kept}
+    known |= {key: found for key, found in (("last", last), (BEST, best)) if found is not None}
+    if name not in known:
+        there = ", ".join(sorted(known)) or "none"
+        raise ConfigError(
+            f"{path} has no checkpoint {name!r}; it has: {there}. Without it the run's own weights are read"
+        )
+    return known[name]
 
 
 def checkpoints(directory: str | Path) -> list[Path]:

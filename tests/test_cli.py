@@ -170,7 +170,11 @@ def test_presets_and_corpora(capsys):
         (["train", "--model.hidden_size", "wide"], "expected int, got wide"),
         (["train", "--data.corpus", "storys", "--training.steps", "1", "--out", "x"], "Did you mean 'stories'"),
         (["train", "--preset", "transformer-nano", "--training.steps", "1"], "--out is missing"),
-        (["train", "--preset", "transformer-nano", "--out", "x"], "exactly one of training.steps"),
+        (["train", "--preset", "transformer-nano", "--out", "x"], "warmup-cosine needs an end, and no budget is given"),
+        (
+            ["train", *TINY, "--training.tokens", "9", "--out", "OUT"],
+            "the budget is one of training.steps, .epochs, .tokens, .seconds, .flops; got steps and tokens",
+        ),
         (["train", "--config", "nowhere.yaml"], "cannot read --config nowhere.yaml"),
         (
             ["train", *TINY, "--data.text.path", "BOOK", "--model.mixer", "atention", "--out", "OUT"],

@@ -148,7 +148,10 @@ def test_unequal_models_are_refused(tmp_path):
         ({"model": {"mixer.state_size": 3}}, r"--model\.mixers\.liquid\.state_size would do nothing"),
         ({"training": {"schedule.plateau_cuts": 3}}, r"--training\.schedule\.plateau_cuts would do nothing"),
         ({"data": {"stories.valid_stories": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
-        ({"model": {"positions": "learned", "max_length": 64}}, "longer than model.max_length 64"),
+        (
+            {"model": {"positions": "learned", "max_length": 64}, "data": {"seq_len": 128}},
+            "longer than model.max_length 64",
+        ),
         (
             {"model": {"positions": "learned", "max_length": 900}, "probes": ["copy", "selective_copy-4096"]},
             "max_length",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import re
 import subprocess
 import time
 from types import SimpleNamespace
@@ -186,14 +187,13 @@ def test_seconds_end_in_time_at_the_final_rate(tmp_path):
     assert taken < 4
     assert float(rows[0]["learning_rate"]) > 0.0095
     assert 0.001 <= float(rows[-1]["learning_rate"]) < 0.0015  # a loaded machine may take long over the last step
-    assert [path.name for path in (done.path / "checkpoints").iterdir()] == [f"step-{int(rows[-1]['step']):08d}"]
+    assert [path.name for path in (done.path / "checkpoints").glob("step-*")] == [f"step-{int(rows[-1]['step']):08d}"]
 
 
-@pytest.mark.parametrize("budget", [{}, {"steps": 3, "tokens": 5}, {"steps": 3, "seconds": 1.0}])
-def test_exactly_one_budget(tmp_path, budget):
-    none = {"steps": None, "tokens": None, "seconds": None}
-    with pytest.raises(ConfigError, match="exactly one"):
-        run(tmp_path, "run", {"training": none | budget})
+@pytest.mark.parametrize("budget", [{"steps": 3, "tokens": 5}, {"steps": 3, "epochs": 1.0}])
+def test_at_most_one_budget(tmp_path, budget):
+    with pytest.raises(ConfigError, match=r"the budget is one of training\.steps, \.epochs, .* got steps and"):
+        run(tmp_path, "run", {"training": budget})
 
 
 @pytest.mark.parametrize("name", ["validate_every", "save_every", "log_every", "clip", "steps", "accumulate"])
@@ -219,10 +219,11 @@ def test_ordinary_run_says_only_what_matters(tmp_path, capfd):
     done = run(tmp_path, "run", {"training": {"steps": 4, "validate_every": 2, "sample_every": 4}})
     out, error = capfd.readouterr()
     assert out == ""
-    lines = error.split("\nstep ")
-    assert [line.removeprefix("step ")[:2] for line in lines] == ["2,", "4,", "4:"]
+    first, *lines = error.split("\nstep ")
+    assert first.startswith("device cpu, ")
+    assert [line[:2] for line in lines] == ["2,", "4,", "4:"]
     assert "Lightning" not in error
-    assert "arning" not in error
+    assert not re.search(r"\b[Ww]arning", error)
     samples = (done.path / "samples.txt").read_text()
     assert samples.startswith("--- step 4\n")
     assert not set(samples) & {chr(c) for c in [*range(9), *range(11, 32), *range(127, 160)]}
@@ -414,7 +415,7 @@ LEARNED = {"model": {"positions": "learned", "max_length": 40}}
 def test_rows_longer_than_the_learned_positions_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.seq_len 64 is longer than model\.max_length 40"):
         run(tmp_path, "run", LEARNED, {"data.seq_len": 64})
-    with pytest.raises(ConfigError, match=r"rows of \d+ tokens.* model\.max_length is 40.*--data\.corpus text"):
+    with pytest.raises(ConfigError, match=r"rows of \d+ tokens.* model\.max_length is 40.*--data\.stories\.cut true"):
         run(tmp_path, "run", LEARNED, {"data": {"corpus": "stories", "seq_len": 32}})
     assert not (tmp_path / "run").exists()
 
@@ -430,8 +431,10 @@ def test_samples_end_with_the_learned_positions(tmp_path, length):
 
 def test_a_vocabulary_that_is_not_used_is_told(tmp_path, capfd):
     done = run(tmp_path, "run", {"model.vocab_size": 999, "training.steps": 1})
-    assert capfd.readouterr().err.startswith("model.vocab_size 999 is not used: the tokenizer has 256 tokens")
-    assert done.read_config()["model"]["vocab_size"] == 256
+    assert capfd.readouterr().err.startswith(
+        "the tokenizer has 256 tokens of the model's 999 (--model.vocab_size 256: no more)"
+    )
+    assert done.read_config()["model"]["vocab_size"] == 999
     run(tmp_path, "usual", {"training.steps": 1})
     assert "vocab_size" not in capfd.readouterr().err
 

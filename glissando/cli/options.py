@@ -330,3 +330,19 @@ def named_values(text: str) -> dict[str, float]:
     return values
 
 
+
+
+def add_checkpoint_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        help="best (by validation), last, or a step, of the run's checkpoints; by default the run's own weights",
+    )
+
+
+def take_checkpoint(options: Options) -> Options:
+    """`options` with the run's checkpoint in the place of the run, where one is asked for."""
+    from glissando.runs import choose_checkpoint
+
+    if options.checkpoint is not None:
+        options.run = str(choose_checkpoint(options.run, options.checkpoint))
+    return options

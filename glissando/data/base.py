@@ -62,6 +62,11 @@ class Corpus(ABC):
     entropy_floor: float | None = None
 
     @property
+    def epoch_rows(self) -> int | None:
+        """Training rows of one pass over the text or the pairs; None of what never ends or is not counted before."""
+        return None
+
+    @property
     def problems(self) -> str | None:
         """What of the source could not be used so far, in one line for a person; None if nothing."""
         return None

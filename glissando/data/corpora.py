@@ -84,12 +84,15 @@ class StoriesOptions(DataOptions):
     """The built-in children's stories, whose entropy is known exactly.
 
     labelled  one story a row, with its mood and other labels
+    cut       rows of at most seq_len tokens, held out too, stories cut where rows end: for models of a limited length;
+              the entropy floor is that of whole stories, which such rows cannot reach
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
 
     valid_stories: int = 256
     labelled: bool = False
+    cut: bool = False
 
 
 @options

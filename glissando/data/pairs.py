@@ -87,6 +87,15 @@ class PairsCorpus(Corpus):
     def valid_pairs(self) -> Sequence[Pair]:
         """The pairs of the held-out batches."""
 
+    @property
+    def train_set(self) -> Sequence[Pair] | None:
+        """The pairs of a finite training set; None where inputs never end."""
+        return None
+
+    @property
+    def epoch_rows(self) -> int | None:
+        return None if self.train_set is None else len(self.train_set)
+
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         return self._train_batches(start, shard) if split == "train" else self._valid_batches(start, shard)
 
@@ -182,7 +191,6 @@ class ShiftCorpus(PairsCorpus):
 
     @property
     def train_set(self) -> Sequence[Pair] | None:
-        """The pairs of a finite training set; None where inputs never end."""
         return self._fixed
 
     @property

@@ -108,6 +108,14 @@ class TextCorpus(Corpus):
             )
         return self._train_batches(start, shard)
 
+    @property
+    def epoch_rows(self) -> int:
+        """All windows at multiples of `stride`; of random windows as many as hold the text's number of tokens."""
+        tokens = len(self._train.ids)
+        if self._stride is None:
+            return max(1, -(-tokens // self.seq_len))
+        return max(0, tokens - self.seq_len) // self._stride + 1
+
     def _train_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         rows = np.array(shard_rows(self.batch_size, shard), np.int64)
         for step in count(start):

@@ -9,7 +9,7 @@ bytes are its targets' share of its batch's bytes, which is exact for a byte tok
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ from torch import Tensor
 from glissando.data.base import IGNORED, Batch
 from glissando.errors import DataError
 from glissando.model import LanguageModel
+
+_LOGITS = 1 << 27  # at most so many are held at once: 512 MiB in float32
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -40,15 +42,17 @@ class Score:
     n_bytes: int = 0
     floor_bits: float | None = None
 
-    def add(self, batch: Batch, logits: Tensor) -> None:
-        """Take in one batch and its logits (B, T, V)."""
-        losses = token_losses(logits, batch.targets)
-        hits = (logits.argmax(-1) == batch.targets).sum(1)
-        self.nats += losses.double().sum(1).tolist()
+    def add(self, batch: Batch, logits: Tensor | Iterable[Tensor]) -> None:
+        """Take in one batch and its logits (B, T, V), whole or in parts of consecutive rows."""
+        row = 0
+        for part in [logits] if isinstance(logits, Tensor) else logits:
+            mine = batch.targets[row : row + len(part)]
+            self.nats += token_losses(part, mine).double().sum(1).tolist()
+            self.correct += (part.argmax(-1) == mine).sum(1).tolist()
+            row += len(part)
         targets = (batch.targets != IGNORED).sum(1).tolist()
         self.targets += targets
         self.row_bytes += [batch.n_bytes * n / max(sum(targets), 1) for n in targets]
-        self.correct += hits.tolist()
         self.n_bytes += batch.n_bytes
         if batch.floor_bits is not None:
             self.floor_bits = (self.floor_bits or 0.0) + batch.floor_bits
@@ -149,12 +153,22 @@ def score_part(model: LanguageModel, batches: Iterable[Batch], device: torch.dev
     result = Score()
     try:
         for batch in batches:
-            batch = to_device(batch, device)
-            logits, _ = model(batch.ids, mask=batch.mask, control=heard_control(model, batch))
-            result.add(batch, logits)
+            result.add(batch, _logits(model, to_device(batch, device)))
     finally:
         model.train(was_training)
     return result
+
+
+def _logits(model: LanguageModel, batch: Batch) -> Iterator[Tensor]:
+    """Of so many rows at a time as fit into _LOGITS numbers; of all, where processes share the model's weights."""
+    total, length = batch.ids.shape
+    shared = hasattr(model.embedding.weight, "to_local")
+    rows = total if shared else max(1, _LOGITS // (length * model.config.vocab_size))
+    control = heard_control(model, batch)
+    for first in range(0, total, rows):
+        part = slice(first, first + rows)
+        mask = None if batch.mask is None else batch.mask[part]
+        yield model(batch.ids[part], mask=mask, control=None if control is None else control[part])[0]
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

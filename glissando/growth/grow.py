@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ def grow(
     vocab: int | None = None,
     noise: float = 0.2,
     seed: int = 0,
+    dropout: Literal["kept", "published"] = "kept",
 ) -> LanguageModel:
     """A larger model that computes the same function; `model` stays as it is. See `Growth` for the arguments.
 
@@ -59,7 +60,7 @@ def grow(
 
     Raises ConfigError for an axis that the model does not have, or that cannot be grown exactly, and says why.
     """
-    by = Growth(width, heads, ffn, state, layers, steps, head_size, vocab, noise, seed)
+    by = Growth(width, heads, ffn, state, layers, steps, head_size, vocab, noise, seed, dropout)
     return grow_by(model, by).model
 
 
@@ -124,6 +125,9 @@ def grown_config(model: LanguageModel, by: Growth) -> ModelConfig:
     grown = [mixer_rule(MIXERS.class_of(o)).options(o, model.width, by) for o in _used_options(model)]
     config.mixer = [*grown, *copy.deepcopy(c.mixers[len(grown) :])] if isinstance(c.mixer, list) else grown[0]
     config.depth = grown_depth(model.depth, c.depth, by)
+    if by.dropout == "published":  # the Minimal Transformer's rule; logits in evaluation mode do not depend on it
+        share = min(0.1, 0.5 * config.hidden_size / 256)
+        config.block.mixer_dropout, config.block.mlp_dropout = share, share if config.block.mlp.kind != "none" else 0.0
     return config
 
 

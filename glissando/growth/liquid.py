@@ -39,7 +39,7 @@ def _diagonal(old: Diagonal, size: int) -> Table:
 def _dense(old: Dense, size: int) -> Table:
     n, inner = tile(old.size, size), tile(2 * old.size, 2 * size)
     network = {
-        "adapt.0": linear(old.adapt[0], inner, join(n, n) if old.state_dependence else n),
+        "adapt.0": linear(old.adapt[0], inner, join(n, n) if old.config.state_dependence else n),
         "adapt.1": grow_norm(old.adapt[1], inner),
         "adapt.3": linear(old.adapt[3], n, inner),
     }

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, unknown_name
 from glissando.growth.lifts import Lift, Table
 from glissando.mixers import Mixer
 
@@ -30,6 +30,8 @@ class Growth:
     vocab      new size of the vocabulary
     noise      deviation of the noise between copies, relative to that of the weights; 0 keeps copies alike for ever
     seed       of the noise and of what is new
+    dropout    `kept`, or `published`: min(0.1, 0.5 D / 256) at the new width D before each residual sum; the logits in
+               evaluation mode are the same
     """
 
     width: int = 1
@@ -42,6 +44,7 @@ class Growth:
     vocab: int | None = None
     noise: float = 0.2
     seed: int = 0
+    dropout: Literal["kept", "published"] = "kept"
 
     def check(self) -> None:
         """Raise ConfigError for a number out of its range."""
@@ -55,6 +58,8 @@ class Growth:
             value = getattr(self, name)
             if not (value is None and name in optional) and not (_is_whole(value) and value >= least):
                 raise ConfigError(f"grow: {name} is {meaning}, a whole number of at least {least}; got {value!r}")
+        if self.dropout not in ("kept", "published"):
+            raise unknown_name("grow: dropout", str(self.dropout), ["kept", "published"])
         if not _is_whole(self.seed):
             raise ConfigError(f"grow: seed must be a whole number, got {self.seed!r}")
         if isinstance(self.noise, bool) or not isinstance(self.noise, int | float) or not 0 <= self.noise < 1:

@@ -25,63 +25,15 @@ The publication's ten substeps a token, its clamps and its detached matrices are
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from glissando.config import options, starting
 from glissando.errors import ConfigError
 from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer
-from glissando.mixers.liquid_dynamics import Dense, Diagonal
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-@options
-class LiquidConfig:
-    """Options of the `liquid` mixer.
-
-    dynamics          `diagonal` or `dense`, see glissando/mixers/liquid.py
-    state_size        N real numbers, two for a mode of `diagonal`; hidden_size if None
-    layer             what stands around the dynamics: `gated` or `published`
-    state_dependence  tau depends on the state, not on the input alone
-    adaptation        a starts here: how far tau moves
-    steps             diagonal: steps of the modes start spread from the first to the second, in their logarithm;
-                      [0.001, 0.1] if None
-    coupled           diagonal: the input enters divided by tau, as in a liquid time-constant cell
-    turns             diagonal: the modes' turning starts from HiPPO-LegS (`legs`, if None), or `matched` to the steps,
-                      fast where they decay fast
-    dropout           published layer: before its last matrix
-    """
-
-    dynamics: Literal["diagonal", "dense"] = "diagonal"
-    state_size: PositiveInt | None = None
-    layer: Literal["gated", "published"] = "gated"
-    state_dependence: bool = True
-    adaptation: Annotated[float, Field(gt=0.001, lt=0.999)] = starting(0.1, of="raw_adaptation")
-    steps: tuple[Positive, Positive] | None = starting(None, of="log_step")
-    coupled: bool | None = None
-    turns: Literal["legs", "matched"] | None = starting(None, of="dynamics.turn")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps[0] > self.steps[1]:
-            raise ConfigError(f"liquid.steps must be two numbers in order, got {list(self.steps)}")
-        for name in ("steps", "coupled", "turns"):
-            if self.dynamics == "dense" and getattr(self, name) is not None:
-                raise ConfigError(
-                    f"liquid.{name} is of diagonal dynamics, and liquid.dynamics is `dense`; leave it out"
-                )
-        if self.layer == "gated" and self.dropout:
-            raise ConfigError(
-                f"liquid.dropout {self.dropout} is of the published layer; leave it out, or see block.*_dropout"
-            )
-
+from glissando.mixers.liquid_dynamics import Dense, Diagonal, LiquidConfig
 
 class LiquidState(NamedTuple):
     x: Tensor  # (B, N), at least float32; diagonal: pairs
@@ -100,12 +52,7 @@ class Liquid(Mixer):
         self.size = c.state_size or hidden_size
         if c.dynamics == "diagonal" and self.size % 2:
             raise ConfigError(f"liquid.state_size must be even for diagonal dynamics, got {self.size}")
-        if c.dynamics == "diagonal":
-            self.dynamics: Diagonal | Dense = Diagonal(
-                self.size, c.state_dependence, c.adaptation, c.steps, bool(c.coupled), c.turns == "matched"
-            )
-        else:
-            self.dynamics = Dense(self.size, c.state_dependence, c.adaptation)
+        self.dynamics: Diagonal | Dense = (Diagonal if c.dynamics == "diagonal" else Dense)(c, self.size)
         self.layer = (Gated if c.layer == "gated" else Published)(c, hidden_size, self.size)
         initialized(self)
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
+from glissando.config import options, starting
+from glissando.errors import ConfigError
 from glissando.mixers.base import Memo
 from glissando.mixers.memory import starting_turns
 from glissando.ops.compiled import use_numba
@@ -19,6 +23,57 @@ from glissando.ops.liquid import Backend, Modes, Packed, liquid, pack, require_t
 from glissando.ops.newton import Report
 from glissando.ops.zero_order_hold import discretize, hippo_legs, legs_modes
 from glissando.precision import exact, without_autocast
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@options
+class LiquidConfig:
+    """Options of the `liquid` mixer.
+
+    dynamics          `diagonal` or `dense`, see glissando/mixers/liquid.py
+    state_size        N real numbers, two for a mode of `diagonal`; hidden_size if None
+    layer             what stands around the dynamics: `gated` or `published`
+    state_dependence  tau depends on the state, not on the input alone
+    adaptation        a starts here: how far tau moves
+    tau               tau0 starts here, between 0.01 and 10
+    init              dense: A starts from 0.1 times HiPPO-LegS (`hippo`, if None), or as 0.1 times normal numbers
+                      (`random`)
+    dt                dense: the time that a token takes where none is given, and the unit of a given one; 1 if None
+    steps             diagonal: steps of the modes start spread from the first to the second, in their logarithm;
+                      [0.001, 0.1] if None
+    coupled           diagonal: the input enters divided by tau, as in a liquid time-constant cell
+    turns             diagonal: the modes' turning starts from HiPPO-LegS (`legs`, if None), or `matched` to the steps,
+                      fast where they decay fast
+    dropout           published layer: before its last matrix
+    """
+
+    dynamics: Literal["diagonal", "dense"] = "diagonal"
+    state_size: PositiveInt | None = None
+    layer: Literal["gated", "published"] = "gated"
+    state_dependence: bool = True
+    adaptation: Annotated[float, Field(gt=0.001, lt=0.999)] = starting(0.1, of="raw_adaptation")
+    tau: Annotated[float, Field(gt=0.01, lt=10)] = starting(1.0, of="raw_tau")
+    init: Literal["hippo", "random"] | None = starting(None, of="dynamics.a")
+    dt: Positive | None = None
+    steps: tuple[Positive, Positive] | None = starting(None, of="log_step")
+    coupled: bool | None = None
+    turns: Literal["legs", "matched"] | None = starting(None, of="dynamics.turn")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps[0] > self.steps[1]:
+            raise ConfigError(f"liquid.steps must be two numbers in order, got {list(self.steps)}")
+        for kind, names in (("diagonal", ("steps", "coupled", "turns")), ("dense", ("init", "dt"))):
+            if given := [name for name in names if self.dynamics != kind and getattr(self, name) is not None]:
+                raise ConfigError(
+                    f"liquid.{given[0]} is of {kind} dynamics, and liquid.dynamics is `{self.dynamics}`; leave it out"
+                )
+        if self.layer == "gated" and self.dropout:
+            raise ConfigError(
+                f"liquid.dropout {self.dropout} is of the published layer; leave it out, or see block.*_dropout"
+            )
+
 
 #: tau0 and a stay within these
 _TAU, _ADAPT = (0.01, 10.0), (0.001, 0.999)
@@ -31,18 +86,18 @@ def _logit(share: float) -> float:
 class _Adaptive(nn.Module):
     """tau0 and a, kept within their bounds by smooth maps, so that no gradient is cut."""
 
-    def __init__(self, taus: int, adaptations: int) -> None:
+    def __init__(self, config: LiquidConfig, taus: int, adaptations: int) -> None:
         super().__init__()
+        self.config = config
         self.raw_tau = nn.Parameter(torch.empty(taus))
         self.raw_adaptation = nn.Parameter(torch.empty(adaptations))
 
     @torch.no_grad()
-    def _reset(self, adaptation: float) -> None:
-        """tau0 = 1."""
+    def _reset(self) -> None:
         low, high = _TAU
-        self.raw_tau.fill_(_logit(math.log(1 / low) / math.log(high / low)))
+        self.raw_tau.fill_(_logit(math.log(self.config.tau / low) / math.log(high / low)))
         low, high = _ADAPT
-        self.raw_adaptation.fill_(_logit((adaptation - low) / (high - low)))
+        self.raw_adaptation.fill_(_logit((self.config.adaptation - low) / (high - low)))
 
     def taus(self) -> Tensor:
         """tau0, at least float32."""
@@ -61,30 +116,20 @@ class Diagonal(_Adaptive):
     #: a mode's own numbers, not matrices
     undecayed = ("state_weights",)
 
-    def __init__(
-        self,
-        size: int,
-        state_dependence: bool,
-        adaptation: float,
-        steps: tuple[float, float] | None,
-        coupled: bool,
-        matched: bool,
-    ) -> None:
-        super().__init__(size // 2, size // 2)
-        self.starting_adaptation, self.steps = adaptation, steps or (1e-3, 1e-1)
-        self.coupled, self.matched = coupled, matched
+    def __init__(self, config: LiquidConfig, size: int) -> None:
+        super().__init__(config, size // 2, size // 2)
         self.log_decay, self.turn, self.log_step = (nn.Parameter(torch.empty(size // 2)) for _ in range(3))
         self.bias = nn.Parameter(torch.empty(size // 2))
-        self.state_weights = nn.Parameter(torch.empty(size // 2, 2)) if state_dependence else None
+        self.state_weights = nn.Parameter(torch.empty(size // 2, 2)) if config.state_dependence else None
 
     @torch.no_grad()
     def initialize(self) -> None:
-        n, (low, high) = len(self.turn), self.steps
-        self._reset(self.starting_adaptation)
+        n, (low, high) = len(self.turn), self.config.steps or (1e-3, 1e-1)
+        self._reset()
         nn.init.zeros_(self.bias)
         steps = torch.logspace(math.log10(low), math.log10(high), n)
         nn.init.constant_(self.log_decay, math.log(0.5))
-        if self.matched:
+        if self.config.turns == "matched":
             turn = starting_turns(1 / (1.5 * steps)) / steps
         else:
             turn, steps = legs_modes(2 * n).imag, steps[torch.randperm(n)]
@@ -116,7 +161,7 @@ class Diagonal(_Adaptive):
         before, dt = before.unflatten(-1, (n, 2)).to(z.dtype), None if dt is None else dt.to(z.dtype)
         with without_autocast(z.device.type):
             modes, packed = self._given(memo)
-            return liquid(b, z, modes, before, dt, self.coupled, backend, packed)
+            return liquid(b, z, modes, before, dt, bool(self.config.coupled), backend, packed)
 
     def _given(self, memo: Memo | None) -> tuple[Modes, Packed | None]:
         """What follows from the weights alone."""
@@ -152,20 +197,23 @@ class Diagonal(_Adaptive):
 class Dense(_Adaptive):
     """A full matrix; inputs: u (B, T, N). One matrix exponential of size N + 1 a token, one token after the other."""
 
-    def __init__(self, size: int, state_dependence: bool, adaptation: float) -> None:
-        super().__init__(size, 1)
-        self.size, self.state_dependence, self.starting_adaptation = size, state_dependence, adaptation
+    def __init__(self, config: LiquidConfig, size: int) -> None:
+        super().__init__(config, size, 1)
+        self.size = size
         self.a, self.b = (nn.Parameter(torch.empty(size, size)) for _ in range(2))
-        seen = 2 * size if state_dependence else size
+        seen = 2 * size if config.state_dependence else size
         self.adapt = nn.Sequential(
             nn.Linear(seen, 2 * size), nn.LayerNorm(2 * size), nn.Tanh(), nn.Linear(2 * size, size), nn.Tanh()
         )
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """A = 0.1 HiPPO-LegS, B ~ N(0, 0.1)."""
-        self._reset(self.starting_adaptation)
-        self.a.copy_(0.1 * hippo_legs(self.size)[0])
+        """A = 0.1 HiPPO-LegS, or ~ N(0, 0.1) as B is."""
+        self._reset()
+        if self.config.init == "random":
+            nn.init.normal_(self.a, std=0.1)
+        else:
+            self.a.copy_(0.1 * hippo_legs(self.size)[0])
         nn.init.normal_(self.b, std=0.1)
 
     def forward(
@@ -176,8 +224,8 @@ class Dense(_Adaptive):
 
     @torch.no_grad()
     def time_constants(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
-        """tau (B, T, N)."""
-        return self._run(inputs, before, dt)[1]
+        """tau (B, T, N): in units of dt."""
+        return self._run(inputs, before, dt)[1] / (self.config.dt or 1)
 
     def effort(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
         """There is no Newton's method for dynamics that couple."""
@@ -194,13 +242,13 @@ class Dense(_Adaptive):
         states, taus = [], []
         for now, drive, time in zip(u.unbind(1), entry.unbind(1), times.unbind(1), strict=True):
             tau = self._tau(x, now)
-            x = self._advance(x, drive, tau, time.to(x.dtype))
+            x = self._advance(x, drive, tau, time.to(x.dtype) * (self.config.dt or 1))
             states.append(x)
             taus.append(tau)
         return torch.stack(states, 1), torch.stack(taus, 1)
 
     def _tau(self, x: Tensor, u: Tensor) -> Tensor:
-        seen = torch.cat([x.to(u.dtype), u], -1) if self.state_dependence else u
+        seen = torch.cat([x.to(u.dtype), u], -1) if self.config.state_dependence else u
         return self.taus() * (1 + self.adaptations() * exact(self.adapt(seen)))
 
     def _advance(self, x: Tensor, drive: Tensor, tau: Tensor, time: Tensor) -> Tensor:

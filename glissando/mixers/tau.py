@@ -40,7 +40,7 @@ from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import shifted
 from glissando.mixers.tau_cache import BinnedCache, ExactCache, Projected, TauState
-from glissando.ops.energy import energy
+from glissando.ops.energy import edges_pay, energy, energy_edges
 from glissando.ops.rope import rotate, rotation_after
 from glissando.ops.tau_attention import tau_attention
 from glissando.precision import exact
@@ -246,6 +246,8 @@ class Tau(Mixer):
             size = self.key_size // repeat
             table = rotation_after(position, x.shape[1], size, base, size, self.qk.weight.dtype, x.device)
             heads = rotate(heads.unflatten(-1, (repeat, size)), table[..., None, None, :]).flatten(-2)
+        if self.log_edges is None and edges_pay(heads, self.laplacian):
+            return energy_edges(heads, *graphs.edges_of(self.laplacian), self.config.eps)
         return energy(heads, self.matrix(), self.config.eps).clamp_min(0)
 
     def key_energies(self, x: Tensor, ctx: Context) -> Tensor:
@@ -254,12 +256,14 @@ class Tau(Mixer):
         return keys.flatten(0, 1) if ctx.mask is None else keys[ctx.mask]
 
     def matrix(self) -> Tensor:
-        """L (S, S): fixed, with learned edges, or a learned diagonal."""
-        if self.log_edges is None:
+        """L (S, S): fixed or with learned edges; or a learned diagonal (S,)."""
+        if self.log_edges is not None and self.log_edges.ndim == 1:
+            return self.log_edges.exp()
+        if self.log_edges is None and self.laplacian.dtype is torch.float32:
             return self.laplacian
-        if self.log_edges.ndim == 1:
-            return self.log_edges.exp().diag()
-        weights = -self.laplacian * (0.5 * (self.log_edges + self.log_edges.T)).exp()
+        weights = -exact(self.laplacian)  # summed anew: cast to another precision, its rows would not sum to 0
+        if self.log_edges is not None:
+            weights = weights * (0.5 * (self.log_edges + self.log_edges.T)).exp()
         weights = weights - weights.diag().diag()
         return weights.sum(-1).diag() - weights
 

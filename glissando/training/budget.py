@@ -14,6 +14,9 @@ from lightning.pytorch import Callback, Trainer
 
 from glissando.training.module import TrainingModule
 
+#: steps between validations, checkpoints and samples of a training that only Ctrl-C ends, unless they are given
+ENDLESS_EVERY = 1000
+
 
 class StepEnd(Callback):
     """Base of callbacks that act once an optimizer step is done, not after every micro-batch."""
@@ -30,7 +33,8 @@ class StepEnd(Callback):
 
 
 class Budget(StepEnd):
-    """Counts what is spent, over resumptions too, and stops when the budget is spent or somebody asks.
+    """Counts what is spent, over resumptions too, and ends training when the budget, if there is one, is spent or when
+    somebody asks.
 
     Every process goes by the first one's clock and by anybody's request: what is due on one is due on all.
 
@@ -47,6 +51,7 @@ class Budget(StepEnd):
         flops: float | None = None,
     ) -> None:
         self.steps, self.tokens, self.seconds, self.flops = steps, tokens, seconds, flops
+        self.endless = steps is tokens is seconds is flops is None
         self.share = self.share_before_step = 0.0  # of the budget, at the end of the last two steps
         self.asked_to_stop = self.ends = self.interrupted = False
         self.spent = 0.0  # seconds at the end of the last step
@@ -70,9 +75,14 @@ class Budget(StepEnd):
             self._aside += time.perf_counter() - began
 
     def due(self, every: int | None, step: int) -> bool:
-        """Whether something is due after `step`: every so many steps, or ten times a run; and at its end."""
+        """Whether something is due after `step`: every so many steps, or ten times a run; and at its end.
+
+        Where there is no budget, every ENDLESS_EVERY steps.
+        """
         if self.ends:
             return True
+        if self.endless:
+            return step % (every or ENDLESS_EVERY) == 0
         if every is None and self.steps is None:
             return int(10 * self.share) > int(10 * self.share_before_step)
         return step % (every or max(1, (self.steps or 0) // 10)) == 0

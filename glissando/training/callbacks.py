@@ -21,7 +21,7 @@ from glissando.errors import DivergenceError, NotFiniteError, RunError, Training
 from glissando.evaluation.scoring import heard_control
 from glissando.generation import generate, visible
 from glissando.mixers.tau import Tau
-from glissando.runs import METRICS, Run, checkpoint_path, keep_newest
+from glissando.runs import BEST, CHECKPOINTS, METRICS, Run, checkpoint_path, keep_newest
 from glissando.storage import write_atomic
 from glissando.training.budget import Budget, StepEnd
 from glissando.training.calibration import Calibration, CollapseWarning, collapses
@@ -33,8 +33,9 @@ from glissando.training.observe import columns, first_row, observe
 _OBSERVED_TOKENS = 256
 SAMPLES = "samples.txt"
 COLUMNS = (
-    "step", "tokens", "seconds", "flops", "train_loss", "train_bits_per_byte", "learning_rate", "grad_norm",
-    "tokens_per_second", "valid_loss", "valid_bits_per_byte", "valid_accuracy",
+    "step", "epoch", "tokens", "seconds", "flops", "train_loss", "train_bits_per_byte", "train_accuracy",
+    "learning_rate", "grad_norm", "stability", "tokens_per_second", "valid_loss", "valid_bits_per_byte",
+    "valid_accuracy",
 )  # fmt: skip
 
 
@@ -46,7 +47,7 @@ class Validation(StepEnd):
 
     def __init__(self, budget: Budget, every: int | None, patience: int | None) -> None:
         self.budget, self.every, self.patience = budget, every, patience
-        self.best, self.waited = math.inf, 0
+        self.best, self.best_step, self.waited = math.inf, -1, 0
         self.spent = self.latest_cost = 0.0  # seconds on all validations, and on the latest of this process
         self.latest: dict[str, float] = {}
         self.latest_step = -1
@@ -85,21 +86,25 @@ class Validation(StepEnd):
         }
         if result.floor is not None:
             self.latest["entropy_floor"] = result.floor
-        self.waited = 0 if result.loss < self.best else self.waited + 1
-        self.best = min(self.best, result.loss)
+        self.waited += 1
+        if result.loss < self.best:
+            self.best, self.best_step, self.waited = result.loss, step, 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited, "spent": self.spent}
+        return {"best": self.best, "best_step": self.best_step, "waited": self.waited, "spent": self.spent}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best, self.waited, self.spent = state["best"], state["waited"], state.get("spent", 0.0)
+        self.best_step = state.get("best_step", -1)
 
 
 class Samples(StepEnd):
     """Writes what the model says now to samples.txt, and shows it. Resuming drops what came after the checkpoint."""
 
-    def __init__(self, path: Path, budget: Budget, every: int | None, show: Callable[[str], None]) -> None:
-        self.path, self.budget, self.every, self.show = path / SAMPLES, budget, every, show
+    def __init__(
+        self, path: Path, budget: Budget, every: int | None, show: Callable[[str], None], prompt: str | None = None
+    ) -> None:
+        self.path, self.budget, self.every, self.show, self.prompt = path / SAMPLES, budget, every, show, prompt
         self.size = 0
 
     def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
@@ -123,8 +128,8 @@ class Samples(StepEnd):
                 self.show(f"step {step}: {text}")
 
     def sample(self, module: TrainingModule, tokens: int = 200) -> str:
-        """A held-out beginning, a bar, and how the model goes on."""
-        prompt = module.corpus.prompts(1, seed=0)[0]
+        """The prompt, or a held-out beginning, a bar, and how the model goes on."""
+        prompt = module.corpus.prompts(1, seed=0)[0] if self.prompt is None else self.prompt
         was_training = module.model.training
         module.model.eval()
         try:
@@ -155,7 +160,9 @@ def _room(module: TrainingModule, prompt: str) -> int:
 class Metrics(StepEnd):
     """metrics.csv: a row every `every` steps and at every validation. Resuming drops the rows after the checkpoint.
 
-    tokens_per_second counts the time of steps alone. Also offers `latest`, the newest row, to whoever shows it.
+    epoch is that of a text or of pairs; train_accuracy is of the step's own batch, every `every` steps; stability is
+    1 / |gradient|, by which the homeostatic schedule goes; tokens_per_second counts the time of steps alone.
+    Also offers `latest`, the newest row, to whoever shows it.
 
     What the mixers tell of themselves is measured after the step, on the beginning of its first row. That takes a
     quarter of a step of 512 tokens: 2.4 % of training tauformer-nano with `every` 10, and less of larger steps.
@@ -216,8 +223,12 @@ class Metrics(StepEnd):
         loss, bits, neutral = module.meter.read()
         (last_tokens, last_time), now = self.mark, self.budget.working()
         self.mark = (module.tokens, now)
+        rows = module.corpus.epoch_rows
         return {
             "step": step,
+            "epoch": step * module.config.data.batch_size / rows if rows else "",
+            "train_accuracy": "" if module.accuracy is None else module.accuracy,
+            "stability": 1 / (module.grad_norm + 1e-6),
             "tokens": module.tokens,
             "seconds": self.budget.spent,
             "flops": module.flops,
@@ -258,6 +269,8 @@ class Metrics(StepEnd):
     def _send(self, row: dict[str, Any], step: int) -> None:
         if self.events is not None:
             for name, value in row.items():
+                if value == "":
+                    continue
                 self.events.add_scalar(name, value, step)
 
     def on_exception(self, trainer: Trainer, module: pl.LightningModule, exception: BaseException) -> None:
@@ -269,12 +282,22 @@ class Metrics(StepEnd):
 
 
 class Saver(StepEnd):
-    """Checkpoints, and the run's own weights with them: atomically, after everything else of the step."""
+    """Checkpoints, and the run's own weights with them: atomically, after everything else of the step.
 
-    def __init__(self, run: Run, budget: Budget, every: int | None, keep: int, files: PatientCheckpointIO) -> None:
+    The checkpoint `best` comes before the step's own: a run that is killed in between goes on from before both.
+    """
+
+    def __init__(
+        self, run: Run, budget: Budget, every: int | None, keep: int, files: PatientCheckpointIO, validation: Validation
+    ) -> None:
         self.run, self.budget, self.every, self.keep, self.files = run, budget, every, keep, files
+        self.validation = validation
 
     def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
+        if self.validation.best_step == step:
+            with self.budget.aside():
+                module.require_finite_weights()
+                self._write(trainer, step, self.run.path / CHECKPOINTS / BEST)
         if trainer.should_stop or self.budget.due(self.every, step):
             with self.budget.aside():
                 module.require_finite_weights()
@@ -282,9 +305,13 @@ class Saver(StepEnd):
 
     def save(self, trainer: Trainer, step: int) -> None:
         """Raises TrainingError, on every process, if the disk does not take it; the message says what stands."""
-        target = checkpoint_path(self.run.path / "checkpoints", step)
+        self._write(trainer, step, checkpoint_path(self.run.path / CHECKPOINTS, step), self._publish)
+
+    def _write(
+        self, trainer: Trainer, step: int, target: Path, publish: Callable[[Path], Exception | None] | None = None
+    ) -> None:
         trainer.save_checkpoint(target)
-        problem = self.files.problem or (self._publish(target) if trainer.is_global_zero else None)
+        problem = self.files.problem or (publish(target) if publish and trainer.is_global_zero else None)
         # Only the first process writes: without being told the others would wait for it for ever.
         reason = trainer.strategy.broadcast(str(problem) if problem else None)
         if reason:

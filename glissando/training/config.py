@@ -18,7 +18,7 @@ from glissando.training.schedules import ScheduleConfig, require
 MACHINE = ("devices", "num_nodes", "accelerator", "strategy")
 
 #: the ways to say how long to train
-BUDGETS = ("steps", "tokens", "seconds", "flops")
+BUDGETS = ("steps", "epochs", "tokens", "seconds", "flops")
 
 _POSITIVE = (
     "clip", "accumulate", "early_stopping", "validate_every", "save_every", "sample_every", "log_every",
@@ -95,8 +95,9 @@ class CalibrationConfig:
 class TrainingConfig:
     """How to train.
 
-    steps, tokens, seconds, flops   the budget: exactly one of them, to the end of a step; tokens are targets scored,
-                             flops three times those of the forward pass, padding included (glissando.flops)
+    steps, epochs, tokens, seconds, flops   the budget: at most one of them, to the end of a step; without one, training
+                             ends at Ctrl-C; epochs are passes over a text or over pairs, tokens targets scored, flops
+                             three times those of the forward pass, padding included (glissando.flops)
     clip                     largest global gradient norm; none if None
     accumulate               micro-batches a step: data.batch_size rows are processed in so many parts
     precision                32-true, bf16-mixed or 64-true
@@ -104,9 +105,12 @@ class TrainingConfig:
     gradient_checkpointing   recompute each block in the backward pass: less memory, a third more time
     freeze                   parameters not to train, by shell pattern: ["embedding.*"]
     neutral_kl               weight in the loss of KL(base || model at u = 0); the base is what was started from
-    early_stopping           stop after so many validations without a new best; never if None
+    early_stopping           stop after so many validations without a new best; never if None; the weights of the best
+                             are then the run's own
     validate_every, save_every, sample_every   in steps; None: 10 times a run; in one of so many seconds fewer
-                             validations, where after the first they would take over a fifth of them
+                             validations, where after the first they would take over a fifth of them; every 1000
+                             steps without a budget
+    sample_prompt            what samples go on from; a held-out beginning if None
     log_every                steps between rows of metrics.csv
     keep_checkpoints         how many of the latest stay
     devices, num_nodes, accelerator, strategy   Lightning's; strategy `auto`, `ddp` or `fsdp`
@@ -114,6 +118,7 @@ class TrainingConfig:
     """
 
     steps: int | None = None
+    epochs: float | None = None
     tokens: int | None = None
     seconds: float | None = None
     flops: float | None = None
@@ -131,6 +136,7 @@ class TrainingConfig:
     validate_every: int | None = None
     save_every: int | None = None
     sample_every: int | None = None
+    sample_prompt: str | None = None
     log_every: int = 10
     keep_checkpoints: int = 2
     seed: int = 0
@@ -143,10 +149,15 @@ class TrainingConfig:
     def check(self) -> None:
         """Raise ConfigError for a number that makes no sense."""
         given = [n for n in BUDGETS if getattr(self, n) is not None]
-        if len(given) != 1:
-            named = " and ".join(given) or "none"
-            raise ConfigError(f"the budget is exactly one of training.steps, .tokens, .seconds, .flops; got {named}")
-        for name in (given[0], *_POSITIVE):
+        kinds = f"training.steps, .{', .'.join(BUDGETS[1:])}"
+        if len(given) > 1:
+            raise ConfigError(f"the budget is one of {kinds}; got {' and '.join(given)}")
+        if not given and self.schedule.kind == "warmup-cosine":
+            raise ConfigError(
+                f"training.schedule.kind warmup-cosine needs an end, and no budget is given: give one of {kinds}; "
+                "or train until Ctrl-C with --training.schedule.kind constant (or plateau, homeostatic)"
+            )
+        for name in (*given, *_POSITIVE):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"training.{name} must be positive, got {value}")
@@ -221,6 +232,11 @@ class RunConfig:
         for name in set(CORPORA) - {self.data.corpus}:
             del values["data"][name]
         return values
+
+
+def fitted_vocabulary(given: int, tokens: int) -> int:
+    """model.vocab_size beside a tokenizer of so many tokens: as it was given where that is larger, else theirs."""
+    return tokens if given == ModelConfig.vocab_size else max(given, tokens)
 
 
 def require_effect(config: RunConfig, name: str, told: str | None = None) -> None:

@@ -28,14 +28,14 @@ from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError, RunError, Stopped
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel, ModelConfig
-from glissando.runs import TOKENIZER, Run, checkpoint_step, config_text
+from glissando.runs import BEST, CHECKPOINTS, METRICS, TOKENIZER, Run, checkpoint_step, config_text
 from glissando.storage import MANIFEST
 from glissando.training import launch
 from glissando.training.budget import Budget
 from glissando.training.calibration import Calibration
-from glissando.training.callbacks import Metrics, Samples, Saver, Validation
+from glissando.training.callbacks import Metrics, Samples, Saver, Validation, read_metrics
 from glissando.training.checkpoint import PatientCheckpointIO, RandomState, ShardedStrategy
-from glissando.training.config import MACHINE, RunConfig, TrainingConfig
+from glissando.training.config import MACHINE, RunConfig, TrainingConfig, fitted_vocabulary
 from glissando.training.files import TEXTS, alone, fingerprints, put_texts, require_texts
 from glissando.training.module import TrainingModule
 from glissando.training.progress import Progress, say
@@ -49,6 +49,7 @@ from glissando.training.start import (
     take_growth,
 )
 from glissando.training.stopping import Stopping
+from glissando.training.summary import summarize, told
 
 _ASIDES = (
     ".*does not have many workers.*",
@@ -75,6 +76,7 @@ def train(config: RunConfig, out: str | Path, progress: ShownBy = Progress) -> R
     corpus = build_corpus(config.data, start_tokenizer(config))
     _fit_vocabulary(config, corpus)
     require_rows(config, corpus)
+    _require_room(config, corpus)
     _require_dials(config, corpus)
     _require_shardable(config)
     require_base(config, corpus.control_names)
@@ -145,6 +147,7 @@ class _Job:
     module: TrainingModule
     trainer: pl.Trainer
     budget: Budget
+    validation: Validation
     stopping: Stopping
 
     @classmethod
@@ -157,12 +160,12 @@ class _Job:
         base = stage_base(config, run.path if resuming else None, model)
         module = TrainingModule(config, model, corpus, base)
         files = PatientCheckpointIO()
-        budget, callbacks = _callbacks(config, run, files, progress)
+        budget, validation, callbacks = _callbacks(config, run, corpus, files, progress)
         stopping = Stopping(budget)
         with _quiet():
-            trainer = _trainer(config, [*callbacks, stopping], files)
+            trainer = _trainer(config, budget.steps, [*callbacks, stopping], files)
         _say_what_emulation_costs(trainer)
-        return cls(config, run, corpus, module, trainer, budget, stopping)
+        return cls(config, run, corpus, module, trainer, budget, validation, stopping)
 
     def fit(self, resume_from: Path | None, texts: Mapping[str, str] | None = None) -> Run:
         if launch.rank() > 0:
@@ -180,18 +183,38 @@ class _Job:
         trainer, run = self.trainer, self.run
         with self.stopping, _quiet(), launch.ended_together(trainer):
             trainer.fit(self.module, ckpt_path=resume_from)
+        if launch.rank() == 0:
+            self._finish(nothing_done=resume_from is not None and trainer.global_step == checkpoint_step(resume_from))
         if self.budget.interrupted:
             where = f"stopped and saved at step {trainer.global_step}"
             _say(f"\n{where}; go on with: glissando train --resume {shlex.quote(str(run.path))}")
             raise Stopped(f"training was stopped at step {trainer.global_step} and saved", self.stopping.asked)
         if resume_from is not None and trainer.global_step == checkpoint_step(resume_from):
             _say(f"{run.path} is finished, at step {trainer.global_step}: nothing is left to train")
-            if launch.rank() == 0:
-                run.write_model(Run(run.path, resume_from).read_state_dict(), run.read_config())
         if self.corpus.problems:
             _say(self.corpus.problems)
         _say(f"run: {run.path}   (try: {_example(run, self.corpus)})")
         return run
+
+    def _finish(self, nothing_done: bool) -> None:
+        """The summary; and the run's own weights, unless they are those that the last step has left there."""
+        run, t, step = self.run, self.config.training, self.trainer.global_step
+        best = run.best_checkpoint() if t.early_stopping is not None and not self.budget.interrupted else None
+        checkpoint = best or (run.latest_checkpoint() if nothing_done else None)
+        if checkpoint is not None:
+            run.write_model(Run(run.path, checkpoint).read_state_dict(), run.read_config())
+        rows = read_metrics(run.path / METRICS)
+        rate = self.module.learning_rate or (float(rows[-1]["learning_rate"]) if rows else 0.0)
+        summary = {
+            "steps": step, "tokens": self.module.tokens, "seconds": self.budget.spent, "flops": self.module.flops,
+            "finished": not self.budget.interrupted,
+            "learning_rate_scale": rate / t.optimizer.learning_rate,
+            "weights": "latest" if best is None else BEST,
+            **summarize(rows, self.validation.best_step),
+        }  # fmt: skip
+        run.write_summary(summary)
+        for line in told(summary, str(run.path / CHECKPOINTS / BEST)):
+            _say(line)
 
 
 def _say_what_emulation_costs(trainer: pl.Trainer) -> None:
@@ -224,21 +247,37 @@ def quoted(text: str) -> str:
 
 
 def _callbacks(
-    config: RunConfig, run: Run, files: PatientCheckpointIO, shown_by: ShownBy
-) -> tuple[Budget, list[pl.Callback]]:
+    config: RunConfig, run: Run, corpus: Corpus, files: PatientCheckpointIO, shown_by: ShownBy
+) -> tuple[Budget, Validation, list[pl.Callback]]:
     t = config.training
-    budget = Budget(t.steps, t.tokens, t.seconds, t.flops)
+    budget = Budget(_steps(config, corpus), t.tokens, t.seconds, t.flops)
     calibration = Calibration(t.calibration, budget)
     validation = Validation(budget, t.validate_every, t.early_stopping)
     metrics = Metrics(run.path, t.log_every, validation, budget, t.tensorboard, calibration)
     progress = shown_by(budget, validation, metrics)
-    samples = Samples(run.path, budget, t.sample_every, progress.say)
-    saver = Saver(run, budget, t.save_every, t.keep_checkpoints, files)
+    samples = Samples(run.path, budget, t.sample_every, progress.say, t.sample_prompt)
+    saver = Saver(run, budget, t.save_every, t.keep_checkpoints, files, validation)
     # The order is the order within a step: what is saved must know of what was validated.
-    return budget, [RandomState(), budget, calibration, validation, metrics, progress, samples, saver]
+    callbacks = [RandomState(), budget, calibration, validation, metrics, progress, samples, saver]
+    return budget, validation, callbacks
 
 
-def _trainer(config: RunConfig, callbacks: list[pl.Callback], files: PatientCheckpointIO) -> pl.Trainer:
+def _steps(config: RunConfig, corpus: Corpus) -> int | None:
+    """The budget in steps, where it is one of steps or epochs."""
+    epochs = config.training.epochs
+    if epochs is None:
+        return config.training.steps
+    if corpus.epoch_rows is None:
+        raise ConfigError(
+            f"training.epochs counts passes over a text or over pairs, and corpus {config.data.corpus} has no known "
+            "end: give training.steps or another budget"
+        )
+    return max(1, math.ceil(epochs * corpus.epoch_rows / config.data.batch_size))
+
+
+def _trainer(
+    config: RunConfig, steps: int | None, callbacks: list[pl.Callback], files: PatientCheckpointIO
+) -> pl.Trainer:
     t = config.training
     devices, nodes = launch.processes(t)
     build = functools.partial(
@@ -248,7 +287,7 @@ def _trainer(config: RunConfig, callbacks: list[pl.Callback], files: PatientChec
         num_nodes=nodes,
         strategy=_strategy(t, devices * nodes),
         precision=t.precision,
-        max_steps=t.steps or -1,
+        max_steps=steps or -1,
         max_epochs=-1,
         accumulate_grad_batches=t.accumulate,
         callbacks=callbacks,
@@ -327,12 +366,24 @@ def _require_shardable(config: RunConfig) -> None:
         )
 
 
+def _require_room(config: RunConfig, corpus: Corpus) -> None:
+    limit, prompt = config.model.max_length, config.training.sample_prompt
+    if config.model.positions != "learned" or limit is None or prompt is None:
+        return
+    if (tokens := len(corpus.tokenizer.encode(prompt))) >= limit:
+        raise ConfigError(
+            f"training.sample_prompt has {tokens} tokens, and model.max_length {limit} leaves no more: shorten it"
+        )
+
+
 def _fit_vocabulary(config: RunConfig, corpus: Corpus) -> None:
-    """A preset's vocabulary is that of its published tokenizer; the corpus's tokenizer decides."""
-    given, actual = config.model.vocab_size, corpus.tokenizer.vocab_size
-    if given not in (ModelConfig.vocab_size, actual):
-        _say(f"model.vocab_size {given} is not used: the tokenizer has {actual} tokens (data.tokenizer)")
-    config.model.vocab_size = actual
+    """A preset's vocabulary is that of its published tokenizer; a smaller tokenizer leaves a part of it unused."""
+    given, tokens = config.model.vocab_size, corpus.tokenizer.vocab_size
+    config.model.vocab_size = fitted_vocabulary(given, tokens)
+    if given > tokens and config.model.vocab_size == given:
+        _say(f"the tokenizer has {tokens} tokens of the model's {given:,} (--model.vocab_size {tokens}: no more)")
+    elif given not in (ModelConfig.vocab_size, tokens):
+        _say(f"model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens (data.tokenizer)")
 
 
 def require_rows(config: RunConfig, corpus: Corpus) -> None:
@@ -344,9 +395,10 @@ def require_rows(config: RunConfig, corpus: Corpus) -> None:
     if given > limit:
         raise ConfigError(f"data.seq_len {given} is longer than model.max_length {limit}: lower it to {limit} or less")
     if width > limit:
+        fix = "--data.stories.cut true" if config.data.corpus == "stories" else "another corpus"
         raise ConfigError(
             f"corpus {config.data.corpus} has rows of {width} tokens, whatever data.seq_len is, and model.max_length "
-            f"is {limit}: give --model.max_length {width}, or another corpus, such as --data.corpus text"
+            f"is {limit}: give {fix}, or --model.max_length {width}"
         )
 
 

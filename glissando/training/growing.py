@@ -13,10 +13,10 @@ from glissando.config import from_dict, to_dict
 from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError
 from glissando.growth import Grown, Growth, grow_by
-from glissando.lifts import Grows
+from glissando.growth.lifts import Grows
 from glissando.loading import load
 from glissando.model import LanguageModel, ModelConfig
-from glissando.runs import TOKENIZER, Run, checkpoint_step
+from glissando.runs import TOKENIZER, Run, saved_step
 from glissando.training.config import OptimizerConfig
 from glissando.training.moments import checkpoint_moments, grow_moments, read_moments, write_moments
 from glissando.training.parts import Share
@@ -37,7 +37,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
             "a run's vocabulary is its tokenizer's, which does not grow; glissando.grow(model, vocab=...) grows "
             "a model's"
         )
-    checkpoint = run.checkpoint or run.latest_checkpoint()
+    checkpoint = run.checkpoint or run.own_checkpoint()
     grown = grow_by(load(checkpoint or run.path), by)
     moments = grow_moments(read_moments(run) if checkpoint is None else checkpoint_moments(checkpoint), grown)
     if not moments:
@@ -75,7 +75,7 @@ def record(grown: Grown, before: Mapping[str, list[float]], held: float = 1.0) -
 def remembered(run: Run) -> dict[str, list[float]]:
     """What the next training has to remember of a run's growth: its record, with what its own training has released."""
     before = run.read_config()
-    held = _held(before, run.checkpoint or run.latest_checkpoint())
+    held = _held(before, run.checkpoint or run.own_checkpoint())
     shares = {name: Share(*told) for name, told in before.get("grown", {}).items()}
     return {name: _noted(old.share, old.copies, _released(old, held)) for name, old in shares.items()}
 
@@ -91,11 +91,7 @@ def _noted(share: float, copies: float, released: float) -> list[float]:
 def _held(config: Mapping[str, Any], checkpoint: Path | None) -> float:
     """At the end of a run's training."""
     options = config.get("training", {}).get("optimizer", {})
-    return (
-        1.0
-        if checkpoint is None
-        else from_dict(OptimizerConfig, options, "optimizer").held(checkpoint_step(checkpoint))
-    )
+    return 1.0 if checkpoint is None else from_dict(OptimizerConfig, options, "optimizer").held(saved_step(checkpoint))
 
 
 @torch.no_grad()

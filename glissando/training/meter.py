@@ -14,12 +14,16 @@ class StepSums:
 
     nats: Tensor | None = None
     neutral: Tensor | None = None  # KL at u = 0, where it is part of the loss
+    hits: Tensor | None = None  # targets that were the likeliest token, where they are counted
     targets: int = 0
     n_bytes: int = 0
     flops: float = 0.0
 
-    def add(self, nats: Tensor, neutral: Tensor | None, targets: int, n_bytes: int, flops: float) -> None:
+    def add(
+        self, nats: Tensor, neutral: Tensor | None, hits: Tensor | None, targets: int, n_bytes: int, flops: float
+    ) -> None:
         self.nats = _plus(self.nats, nats)
+        self.hits = self.hits if hits is None else _plus(self.hits, hits)
         self.neutral = self.neutral if neutral is None else _plus(self.neutral, neutral)
         self.targets += targets
         self.n_bytes += n_bytes

@@ -51,6 +51,7 @@ class TrainingModule(pl.LightningModule):
         self._flops_at = functools.lru_cache(maxsize=_ROW_LENGTHS)(functools.partial(training_flops, model))
         self.share = 0.0  # of the budget spent; the budget callback keeps it
         self.grad_norm, self.learning_rate = 0.0, 0.0
+        self.accuracy: float | None = None  # on the last step's batch, where the step is one that is logged
         freeze(model, config.training.freeze)
         if not corpus.control_names:
             _rest_dials(model)
@@ -132,11 +133,14 @@ class TrainingModule(pl.LightningModule):
         Lightning divides by the number of parts and averages gradients over processes; both are undone here,
         because a mean of means weighs the targets of a short batch more.
         """
-        loss = nats = token_losses(self._logits(item.batch), item.batch.targets).sum()
+        logits = self._logits(item.batch)
+        loss = nats = token_losses(logits, item.batch.targets).sum()
+        logged = (self.trainer.global_step + 1) % self.config.training.log_every == 0
+        hits = (logits.detach().argmax(-1) == item.batch.targets).sum() if logged else None
         neutral = self._neutral_kl(item.batch)
         if neutral is not None:
             loss = nats + self.config.training.neutral_kl * neutral
-        self.step_sums.add(nats, neutral, item.targets, item.batch.n_bytes, self._cost(item.batch))
+        self.step_sums.add(nats, neutral, hits, item.targets, item.batch.n_bytes, self._cost(item.batch))
         return loss * (self.config.training.accumulate * self.trainer.world_size / self._nominal)
 
     def _cost(self, batch: Batch) -> float:
@@ -164,7 +168,9 @@ class TrainingModule(pl.LightningModule):
         if not self._trained:  # here and not earlier: sharding replaces the parameters
             self._trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         grads = {name: p.grad for name, p in self._trained if p.grad is not None}
-        nats, neutral, targets, n_bytes, flops, norms = self._finish_step(list(grads.values()))
+        logged = self.step_sums.hits is not None
+        nats, neutral, hits, targets, n_bytes, flops, norms = self._finish_step(list(grads.values()))
+        self.accuracy = hits / max(targets, 1) if logged else None
         scale = self._nominal / max(targets, 1)  # of a mean over the step's targets to what was derived
         self._norms = {n: norm * scale * self._shares[n].norm for n, norm in zip(grads, norms, strict=True)}
         self.grad_norm = math.hypot(*self._norms.values())
@@ -192,23 +198,26 @@ class TrainingModule(pl.LightningModule):
             if group["weight_decay"]:
                 group["weight_decay"] = c.weight_decay / rate
 
-    def _finish_step(self, grads: list[Tensor]) -> tuple[float, float, int, int, float, list[float]]:
-        """Nats, KL at u = 0, targets, bytes, FLOPs of the step, each gradient's norm; the only wait for the device."""
+    def _finish_step(self, grads: list[Tensor]) -> tuple[float, float, float, int, int, float, list[float]]:
+        """Nats, KL at u = 0, right tokens, targets, bytes, FLOPs of the step, gradients' norms: the one wait for
+        the device."""
         mine, self.step_sums = self.step_sums, StepSums()
         assert mine.nats is not None
         norms = local_norms(grads)
-        sums = torch.stack([mine.nats, torch.zeros_like(mine.nats) if mine.neutral is None else mine.neutral])
+        zero = torch.zeros_like(mine.nats)
+        parts = (mine.nats, *(zero if part is None else part.to(zero.dtype) for part in (mine.neutral, mine.hits)))
+        sums = torch.stack(parts)
         if self.trainer.world_size == 1:
-            *values, nats, neutral = torch.cat([norms, sums.to(norms.dtype)]).tolist()
-            return nats, neutral, mine.targets, mine.n_bytes, mine.flops, values
+            *values, nats, neutral, hits = torch.cat([norms, sums.to(norms.dtype)]).tolist()
+            return nats, neutral, hits, mine.targets, mine.n_bytes, mine.flops, values
         counts = mine.nats.new_tensor([mine.targets, mine.n_bytes, mine.flops], dtype=torch.float64)
         sharded = local(grads[0]) is not grads[0]
         shares = [norms.double().square()] if sharded else []  # of norms that no process has as a whole
         whole = torch.cat([sums.double(), counts, *shares])
         torch.distributed.all_reduce(whole)
-        nats, neutral, targets, n_bytes, flops, *squares = whole.tolist()
+        nats, neutral, hits, targets, n_bytes, flops, *squares = whole.tolist()
         values = [math.sqrt(s) for s in squares] if sharded else norms.tolist()
-        return nats, neutral, int(targets), int(n_bytes), flops, values
+        return nats, neutral, hits, int(targets), int(n_bytes), flops, values
 
     def _require_finite(self, nats: float) -> None:
         """Every process sees the same sums, so that all of them raise."""

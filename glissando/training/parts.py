@@ -36,7 +36,7 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 class Share:
     """What growth has left to remember of a parameter: `copies` of each entry of a smaller model's, times `share`.
 
-    The factors with which Adam moves every copy as it would have moved the entry, see glissando.lifts.Grows. `released`
+    The factors with which Adam moves every copy as it would have moved the entry, see glissando.growth.lifts.Grows. `released`
     is what earlier trainings have given back of the learning rate, see OptimizerConfig.
     """
 

@@ -9,6 +9,7 @@ import time
 from typing import Any, TextIO
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch import Trainer
 
 from glissando.training.budget import Budget, StepEnd
@@ -32,7 +33,7 @@ class Progress(StepEnd):
         self.budget, self.validation, self.metrics = budget, validation, metrics
         self.file = file or sys.stderr
         self.bar: Any = None
-        self.drawn, self.first_tokens = 0.0, 0
+        self.drawn, self.first_tokens, self.started = 0.0, 0, False
 
     def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, TrainingModule)
@@ -42,6 +43,22 @@ class Progress(StepEnd):
 
             form = "{percentage:3.0f}%|{bar:24}| {postfix}"
             self.bar = tqdm(total=1000, file=self.file, bar_format=form, dynamic_ncols=True, leave=False)
+
+    def on_train_batch_start(self, trainer: Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.started or not trainer.is_global_zero:
+            return
+        self.started = True
+        assert isinstance(module, TrainingModule)
+        model, t, first = module.model, module.config.training, batch.batch
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        shapes = [f"{k} {tuple(v.shape)}" for k, v in first._asdict().items() if hasattr(v, "shape")]
+        parts = f" in {t.accumulate} parts" if t.accumulate > 1 else ""
+        self.say(
+            f"device {module.device}, processes {trainer.world_size}, threads {torch.get_num_threads()}, "
+            f"{t.precision}; parameters {model.num_parameters():,} ({trained:,} trained); "
+            f"a step: {module.config.data.batch_size} rows{parts}; a batch: {', '.join(shapes)}"
+            + ("; no budget: until Ctrl-C" if self.budget.endless else "")
+        )
 
     def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
         if not trainer.is_global_zero:
@@ -66,7 +83,8 @@ class Progress(StepEnd):
             parts.append(f"held out {latest['valid_bits_per_byte']:.3f}")
         if "entropy_floor" in self.validation.latest:
             parts.append(f"floor {self.validation.latest['entropy_floor']:.3f}")
-        return ", ".join([*parts, f"{rate / 1000:.1f}k tok/s", f"{self._left(module.share)} left"])
+        left = "until Ctrl-C" if self.budget.endless else f"{self._left(module.share)} left"
+        return ", ".join([*parts, f"{rate / 1000:.1f}k tok/s", left])
 
     def _left(self, share: float) -> str:
         seconds = round(self.budget.elapsed() * (1 - share) / share) if 0 < share < 1 else 0

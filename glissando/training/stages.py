@@ -121,6 +121,8 @@ def plans(config: RunConfig, out: Path) -> list[Plan]:
             whole.check(math.prod(launch.processes(whole.training)))
             before = found[-1] if found else None
             source = f"stage {before.path.name}" if before else ""
+            if all(getattr(whole.training, name) is None for name in BUDGETS):
+                raise ConfigError(f"without a budget the next stage is never reached: give one of {', '.join(BUDGETS)}")
             plan_starts(whole, before.config.model if before else None, source, growth is not None)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error

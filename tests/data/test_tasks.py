@@ -25,7 +25,7 @@ from glissando.evaluation.scoring import Score, score
 from glissando.loading import load
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
-from glissando.verbs.corpora import GENERATED
+from glissando.cli.corpora import GENERATED
 
 TASKS: dict[str, type[TaskCorpus]] = {
     "recall": RecallCorpus,

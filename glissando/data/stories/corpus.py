@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, islice
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,7 @@ from glissando.data.base import (
     Split,
     check_sizes,
     held_out_rows,
+    next_token_rows,
     shard_rows,
     unscored,
 )
@@ -34,8 +36,17 @@ from glissando.data.tokenizers import Tokenizer
 from glissando.errors import ConfigError, unknown_name
 
 _STORIES_A_ROW = 1 << 20  # story numbers set aside for each training row, more than any row can hold
+_BLOCK_TOKENS = 1 << 14  # of a stream of cut stories, before another one is begun
 _PAD_MULTIPLE = 64
 _HELD_OUT_SEED = 0  # the held-out stories are the same for every run, whatever its seed
+
+
+class Window(NamedTuple):
+    """At most seq_len + 1 tokens of a stream of stories, and the bytes that all but the first stand for."""
+
+    ids: list[int]
+    n_bytes: int
+    story: Story  # the one that it ends in
 
 
 class StoriesCorpus(Corpus):
@@ -48,6 +59,10 @@ class StoriesCorpus(Corpus):
 
     Held-out rows are one story each: the floor is the cost of a story read from its first byte. They are sorted by
     length.
+
+    With `cut` rows have at most `seq_len` tokens and stories are cut where rows end: row r of the batches in turn holds
+    consecutive windows of one stream of stories (with `labelled`, of one story after another), and held-out rows are
+    the windows of each story. What stood before a window is not known to its reader, so rows carry no `floor_bits`.
     """
 
     def __init__(
@@ -59,6 +74,7 @@ class StoriesCorpus(Corpus):
         seed: int = 0,
         valid_stories: int = 256,
         labelled: bool = False,
+        cut: bool = False,
     ) -> None:
         check_sizes(seq_len, batch_size)
         if valid_stories < 1:
@@ -68,7 +84,8 @@ class StoriesCorpus(Corpus):
         self.batch_size = batch_size
         self.seed = seed
         self.valid_stories = valid_stories
-        self.labelled = labelled
+        self.labelled, self.cut = labelled, cut
+        self._streams: dict[int, tuple[int, list[Window]]] = {}  # of each row of a batch: its newest block of windows
         self.control_names = LABELS if labelled else ()
         self.entropy_floor = entropy_floor()
 
@@ -108,6 +125,9 @@ class StoriesCorpus(Corpus):
 
     def _train(self, start: int, mine: range) -> Iterator[Batch]:
         for step in count(start):
+            if self.cut:
+                yield self._cut_batch([self._window(step, row) for row in mine])
+                continue
             first = step * self.batch_size
             rows = [self._row(first + row) for row in range(self.batch_size)]
             yield self._batch(rows, mine)
@@ -126,6 +146,51 @@ class StoriesCorpus(Corpus):
             row.append(story)
         return row
 
+    def _window(self, step: int, row: int) -> Window:
+        """Row `row` of training batch `step`: of a block of about _BLOCK_TOKENS, a function of its number alone."""
+        windows = max(1, _BLOCK_TOKENS // self.seq_len)
+        block, place = divmod(step, windows)
+        number = block * self.batch_size + row
+        if self._streams.get(row, (-1,))[0] != number:
+            first = number * _STORIES_A_ROW
+            stories = (generate(self.seed, "train", index) for index in count(first))
+            self._streams[row] = number, list(islice(self._windows(stories, joined=not self.labelled), windows))
+        return self._streams[row][1][place]
+
+    def _windows(self, stories: Iterable[Story], joined: bool) -> Iterator[Window]:
+        """The stories' windows of seq_len targets one after another; unless they are joined, each story's last is
+        shorter."""
+        ids, sizes, eos, length = [self.tokenizer.eos_id], [0], self.tokenizer.eos_id, self.seq_len
+        for story in stories:
+            ids, sizes = ids + self._tokens(story.text), sizes + self._sizes(story.text)
+            while len(ids) > (length if joined else 1):
+                yield Window(ids[: length + 1], sum(sizes[1 : length + 1]), story)
+                ids, sizes = ids[length:] or [eos], sizes[length:] or [0]
+            if not joined:
+                ids, sizes = [eos], [0]
+
+    def _sizes(self, story: str) -> list[int]:
+        """The bytes that each of a story's tokens stands for."""
+        ids, lengths = self._tokens(story)[:-1], self.tokenizer.byte_lengths
+        if lengths is not None:
+            return [*lengths[ids].tolist(), 1]
+        total = len(story.removesuffix(END).encode())
+        return [*((i + 1) * total // len(ids) - i * total // len(ids) for i in range(len(ids))), 1]
+
+    def _cut_batch(self, windows: Sequence[Window]) -> Batch:
+        eos, width = self.tokenizer.eos_id, self.seq_len
+        rows = [window.ids + [eos] * (width + 1 - len(window.ids)) for window in windows]
+        ids, targets = next_token_rows(rows)
+        real = torch.arange(width)[None, :] < torch.tensor([len(window.ids) - 1 for window in windows])[:, None]
+        labels = [[window.story.labels[name] for name in LABELS] for window in windows]
+        return Batch(
+            ids,
+            targets.masked_fill(~real, IGNORED),
+            n_bytes=sum(window.n_bytes for window in windows),
+            mask=None if real.all() else real,
+            control=torch.tensor(labels, dtype=torch.float32) if self.labelled else None,
+        )
+
     def _tokens(self, story: str) -> list[int]:
         """A story's tokens; its end marker is the tokenizer's own, and stands for one byte."""
         return [*self.tokenizer.encode(story.removesuffix(END)), self.tokenizer.eos_id]
@@ -136,6 +201,12 @@ class StoriesCorpus(Corpus):
 
     def _valid(self, start: int, shard: Shard) -> Iterator[Batch]:
         stories, size = self._held_out(), self.batch_size
+        if self.cut:
+            windows = list(self._windows(stories, joined=False))
+            for rows, scored in held_out_rows(len(windows), size, start, shard):
+                batch = self._cut_batch([windows[row] for row in rows])
+                yield batch if scored else unscored(batch)
+            return
         for rows, scored in held_out_rows(len(stories), size, start, shard):
             first = int(rows[0]) // size * size
             group = [[story] for story in stories[first : first + size]]

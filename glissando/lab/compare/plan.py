@@ -30,7 +30,7 @@ from glissando.lab.probes import PROBES
 from glissando.model import LanguageModel
 from glissando.runs import CONFIG, TOKENIZER, Run
 from glissando.storage import write_atomic
-from glissando.training.config import BUDGETS, RunConfig
+from glissando.training.config import BUDGETS, RunConfig, fitted_vocabulary
 
 PLAN = "plan.json"
 #: in each run's directory: what was measured of it, or that it has failed
@@ -186,7 +186,7 @@ class Comparison:
         counts = {}
         for name in self.names:
             config = self.config(Job("run", name, 0, 1.0))
-            config.model.vocab_size = self.tokenizer.vocab_size
+            config.model.vocab_size = fitted_vocabulary(config.model.vocab_size, self.tokenizer.vocab_size)
             with torch.device("meta"):  # counted, not computed with
                 counts[name] = LanguageModel.from_config(config.model).num_parameters()
         return counts
@@ -276,7 +276,7 @@ class Comparison:
     def with_vocabulary(self, job: Job) -> RunConfig:
         """As `config`, with the vocabulary of the tokenizer in the place of the model's."""
         config = self.config(job)
-        config.model.vocab_size = build_tokenizer(config.data).vocab_size
+        config.model.vocab_size = fitted_vocabulary(config.model.vocab_size, build_tokenizer(config.data).vocab_size)
         return config
 
     def config(self, job: Job) -> RunConfig:
@@ -299,7 +299,25 @@ class Comparison:
 
     def shared_data(self) -> dict[str, Any]:
         """The first model's data options with what was asked for; stories where it names no corpus."""
-        return merge(self.models[self.names[0]].get("data", {}), self.data)
+        data = merge(self.models[self.names[0]].get("data", {}), self.data)
+        return merge(data, self.shortened)
+
+    @functools.cached_property
+    def shortened(self) -> dict[str, Any]:
+        """Data options that were not asked for, so that rows fit into the shortest table of positions of all models."""
+        limits = [limit for limit in map(self._positions, self.names) if limit is not None]
+        data = merge(self.models[self.names[0]].get("data", {}), self.data)
+        config, asked = from_dict(DataConfig, data, "data"), flat(merge(self.data))
+        found: dict[str, Any] = {}
+        if limits and config.seq_len > min(limits) and "seq_len" not in asked:
+            found["seq_len"] = min(limits)
+        if limits and config.corpus == "stories" and not config.stories.cut and "stories.cut" not in asked:
+            found["stories.cut"] = True
+        return found
+
+    def _positions(self, name: str) -> int | None:
+        model = merge(self.models[name]["model"], self.model)
+        return model.get("max_length") if model.get("positions") == "learned" else None
 
     # ------------------------------------------------------------------ on disk
 

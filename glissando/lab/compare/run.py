@@ -38,6 +38,9 @@ def compare(comparison: Comparison) -> tuple[Path, list[ModelResult]]:
     _require_same(comparison)
     comparison.write_plan()
     table = Table(comparison.out)
+    if comparison.shortened:
+        told = ", ".join(f"data.{name} {str(value).lower()}" for name, value in comparison.shortened.items())
+        table.say(f"for the model of the fewest positions, all models are trained with {told}")
     try:
         return _compare(comparison, table)
     finally:

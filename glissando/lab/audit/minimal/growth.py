@@ -82,7 +82,7 @@ def _near_zero(small: PublishedMinimal, *, copy_norms: bool, scale: float = 1e-4
         layer = copy.deepcopy(small.blocks[-1])
         with torch.no_grad():
             for projection in (layer.wo, layer.down):
-                for parameter in projection.parameters():  # type: ignore[union-attr, operator]
+                for parameter in projection.parameters():  # type: ignore[union-attr]
                     parameter.normal_(std=scale)
         if not copy_norms:
             layer.ln1.reset_parameters()  # type: ignore[union-attr, operator]
@@ -215,8 +215,8 @@ def _shared(plan: Plan, seed: int) -> dict[str, Any]:
     every = 5 if plan.quick else 50
     training = {
         "seed": seed,
-        "optimizer": {"learning_rate": 1e-2},
-        "schedule": {"warmup_steps": 50},
+        "optimizer": {"learning_rate": 1e-2, "beta2": 0.99},
+        "schedule": {"kind": "warmup-cosine", "warmup_steps": 50, "final_ratio": 0.05},
         "validate_every": every,
         "sample_every": 10**9,
         "save_every": 10**9,

@@ -1,0 +1,119 @@
+"""Every preset with its own defaults, at its full size, through the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from glissando.cli import main
+from glissando.data.base import IGNORED
+from glissando.data.corpora import DataConfig, StoriesOptions, build_corpus
+from glissando.presets import preset_names
+
+#: rows and parts of a step where a whole published one takes minutes on a processor: the model is as published
+FEWER_ROWS = {
+    "gpt": (4, 1), "hybrid-ode": (4, 1), "tauformer": (2, 2), "tauformer-100m": (1, 1), "liquid-ssm": (1, 1),
+}  # fmt: skip
+SLOW = (
+    "continuous-transformer", "gpt", "hybrid-ode", "liquid-ssm", "liquid-ssm-dense", "tauformer", "tauformer-100m",
+    "transformer", "transformer-plus",
+)  # fmt: skip
+
+
+def _marked(name: str):
+    return pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [_marked(name) for name in preset_names()])
+def test_every_preset_trains_evaluates_and_generates(name, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    given = [] if name == "minimal-transformer" else ["--data.stories.valid_stories", "2"]
+    if name in FEWER_ROWS:
+        rows, parts = FEWER_ROWS[name]
+        given += ["--data.batch_size", str(rows), "--training.accumulate", str(parts)]
+    assert main(["train", "--preset", name, *given, "--training.steps", "2", "--out", run]) == 0, capsys.readouterr()
+    assert main(["presets", name]) == 0
+    asked = yaml.safe_load(capsys.readouterr().out)["model"].get("vocab_size", 256)
+    trained = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["vocab_size"]
+    assert trained == asked, "bytes need not fill the published vocabulary"
+    assert main(["evaluate", run, *(["--data.stories.valid_stories", "1"] if given else []), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert 0 < told["bits_per_byte"] < 20
+    # Untrained, most of the published vocabulary stands for no byte: none of it may be written.
+    assert main(["generate", run, "--prompt", "Once", "--max_tokens", "3", "--temperature", "2"]) == 0
+    assert capsys.readouterr().out.startswith("Once")
+
+
+PUBLISHED = {
+    "hybrid-ode": {"rate": 3e-4, "decay": 0.01, "kind": "constant", "warmup": 0, "batch": (32, 64), "length": 128},
+    "gpt": {"rate": 3e-4, "decay": 0.01, "kind": "constant", "warmup": 0, "batch": (32, 64), "length": 128},
+    "continuous-transformer": {"rate": 3e-4, "decay": 0.01, "kind": "homeostatic", "warmup": 0, "batch": (1, 8192)},
+    "tauformer": {"rate": 5e-4, "decay": 0.01, "kind": "plateau", "warmup": 100, "batch": (128, 1024)},
+    "minimal-transformer": {"rate": 1e-3, "decay": 0.0, "kind": "constant", "warmup": 0},
+    "liquid-ssm-dense": {"length": 512},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_is_published_of_training_is_the_preset(name, capsys):
+    assert main(["train", "--preset", name, "--print_config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    training, data = config["training"], config["data"]
+    assert training["clip"] == 1.0
+    assert training["optimizer"]["beta1"] == 0.9
+    got = {
+        "rate": training["optimizer"]["learning_rate"],
+        "decay": training["optimizer"]["weight_decay"],
+        "kind": training["schedule"]["kind"],
+        "warmup": training["schedule"]["warmup_steps"],
+        "batch": (data["batch_size"], data["seq_len"]),
+        "length": config["model"]["max_length"],
+    }
+    assert {key: got[key] for key in PUBLISHED[name]} == PUBLISHED[name]
+    if "rate" in PUBLISHED[name]:
+        assert training["optimizer"]["beta2"] == 0.999  # the sources leave PyTorch's default
+
+
+def cut(**options) -> DataConfig:
+    stories = StoriesOptions(valid_stories=3, cut=True, **options)
+    return DataConfig(corpus="stories", seq_len=64, batch_size=4, stories=stories)
+
+
+def test_cut_stories_are_one_stream_a_row_and_nothing_is_left_out():
+    corpus = build_corpus(cut())
+    batches = [batch for batch, _ in zip(corpus.batches("train"), range(300), strict=False)]
+    assert {tuple(batch.ids.shape) for batch in batches} == {(4, 64)}
+    again = next(corpus.batches("train", start=257))
+    assert (again.ids == batches[257].ids).all()
+    assert all(batch.mask is None and batch.n_bytes == 4 * 64 for batch in batches)
+    row = [token for batch in batches[:256] for token in batch.targets[2].tolist()]
+    stories = bytes(row).decode().split("\n")[:-1]
+    assert len(stories) > 15
+    whole = build_corpus(DataConfig(corpus="stories"))
+    held = [story.removesuffix("\n") for story in whole.texts("valid")]
+    assert all(story[0].isupper() and story.endswith((".", '"')) for story in stories), "no story lacks its beginning"
+    assert not set(stories) & set(held)
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_held_out_stories_are_scored_whole_window_by_window(labelled):
+    corpus = build_corpus(cut(labelled=labelled))
+    whole = build_corpus(DataConfig(corpus="stories", stories=StoriesOptions(valid_stories=3)))
+    text = "".join(
+        bytes(row[row != IGNORED].tolist()).decode() for batch in corpus.batches("valid") for row in batch.targets
+    )
+    assert text == "".join(whole.texts("valid"))
+    assert sum(batch.n_bytes for batch in corpus.batches("valid")) == len(text.encode())
+    labels = [batch.control for batch in corpus.batches("valid")]
+    assert all((label is not None) == labelled for label in labels)
+
+
+def test_training_windows_of_labelled_stories_hold_one_story_each():
+    batches = [b for b, _ in zip(build_corpus(cut(labelled=True)).batches("train"), range(200), strict=False)]
+    pairs = [pair for b in batches for pair in zip(b.targets, b.control, strict=True)]
+    rows = [(row[row != IGNORED].tolist(), tuple(label.tolist())) for row, label in pairs]
+    assert all(10 not in row[:-1] for row, _ in rows), "an end only stands at the end of a window"
+    assert {label for _, label in rows} >= {(1.0, 1.0), (-1.0, -1.0)}

@@ -1,0 +1,265 @@
+"""What a training leaves beside its last weights: the best ones, a summary; and how it is told when to end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from training_runs import PLAIN, SHIFT, assert_same_tensors, configuration, text_file, weights
+
+import glissando
+from glissando.cli import main
+from glissando.data.corpora import build_corpus
+from glissando.errors import ConfigError, Stopped
+from glissando.runs import Run
+from glissando.training.fit import resume, train
+from glissando.training.module import TrainingModule
+from glissando.training.stages import train_stages
+
+#: a rate at which the held-out loss soon rises again
+RISING = {"training": {"steps": 12, "validate_every": 2, "save_every": 4, "keep_checkpoints": 9, "log_every": 3}}
+RISING["training"] |= {"optimizer": {"learning_rate": 0.1}, "schedule": {"kind": "constant", "warmup_steps": 8}}
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def best_row(run: Path) -> dict[str, str]:
+    return min((row for row in rows(run) if row["valid_loss"]), key=lambda row: float(row["valid_loss"]))
+
+
+def summary(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_bytes())
+
+
+def evaluated(capsys, *arguments: object) -> dict:
+    capsys.readouterr()
+    assert main(["evaluate", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def rising(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("rising")
+    return train(configuration(folder, PLAIN, RISING), folder / "run").path
+
+
+# ---------------------------------------------------------------------- the best checkpoint
+
+
+def test_the_best_validation_is_kept_and_opens_as_a_run(rising, capsys):
+    best = best_row(rising)
+    assert int(best["step"]) < 12, "the figures of this test are of a loss that rises again"
+    loss = evaluated(capsys, rising / "checkpoints" / "best")["loss_nats"]
+    assert loss == pytest.approx(float(best["valid_loss"]), rel=1e-5)
+    assert evaluated(capsys, rising, "--checkpoint", "best")["loss_nats"] == loss
+    last = float(rows(rising)[-1]["valid_loss"])
+    assert evaluated(capsys, rising)["loss_nats"] == pytest.approx(last, rel=1e-5), "the run's own are its last"
+    assert evaluated(capsys, rising, "--checkpoint", "last")["loss_nats"] == pytest.approx(last, rel=1e-5)
+    fourth = next(float(row["valid_loss"]) for row in rows(rising) if row["step"] == "4")
+    assert evaluated(capsys, rising, "--checkpoint", "4")["loss_nats"] == pytest.approx(fourth, rel=1e-5)
+    assert main(["generate", str(rising), "--checkpoint", "best", "--prompt", "ab", "--max_tokens", "3"]) == 0
+
+
+def test_a_checkpoint_that_is_not_there_names_those_that_are(rising, capsys):
+    assert main(["evaluate", str(rising), "--checkpoint", "5"]) == 1
+    assert "has no checkpoint '5'; it has: 12, 4, 8, best, last" in capsys.readouterr().err
+    assert main(["generate", str(rising), "--checkpoint", "newest"]) == 1
+    assert "has no checkpoint 'newest'" in capsys.readouterr().err
+
+
+def test_a_damaged_best_checkpoint_is_refused(tmp_path):
+    run = train(configuration(tmp_path, {"training.steps": 2}), tmp_path / "run").path
+    (run / "checkpoints" / "best" / "model.safetensors").write_bytes(b"\0" * 99)
+    with pytest.raises(glissando.errors.RunError, match=r"model\.safetensors is damaged"):
+        glissando.load(run / "checkpoints" / "best")
+
+
+def test_best_is_the_same_through_a_crash_and_a_resumption(tmp_path, rising, monkeypatch):
+    whole, crashed = int(best_row(rising)["step"]), tmp_path / "run"
+    training_step = TrainingModule.training_step
+
+    def fail(self, item, index):
+        if self.trainer.global_step == 10:
+            raise ZeroDivisionError
+        return training_step(self, item, index)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingModule, "training_step", fail)
+        with pytest.raises(ZeroDivisionError):
+            train(configuration(tmp_path, PLAIN, RISING), crashed)
+    resume(crashed)
+    assert summary(crashed)["best"]["step"] == whole
+    for name in (".", "checkpoints/best"):
+        assert_same_tensors(Run.open(crashed / name).read_state_dict(), Run.open(rising / name).read_state_dict())
+
+
+def test_early_stopping_leaves_the_best_weights_as_the_runs_own(tmp_path, capsys):
+    stopping = {"training.steps": 100, "training.early_stopping": 3}
+    run = train(configuration(tmp_path, PLAIN, RISING, stopping), tmp_path / "run").path
+    told, best = summary(run), best_row(run)
+    assert (told["weights"], told["best"]["step"], told["steps"]) == ("best", int(best["step"]), int(best["step"]) + 6)
+    assert_same_tensors(weights(run), Run.open(run / "checkpoints" / "best").read_state_dict())
+    assert f"best validation: step {best['step']} of" in capsys.readouterr().err
+    kept = (run / "model.safetensors").read_bytes()
+    resume(run)
+    assert "nothing is left to train" in capsys.readouterr().err
+    assert (run / "model.safetensors").read_bytes() == kept
+    assert summary(run)["best"] == told["best"]
+    assert main(["grow", str(run), "--width", "2", "--out", str(tmp_path / "grown")]) == 0
+    ids = torch.randint(0, 256, (2, 16))
+    small, large = glissando.load(run), glissando.load(tmp_path / "grown")
+    torch.testing.assert_close(small(ids)[0], large(ids)[0], atol=1e-4, rtol=1e-4)
+
+
+# ---------------------------------------------------------------------- the summary
+
+
+def test_the_summary_says_how_training_ended(rising):
+    told, best, end = summary(rising), best_row(rising), rows(rising)[-1]
+    assert (told["steps"], told["finished"], told["weights"]) == (12, True, "latest")
+    assert told["tokens"] == int(end["tokens"])
+    assert told["learning_rate_scale"] == pytest.approx(float(end["learning_rate"]) / 0.1, rel=1e-5)
+    assert told["seconds"] == pytest.approx(float(end["seconds"]), rel=1e-3)
+    assert told["best"]["step"] == int(best["step"])
+    assert told["best"]["tokens"] == int(best["tokens"])
+    assert told["best"]["perplexity"] == pytest.approx(math.exp(float(best["valid_loss"])))
+    assert told["last"]["loss"] == float(end["valid_loss"])
+    assert json.loads((rising / "manifest.json").read_bytes())["files"]["summary.json"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "where"), [(0.1, "best stopping point: step 6;"), (0.01, "the loss was still falling")]
+)
+def test_the_end_says_where_the_best_stopping_point_was(tmp_path, capsys, rate, where):
+    train(configuration(tmp_path, PLAIN, RISING, {"training.optimizer.learning_rate": rate}), tmp_path / "run")
+    told = capsys.readouterr().err
+    assert where in told
+    assert f"{tmp_path / 'run' / 'checkpoints' / 'best'}" in told
+
+
+# ---------------------------------------------------------------------- until Ctrl-C, and epochs
+
+
+def interrupted_at(monkeypatch, last: int) -> None:
+    training_step = TrainingModule.training_step
+
+    def interrupt(self, item, index):
+        if self.trainer.global_step == last - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return training_step(self, item, index)
+
+    monkeypatch.setattr(TrainingModule, "training_step", interrupt)
+
+
+def test_without_a_budget_training_goes_on_until_it_is_interrupted(tmp_path, monkeypatch, capsys):
+    endless = {"training": {"steps": None, "schedule": {"kind": "constant"}, "validate_every": 2}}
+    with monkeypatch.context() as patched:
+        interrupted_at(patched, 5)
+        with pytest.raises(Stopped):
+            train(configuration(tmp_path, PLAIN, endless), tmp_path / "run")
+    assert "no budget: until Ctrl-C" in (error := capsys.readouterr().err)
+    assert "tok/s, until Ctrl-C" in error
+    assert (summary(tmp_path / "run")["steps"], summary(tmp_path / "run")["finished"]) == (5, False)
+    interrupted_at(monkeypatch, 8)
+    with pytest.raises(Stopped):
+        resume(tmp_path / "run")
+    fixed = {"training": {"steps": 8, "schedule": {"kind": "constant"}, "validate_every": 2}}
+    assert_same_tensors(
+        weights(tmp_path / "run"), weights(train(configuration(tmp_path, PLAIN, fixed), tmp_path / "b"))
+    )
+
+
+def test_a_schedule_that_needs_an_end_is_refused_without_one(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"warmup-cosine needs an end.*training\.steps.*--training\.schedule\.kind const"
+    ):
+        train(configuration(tmp_path, {"training.steps": None}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_without_an_end_is_refused(tmp_path):
+    stages = {"stages": [{"name": "a", "training": {"schedule": {"kind": "constant"}}}], "training.steps": None}
+    with pytest.raises(ConfigError, match=r"stages\[1\] \(a\): without a budget the next stage is never reached"):
+        train_stages(configuration(tmp_path, stages), tmp_path / "run")
+
+
+PAIRS = {"data": {"corpus": "shift", "batch_size": 8, "shift": {"train_pairs": 20, "valid_pairs": 8}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        (({"data.text.stride": 64},), lambda rows: math.ceil(1.5 * rows / 4)),
+        ((), lambda rows: math.ceil(1.5 * rows / 4)),
+        ((SHIFT, PAIRS), lambda rows: math.ceil(1.5 * 20 / 8)),
+    ],
+)
+def test_epochs_are_passes_over_a_text_or_over_pairs(tmp_path, changes, steps):
+    short = {"model.hidden_size": 4, "training": {"steps": None, "epochs": 1.5, "validate_every": 10**6}}
+    config = configuration(tmp_path, *changes, short)
+    count = build_corpus(config.data).epoch_rows
+    if not changes:  # random windows: as many as hold the text's tokens
+        assert count == math.ceil(int(text_file(tmp_path).stat().st_size * 0.9) / 16)
+    if len(changes) == 1:  # the order deals each window once before any comes again
+        seen = [offset for batch, _ in zip(build_corpus(config.data).batches("train"), range(999), strict=False)
+                for offset in map(bytes, batch.targets.tolist())][:count]  # fmt: skip
+        assert len(set(seen)) == count
+    run = train(config, tmp_path / "run").path
+    end = rows(run)[-1]
+    assert int(end["step"]) == steps(count)
+    assert 1.5 <= float(end["epoch"]) < 1.5 + config.data.batch_size / count
+
+
+def test_epochs_of_what_never_ends_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"training\.epochs counts passes .* corpus shift has no known end"):
+        train(configuration(tmp_path, SHIFT, {"training": {"steps": None, "epochs": 1.0}}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------- what is shown
+
+
+def test_a_sample_prompt_of_ones_own(tmp_path):
+    options = {"training": {"steps": 2, "sample_every": 2, "sample_prompt": "Dear: me #1"}}
+    run = train(configuration(tmp_path, options), tmp_path / "run").path
+    assert (run / "samples.txt").read_text().startswith("--- step 2\nDear: me #1|")
+    learned = {"model": {"positions": "learned", "max_length": 16}, "training.sample_prompt": "x" * 16}
+    with pytest.raises(ConfigError, match=r"training\.sample_prompt has 16 tokens, and model\.max_length 16"):
+        train(configuration(tmp_path, learned), tmp_path / "long")
+
+
+def test_the_log_has_accuracy_stability_and_epoch(tmp_path, capsys):
+    options = {"training": {"steps": 6, "log_every": 3, "validate_every": 2, "accumulate": 2}}
+    config = configuration(tmp_path, PLAIN, options)
+    run = train(config, tmp_path / "run").path
+    table = {int(row["step"]): row for row in rows(run)}
+    assert sorted(table) == [2, 3, 4, 6]
+    assert [bool(table[step]["train_accuracy"]) for step in sorted(table)] == [False, True, False, True]
+    for row in table.values():
+        assert float(row["stability"]) == pytest.approx(1 / float(row["grad_norm"]), rel=1e-4)
+        expected = int(row["step"]) * 4 / build_corpus(config.data).epoch_rows
+        assert float(row["epoch"]) == pytest.approx(expected, rel=1e-5)
+    started = capsys.readouterr().err.splitlines()[0]
+    parameters = glissando.load(run).num_parameters()
+    for part in ("device cpu", "32-true", f"threads {torch.get_num_threads()}", f"{parameters:,}", "4 rows in 2 parts",
+                 "ids (2, 16)"):  # fmt: skip
+        assert part in started
+
+
+def test_the_accuracy_in_the_log_is_that_of_the_steps_own_batch(tmp_path):
+    """A first step at rate 0 is taken with the weights that the run was started with, so they say what it must be."""
+    frozen = {"training": {"steps": 1, "log_every": 1, "optimizer": {"learning_rate": 1e-30, "weight_decay": 0.0}}}
+    config = configuration(tmp_path, PLAIN, frozen)
+    run = train(config, tmp_path / "run").path
+    batch = next(build_corpus(config.data).batches("train"))
+    right = glissando.load(run)(batch.ids)[0].argmax(-1) == batch.targets
+    assert float(rows(run)[0]["train_accuracy"]) == pytest.approx(float(right.float().mean()))
