@@ -12,19 +12,30 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LanguageModel": "glissando.model",
+    "LiquidRNN": "glissando.rnn",
     "ModelConfig": "glissando.model",
-    "load": "glissando.loading",
+    "RNN": "glissando.rnn",
+    "SeriesModel": "glissando.series",
     "generate": "glissando.generation",
     "grow": "glissando.growth",
+    "load": "glissando.loading",
+    "register_corpus": "glissando.data.corpora",
+    "register_depth": "glissando.depth",
+    "register_mixer": "glissando.mixers",
     "stream": "glissando.generation",
 }
-__all__ = ["LanguageModel", "ModelConfig", "__version__", "generate", "grow", "load", "stream"]
+__all__ = ["__version__", *sorted(_HOMES)]
 
 if TYPE_CHECKING:
+    from glissando.data.corpora import register_corpus
+    from glissando.depth import register_depth
     from glissando.generation import generate, stream
     from glissando.growth import grow
     from glissando.loading import load
+    from glissando.mixers import register_mixer
     from glissando.model import LanguageModel, ModelConfig
+    from glissando.rnn import RNN, LiquidRNN
+    from glissando.series import SeriesModel
 
 
 def __getattr__(name: str) -> Any:
@@ -34,3 +45,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

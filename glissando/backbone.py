@@ -66,6 +66,13 @@ class BackboneConfig:
         return list(getattr(self.depth, "control", []))
 
 
+def for_saved_weights(config: BackboneConfig) -> Any:
+    """`config` of a model whose weights are loaded next, without the files that only a new model reads, such as a
+    Laplacian's, which may be gone: options of a mixer may have a method `without_files` that returns such options."""
+    mixers = [o.without_files() if hasattr(o, "without_files") else o for o in config.mixers]
+    return replace(config, mixer=mixers if isinstance(config.mixer, list) else mixers[0])
+
+
 class ModelState(NamedTuple):
     position: Tensor  # (B,) int64, tokens seen
     depth: State
@@ -131,7 +138,9 @@ class Backbone(nn.Module):
         device, dtype = device or like.device, dtype or like.dtype
         return ModelState(zeros_position(batch_size, device), self.depth.init_state(batch_size, device, dtype))
 
-    def _prepared(self, inputs: Tensor, state: ModelState | None, ctx: Context) -> tuple[Tensor, Context, Tensor | None]:
+    def _prepared(
+        self, inputs: Tensor, state: ModelState | None, ctx: Context
+    ) -> tuple[Tensor, Context, Tensor | None]:
         """Checked inputs and context, their real tokens in front, and the order (B, T) that they were brought into."""
         self._check(inputs, state, ctx)
         if ctx.memo is None and not torch.is_grad_enabled():

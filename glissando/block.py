@@ -11,7 +11,6 @@ stands before the mixer, whatever the mixer is.
 
 from __future__ import annotations
 
-import math
 from dataclasses import field
 from typing import Annotated, Literal, NamedTuple
 

@@ -71,7 +71,9 @@ class Registry(Generic[T]):
             raise ConfigError(f"the options of {self.what} {name!r} cannot have a field `kind`: it is the name")
         known = self._classes.get(name)
         if known is not None and _qualified(known) != _qualified(target):
-            raise ConfigError(f"{self.what} {name!r} is registered already, as {_qualified(known)}; choose another name")
+            raise ConfigError(
+                f"{self.what} {name!r} is registered already, as {_qualified(known)}; choose another name"
+            )
         if not hasattr(options, "__pydantic_validator__"):
             options.__pydantic_config__ = _CONFIG  # type: ignore[attr-defined]
         self._classes[name], self.options[name] = target, options
@@ -205,9 +207,17 @@ def _explained(error: ValidationError, cls: type, values: Any, where: str) -> st
     if first["type"] == "value_error":
         cause = first.get("ctx", {}).get("error")
         names_itself = isinstance(cause, ConfigError)
-        return str(cause) if names_itself else f"{path} {message}" if message.startswith(("names", "is ")) else f"{path}: {message}"
+        return (
+            str(cause)
+            if names_itself
+            else f"{path} {message}"
+            if message.startswith(("names", "is "))
+            else f"{path}: {message}"
+        )
     if first["type"] == "literal_error":
-        close = nearest(str(given), [word.strip("'") for word in first["ctx"]["expected"].replace(" or ", ", ").split(", ")])
+        close = nearest(
+            str(given), [word.strip("'") for word in first["ctx"]["expected"].replace(" or ", ", ").split(", ")]
+        )
         message += f"; did you mean {close!r}?" if close else ""
     shown = "null" if given is None else repr(given)
     return f"{path}: {message[0].lower()}{message[1:]}, got {shown}"

@@ -1,8 +1,8 @@
 """How a model starts its weights: one of three schemes for linear maps and tables, then what each part starts itself.
 
-    scaled  N(0, 0.02); the last projection of a branch that ends in the residual is divided by the root of their number
-    torch   PyTorch's defaults
-    xavier  Glorot's uniform for matrices, N(0, 0.02) for tables
+scaled  N(0, 0.02); the last projection of a branch that ends in the residual is divided by the root of their number
+torch   PyTorch's defaults
+xavier  Glorot's uniform for matrices, N(0, 0.02) for tables
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from glissando.backbone import for_saved_weights
 from glissando.config import flat, from_dict, merge, starting_differences
 from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError, RunError
@@ -38,15 +39,14 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
     given = run.read_config().get("model")
     if not isinstance(given, dict):
         raise RunError(f"{run.path / CONFIG} says nothing of a model: it has no section `model`, or it is no mapping")
-    changes = flat(merge(overrides or {}))
+    changes = merge(overrides or {})
     values = merge(given, changes)
-    if "depth.flow.tolerance" in changes and values["depth"]["flow"].get("backward") == "checkpoint":
-        values["depth"]["flow"]["backward"] = "direct"  # the same forward, and it can halt
+    if changes.get("depth", {}).get("tolerance") and values["depth"].get("backward") == "checkpoint":
+        values["depth"]["backward"] = "direct"  # the same forward, and it can halt
     config = from_dict(ModelConfig, values, "model")
-    _refuse_unused(config, from_dict(ModelConfig, given, "model"), changes)
-    config.mixers.weights_follow()
+    _require_effect(config, from_dict(ModelConfig, given, "model"), flat(changes))
     tokens = run.path / TOKENIZER
-    model = LanguageModel(config, load_tokenizer(tokens) if tokens.is_file() else None)
+    model = LanguageModel(for_saved_weights(config), load_tokenizer(tokens) if tokens.is_file() else None)
     weights = run.read_state_dict()  # its RunError is a RuntimeError too, and says more than the one below
     if any(weights[name].dtype == torch.float64 for name, _ in model.named_parameters() if name in weights):
         model.double()
@@ -54,19 +54,13 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RunError(f"the weights in {path} do not fit its configuration: {error}") from error
-    model.config = from_dict(ModelConfig, values, "model")  # as it was given, files of its start included
+    model.config = config  # as it was given, files of its start included
     return model.eval()
 
 
-def _refuse_unused(config: ModelConfig, saved: ModelConfig, changes: Collection[str]) -> None:
-    """Raise ConfigError for an option of a mixer that the model does not have, and for one that says where numbers
-    start: these are the run's own."""
+def _require_effect(config: ModelConfig, saved: ModelConfig, changes: Collection[str]) -> None:
+    """Raise ConfigError for a change of an option that only says where new numbers start: these are the run's own."""
     for each in starting_differences(config, saved, "model"):
         name = each.path.removeprefix("model.")
         if name in changes:
             raise ConfigError(f"{name} says where new numbers start, and the weights have theirs; leave it out")
-    used = [config.mixer] if isinstance(config.mixer, str) else config.mixer
-    for name in changes:
-        section, _, rest = name.partition(".")
-        if section == "mixers" and rest.partition(".")[0] not in used:
-            raise ConfigError(f"{name} was given, and this model's mixer is {', '.join(used)}; leave it out")

@@ -80,4 +80,7 @@ def _training(training: dict[str, Any]) -> dict[str, Any]:
 
 def _used(section: Mapping[str, Any], default: str, options: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     kind = section.get("kind", default)
-    return {"kind": kind, **{name: section[name] for name in options.get(kind, section) if name in section and name != "kind"}}
+    return {
+        "kind": kind,
+        **{name: section[name] for name in options.get(kind, section) if name in section and name != "kind"},
+    }

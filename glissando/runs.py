@@ -35,6 +35,7 @@ import yaml
 from torch import Tensor
 
 from glissando.errors import ConfigError, RunError, nearest
+from glissando.migration import migrated
 from glissando.storage import (
     MANIFEST,
     find_published,
@@ -155,7 +156,7 @@ class Run:
         return (self.best_checkpoint() if kept == BEST else None) or self.latest_checkpoint()
 
     def read_config(self) -> dict[str, Any]:
-        """The configuration. Raises RunError if config.yaml is missing, damaged or malformed."""
+        """The configuration, in today's form. Raises RunError if config.yaml is missing, damaged or malformed."""
         path = self.path / CONFIG
         if not path.is_file():
             raise RunError(f"{path} is missing. {self._advice(CONFIG)}")
@@ -167,7 +168,7 @@ class Run:
             raise RunError(f"{path} is malformed: {error}. {self._advice(CONFIG)}") from error
         if not isinstance(config, dict):
             raise RunError(f"{path} is malformed: it holds no mapping. {self._advice(CONFIG)}")
-        return config
+        return migrated(config)
 
     def read_state_dict(self) -> dict[str, Tensor]:
         """The model's weights on the CPU, after checking their digest; a checkpoint's lose MODULE_PREFIX.

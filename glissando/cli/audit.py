@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.errors import ConfigError, unknown_name
 from glissando.cli.options import parse, parser_for, require_writable
+from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from glissando.lab.audit.claim import Claim, Plan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glissando.errors import ConfigError
 from glissando.cli.options import parse, parser_for
+from glissando.errors import ConfigError
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glissando.cli.options import explain, parse, parser_for
 from glissando.config import merge
 from glissando.errors import ConfigError
-from glissando.cli.options import explain, parse, parser_for
 
 if TYPE_CHECKING:
     from glissando.lab.compare.plan import Comparison

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glissando.errors import ConfigError, unknown_name
 from glissando.cli.options import parse, parser_for
+from glissando.errors import ConfigError, unknown_name
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,10 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.config import flat, from_dict, require_chosen, to_dict
-from glissando.data.corpora import CORPORA, DataConfig, TextOptions, build_corpus
-from glissando.data.textfile import open_file
-from glissando.errors import ConfigError, DataError
 from glissando.cli.options import (
     add_checkpoint_option,
     add_inference_options,
@@ -25,6 +21,10 @@ from glissando.cli.options import (
     require_writable,
     take_checkpoint,
 )
+from glissando.config import flat, from_dict, require_chosen, to_dict
+from glissando.data.corpora import CORPORA, DataConfig, TextOptions, build_corpus
+from glissando.data.textfile import open_file
+from glissando.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from glissando.data.base import Corpus

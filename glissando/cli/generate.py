@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.errors import ConfigError
 from glissando.cli.options import (
     add_checkpoint_option,
     add_inference_options,
@@ -20,6 +19,7 @@ from glissando.cli.options import (
     quoted,
     take_checkpoint,
 )
+from glissando.errors import ConfigError
 
 EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_tokens 300 --temperature 0.7 --seed 1'
 
@@ -80,8 +80,8 @@ def _write(options: object) -> None:
     folder = o["diagnostics"]
     record: Any = contextlib.nullcontext()
     if folder is not None:
-        from glissando.evaluation.diagnostics import recording
         from glissando.cli.evaluate import require_diagnostics
+        from glissando.evaluation.diagnostics import recording
 
         if len(o["prompt"]) > 1:
             raise ConfigError(f"--diagnostics is of one text, and --prompt is a list of {len(o['prompt'])}; give one")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from glissando.cli.options import explain, parse, parser_for
 from glissando.errors import ConfigError
 from glissando.growth import Growth
-from glissando.cli.options import explain, parse, parser_for
 
 EXAMPLE = "glissando grow runs/first --width 2 --layers 2 --out runs/grown"
 

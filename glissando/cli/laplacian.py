@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.errors import ConfigError, unknown_name
 from glissando.cli.options import parse, parser_for
+from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -52,7 +52,9 @@ class Parser(argparse.ArgumentParser):
             return plain
         lines = [line for name, hint in self.dotted.items() for line in _described(hint, name)]
         body, _, example = plain.rpartition("\nexample:")
-        return "\n".join([body, "options of the configuration (--config takes them from YAML):", *lines, "", f"example:{example}"])
+        return "\n".join(
+            [body, "options of the configuration (--config takes them from YAML):", *lines, "", f"example:{example}"]
+        )
 
 
 def parser_for(command: str, about: str, example: str, usage: str | None = None) -> Parser:
@@ -184,7 +186,9 @@ def text_like(hint: Any) -> bool:
     parts = typing.get_args(hint)
     if typing.get_origin(hint) is typing.Literal:
         return all(isinstance(part, str) for part in parts)
-    return hint is str or (bool(parts) and any(text_like(part) for part in parts) and typing.get_origin(hint) not in (list, tuple, dict))
+    return hint is str or (
+        bool(parts) and any(text_like(part) for part in parts) and typing.get_origin(hint) not in (list, tuple, dict)
+    )
 
 
 # ---------------------------------------------------------------------- help
@@ -204,7 +208,9 @@ def _names(hint: Any, prefix: str) -> Iterator[str]:
 
 
 def _is_section(hint: Any) -> bool:
-    return any(isinstance(m, Registry) for m in getattr(hint, "__metadata__", ())) or section_class(hint, {}) is not None
+    return (
+        any(isinstance(m, Registry) for m in getattr(hint, "__metadata__", ())) or section_class(hint, {}) is not None
+    )
 
 
 def _described(hint: Any, prefix: str) -> Iterator[str]:
@@ -232,7 +238,11 @@ def _described(hint: Any, prefix: str) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, int | float) or isinstance(value, bool) else str(value)
+    return (
+        {None: "null", True: "true", False: "false"}.get(value, str(value))
+        if not isinstance(value, int | float) or isinstance(value, bool)
+        else str(value)
+    )
 
 
 def documented(cls: type) -> dict[str, str]:
@@ -328,8 +338,6 @@ def named_values(text: str) -> dict[str, float]:
         if not sign or not name.strip():
             raise ConfigError(f"--control is NAME=VALUE with commas between, such as mood=0.7,speech=-1; got {text!r}")
     return values
-
-
 
 
 def add_checkpoint_option(parser: Parser) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glissando.presets import load_preset, preset_names
 from glissando.cli.options import parse, parser_for
+from glissando.presets import load_preset, preset_names
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.errors import ConfigError, GlissandoError, MissingExtraError
 from glissando.cli.options import add_inference_options, inference_overrides, parse, parser_for
+from glissando.errors import ConfigError, GlissandoError, MissingExtraError
 
 EXAMPLE = "glissando serve runs/first --port 8000"
 KEY = "GLISSANDO_API_KEY"

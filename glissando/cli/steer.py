@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.errors import ConfigError, unknown_name
 from glissando.cli.options import add_inference_options, inference_overrides, parse, parser_for, require_writable
+from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from glissando.evaluation.steering import Cost, Sweep, Trial

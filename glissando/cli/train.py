@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from glissando.cli.options import explain, parse, parser_for, plain, require_own_held_out
 from glissando.config import check_keys, flat, from_dict, merge, read_options, require_chosen, to_dict
 from glissando.data.corpora import CORPORA
 from glissando.errors import ConfigError
 from glissando.mixers import MIXERS
 from glissando.presets import load_preset
 from glissando.training.config import BUDGETS, MACHINE, RunConfig, require_effect
-from glissando.cli.options import explain, parse, parser_for, plain, require_own_held_out
 
 EXAMPLE = (
     "glissando train --preset transformer-nano --data.corpus text --data.text.path book.txt "

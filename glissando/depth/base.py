@@ -46,7 +46,7 @@ class Depth(nn.Module, ABC):
     def forward(self, x: Tensor, state: State = None, ctx: Context | None = None) -> tuple[Tensor, State]:
         """x (B, T, D) -> (B, T, D) and the state after it; None in, None out."""
 
-    def reset_parameters(self) -> None:  # noqa: B027 (optional)
+    def reset_parameters(self) -> None:
         """Start the parameters that are its own and not its blocks'."""
 
     def run(self, block: nn.Module) -> Callable[..., Any]:

@@ -15,7 +15,6 @@ Neural ODEs: Chen et al. 2018, arXiv 1806.07366.
 from __future__ import annotations
 
 import hashlib
-import math
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field, replace

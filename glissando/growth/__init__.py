@@ -8,6 +8,20 @@ from glissando.growth.lifts import Grows, Lift, Reads, Table
 from glissando.growth.rules import MIXER_RULES, Growth, MixerRule, output_projection
 
 __all__ = [
-    "MIXER_RULES", "Grown", "Growth", "Grows", "Lift", "MixerRule", "Reads", "Table", "attention", "grow", "grow_by",
-    "grown_config", "liquid", "output_projection", "spectral", "tau",
+    "MIXER_RULES",
+    "Grown",
+    "Grows",
+    "Growth",
+    "Lift",
+    "MixerRule",
+    "Reads",
+    "Table",
+    "attention",
+    "grow",
+    "grow_by",
+    "grown_config",
+    "liquid",
+    "output_projection",
+    "spectral",
+    "tau",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ from glissando.errors import ConfigError
 from glissando.growth.depths import begin, grown_depth
 from glissando.growth.lifts import Grows, Table
 from glissando.growth.models import model_table
-from glissando.growth.rules import Growth, MIXER_RULES, mixer_rule
+from glissando.growth.rules import MIXER_RULES, Growth, mixer_rule
 from glissando.mixers import MIXERS, Mixer
 from glissando.model import LanguageModel, ModelConfig
 
@@ -165,7 +165,9 @@ def _require_axes(model: LanguageModel, by: Growth) -> None:
     names = sorted({MIXERS.kind_of(options) for options in _used_options(model)})
     for axis in ("heads", "state", "head_size"):
         if getattr(by, axis) is not None and not any(axis in mixer_rule(MIXERS[name]).axes for name in names):
-            users = ", ".join(name for name in MIXERS if MIXERS[name] in MIXER_RULES and axis in mixer_rule(MIXERS[name]).axes)
+            users = ", ".join(
+                name for name in MIXERS if MIXERS[name] in MIXER_RULES and axis in mixer_rule(MIXERS[name]).axes
+            )
             raise ConfigError(
                 f"grow: {axis} {getattr(by, axis)} was given, and this model's mixer is {', '.join(names)}, which has "
                 f"none to grow; {users} would. Leave it out"
@@ -175,4 +177,6 @@ def _require_axes(model: LanguageModel, by: Growth) -> None:
 def _require_whole(table: Table, old: dict[str, Tensor]) -> None:
     missing = sorted(set(old) - set(table))
     if missing:
-        raise ConfigError(f"grow: nothing says how {', '.join(missing[:6])} grow; add them to its table in glissando.growth")
+        raise ConfigError(
+            f"grow: nothing says how {', '.join(missing[:6])} grow; add them to its table in glissando.growth"
+        )

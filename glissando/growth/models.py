@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from glissando.growth.depths import depth_table
-from glissando.growth.lifts import Grows, Lift, Reads, Table, append, grow_norm, linear, tables, tile, under
+from glissando.growth.lifts import Grows, Reads, Table, append, grow_norm, linear, tables, tile, under
 from glissando.model import ComplexHead, LanguageModel
 
 

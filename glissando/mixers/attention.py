@@ -16,7 +16,6 @@ Vaswani et al. 2017, arXiv 1706.03762; forget gate: Lin et al. 2025, arXiv 2503.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch

@@ -94,7 +94,7 @@ class Mixer(nn.Module, ABC):
         Raises ContextError if ctx carries a signal that this mixer does not accept.
         """
 
-    def reset_parameters(self) -> None:  # noqa: B027 (optional)
+    def reset_parameters(self) -> None:
         """Start the parameters that a model's own initialisation of linear maps does not."""
 
     def context(self, ctx: Context | None) -> Context:

@@ -35,6 +35,7 @@ from glissando.errors import ConfigError
 from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer
 from glissando.mixers.liquid_dynamics import Dense, Diagonal, LiquidConfig
 
+
 class LiquidState(NamedTuple):
     x: Tensor  # (B, N), at least float32; diagonal: pairs
 

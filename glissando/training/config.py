@@ -1,97 +1,102 @@
-"""What a training run is told: the model, the data and how to train."""
+"""A training run's configuration: the model, the data and how to train."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
-from glissando.config import require_chosen, require_used, to_dict, used_with
-from glissando.data.corpora import CORPORA, DataConfig
-from glissando.errors import ConfigError, unknown_name
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from glissando.config import Registry, new_registry, options, to_dict
+from glissando.data.corpora import CORPORA, StoriesOptions
+from glissando.errors import ConfigError
 from glissando.mixers import MIXERS
 from glissando.model import ModelConfig
-from glissando.training.schedules import ScheduleConfig, require
+from glissando.training.schedules import SCHEDULES, WarmupCosineOptions
 
-#: options that say what to train on, and not how: a run may be resumed with others
+#: options of the machine, not of the training: a run may be resumed with others
 MACHINE = ("devices", "num_nodes", "accelerator", "strategy")
 
 #: the ways to say how long to train
 BUDGETS = ("steps", "epochs", "tokens", "seconds", "flops")
 
-_POSITIVE = (
-    "clip", "accumulate", "early_stopping", "validate_every", "save_every", "sample_every", "log_every",
-    "keep_checkpoints", "devices", "num_nodes",
-)  # fmt: skip
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-@dataclass
-class OptimizerConfig:
+@options
+class AdamWOptions:
     """AdamW. Weight decay applies to matrices alone, not to gains, biases and vectors.
 
     release   of a grown model: steps at the shares of the learning rate that growth left its matrices; in as many again
               they go to the whole rate, geometrically; none: they stay
     """
 
-    learning_rate: float = 2e-3
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    release: int | None = None
-
-    def check(self) -> None:
-        """Raise ConfigError for a number out of its range."""
-        where = "training.optimizer"
-        require(0 < self.learning_rate < math.inf, f"{where}.learning_rate", self.learning_rate, "positive and finite")
-        for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            require(0 <= value < 1, f"{where}.{name}", value, "at least 0 and below 1")
-        require(0 < self.eps < math.inf, f"{where}.eps", self.eps, "positive and finite")
-        decay = self.weight_decay
-        require(0 <= decay < math.inf, f"{where}.weight_decay", decay, "at least 0 and finite")
-        require(self.release is None or self.release >= 1, f"{where}.release", self.release, "at least 1 step, or null")
+    learning_rate: Positive = 2e-3
+    beta1: Beta = 0.9
+    beta2: Beta = 0.95
+    eps: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    release: PositiveInt | None = None
 
     def held(self, step: int) -> float:
         """How much of growth's shares is left at a step, from 1 to 0: a share s of the rate is then s to this power."""
         return 1.0 if self.release is None else min(1.0, max(0.0, 2 - step / self.release))
 
 
-@dataclass
-class CalibrationConfig:
-    """When tau, one number for the model, is set to the median energy of the first tau layer's keys over a batch.
+#: optimizers by name
+OPTIMIZERS: Registry[Any] = new_registry("optimizer", "optimizer", "adamw")
+OPTIMIZERS.add("adamw", AdamWOptions, "torch.optim:AdamW")
 
-    kind             `fixed`: never; `start`: before the first step; `periodic`: then and every so many steps;
-                     `drift`: then, and where the median has drifted while gradients are small
-    at_restart       start: also when training is resumed, as published; a resumed run is then not the uninterrupted one
-    every            periodic: steps between calibrations; drift: steps between checks
-    drift_tolerance  drift: calibrate where |median - tau| is more than this share of tau ...
-    gradient_gate    ... and the gradient norm, averaged exponentially over about 20 steps, is below this
+
+@options
+class FixedOptions:
+    """tau is never set."""
+
+
+@options
+class StartOptions:
+    """tau is set before the first step.
+
+    at_restart  also when training is resumed, as published; a resumed run is then not the uninterrupted one
     """
 
-    kind: Literal["fixed", "start", "periodic", "drift"] = "fixed"
-    at_restart: bool = used_with(True, kind="start")
-    every: int = used_with(100, kind=("periodic", "drift"))
-    drift_tolerance: float = used_with(0.1, kind="drift")
-    gradient_gate: float = used_with(1.0, kind="drift")
-
-    def check(self, mixers: Sequence[str]) -> None:
-        """Raise ConfigError for a number out of its range, or where none of the model's mixers has a tau."""
-        where = "training.calibration"
-        require(self.every > 0, f"{where}.every", self.every, "at least 1")
-        require(
-            0 < self.drift_tolerance < math.inf, f"{where}.drift_tolerance", self.drift_tolerance, "above 0, finite"
-        )
-        require(self.gradient_gate > 0, f"{where}.gradient_gate", self.gradient_gate, "above 0 (.inf: always open)")
-        if self.kind != "fixed" and "tau" not in mixers:
-            raise ConfigError(
-                f"{where}.kind is {self.kind!r}, but the model's mixer is {', '.join(mixers)}, which has no tau: leave "
-                "training.calibration out, or set model.mixer: tau"
-            )
+    at_restart: bool = True
 
 
-@dataclass
+@options
+class PeriodicOptions:
+    """tau is set before the first step and then again. every: steps between."""
+
+    every: PositiveInt = 100
+
+
+@options
+class DriftOptions:
+    """tau is set before the first step, and where the median has drifted while gradients are small.
+
+    every            steps between checks
+    drift_tolerance  tau is set where |median - tau| is more than this share of tau ...
+    gradient_gate    ... and the gradient norm, averaged exponentially over about 20 steps, is below this (.inf: always)
+    """
+
+    every: PositiveInt = 100
+    drift_tolerance: Positive = 0.1
+    gradient_gate: PositiveFloat = 1.0
+
+
+#: when tau, one number for the model, is set to the median energy of the first tau layer's keys over a batch
+CALIBRATIONS: Registry[Any] = new_registry("calibration", "calibration", "fixed")
+for _name, _options in (
+    ("fixed", FixedOptions),
+    ("start", StartOptions),
+    ("periodic", PeriodicOptions),
+    ("drift", DriftOptions),
+):
+    CALIBRATIONS.add(_name, _options, "glissando.training.calibration:Calibration")
+
+
+@options
 class TrainingConfig:
     """How to train.
 
@@ -117,57 +122,58 @@ class TrainingConfig:
     tensorboard              write TensorBoard events beside metrics.csv
     """
 
-    steps: int | None = None
-    epochs: float | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-    flops: float | None = None
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
-    clip: float | None = 1.0
-    accumulate: int = 1
+    steps: PositiveInt | None = None
+    epochs: Positive | None = None
+    tokens: PositiveInt | None = None
+    seconds: Positive | None = None
+    flops: Positive | None = None
+    optimizer: OPTIMIZERS.section() = field(default_factory=AdamWOptions)  # type: ignore[valid-type]
+    schedule: SCHEDULES.section() = field(default_factory=WarmupCosineOptions)  # type: ignore[valid-type]
+    calibration: CALIBRATIONS.section() = field(default_factory=FixedOptions)  # type: ignore[valid-type]
+    clip: Positive | None = 1.0
+    accumulate: PositiveInt = 1
     precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
     compile: bool = False
     gradient_checkpointing: bool = False
     freeze: list[str] = field(default_factory=list)
-    neutral_kl: float = 0.0
-    early_stopping: int | None = None
-    validate_every: int | None = None
-    save_every: int | None = None
-    sample_every: int | None = None
+    neutral_kl: NonNegativeFloat = 0.0
+    early_stopping: PositiveInt | None = None
+    validate_every: PositiveInt | None = None
+    save_every: PositiveInt | None = None
+    sample_every: PositiveInt | None = None
     sample_prompt: str | None = None
-    log_every: int = 10
-    keep_checkpoints: int = 2
-    seed: int = 0
-    devices: int = 1
-    num_nodes: int = 1
+    log_every: PositiveInt = 10
+    keep_checkpoints: PositiveInt = 2
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    devices: PositiveInt = 1
+    num_nodes: PositiveInt = 1
     accelerator: str = "auto"
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     tensorboard: bool = False
 
-    def check(self) -> None:
-        """Raise ConfigError for a number that makes no sense."""
-        given = [n for n in BUDGETS if getattr(self, n) is not None]
-        kinds = f"training.steps, .{', .'.join(BUDGETS[1:])}"
-        if len(given) > 1:
-            raise ConfigError(f"the budget is one of {kinds}; got {' and '.join(given)}")
-        if not given and self.schedule.kind == "warmup-cosine":
+    def __post_init__(self) -> None:
+        if len(self.budgets) > 1:
+            raise ConfigError(f"the budget is one of {_BUDGET}; got {' and '.join(self.budgets)}")
+
+    @property
+    def budgets(self) -> list[str]:
+        """Those of BUDGETS that are given."""
+        return [name for name in BUDGETS if getattr(self, name) is not None]
+
+    def require_end(self) -> None:
+        """Raise ConfigError for a schedule that needs an end where no budget is given."""
+        if not self.budgets and self.schedule.needs_end:
             raise ConfigError(
-                f"training.schedule.kind warmup-cosine needs an end, and no budget is given: give one of {kinds}; "
-                "or train until Ctrl-C with --training.schedule.kind constant (or plateau, homeostatic)"
+                f"training.schedule.kind {SCHEDULES.kind_of(self.schedule)} needs an end, and no budget is given: give "
+                f"one of {_BUDGET}; or train until Ctrl-C with --training.schedule.kind constant (or plateau, "
+                "homeostatic)"
             )
-        for name in (*given, *_POSITIVE):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"training.{name} must be positive, got {value}")
-        require(0 <= self.seed < 2**32, "training.seed", self.seed, "at least 0 and below 2**32")
-        require(0 <= self.neutral_kl < math.inf, "training.neutral_kl", self.neutral_kl, "at least 0 and finite")
-        self.optimizer.check()
-        self.schedule.check()
 
 
-@dataclass
+_BUDGET = f"training.steps, .{', .'.join(BUDGETS[1:])}"
+
+
+@options
 class Stage:
     """One of several trainings in a row: a name, the options that differ from the shared ones, and how the model of the
     stage before is grown first (the options of glissando.growth.Growth)."""
@@ -179,7 +185,7 @@ class Stage:
     training: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@options
 class RunConfig:
     """All of a run: what config.yaml holds, resolved.
 
@@ -192,20 +198,20 @@ class RunConfig:
     preset: str | None = None
     start_from: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    data: CORPORA.section() = field(default_factory=StoriesOptions)  # type: ignore[valid-type]
     training: TrainingConfig = field(default_factory=TrainingConfig)
     stages: list[Stage] = field(default_factory=list)
     grown: dict[str, list[float]] = field(default_factory=dict)
 
     def check(self, processes: int) -> None:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
-        self.training.check()
-        self.training.calibration.check(self._mixers())
-        eps = self.model.norm.eps
-        require(0 <= eps < math.inf, "model.norm.eps", eps, "at least 0 and finite")
-        for name in ("seq_len", "batch_size"):
-            value = getattr(self.data, name)
-            require(value > 0, f"data.{name}", value, "at least 1")
+        self.training.require_end()
+        mixers = [MIXERS.kind_of(mixer) for mixer in self.model.mixers]
+        if not isinstance(self.training.calibration, FixedOptions) and "tau" not in mixers:
+            raise ConfigError(
+                f"training.calibration.kind is {CALIBRATIONS.kind_of(self.training.calibration)!r}, but the model's "
+                f"mixer is {', '.join(mixers)}, which has no tau: leave training.calibration out, or set model.mixer: tau"
+            )
         parts = self.training.accumulate * processes
         if self.data.batch_size % parts:
             raise ConfigError(
@@ -213,36 +219,12 @@ class RunConfig:
                 f"training.accumulate {self.training.accumulate}; use a multiple of {parts}"
             )
 
-    def _mixers(self) -> list[str]:
-        return [self.model.mixer] if isinstance(self.model.mixer, str) else self.model.mixer
-
     def as_dict(self) -> dict[str, Any]:
-        """Plain nested values, without the options of mixers and corpora that are not used.
-
-        Raises UnknownNameError for a mixer that there is none of.
-        """
+        """Plain nested values."""
         values = to_dict(self)
-        for name in ("start_from", "stages", "grown"):
-            if not values[name]:
-                del values[name]
-        for name in self._mixers():
-            if name not in values["model"]["mixers"]:
-                raise unknown_name("mixer", name, values["model"]["mixers"])
-        values["model"]["mixers"] = {name: values["model"]["mixers"][name] for name in self._mixers()}
-        for name in set(CORPORA) - {self.data.corpus}:
-            del values["data"][name]
-        return values
+        return {k: v for k, v in values.items() if v or k not in ("start_from", "stages", "grown")}
 
 
 def fitted_vocabulary(given: int, tokens: int) -> int:
     """model.vocab_size beside a tokenizer of so many tokens: as it was given where that is larger, else theirs."""
     return tokens if given == ModelConfig.vocab_size else max(given, tokens)
-
-
-def require_effect(config: RunConfig, name: str, told: str | None = None) -> None:
-    """Raise ConfigError for an option that would do nothing: of a mixer or a corpus that the run does not have, or of
-    one that is not used beside the others. `told`: how it was given."""
-    mixers = config.as_dict()["model"]["mixers"]
-    require_used(config, name, told)
-    require_chosen(told or name, "model.mixers", MIXERS, mixers, "model.mixer", config.model.mixer)
-    require_chosen(told or name, "data", CORPORA, [config.data.corpus], "data.corpus", config.data.corpus)

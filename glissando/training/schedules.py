@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a factor on the base rate from where training is and what it feels.
+"""Learning-rate schedules: a factor on the base rate from where training is and the gradient's norm.
 
 A schedule is a value with `factor(progress)` and, where it remembers something, a `state_dict`.
 """
@@ -8,49 +8,57 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from glissando.config import used_with
-from glissando.errors import ConfigError, unknown_name
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from glissando.config import Registry, new_registry, options
+from glissando.errors import ConfigError
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
-@dataclass
-class ScheduleConfig:
-    """How the learning rate moves.
+@options
+class ScheduleOptions:
+    """What every schedule has. warmup_steps: linear rise from 0."""
 
-    kind            warmup-cosine, constant, plateau or homeostatic
-    warmup_steps    linear rise from 0 (all kinds)
-    final_ratio     warmup-cosine ends at this fraction of the base rate
-    plateau_factor  plateau: each cut multiplies the rate by this ...
-    plateau_cuts    ... at most this often ...
-    plateau_patience ... after so many validations without a new best loss
+    #: whether the schedule is a function of the share of a budget that is spent
+    needs_end: ClassVar[bool] = False
+
+    warmup_steps: NonNegativeInt = 50
+
+
+@options
+class WarmupCosineOptions(ScheduleOptions):
+    """A cosine over the budget. final_ratio: the fraction of the base rate that it ends at."""
+
+    needs_end: ClassVar[bool] = True
+
+    final_ratio: Share = 0.1
+
+
+@options
+class ConstantOptions(ScheduleOptions):
+    """The base rate."""
+
+
+@options
+class PlateauOptions(ScheduleOptions):
+    """The base rate, cut where validations bring no new best loss.
+
+    factor    each cut multiplies the rate by this ...
+    cuts      ... at most this often ...
+    patience  ... after so many validations without a new best loss
     """
 
-    kind: str = "warmup-cosine"
-    warmup_steps: int = 50
-    final_ratio: float = used_with(0.1, kind="warmup-cosine")
-    plateau_factor: float = used_with(0.5, kind="plateau")
-    plateau_cuts: int = used_with(5, kind="plateau")
-    plateau_patience: int = used_with(3, kind="plateau")
-
-    def check(self) -> None:
-        """Raise UnknownNameError for a kind that is not in SCHEDULES, ConfigError for a number out of its range."""
-        if self.kind not in SCHEDULES:
-            raise unknown_name("schedule", self.kind, SCHEDULES)
-        for name, holds, expected in (
-            ("warmup_steps", self.warmup_steps >= 0, "at least 0"),
-            ("final_ratio", 0 <= self.final_ratio <= 1, "from 0 to 1"),
-            ("plateau_factor", 0 < self.plateau_factor < 1, "above 0 and below 1"),
-            ("plateau_cuts", self.plateau_cuts >= 0, "at least 0"),
-            ("plateau_patience", self.plateau_patience > 0, "at least 1"),
-        ):
-            require(holds, f"training.schedule.{name}", getattr(self, name), expected)
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    cuts: NonNegativeInt = 5
+    patience: PositiveInt = 3
 
 
-def require(holds: bool, name: str, value: object, expected: str) -> None:
-    """Raise ConfigError about an option's value unless it holds."""
-    if not holds:
-        raise ConfigError(f"{name} must be {expected}, got {value}")
+@options
+class HomeostaticOptions(ScheduleOptions):
+    """A rate that follows the gradient's norm."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Progress:
 
 
 class Schedule(ABC):
-    def __init__(self, config: ScheduleConfig) -> None:
+    def __init__(self, config: Any) -> None:
         self.config = config
 
     def factor(self, now: Progress) -> float:
@@ -76,17 +84,24 @@ class Schedule(ABC):
     def shape(self, now: Progress) -> float:
         """The factor once warm."""
 
-    def observe_validation(self, loss: float) -> None:  # noqa: B027 (most schedules do not listen)
-        """Told the validation loss each time it is measured."""
+    def observe_validation(self, loss: float) -> None:  # noqa: B027 (most schedules do not use it)
+        """Called with the validation loss each time it is measured."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
-            raise ConfigError(f"schedule {self.config.kind} keeps no state, the checkpoint holds {sorted(state)}")
+            raise ConfigError(
+                f"the schedule {type(self).__name__} keeps no state, the checkpoint holds {sorted(state)}"
+            )
 
 
+#: learning-rate schedules by name
+SCHEDULES: Registry[Schedule] = new_registry("schedule", "schedule", "warmup-cosine", ScheduleOptions)
+
+
+@SCHEDULES.register("warmup-cosine", WarmupCosineOptions)
 class WarmupCosine(Schedule):
     """r + (1 - r) (1 + cos(pi s)) / 2 at share s of the budget, r = final_ratio."""
 
@@ -95,6 +110,7 @@ class WarmupCosine(Schedule):
         return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, now.share)))
 
 
+@SCHEDULES.register("constant", ConstantOptions)
 class Constant(Schedule):
     """1."""
 
@@ -102,25 +118,26 @@ class Constant(Schedule):
         return 1.0
 
 
+@SCHEDULES.register("plateau", PlateauOptions)
 class Plateau(Schedule):
-    """plateau_factor ** cuts: one cut whenever `plateau_patience` validations bring no new best loss.
+    """factor ** cuts: one cut whenever `patience` validations bring no new best loss.
 
     As the Tauformer was trained: a warm-up, a constant, and a factor of 0.5 cut at most five times.
     """
 
-    def __init__(self, config: ScheduleConfig) -> None:
+    def __init__(self, config: PlateauOptions) -> None:
         super().__init__(config)
         self.best, self.waited, self.cuts = math.inf, 0, 0
 
     def shape(self, now: Progress) -> float:
-        return self.config.plateau_factor**self.cuts
+        return self.config.factor**self.cuts
 
     def observe_validation(self, loss: float) -> None:
         if loss < self.best:
             self.best, self.waited = loss, 0
             return
         self.waited += 1
-        if self.waited >= self.config.plateau_patience and self.cuts < self.config.plateau_cuts:
+        if self.waited >= self.config.patience and self.cuts < self.config.cuts:
             self.cuts, self.waited = self.cuts + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -130,6 +147,7 @@ class Plateau(Schedule):
         self.best, self.waited, self.cuts = state["best"], state["waited"], state["cuts"]
 
 
+@SCHEDULES.register("homeostatic", HomeostaticOptions)
 class Homeostatic(Schedule):
     """sigmoid(1 / (|grad| + 1e-6) - 0.5): the Continuous Transformer's rate, calm gradients being stepped faster."""
 
@@ -138,15 +156,6 @@ class Homeostatic(Schedule):
         return 1 / (1 + math.exp(0.5 - 1 / (now.grad_norm + 1e-6)))
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
-    "warmup-cosine": WarmupCosine,
-    "constant": Constant,
-    "plateau": Plateau,
-    "homeostatic": Homeostatic,
-}
-
-
-def build_schedule(config: ScheduleConfig) -> Schedule:
-    """Raises UnknownNameError for a kind that is not in SCHEDULES, ConfigError for a number out of its range."""
-    config.check()
-    return SCHEDULES[config.kind](config)
+def build_schedule(config: Any) -> Schedule:
+    """The schedule of the registered class that these options are of."""
+    return SCHEDULES.class_of(config)(config)  # type: ignore[call-arg]
