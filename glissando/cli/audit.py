@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.options import parse, parser_for, require_writable
+from glissando.cli.options import Options, Parser, parse, parser_for, require_empty, require_writable, whole
 from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def main(arguments: Sequence[str]) -> None:
         print(listing())
 
 
-def _parser() -> Any:
+def _parser() -> Parser:
     parser = parser_for("audit", "Measure published claims.", EXAMPLE)
     parser.add_argument("claims", nargs="*", default=[], help="names, or how they begin (hybrid); without, a list")
     parser.add_argument("--form", default="both", help="published: as the authors measured; corrected; or both")
     parser.add_argument("--quick", action="store_true", help="toy sizes: shows that it runs, and nothing else")
-    parser.add_argument("--steps", type=int | None, default=None, help="of training; the published number by default")
-    parser.add_argument("--seeds", type=int | None, default=None, help="models of a kind to compare, 3 by default")
+    parser.add_argument("--steps", type=whole, help="of training; the published number by default")
+    parser.add_argument("--seeds", type=whole, help="models of a kind to compare, 3 by default")
     parser.add_argument("--text", help="file to train on instead of the built-in stories")
     parser.add_argument("--tokenizer", help="tokenizer.json for it; by default one is trained on the text")
     parser.add_argument("--run", help="a run of ours, where the corrected form measures one")
@@ -52,7 +52,7 @@ def _parser() -> Any:
     return parser
 
 
-def _plan(options: Any) -> Plan:
+def _plan(options: Options) -> Plan:
     from glissando.lab.audit.claim import Plan
 
     names = ("quick", "steps", "seeds", "text", "tokenizer", "run")
@@ -106,7 +106,7 @@ def _told(value: object) -> str:
     return shlex.quote(path.name if path.is_absolute() else str(value))
 
 
-def _check(options: Any) -> Path | None:
+def _check(options: Options) -> Path | None:
     """The directory to write to, if any."""
     if options.form not in ("published", "corrected", "both"):
         raise unknown_name("--form", options.form, ("published", "corrected", "both"))
@@ -126,13 +126,12 @@ def _check(options: Any) -> Path | None:
     if options.out is None:
         return None
     out = Path(options.out).expanduser()
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise ConfigError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
+    require_empty(out)
     require_writable("--out", out)
     return out
 
 
-def _check_given(options: Any) -> None:
+def _check_given(options: Options) -> None:
     """Raise ConfigError for a file that is not there, and for options where nothing is measured."""
     for name in ("text", "tokenizer", "pairs"):
         given = getattr(options, name) or []
@@ -144,7 +143,7 @@ def _check_given(options: Any) -> None:
         raise ConfigError(f"--{idle[0]} needs claims to measure; name them, such as glissando audit hybrid")
 
 
-def _check_ledger(options: Any) -> None:
+def _check_ledger(options: Options) -> None:
     """Raise ConfigError for what a ledger cannot be combined with."""
     if Path(options.ledger).suffix != ".md":
         raise ConfigError(f"--ledger must name a Markdown file, such as docs/audit.md, got {options.ledger}")

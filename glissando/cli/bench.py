@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glissando.cli.options import parse, parser_for
+from glissando.cli.options import parse, parser_for, whole
 from glissando.errors import ConfigError
 
 
@@ -12,7 +12,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure and print one line a figure."""
     parser = parser_for("bench", "Measure speed against named peers.", "glissando bench training decoding --rounds 7")
     parser.add_argument("rows", nargs="*", default=[], help="names, or how they begin (scan, spectral); all by default")
-    parser.add_argument("--rounds", type=int, default=5, help="paired rounds; the median counts")
+    parser.add_argument("--rounds", type=whole, default=5, help="paired rounds; the median counts")
     options = parse(parser, arguments)
     if options.rounds < 1:
         raise ConfigError(f"--rounds must be at least 1, got {options.rounds}")

@@ -193,6 +193,7 @@ class RunConfig:
     stages      trainings in a row, each from the end of the one before; see glissando.training.stages
     grown       what growth has left to remember: [share, copies, released] by parameter, see
                 glissando.training.parts.Share; it comes with the run that is started from
+    imports     the Python files that registered what the run is made of (--import on the command line)
     """
 
     preset: str | None = None
@@ -202,6 +203,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     stages: list[Stage] = field(default_factory=list)
     grown: dict[str, list[float]] = field(default_factory=dict)
+    imports: list[str] = field(default_factory=list)
 
     def check(self, processes: int) -> None:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
@@ -222,7 +224,7 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values."""
         values = to_dict(self)
-        return {k: v for k, v in values.items() if v or k not in ("start_from", "stages", "grown")}
+        return {k: v for k, v in values.items() if v or k not in ("start_from", "stages", "grown", "imports")}
 
 
 def fitted_vocabulary(given: int, tokens: int) -> int:
