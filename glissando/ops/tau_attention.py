@@ -106,7 +106,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """o as above for logits e_j - |lambda^q_i - lambda^k_j| / T, and log sum_j exp of them (B, H, T) in float64.
 
-    Two sets of keys are heard together by weighting the two o with exp(lse).
+    Attention over two sets of keys together is had by weighting the two o with exp(lse).
     """
     given = v.dtype
     exact = torch.promote_types(torch.promote_types(given, lambda_q.dtype), torch.float32)
