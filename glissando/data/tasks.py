@@ -145,7 +145,9 @@ class TaskCorpus(Corpus):
         return Batch(*tensors, int((answers > 0).sum()), None if mask.all() else mask, floor_bits=0.0)
 
     def _texts(self, read: np.ndarray) -> list[str]:
-        return [self._text(_string(row), _string(answers)) for row, answers in zip(read, self._answers(read), strict=True)]
+        return [
+            self._text(_string(row), _string(answers)) for row, answers in zip(read, self._answers(read), strict=True)
+        ]
 
     def _rows(self, rows: np.ndarray, seed: int, *, held_out: bool) -> np.ndarray:
         """What is read in the rows numbered `rows`, each redrawn until it lies on its side of the split."""
@@ -270,7 +272,9 @@ class RecallCorpus(TaskCorpus):
         first = 2 * self._pairs
         keys, values, queried = read[:, 0:first:2], read[:, 1:first:2], read[:, first::2]
         answers = np.zeros_like(read)
-        answers[:, first::2] = np.take_along_axis(values, (queried[:, :, None] == keys[:, None, :]).argmax(axis=2), axis=1)
+        answers[:, first::2] = np.take_along_axis(
+            values, (queried[:, :, None] == keys[:, None, :]).argmax(axis=2), axis=1
+        )
         return answers
 
     def _text(self, read: str, answers: str) -> str:

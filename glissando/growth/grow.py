@@ -100,7 +100,9 @@ def grow_by(model: LanguageModel, by: Growth) -> Grown:
             new[name].copy_(grows)
             continue
         if (shapes := grows.shape) != (list(old[name].shape), list(new[name].shape)):
-            raise ValueError(f"{name} is {list(old[name].shape)} and {list(new[name].shape)}, its growth table has {shapes}")
+            raise ValueError(
+                f"{name} is {list(old[name].shape)} and {list(new[name].shape)}, its growth table has {shapes}"
+            )
         new[name].copy_(grows.value(old[name], new[name], by.noise, generator))
     begin(model.depth, grown.depth)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}

@@ -110,6 +110,5 @@ def mixer_rule(mixer: Mixer | type[Mixer]) -> MixerRule:
         if base in MIXER_RULES:
             return MIXER_RULES[base]
     raise ConfigError(
-        f"grow: no rule is registered for how the mixer {cls.__name__} grows; add it to "
-        "glissando.growth.MIXER_RULES"
+        f"grow: no rule is registered for how the mixer {cls.__name__} grows; add it to glissando.growth.MIXER_RULES"
     )
