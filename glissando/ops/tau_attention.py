@@ -41,7 +41,7 @@ def tau_attention(
 
     temperature  T > 0, a number or (H,); a tensor's values are not looked at
     key_bias     g (B, H, L): added to the logits of a key; -inf hides it. Each query must see one that is not hidden.
-    cumulative_log_forget   C (B, H, L): cumulative, so that differences are what counts; float64 keeps them exact at any length
+    cumulative_log_forget  C (B, H, L): only its differences count, which float64 keeps exact at any length
     past         (B,) int64: query i of row b sees the keys 0 .. past_b + i. L - T by default: causal if L = T.
     backend      `fast`       O(N log N) time and O(N) memory, on a CPU
                  `reference`  the T x L matrix, on any device
