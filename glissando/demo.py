@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from glissando.lab.compare.plan import Comparison
-    from glissando.lab.compare.results import ModelResult
+    from glissando.compare.plan import Comparison
+    from glissando.compare.results import ModelResult
 
 SECONDS = 32
 #: the baseline, then the five systems, all of about 1M parameters
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train each for as many seconds, show the table, and name the report; returns the program's exit status."""
     from glissando.allocator import keep_freed_memory
     from glissando.errors import GlissandoError
-    from glissando.lab.compare.run import compare
+    from glissando.compare.run import compare
 
     comparison = _comparison(_options(arguments))
     each = f"{comparison.budget.value:g} s each"
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _comparison(options: argparse.Namespace) -> Comparison:
-    from glissando.lab.compare.plan import Amount, Comparison
+    from glissando.compare.plan import Amount, Comparison
 
     return Comparison(
         options.presets.split(","),

@@ -21,8 +21,8 @@ from torchdiffeq._impl.rk_common import rk4_step_func
 from glissando.depth.flow import FlowDepth
 from glissando.depth.solvers import TABLEAUS, Tableau, integrate
 from glissando.errors import GlissandoError
-from glissando.lab.bench import flow as lab
-from glissando.lab.bench.rows import ROWS
+from benchmarks import flow as lab
+from benchmarks.rows import ROWS
 from glissando.mixers import Context
 from glissando.model import LanguageModel
 

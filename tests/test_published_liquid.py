@@ -7,7 +7,7 @@ import torch
 from tolerances import assert_close
 from torch import Tensor
 
-from glissando.lab.published.liquid_ssm import END, Core, PublishedLiquid, called_hippo
+from research.published.liquid_ssm import END, Core, PublishedLiquid, called_hippo
 from glissando.ops import discretize, hippo_legs
 
 #: what the liquid part would learn, if it learned

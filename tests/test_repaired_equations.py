@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from tolerances import assert_close
 from torch import Tensor
 
-from glissando.lab.published.tauformer import PublishedTauformer
+from research.published.tauformer import PublishedTauformer
 from glissando.model import LanguageModel
 
 Weights = Mapping[str, Tensor]
