@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.speed import Row, paired
 from glissando.depth.flow import FlowDepth
 from glissando.depth.solvers import Backward
-from glissando.errors import GlissandoError, unknown_name
-from benchmarks.speed import Row, paired
+from glissando.errors import unknown_name
 from glissando.model import LanguageModel
+from research.published.hybrid_ode import torchdiffeq
 
 LATENCY_GOAL, MEMORY_GOAL = 1.05, 1.02
 #: what the learned positions of both models hold
@@ -78,8 +79,8 @@ def compare(name: str, flow: LanguageModel, blocks: LanguageModel, case: Case, r
     )
     ratio = measured / counted
     met = ratio <= LATENCY_GOAL
-    told = f"flow latency, {name.replace('-', ', ')}"
-    return Row(told, measured, counted, "x", ratio, f"at most {LATENCY_GOAL}", met, "multiplications")
+    title = f"flow latency, {name.replace('-', ', ')}"
+    return Row(title, measured, counted, "x", ratio, f"at most {LATENCY_GOAL}", met, "multiplications")
 
 
 def _call(model: LanguageModel, case: Case) -> Callable[[], Any]:
@@ -117,7 +118,7 @@ def multiplications(model: LanguageModel, case: Case) -> int:
 
 
 class Equation(nn.Module):
-    """alpha F(H, tau, u) of a flow depth, written out as torchdiffeq wants it: forward(tau, H), tau () a tensor."""
+    """alpha F(H, tau, u) of a flow depth, written out for torchdiffeq: forward(tau, H), tau () a tensor."""
 
     def __init__(self, depth: FlowDepth, control: Tensor | None = None) -> None:
         super().__init__()
@@ -140,9 +141,10 @@ def memory(rounds: int) -> Row:
     for name, kept in table.items():
         print(f"  flow-memory: {name}: {', '.join(f'{size / 2**20:,.4g}' for size in kept)}", flush=True)
     few, *_, many = (size / 2**20 for size in table["reversible"])
-    growth, goal = many / few, f"at most {MEMORY_GOAL}"
-    told = f"kept by {STEPS[-1]} reversible steps"
-    return Row(told, many, few, "MiB", growth, goal, growth <= MEMORY_GOAL, f"by {STEPS[0]}")
+    growth, goal, name = many / few, f"at most {MEMORY_GOAL}", f"kept by {STEPS[-1]} reversible steps"
+    return Row(
+        f"kept by {STEPS[-1]} reversible steps", many, few, "MiB", growth, goal, growth <= MEMORY_GOAL, f"by {STEPS[0]}"
+    )
 
 
 def memory_table(steps: Sequence[int], hidden_size: int = 256, length: int = 64) -> dict[str, list[int]]:
@@ -157,7 +159,7 @@ def memory_table(steps: Sequence[int], hidden_size: int = 256, length: int = 64)
     ways["torchdiffeq adjoint, the two ends"] = "direct", partial(_adjoint, peer, False)
 
     def kept(mode: str, run: Way, n_steps: int) -> int:
-        depth = flow_depth(hidden_size, n_steps=n_steps, flow={"backward": mode})
+        depth = flow_depth(hidden_size, n_steps=n_steps, backward=mode)
         return kept_bytes(lambda: run(depth, x.clone().requires_grad_()), depth.parameters())
 
     return {name: [kept(mode, run, n) for n in steps] for name, (mode, run) in ways.items()}
@@ -165,7 +167,7 @@ def memory_table(steps: Sequence[int], hidden_size: int = 256, length: int = 64)
 
 def flow_depth(hidden_size: int, **options: Any) -> FlowDepth:
     """The flow of `hybrid-ode` alone, without dropout; `options` are those of its depth."""
-    none = {"mixers.attention.dropout": 0.0, "block.mlp_dropout": 0.0}
+    none = {"mixer.dropout": 0.0, "block.mlp_dropout": 0.0}
     model = LanguageModel.from_preset(
         "hybrid-ode", vocab_size=256, hidden_size=hidden_size, depth={"layers": 0, **options}, **none
     )
@@ -200,12 +202,3 @@ def kept_bytes(run: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:
         output = run()
     del output
     return sum(storages.values())
-
-
-def torchdiffeq() -> Any:
-    """The peer. Raises GlissandoError where it is not installed."""
-    try:
-        import torchdiffeq
-    except ImportError as error:
-        raise GlissandoError("the peer needs torchdiffeq: pip install torchdiffeq") from error
-    return torchdiffeq

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glissando.errors import GlissandoError, unknown_name
-from benchmarks.speed import Row, paired, random_bytes, trainer
+from benchmarks.speed import Row, paired, random_bytes
 from glissando.compare.memory import peak_bytes
-from research.published.liquid_ssm import PublishedLiquid
-from glissando.mixers import Memo
+from glissando.compare.speed import trainer
+from glissando.errors import GlissandoError, unknown_name
+from glissando.mixers import Liquid, Memo
 from glissando.model import LanguageModel
+from research.published.liquid_ssm import PublishedLiquid
 
 PRESET, DENSE, NANO = "liquid-ssm", "liquid-ssm-dense", "liquid-ssm-nano"
 #: rows and tokens at which the published form is measured: its cost a token is the same at any length, as each waits
@@ -68,9 +69,9 @@ def beside_published(preset: str, form: nn.Module, length: int, rounds: int, goa
     ours = LanguageModel.from_preset(preset)
     ids, few = random_bytes(BATCH, length + 1), random_bytes(BATCH, PUBLISHED_LENGTH + 1)
     a, b, ratio = paired(trainer(ours, ids), trainer(form, few), rounds)
-    told, met = ("none", True) if goal is None else (f"{goal:g}x", ratio >= goal)
+    aim, met = ("none", True) if goal is None else (f"{goal:g}x", ratio >= goal)
     name = f"{preset} training, T {length}"
-    return Row(name, a, b, "tokens/s", ratio, told, met, f"published form, T {PUBLISHED_LENGTH}")
+    return Row(name, a, b, "tokens/s", ratio, aim, met, f"published form, T {PUBLISHED_LENGTH}")
 
 
 def training(case: str, rounds: int) -> Row:
@@ -89,9 +90,9 @@ def beside_attention(pair: Pair, rounds: int) -> Row:
     peer = of_the_size(ours, pair.peer)
     ids = random_bytes(max(1, 4096 // pair.length), pair.length + 1)
     a, b, ratio = paired(trainer(ours, ids), trainer(peer, ids), rounds)
-    told = f"attention ({peer.num_parameters():,} parameters; ours {ours.num_parameters():,})"
+    label = f"attention ({peer.num_parameters():,} parameters; ours {ours.num_parameters():,})"
     name = f"{pair.preset} training, T {pair.length}"
-    return Row(name, a, b, "tokens/s", ratio, f"{pair.goal:g}x", ratio >= pair.goal, told)
+    return Row(name, a, b, "tokens/s", ratio, f"{pair.goal:g}x", ratio >= pair.goal, label)
 
 
 def of_the_size(ours: LanguageModel, preset: str) -> LanguageModel:
@@ -99,7 +100,7 @@ def of_the_size(ours: LanguageModel, preset: str) -> LanguageModel:
 
     Raises GlissandoError where no width comes within 1 % of the parameters.
     """
-    c, wanted = ours.config, ours.num_parameters()
+    c, target = ours.config, ours.num_parameters()
 
     def build(hidden: int) -> LanguageModel:
         shared: dict[str, Any] = {"vocab_size": c.vocab_size, "tied_head": c.tied_head, "head_bias": c.head_bias}
@@ -107,10 +108,10 @@ def of_the_size(ours: LanguageModel, preset: str) -> LanguageModel:
 
     with torch.device("meta"):
         narrow, wider = (build(hidden).num_parameters() for hidden in (8, 16))
-    model = build(8 * max(1, 1 + round((wanted - narrow) / (wider - narrow))))
-    if abs(model.num_parameters() / wanted - 1) > 0.01:
+    model = build(8 * max(1, 1 + round((target - narrow) / (wider - narrow))))
+    if abs(model.num_parameters() / target - 1) > 0.01:
         raise GlissandoError(
-            f"`{preset}` cannot have the {wanted:,} parameters of its peer: by the width of its MLPs it comes to "
+            f"`{preset}` cannot have the {target:,} parameters of its peer: by the width of its MLPs it comes to "
             f"{model.num_parameters():,}; compare it with a model of about that size"
         )
     return model
@@ -130,13 +131,13 @@ def decoding(preset: str, peer: str, contexts: Sequence[int], rounds: int) -> Ro
     median = {place: statistics.median(turn[place] for turn in seconds) for place in places}
     print(f"  liquid-context: ms a token behind {', '.join(f'{length:,}' for length in contexts)}")
     for name in models:
-        told = ", ".join(f"{1e3 * median[name, length]:.4g}" for length in contexts)
-        print(f"  liquid-context: {name}: {told}", flush=True)
+        label = ", ".join(f"{1e3 * median[name, length]:.4g}" for length in contexts)
+        print(f"  liquid-context: {name}: {label}", flush=True)
     near, far = (preset, contexts[0]), (preset, contexts[-1])
     growth = statistics.median(turn[far] / turn[near] for turn in seconds)
-    name, told = f"{preset} decoding behind {contexts[-1]:,}", f"behind {contexts[0]:,}"
+    name, label = f"{preset} decoding behind {contexts[-1]:,}", f"behind {contexts[0]:,}"
     goal = "1.0x, within 10 %"
-    return Row(name, 1e3 * median[far], 1e3 * median[near], "ms", growth, goal, growth < 1.1, told)
+    return Row(name, 1e3 * median[far], 1e3 * median[near], "ms", growth, goal, growth < 1.1, label)
 
 
 def decoder(model: LanguageModel, length: int) -> Callable[[], float]:
@@ -166,8 +167,8 @@ def memory(rounds: int) -> Row:
 def growth_of_memory(preset: str, lengths: Sequence[int], peak: Callable[[str, int], int]) -> Row:
     """The row of the last three lengths: what a process needs at any length is in no difference of two."""
     peaks = [peak(preset, length) for length in lengths]
-    told = ", ".join(f"{size / 2**20:,.4g} at T {length:,}" for size, length in zip(peaks, lengths, strict=True))
-    print(f"  liquid-memory: {preset}: MiB of a training step: {told}", flush=True)
+    label = ", ".join(f"{size / 2**20:,.4g} at T {length:,}" for size, length in zip(peaks, lengths, strict=True))
+    print(f"  liquid-memory: {preset}: MiB of a training step: {label}", flush=True)
     points = list(zip(lengths, peaks, strict=True))[-3:]
     near, far = ((high - low) / (long - short) for (short, low), (long, high) in pairwise(points))
     growth = far / near
@@ -196,9 +197,7 @@ def peak_of_training(preset: str, length: int) -> int:
 
 def cfc(rounds: int) -> Row:
     """Training tokens/s of one gated liquid mixer, D 256 and 128 states, beside CfC's 256 -> 128, at 8 x 128 tokens."""
-    shape = {"hidden_size": 256, "mixer": "liquid", "mixers": {"liquid": {"state_size": 128}}, "depth": {"layers": 1}}
-    mixer = LanguageModel.from_config(shape).depth.blocks[0].mixer  # type: ignore[index, union-attr]
-    return beside_cfc(mixer, 256, 128, rounds)
+    return beside_cfc(Liquid(256, state_size=128), 256, 128, rounds)
 
 
 def beside_cfc(mixer: nn.Module, size: int, units: int, rounds: int) -> Row:
@@ -207,8 +206,8 @@ def beside_cfc(mixer: nn.Module, size: int, units: int, rounds: int) -> Row:
     x = torch.randn(8, 128, size, generator=torch.Generator().manual_seed(0))
     ours, theirs, ratio = paired(layer_trainer(mixer, x), layer_trainer(peer, x), rounds)
     counts = [sum(p.numel() for p in module.parameters()) for module in (peer, mixer)]
-    told = f"CfC ({counts[0]:,} parameters; ours {counts[1]:,})"
-    return Row("liquid layer training, 8 x 128", ours, theirs, "tokens/s", ratio, "3x", ratio >= 3, told)
+    label = f"CfC ({counts[0]:,} parameters; ours {counts[1]:,})"
+    return Row("liquid layer training, 8 x 128", ours, theirs, "tokens/s", ratio, "3x", ratio >= 3, label)
 
 
 def layer_trainer(module: nn.Module, x: Tensor) -> Callable[[], float]:

@@ -19,8 +19,8 @@ from glissando.training.fit import train
 
 _STEPS = 600
 _CONFIG = {
-    "model": {"hidden_size": 8, "mixers": {"attention": {"heads": 1}}, "depth": {"layers": 1}},
-    "data": {"corpus": "text", "seq_len": 8, "batch_size": 1, "text": {"max_valid_bytes": 64}},
+    "model": {"hidden_size": 8, "mixer": {"kind": "attention", "heads": 1}, "depth": {"layers": 1}},
+    "data": {"kind": "text", "seq_len": 8, "batch_size": 1, "max_valid_bytes": 64},
     "training": {"steps": _STEPS, "log_every": 50, "validate_every": 10**9, "sample_every": 10**9},
 }
 
@@ -31,7 +31,7 @@ def added_milliseconds() -> float:
         text = Path(folder) / "text.txt"
         text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
         config = from_dict(RunConfig, _CONFIG)
-        config.data.text.path = str(text)
+        config.data.path = str(text)
         config.training.save_every = 10**9
         return 1000 * (_inside(config, Path(folder)) - _bare(config))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from glissando.errors import unknown_name
 from benchmarks import flow, liquid, scans, serving, spectral, speed, tau
 from benchmarks.speed import Row
+from glissando.errors import unknown_name
 
 ROWS: dict[str, Callable[[int], Row]] = {
     "training": speed.training,

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glissando.errors import unknown_name
 from benchmarks.speed import Row, paired
+from glissando.errors import unknown_name
 from glissando.ops.scan import reference, scan
 
 GOAL = 1.5
@@ -215,7 +215,7 @@ def _against(peer: Peer, case: Case, rounds: int) -> tuple[float, float, float]:
         run()
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise NotHere(f"fails: {type(error).__name__}: {error}") from error
-    return paired(_timed(_ours, [a, x, h0], 3, grad, tokens), run, rounds)  # a failure of ours is told as one
+    return paired(_timed(_ours, [a, x, h0], 3, grad, tokens), run, rounds)  # a failure of ours is reported as one
 
 
 def _timed(run: Run, inputs: list[Tensor], wanted: int, grad: Tensor, tokens: int) -> Callable[[], float]:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from glissando.errors import MissingExtraError, TrainingError
 from benchmarks.speed import Row, llama_like, paired
+from glissando.errors import MissingExtraError, TrainingError
 from glissando.model import LanguageModel
 
 _PROMPT, _NEW, _TEXTS = 64, 96, 32

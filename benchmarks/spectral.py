@@ -8,10 +8,11 @@ import time
 import torch
 from torch import Tensor
 
-from benchmarks.speed import Row, paired, random_bytes, trainer
-from research.published.continuous_transformer import PublishedContinuousTransformer
+from benchmarks.speed import Row, paired, random_bytes
+from glissando.compare.speed import trainer
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
+from research.published.continuous_transformer import PublishedContinuousTransformer
 
 #: the size at which the published formulation is measured
 WIDTH, LENGTH, CONTEXT = 256, 8192, 1024
@@ -74,8 +75,8 @@ def long_text_nano(rounds: int) -> Row:
 def _long(name: str, ours: LanguageModel, peer: LanguageModel, rounds: int) -> Row:
     ids = random_bytes(1, LENGTH + 1)
     a, b, ratio = paired(trainer(ours, ids), trainer(peer, ids), rounds)
-    told = f"attention ({peer.num_parameters():,} parameters; ours {ours.num_parameters():,})"
-    return Row(name, a, b, "tokens/s", ratio, "above 1x", ratio > 1, told)
+    label = f"attention ({peer.num_parameters():,} parameters; ours {ours.num_parameters():,})"
+    return Row(name, a, b, "tokens/s", ratio, "above 1x", ratio > 1, label)
 
 
 def context(rounds: int) -> Row:
@@ -86,8 +87,8 @@ def context(rounds: int) -> Row:
         for length, seconds in times.items():
             seconds.append(1e3 * seconds_a_token(model, length))
     near, middle, far = (statistics.median(seconds) for seconds in times.values())
-    told = f"behind 1k; {middle:.4g} behind 8k"
-    return Row("decoding behind 64k tokens", far, near, "ms", far / near, "1.0x, within 10 %", far / near < 1.1, told)
+    label = f"behind 1k; {middle:.4g} behind 8k"
+    return Row("decoding behind 64k tokens", far, near, "ms", far / near, "1.0x, within 10 %", far / near < 1.1, label)
 
 
 def memory(rounds: int) -> Row:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from glissando.compare.speed import trainer
 from glissando.errors import GlissandoError
 from glissando.model import LanguageModel
 
@@ -63,15 +63,14 @@ def llama_like(model: LanguageModel) -> Any:
     except ImportError as error:
         raise GlissandoError("the peer needs transformers: pip install -e '.[hf]' in a checkout") from error
     c = model.config
-    attention = c.mixers.attention
     hidden = model.state_dict()["depth.blocks.0.mlp.down.weight"].shape[1]
     shape: dict[str, Any] = {
         "vocab_size": c.vocab_size,
         "hidden_size": c.hidden_size,
         "intermediate_size": hidden,
         "num_hidden_layers": c.depth.layers,
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads or attention.heads,
+        "num_attention_heads": c.mixer.heads,
+        "num_key_value_heads": c.mixer.kv_heads or c.mixer.heads,
         "max_position_embeddings": 1 << 16,
         "rms_norm_eps": c.norm.eps,
         "tie_word_embeddings": c.tied_head,
@@ -101,26 +100,6 @@ def _llama_weights(model: LanguageModel) -> dict[str, torch.Tensor]:
         theirs[b + "input_layernorm.weight"] = ours[a + "mixer_norm.weight"]
         theirs[b + "post_attention_layernorm.weight"] = ours[a + "mlp_norm.weight"]
     return theirs
-
-
-def trainer(module: Any, ids: torch.Tensor) -> Callable[[], float]:
-    """Tokens/s of one training step (loss, gradients, AdamW) that predicts ids[:, 1:]."""
-    parameters = list(module.parameters())
-    # The fused optimizer refuses complex parameters, which published forms have.
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=not any(p.is_complex() for p in parameters))
-
-    def step() -> float:
-        began = time.perf_counter()
-        output = module(ids[:, :-1])
-        logits = (
-            output if isinstance(output, torch.Tensor) else output[0] if isinstance(output, tuple) else output.logits
-        )
-        F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return ids[:, 1:].numel() / (time.perf_counter() - began)
-
-    return step
 
 
 def random_bytes(batch: int, length: int) -> torch.Tensor:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from benchmarks.speed import Row, paired, random_bytes, trainer
+from benchmarks.speed import Row, paired, random_bytes
 from glissando.compare.memory import peak_bytes
+from glissando.compare.speed import trainer
 from glissando.model import LanguageModel
 from glissando.ops.tau_attention import tau_attention
 
@@ -87,8 +88,8 @@ def long_text(rounds: int) -> Row:
     ids = random_bytes(1, 8193)
     ours, peer = (LanguageModel.from_preset(name) for name in ("tauformer-nano", "transformer-nano"))
     a, b, ratio = paired(trainer(ours, ids), trainer(peer, ids), rounds)
-    told = f"attention ({peer.num_parameters():,} parameters; ours {ours.num_parameters():,})"
-    return Row("tauformer-nano training, T 8192", a, b, "tokens/s", ratio, "above 1x", ratio > 1, told)
+    label = f"attention ({peer.num_parameters():,} parameters; ours {ours.num_parameters():,})"
+    return Row("tauformer-nano training, T 8192", a, b, "tokens/s", ratio, "above 1x", ratio > 1, label)
 
 
 def million(rounds: int) -> Row:

@@ -34,8 +34,8 @@ from typing import Any
 import torch
 import yaml
 
-from glissando.data.stories import entropy_floor, generate
 from glissando.compare.intervals import t_quantile
+from glissando.data.stories import entropy_floor, generate
 from glissando.model import LanguageModel
 from glissando.presets import preset_names
 

@@ -8,7 +8,7 @@ jumps, and say e: a liquid model whose tau sees input and state, the same whose 
 equal parameters, each at the rate that is best with the first seed. Errors are mean squares in units of e's variance,
 on other signals, as long and eight times as long.
 
-    python examples/envelope.py --seeds 3
+    python -m research.envelope --seeds 3
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import argparse
 
 import numpy as np
 import torch
-from irregular_series import Windows, add_training_options, compare, error
+
+from research.irregular_series import Windows, add_training_options, compare, error
 
 ATTACK, RELEASE = 2.0, 40.0
 MODELS = ["liquid", "liquid, tau of the input alone", "GRU, dt a feature"]

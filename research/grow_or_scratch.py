@@ -6,8 +6,8 @@ grown run pays for all of its stages. It is given --budget times the FLOPs of th
 falls: what half the FLOPs are worth is not to be seen half way through a schedule made for all of them. Every run
 leaves its directory, with metrics.csv and, if grown, loss.png.
 
-    python examples/grow_or_scratch.py --tasks shift stories --seeds 3 --out runs/growth
-    python examples/grow_or_scratch.py --quick
+    python -m research.grow_or_scratch --tasks shift stories --seeds 3 --out runs/growth
+    python -m research.grow_or_scratch --quick
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TASKS = {
     "shift": Task(
         "minimal-transformer",
         {},
-        {"corpus": "shift", "seq_len": 32, "batch_size": 128},
+        {"kind": "shift", "seq_len": 32, "batch_size": 128},
         [{"width": 2, "head_size": 8}, {"width": 2}],
         [0.05, 0.15, 0.8],
         2e12,
@@ -57,7 +57,7 @@ TASKS = {
     "stories": Task(
         "transformer-nano",
         {"hidden_size": 64, "mixer": {"kind": "attention", "heads": 2, "head_size": 32}, "depth": {"layers": 5}},
-        {"corpus": "stories", "seq_len": 512, "batch_size": 4},
+        {"kind": "stories", "seq_len": 512, "batch_size": 4},
         [{"width": 2}],
         [0.2, 0.8],
         1.2e13,
@@ -97,8 +97,7 @@ def compare(name: str, seed: int, options: argparse.Namespace, folder: Path) -> 
     large = {"model": last.config.as_dict()["model"], "training": {"flops": flops}, "data": {"seed": seed}}
     config = from_dict(RunConfig, merge(_shared(task, seed, options), large))
     # Sizes stay; what makes a grown model a grown one does not.
-    config.model.logit_scale, config.model.depth.gated = 1.0, []
-    config.model.mixers.attention.scale = None
+    config.model.logit_scale, config.model.depth.gated, config.model.mixer.scale = 1.0, [], None
     scratch = train(config, folder / f"{name}-{seed}-scratch")
     assert glissando.load(scratch.path).config.hidden_size == glissando.load(grown[-1].path).config.hidden_size
     target = float(_validations([scratch])[-1][0]) + options.slack

@@ -12,8 +12,8 @@ because its own loop over batches multiplies times with the wrong axis.
 Then the trained liquid models are shown four patterns that run over time: are their time constants larger where the
 input is smooth than where it is spiky, as the publication claims? --picture draws them over a held-out window.
 
-    python examples/irregular_series.py
-    python examples/irregular_series.py --data traces/ --seeds 3
+    python -m research.irregular_series
+    python -m research.irregular_series --data traces/ --seeds 3
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ radian a token, with which a position twelve back cannot be told from one six or
 head size of 8. With --memorise the answers are random, so that there is no rule and only memory helps: the
 publication's own claim (about 500 short sequences).
 
-    python examples/shift_rule.py
-    python examples/shift_rule.py --memorise 128 256 512 1024
+    python -m research.shift_rule
+    python -m research.shift_rule --memorise 128 256 512 1024
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def answer(shape: dict[str, Any], pairs: int | None, seed: int, steps: int) -> d
         "sample_every": steps,
         "save_every": steps,
     }
-    data = {"corpus": "shift", "seq_len": 32, "batch_size": 128, "seed": seed, "shift": shift}
+    data = {"kind": "shift", "seq_len": 32, "batch_size": 128, "seed": seed, **shift}
     config = from_dict(RunConfig, merge(preset, {"model": shape, "data": data, "training": training}))
     with tempfile.TemporaryDirectory() as folder:
         model = glissando.load(train(config, Path(folder) / "run").path)

@@ -1,7 +1,7 @@
 """Where a model's bits go: at names, at other facts or words, told for the first time or again.
 
-python examples/where_bits_go.py RUN [RUN ...]     one column a run, in bits per byte of the whole text: they add up
-python examples/where_bits_go.py --text FILE RUN [RUN ...]     the same of rows of a text instead of the stories
+python -m research.where_bits_go RUN [RUN ...]     one column a run, in bits per byte of the whole text: they add up
+python -m research.where_bits_go --text FILE RUN [RUN ...]     the same of rows of a text instead of the stories
 
 Facts are what a story draws once and tells again: who it is about, things, places, colours. The floor is exact
 (docs/stories.md): what a byte costs whoever knows the grammar and remembers the story. What a model pays above it at a
@@ -70,7 +70,7 @@ def main() -> None:
     else:
         pieces = rows(read(options.text), 2 if options.quick else options.rows or 256, options.length or 512)
     for number, (run, model) in enumerate(zip(options.runs or ["transformer-nano, untrained"], models, strict=True), 1):
-        dials = ", ".join(model.config.depth.control)
+        dials = ", ".join(model.config.controls)
         print(f"{number}: {run}" + (f" (dials {dials} at 0: labels it learned with are missed)" if dials else ""))
     show(STORY_KINDS if options.text is None else TEXT_KINDS, *measure(models, pieces))
 

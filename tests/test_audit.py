@@ -13,6 +13,8 @@ from tolerances import assert_close
 from training_runs import configuration, text_file
 
 from glissando.cli import main
+from glissando.model import LanguageModel
+from glissando.training.fit import train
 from research.audit.claim import Claim, Finding, Plan
 from research.audit.claims import CLAIMS, measure, report, select, write
 from research.audit.hybrid import adjoint as hybrid_adjoint
@@ -22,8 +24,6 @@ from research.audit.hybrid import solvers as hybrid_solvers
 from research.audit.hybrid import training as hybrid_training
 from research.audit.hybrid.steering import at_least, near_zero
 from research.published.hybrid_ode import PublishedHybrid, preset_weights
-from glissando.model import LanguageModel
-from glissando.training.fit import train
 
 QUICK = Plan(quick=True)
 

@@ -13,6 +13,8 @@ import torch
 from tolerances import assert_close
 
 from glissando.cli import main
+from glissando.model import LanguageModel
+from glissando.training.schedules import Progress, ScheduleConfig, build_schedule
 from research.audit.claim import Plan
 from research.audit.claims import CLAIMS
 from research.audit.continuous import form as continuous_form
@@ -38,8 +40,6 @@ from research.audit.training import (
 )
 from research.published.minimal_transformer import PublishedMinimal, preset_weights
 from research.published.tauformer import PublishedTauformer
-from glissando.model import LanguageModel
-from glissando.training.schedules import Progress, ScheduleConfig, build_schedule
 
 QUICK = Plan(quick=True)
 
@@ -383,12 +383,12 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     assert main([*asked, "--ledger", str(ledger)]) == 0
     record = ledger.with_suffix("") / "minimal-parameters.json"
     told = json.loads(record.read_text())
-    assert told["command"] == "glissando audit minimal-parameters --quick"
+    assert told["command"] == "python -m research.audit minimal-parameters --quick"
     assert told["published"]["outcome"] == "does not hold"
     text = ledger.read_text()
     for line in (
         "### tau-perplexities",
-        "`glissando audit tau-perplexities --quick`",
+        "`python -m research.audit tau-perplexities --quick`",
         "does not hold (toy sizes)",
         "![continuous-causality, published](audit/continuous-causality-published.png)",
     ):
@@ -407,7 +407,7 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     assert "(toy sizes)" not in next(line for line in ledger.read_text().splitlines() if "[`minimal-par" in line)
     capsys.readouterr()
     assert main([*full, "--quick"]) == 0, "toy sizes never take the place of full ones"
-    assert "kept: minimal-parameters, of `glissando audit minimal-parameters`" in capsys.readouterr().err
+    assert "kept: minimal-parameters, of `python -m research.audit minimal-parameters`" in capsys.readouterr().err
     record.write_text(json.dumps(told | {"date": "1999-01-01", "claim": "The model has 3 parameters"}))
     assert main([*asked, "--ledger", str(ledger)]) == 0
     assert "1999-01-01" not in ledger.read_text(), "a record of a claim that read otherwise"

@@ -7,11 +7,11 @@ import sys
 import pytest
 import torch
 
-from glissando.errors import GlissandoError
 from benchmarks import liquid as lab
 from benchmarks.rows import ROWS, select
-from research.published.liquid_ssm import PublishedLiquid
+from glissando.errors import GlissandoError
 from glissando.model import LanguageModel
+from research.published.liquid_ssm import PublishedLiquid
 
 NANO = "continuous-transformer-nano"
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from comparisons import comparison, model_file
 
-from glissando.data import corpora
-from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
 from glissando.compare import plan as compare_plan
 from glissando.compare import run as compare
 from glissando.compare.measure import MEASURED, _digest, training_digest
 from glissando.compare.plan import Amount, Comparison, Job
+from glissando.compare.probes import PROBES, select_probes
 from glissando.compare.report import Runs
 from glissando.compare.results import Finished, beyond, choose
 from glissando.compare.results import finished as measured_of
 from glissando.compare.table import Table
-from glissando.compare.probes import PROBES, select_probes
+from glissando.data import corpora
+from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
 
 
 def test_amounts():

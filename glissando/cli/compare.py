@@ -12,7 +12,7 @@ from glissando.config import merge
 from glissando.errors import ConfigError
 
 if TYPE_CHECKING:
-    from glissando.compare.plan import Comparison
+    from glissando.lab.compare.plan import Comparison
 
 EXAMPLE = (
     "glissando compare transformer-nano transformer-plus-nano liquid-ssm-nano --budget tokens=2e6 --seeds 3 "
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     """Train what is missing, measure, and write the report."""
     comparison = _comparison(*_parse(arguments))
     from glissando.allocator import keep_freed_memory
-    from glissando.compare.run import compare
+    from glissando.lab.compare.run import compare
 
     keep_freed_memory()
     try:
@@ -40,8 +40,8 @@ def _comparison(options: Any, given: Sequence[str]) -> Comparison:
     for name, example in {"out": "--out runs/compare", "budget": "--budget tokens=2e6"}.items():
         if getattr(options, name) is None:
             raise ConfigError(f"--{name} is missing, such as {example}")
-    from glissando.compare.plan import Amount, Comparison
-    from glissando.compare.probes import select_probes
+    from glissando.lab.compare.plan import Amount, Comparison
+    from glissando.lab.probes import select_probes
 
     return Comparison(
         list(options.models),

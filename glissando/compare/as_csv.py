@@ -92,8 +92,8 @@ def _speed_origin(result: ModelResult, runs: Runs) -> dict[str, Any]:
 
 def _origin(mine: Sequence[Finished], runs: Runs) -> dict[str, Any]:
     """Where a figure comes from; several values of several runs with spaces between, each once."""
-    told = [run.figures["provenance"] for run in mine]
-    columns = {name: [origin[name] for origin in told] for name in ("commit", "modified", "machine", "date")}
+    origins = [run.figures["provenance"] for run in mine]
+    columns = {name: [origin[name] for origin in origins] for name in ("commit", "modified", "machine", "date")}
     columns |= {"run": [runs.place(run) for run in mine], "seed": [runs.seed(run) for run in mine]}
     columns |= {"learning_rate": [run.job.learning_rate for run in mine]}
     return {name: "; ".join(dict.fromkeys(str(value) for value in values)) for name, values in columns.items()}

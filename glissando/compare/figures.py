@@ -38,7 +38,7 @@ def colour_name(index: int) -> str:
 
 
 def figures(results: Sequence[ModelResult], floor: float | None, key: bool = False) -> dict[str, str]:
-    """name -> SVG, of those that there is something to draw for; with a key of the models' colours, if asked for."""
+    """name -> SVG, of those for which there is data; `key`: with a legend of the models' colours."""
     models = [result.model for result in results] if key else None
     drawn = {
         "bits": _draw("bits", lambda axes: _bits(axes, results, floor), [] if key else None, len(results)),

@@ -1,12 +1,12 @@
-"""How sure a mean is: 95 % intervals by Student's t, and what they decide.
+"""95 % intervals of means by Student's t, and what they decide.
 
 Two things vary a difference between two models: the held-out windows that were scored, and the seeds that were trained.
 With d (S, W) the differences of S seeds on W windows,
 
     half = sqrt( (1.96 s_w)^2 / W + (t_{S-1} s_s)^2 / S ),
 
-s_w the deviation of the windows' means over seeds and s_s that of the seeds' means over windows. One seed says nothing
-of another, so that its interval is without end and decides nothing.
+s_w the deviation of the windows' means over seeds and s_s that of the seeds' means over windows. One seed has no
+deviation, so that its interval is infinite and decides nothing.
 """
 
 from __future__ import annotations

@@ -27,15 +27,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from glissando.compare.plan import MEASURED, Job
+from glissando.compare.speed import device_of
 from glissando.config import from_dict
 from glissando.data.base import Batch, Corpus
-from glissando.data.corpora import DataConfig, build_corpus
+from glissando.data.corpora import DataOptions, build_corpus
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import RunError
 from glissando.evaluation.scoring import score
 from glissando.generation import generate, room_after, visible
-from glissando.compare.plan import MEASURED, Job
-from glissando.compare.speed import device_of
 from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.runs import ENVIRONMENT, METRICS, Run
@@ -115,27 +115,27 @@ def _write(path: Path, figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _digest(batches: Iterable[Batch]) -> str:
-    """Of the ids: runs of another text are not to be set beside these."""
-    told = hashlib.sha256()
+    """Of the ids: runs of another text cannot be compared with these."""
+    digest = hashlib.sha256()
     for batch in batches:
-        told.update(batch.ids.numpy().tobytes())
-    return told.hexdigest()
+        digest.update(batch.ids.numpy().tobytes())
+    return digest.hexdigest()
 
 
-def training_digest(data: DataConfig, seed: int, tokenizer: Tokenizer) -> str:
+def training_digest(data: DataOptions, seed: int, tokenizer: Tokenizer) -> str:
     """Of what run number `seed` was trained on, the same for every seed: the first batches of seed 0, and the file."""
     first = build_corpus(replace(data, seed=data.seed - seed), tokenizer)
-    told = _digest(itertools.islice(first.batches("train"), _BATCHES))
-    path = getattr(getattr(data, data.corpus), "path", None)
+    digest = _digest(itertools.islice(first.batches("train"), _BATCHES))
+    path = getattr(data, "path", None)
     if path is None:
-        return told
+        return digest
     stat = Path(path).stat()
-    return f"{told} {_file_digest(path, stat.st_size, stat.st_mtime_ns)}"
+    return f"{digest} {_file_digest(path, stat.st_size, stat.st_mtime_ns)}"
 
 
 @functools.lru_cache(maxsize=1)
 def _file_digest(path: str, size: int, changed: int) -> str:
-    """Read once for all runs of a command; `size` and `changed` tell that it is still the same file."""
+    """Read once for all runs of a command; `size` and `changed` change with the file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -182,20 +182,20 @@ def epiplexity(rows: Rows) -> dict[str, float]:
 
 
 def provenance(path: Path) -> dict[str, Any]:
-    """Where a run comes from: commit, machine, date and versions, as its environment.json says."""
+    """Where a run comes from: commit, machine, date and versions, from its environment.json."""
     return origin(json.loads((path / ENVIRONMENT).read_bytes()))
 
 
-def origin(told: dict[str, Any]) -> dict[str, Any]:
-    """What the report tells of an environment, as environment.json has it."""
-    git = told.get("git") or {}
+def origin(environment: dict[str, Any]) -> dict[str, Any]:
+    """What the report contains of an environment.json."""
+    git = environment.get("git") or {}
     return {
         "commit": git.get("commit"),
         "modified": git.get("modified"),
-        "machine": told["cpu"] if told["devices"] == ["cpu"] else ", ".join(told["devices"]),
-        "cores": told["cores"],
-        "threads": told["threads"],
-        "date": told["date"],
-        "torch": told["versions"]["torch"],
-        "resumed": len(told.get("resumed", [])),
+        "machine": environment["cpu"] if environment["devices"] == ["cpu"] else ", ".join(environment["devices"]),
+        "cores": environment["cores"],
+        "threads": environment["threads"],
+        "date": environment["date"],
+        "torch": environment["versions"]["torch"],
+        "resumed": len(environment.get("resumed", [])),
     }

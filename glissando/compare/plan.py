@@ -3,7 +3,7 @@
 OUT/sweep/PRESET/lr-0.002-seed-0          a smaller budget, to choose each model's learning rate
 OUT/runs/PRESET/lr-0.002-seed-1           what is compared
 OUT/probes/TASK/PRESET/lr-0.002-seed-1    the same model trained on a probe
-OUT/plan.json                             what was asked last
+OUT/plan.json                             the options of the last command
 OUT/tokenizer.json                        where data.tokenizer.kind is bpe: trained once, with the first seed, for all
 """
 
@@ -14,19 +14,21 @@ import functools
 import itertools
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from glissando.config import flat, from_dict, merge
+from glissando.compare.models import Given, read_models
+from glissando.compare.probes import PROBES
+from glissando.config import from_dict, merge, to_dict
 from glissando.data.base import Corpus
-from glissando.data.corpora import DataConfig, TokenizerConfig, build_corpus, build_tokenizer
+from glissando.data.corpora import BpeOptions, DataOptions, FileOptions, StoriesOptions, build_corpus, build_tokenizer
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, DataError, RunError
-from glissando.compare.models import read_models, require_any_effect, require_chosen_sections
-from glissando.compare.probes import PROBES
+from glissando.migration import migrated
 from glissando.model import LanguageModel
 from glissando.runs import CONFIG, TOKENIZER, Run
 from glissando.storage import write_atomic
@@ -92,11 +94,12 @@ class Job:
 
 @dataclass
 class Comparison:
-    """What is asked for.
+    """What to compare.
 
-    given           presets, and YAML files of options; the first model is the one that others are held to
+    given           presets and YAML files of options, or name -> preset, file, options or ModelConfig; the others are
+                    compared with the first
     learning_rates  tried for each model at `sweep_share` of the budget; none: each preset's own; one: that
-    sweep_beyond    while the best is the lowest or the highest, the next one beyond is tried: so many at most
+    sweep_beyond    while the best is the lowest or the highest, the next one beyond is tried: at most so many
     seeds           trainings of each model, from training.seed and data.seed upwards
     probes          names in PROBES
     contexts        tokens behind which decoding is timed
@@ -104,7 +107,7 @@ class Comparison:
     model, data, training   options that differ from the models'; data is one for all, the first model's by default
     """
 
-    given: list[str]
+    given: Sequence[str] | Mapping[str, Given]
     out: Path
     budget: Amount
     seeds: int = 1
@@ -126,25 +129,19 @@ class Comparison:
         if len(set(self.learning_rates)) < len(self.learning_rates):
             raise ConfigError(f"learning_rates are given twice: {self.learning_rates}; give each once")
         self._check_numbers()
-        if "learning_rate" in merge(self.training).get("optimizer", {}):
+        if "learning_rate" in self._changes("training").get("optimizer", {}):
             raise ConfigError("the learning rate is given by --learning_rates (one value: no sweep)")
         if given := set(BUDGETS) & set(self.training):
             raise ConfigError(f"training.{min(given)} is given by --budget, such as --budget {min(given)}=1000")
         configs = {name: self.config(Job("run", name, 0, self.rates(name)[0])) for name in self.names}
-        options = {"model": merge(self.model), "data": merge(self.data), "training": merge(self.training)}
-        require_any_effect(list(configs.values()), flat(options))
-        for name, config in configs.items():
-            require_chosen_sections(name, self.models[name].get("given", []), config, flat(options))
         for name, config in configs.items():
             config.check(1)
             if config.training.devices * config.training.num_nodes > 1:
-                raise ConfigError(
-                    "compare trains in one process on one device; leave training.devices and num_nodes out"
-                )
+                raise ConfigError("compare trains in one process on one device; remove training.devices and num_nodes")
             if config.training.early_stopping is not None:
                 raise ConfigError(
-                    f"training.early_stopping is {config.training.early_stopping} ({name}), which would end each "
-                    "model at a budget of its own; leave it out, or give --training.early_stopping null"
+                    f"training.early_stopping is {config.training.early_stopping} ({name}), which would give each "
+                    "model a budget of its own; remove it, or give --training.early_stopping null"
                 )
         self._check_data()
         counts = self.parameters()
@@ -155,10 +152,9 @@ class Comparison:
         """Raise DataError or ConfigError where a corpus cannot be opened, or not read by every model."""
         from glissando.training.fit import require_rows
 
-        some = self.names[0]
         for task in ["", *self.probes]:
             kind = "probe" if task else "run"
-            data = self.config(Job(kind, some, 0, 1.0, task)).data
+            data = self.config(Job(kind, self.names[0], 0, 1.0, task)).data
             corpus = build_corpus(data, None if task else self.tokenizer)
             for name in self.names:
                 require_rows(self.config(Job(kind, name, 0, 1.0, task)), corpus)
@@ -194,10 +190,10 @@ class Comparison:
     def _require_equal(self, counts: dict[str, int]) -> None:
         first = counts[self.names[0]]
         if any(abs(count - first) > TOLERANCE * first for count in counts.values()):
-            told = ", ".join(f"{name} {count:,} ({count / first - 1:+.1%})" for name, count in counts.items())
+            sizes = ", ".join(f"{name} {count:,} ({count / first - 1:+.1%})" for name, count in counts.items())
             raise ConfigError(
-                f"parameters differ by more than {TOLERANCE:.0%} from the first model's: {told}. Change a size, as "
-                "with --model.hidden_size, name other models, or compare them all the same with --allow_unequal"
+                f"parameters differ by more than {TOLERANCE:.0%} from the first model's: {sizes}. Change a size, such "
+                "as --model.hidden_size, name other models, or compare them nevertheless with --allow_unequal"
             )
 
     @functools.cached_property
@@ -216,7 +212,7 @@ class Comparison:
         """The learning rates to try."""
         if self.learning_rates:
             return self.learning_rates
-        training = {k: v for k, v in self.models[name].get("training", {}).items() if k == "optimizer"}
+        training = {"optimizer": self.models[name].get("training", {}).get("optimizer", {})}
         return [from_dict(RunConfig, {"training": training}).training.optimizer.learning_rate]
 
     @property
@@ -224,16 +220,16 @@ class Comparison:
         return len(self.learning_rates) > 1
 
     def sweep_jobs(self) -> list[Job]:
-        """What is asked for, and what an earlier command has tried beside it: what was measured is never left out."""
+        """The requested rates, and those that an earlier command has tried: what was measured is never left out."""
         if not self.sweeps:
             return []
         return [Job("sweep", name, 0, rate) for name in self.names for rate in [*self.rates(name), *self._others(name)]]
 
     def _others(self, name: str) -> list[float]:
-        """Learning rates of the model that have been measured, or have failed, and are not asked for."""
-        asked = {Job("sweep", name, 0, rate).path(self.out) for rate in self.rates(name)}
+        """Learning rates of the model that have been measured, or have failed, and are not requested."""
+        requested = {Job("sweep", name, 0, rate).path(self.out) for rate in self.rates(name)}
         found = []
-        for path in {file.parent for file in (self.out / "sweep" / name).glob(f"lr-*-seed-0/{MEASURED}")} - asked:
+        for path in {file.parent for file in (self.out / "sweep" / name).glob(f"lr-*-seed-0/{MEASURED}")} - requested:
             with contextlib.suppress(ValueError):  # a directory of the user's own
                 rate = float(path.name.removeprefix("lr-").removesuffix("-seed-0"))
                 found += [rate] if Job("sweep", name, 0, rate).path(self.out) == path else []
@@ -249,7 +245,7 @@ class Comparison:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """One for all trainings but probes; of kind bpe the one kept by an earlier command, or trained now.
+        """One for all trainings but probes; of kind bpe the one that an earlier command kept, or trained now.
 
         Each seed reads other text, and would have another vocabulary if it trained its own.
         """
@@ -257,21 +253,21 @@ class Comparison:
             return load_tokenizer(self.out / TOKENIZER)
         return build_tokenizer(self._first_data())
 
-    def _first_data(self) -> DataConfig:
-        """Of the first seed, as it was asked for."""
+    def _first_data(self) -> DataOptions:
+        """Of the first seed, with the tokenizer as requested."""
         return from_dict(RunConfig, {"data": self.shared_data()}).data
 
     def _trained_on(self) -> dict[str, Any] | None:
         """The data options that the tokenizer is trained on; None where none is trained."""
         data = self._first_data()
-        return RunConfig(data=data).as_dict()["data"] if data.tokenizer.kind == "bpe" else None
+        return to_dict(data) if isinstance(data.tokenizer, BpeOptions) else None
 
     def _kept_tokenizer(self) -> bool:
         """Whether OUT has the tokenizer of these very options."""
-        plan, asked = self.out / PLAN, self._trained_on()
-        if asked is None or not plan.is_file() or not (self.out / TOKENIZER).is_file():
+        plan, requested = self.out / PLAN, self._trained_on()
+        if requested is None or not plan.is_file() or not (self.out / TOKENIZER).is_file():
             return False
-        return json.loads(plan.read_bytes()).get("tokenizer") == asked
+        return migrated({"data": json.loads(plan.read_bytes()).get("tokenizer")})["data"] == requested
 
     def with_vocabulary(self, job: Job) -> RunConfig:
         """As `config`, with the vocabulary of the tokenizer in the place of the model's."""
@@ -282,37 +278,44 @@ class Comparison:
     def config(self, job: Job) -> RunConfig:
         """The resolved configuration of one training. All models read the same batches under the same seed."""
         model = self.models[job.model]
-        data = PROBES[job.task].data() if job.kind == "probe" else self.shared_data()
+        data = PROBES[job.task].data if job.kind == "probe" else self.shared_data()
         sizes = {"run": self.budget, "sweep": self.budget.times(self.sweep_share), "probe": self.probe_budget}
         rate = {"optimizer": {"learning_rate": job.learning_rate}}
         training = merge(
             model.get("training", {}), {"sample_every": _NEVER}, self.training, rate, sizes[job.kind].options()
         )
         values = {"preset": model["preset"], "model": merge(model["model"], self.model), "data": data}
-        config = from_dict(RunConfig, values | {"training": training})
-        if job.kind != "probe" and config.data.tokenizer.kind == "bpe":
-            kept = str(self.out / TOKENIZER)
-            config.data.tokenizer = TokenizerConfig(kind="file", path=kept)
+        try:
+            config = from_dict(RunConfig, values | {"training": training})
+        except ConfigError as error:
+            raise ConfigError(f"{job.model}: {error}") from error
+        if job.kind != "probe" and isinstance(config.data.tokenizer, BpeOptions):
+            config.data.tokenizer = FileOptions(path=str(self.out / TOKENIZER))
         config.data.seed += job.seed
         config.training.seed += job.seed
         return config
 
     def shared_data(self) -> dict[str, Any]:
-        """The first model's data options with what was asked for; stories where it names no corpus."""
-        data = merge(self.models[self.names[0]].get("data", {}), self.data)
-        return merge(data, self.shortened)
+        """The first model's data options with the requested changes; stories where it names no corpus."""
+        return merge(self._data(), self.shortened)
+
+    def _data(self) -> dict[str, Any]:
+        return merge({"data": self.models[self.names[0]].get("data", {})}, {"data": self.data})["data"]
+
+    def _changes(self, section: str) -> dict[str, Any]:
+        return merge(getattr(self, section))
 
     @functools.cached_property
     def shortened(self) -> dict[str, Any]:
-        """Data options that were not asked for, so that rows fit into the shortest table of positions of all models."""
+        """Data options that were not requested, so that rows fit into the shortest table of positions of all models."""
         limits = [limit for limit in map(self._positions, self.names) if limit is not None]
-        data = merge(self.models[self.names[0]].get("data", {}), self.data)
-        config, asked = from_dict(DataConfig, data, "data"), flat(merge(self.data))
-        found: dict[str, Any] = {}
-        if limits and config.seq_len > min(limits) and "seq_len" not in asked:
+        if not limits:
+            return {}
+        data, found = from_dict(RunConfig, {"data": self._data()}).data, dict[str, Any]()
+        if data.seq_len > min(limits) and "seq_len" not in self.data:
             found["seq_len"] = min(limits)
-        if limits and config.corpus == "stories" and not config.stories.cut and "stories.cut" not in asked:
-            found["stories.cut"] = True
+        if isinstance(data, StoriesOptions) and not data.cut and "cut" not in self.data:
+            found["cut"] = True
         return found
 
     def _positions(self, name: str) -> int | None:
@@ -327,23 +330,23 @@ class Comparison:
         if not (path / CONFIG).is_file():
             return
         there = from_dict(RunConfig, Run(path).read_config(), "config.yaml").as_dict()
-        wanted = self.config(job).as_dict()
-        there["model"].pop("vocab_size"), wanted["model"].pop("vocab_size")  # the tokenizer decides it
-        if wanted["data"]["tokenizer"]["path"] == str(self.out / TOKENIZER):  # however OUT was spelled then
-            there["data"]["tokenizer"].pop("path"), wanted["data"]["tokenizer"].pop("path")
-        differing = _differences(there, wanted)
+        requested = self.config(job).as_dict()
+        there["model"].pop("vocab_size"), requested["model"].pop("vocab_size")  # the tokenizer decides it
+        if requested["data"]["tokenizer"].get("path") == str(self.out / TOKENIZER):  # however OUT was spelled then
+            there["data"]["tokenizer"].pop("path", None), requested["data"]["tokenizer"].pop("path")
+        differing = _differences(there, requested)
         if differing:
             raise ConfigError(
                 f"{path} was trained with other options: {'; '.join(differing[:4])}. Give the same, or another --out"
             )
 
     def write_plan(self) -> Path:
-        """What is asked for, and the tokenizer. Raises RunError for a directory that is no comparison."""
+        """The options and the tokenizer. Raises RunError for a directory that is no comparison."""
         target = self.out / PLAN
         if not target.is_file() and self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out]):
             raise RunError(f"{self.out} is not empty and holds no {PLAN}; nothing is overwritten: name another --out")
-        asked = {
-            "models": self.given, "budget": str(self.budget), "seeds": self.seeds,
+        options = {
+            "models": to_dict(self.given), "budget": str(self.budget), "seeds": self.seeds,
             "learning_rates": {name: self.rates(name) for name in self.names},
             "sweep_budget": str(self.budget.times(self.sweep_share)) if self.sweeps else None,
             "sweep_beyond": self.sweep_beyond if self.sweeps else None,
@@ -351,17 +354,17 @@ class Comparison:
             "contexts": self.contexts, "allow_unequal": self.allow_unequal,
             "model": self.model, "data": self.data, "training": self.training, "tokenizer": self._trained_on(),
         }  # fmt: skip
-        kept = asked["tokenizer"] is None or self._kept_tokenizer()
+        kept = options["tokenizer"] is None or self._kept_tokenizer()
         if not kept:
             self._require_no_runs()
             (self.out / TOKENIZER).unlink(missing_ok=True)  # no plan beside the tokenizer of another
-        write_atomic(target, (json.dumps(asked, indent=2) + "\n").encode())
+        write_atomic(target, (json.dumps(options, indent=2) + "\n").encode())
         if not kept:
             self.tokenizer.save(self.out / TOKENIZER)
         return target
 
     def _require_no_runs(self) -> None:
-        """Raise ConfigError where runs lie that have read the text in another tokenizer's pieces than is asked for."""
+        """Raise ConfigError where runs lie that have read the text with another tokenizer than the requested one."""
         if there := next((path for kind in ("sweep", "runs") for path in (self.out / kind).glob("*/*")), None):
             raise ConfigError(
                 f"{there} was trained with another tokenizer than --data.tokenizer and its text would give now: give "
@@ -374,11 +377,11 @@ def _rows(corpus: Corpus) -> int:
     return sum(len(batch.ids) for batch in itertools.islice(corpus.batches("valid"), 2))
 
 
-def _differences(there: dict[str, Any], wanted: dict[str, Any], where: str = "") -> list[str]:
+def _differences(there: dict[str, Any], requested: dict[str, Any], where: str = "") -> list[str]:
     """What differs in nested mappings, a line each."""
     lines = []
-    for key in {**there, **wanted}:
-        a, b, name = there.get(key), wanted.get(key), f"{where}{key}"
+    for key in {**there, **requested}:
+        a, b, name = there.get(key), requested.get(key), f"{where}{key}"
         if isinstance(a, dict) and isinstance(b, dict):
             lines += _differences(a, b, f"{name}.")
         elif a != b:

@@ -1,8 +1,8 @@
 """The report of a comparison: one HTML file that needs nothing else, a CSV and a Markdown of the same figures, and
 the pictures as files beside that.
 
-Every figure names the runs it comes from by number; the last table says where each run lies, and its seed, commit and
-machine.
+Every figure names the runs it comes from by number; the last table has the directory of each run, and its seed, commit
+and machine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from glissando.compare.as_csv import as_csv
 from glissando.compare.figures import COLOURS, colour_name, figures, files
 from glissando.compare.plan import TOLERANCE, Comparison
-from glissando.compare.results import Estimate, Finished, ModelResult, accuracy, bits_on, reported
 from glissando.compare.probes import PROBES
+from glissando.compare.results import Estimate, Finished, ModelResult, accuracy, bits_on, reported
 from glissando.storage import write_atomic
 
 HTML, CSV, MARKDOWN, PICTURES = "report.html", "results.csv", "report.md", "pictures"
@@ -50,7 +50,7 @@ def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path
 
 
 class Runs:
-    """The runs in the order in which they are told of, numbered from 1."""
+    """The runs in the order of the report, numbered from 1."""
 
     def __init__(self, comparison: Comparison, results: Sequence[ModelResult]) -> None:
         self.comparison = comparison
@@ -83,16 +83,16 @@ class Runs:
     def good(self, runs: Sequence[Finished], kind: str = "seeds") -> str:
         """R1 R3 (2 of 3 seeds), where one has failed: what a mean comes from."""
         good = [run for run in runs if run.failed is None]
-        told = self.named(good)
-        return told if len(good) == len(runs) else f"{told} ({len(good)} of {len(runs)} {kind})"
+        named = self.named(good)
+        return named if len(good) == len(runs) else f"{named} ({len(good)} of {len(runs)} {kind})"
 
 
-# ---------------------------------------------------------------------- what is said
+# ---------------------------------------------------------------------- header and notes
 
 
 def _rows(data: Mapping[str, Any], results: Sequence[ModelResult]) -> str:
-    """What a step reads, of the first model: all read the same. A corpus of whole texts has rows of its own length."""
-    corpus, rows = data.get("corpus", "stories"), data.get("batch_size", 32)
+    """What a step reads, the same for all models. A corpus of whole texts has rows of its own length."""
+    corpus, rows = data.get("kind", "stories"), data.get("batch_size", 32)
     tokens, steps = (results[0].mean("spent", name) for name in ("tokens", "step"))
     scored = "" if tokens is None or steps is None else f", {tokens / steps:,.0f} scored tokens on average"
     read = "1 row" if rows == 1 else f"{rows} rows"
@@ -112,8 +112,8 @@ def _about(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
         rates = ", ".join(f"{rate:g}" for rate in comparison.learning_rates)
         swept = comparison.budget.times(comparison.sweep_share)
         further = f", and up to {comparison.sweep_beyond} beyond a best at the edge" if comparison.sweep_beyond else ""
-        told = f"{rates}{further}, each tried for {swept}; chosen on held-out rows not reported here"
-        about.append(("learning rates", told))
+        chosen = f"{rates}{further}, each tried for {swept}; chosen on held-out rows not reported here"
+        about.append(("learning rates", chosen))
     else:
         about.append(("learning rates", ", ".join(f"{r.model} {r.learning_rate:g}" for r in results)))
     changed = {"model": comparison.model, "data": comparison.data, "training": comparison.training}
@@ -138,13 +138,13 @@ def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
     """What a reader must know before comparing."""
     notes = []
     if comparison.seeds == 1:
-        notes.append("One seed a model: the intervals say nothing of what another seed would have given.")
+        notes.append("One seed a model: the intervals do not contain the variation between seeds.")
     first = results[0].parameters
     unequal = [r.model for r in results if abs(r.parameters - first) > TOLERANCE * first]
     if unequal:
         notes.append(f"Not within 5 % of {results[0].model} in size: {', '.join(unequal)}.")
     notes += [
-        f"{r.model}: {r.learning_rate:g} is the {edge} learning rate that was tried; a better one may lie beyond."
+        f"{r.model}: {r.learning_rate:g} is the {edge} learning rate that was tried; a better one may lie beyond it."
         for r in results
         if (edge := r.at_edge())
     ]
@@ -171,7 +171,7 @@ def _other_texts(results: Sequence[ModelResult], runs: Runs) -> list[str]:
         first, *others = list(kinds.values()) or [[]]
         notes += [
             f"{runs.named(those)}: {what} than {runs.named(first[:1])}, whose file has changed since. Figures over "
-            "both mean nothing: train them anew under another --out."
+            "both mean nothing: train them again under another --out."
             for those in others
         ]
     return notes
@@ -183,12 +183,12 @@ def _other_places(comparison: Comparison, runs: Runs) -> list[str]:
     machines = _alike(runs.all, _machine)
     notes = []
     if len(commits) > 1:
-        told = "; ".join(f"{runs.named(those)} {commit}" for commit, those in commits.items())
-        notes.append(f"Trained at several commits, what changed between which may show in the figures: {told}.")
+        each = "; ".join(f"{runs.named(those)} {commit}" for commit, those in commits.items())
+        notes.append(f"Trained at several commits, whose differences may show in the figures: {each}.")
     if len(machines) > 1:
-        told = "; ".join(f"{runs.named(those)} {machine}" for machine, those in machines.items())
-        unequal = ", and a faster one learns more in as many seconds" if comparison.budget.kind == "seconds" else ""
-        notes.append(f"Trained on several machines, so that seconds and tokens/s are not of one{unequal}: {told}.")
+        each = "; ".join(f"{runs.named(those)} {machine}" for machine, those in machines.items())
+        unequal = ", and a faster one trains for more steps" if comparison.budget.kind == "seconds" else ""
+        notes.append(f"Trained on several machines, so that seconds and tokens/s cannot be compared{unequal}: {each}.")
     return notes
 
 
@@ -236,8 +236,8 @@ def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
     seeds = max((len(result.good) for result in results), default=0)
     wide = {1: " over held-out rows alone", 2: "; those of two seeds are wide", 3: "; those of three seeds are wide"}
     note = (
-        f"Intervals are of 95 %{wide.get(seeds, '')}. Lower bits per byte are better. Epiplexity: a model that learns "
-        "slowly has more of it as well."
+        f"Intervals are of 95 %{wide.get(seeds, '')}; a difference whose interval contains 0 is not significant. Lower "
+        "bits per byte are better. Epiplexity: a model that learns slowly has more of it as well."
     )
     return Table("Learned", headings, rows, note)
 
@@ -269,11 +269,11 @@ def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
 
 def _timed_where(results: Sequence[ModelResult], runs: Runs) -> str:
     """Which runs' models were timed, and where and when that was."""
-    told = [result.speed for result in results if result.speed]
-    if not told:
+    timed = [result.speed for result in results if result.speed]
+    if not timed:
         return ""
-    named = runs.named([run for run in runs.all if runs.place(run) in {speed["run"] for speed in told}])
-    here = told[0]["provenance"]
+    named = runs.named([run for run in runs.all if runs.place(run) in {speed["run"] for speed in timed}])
+    here = timed[0]["provenance"]
     commit = (here["commit"] or "unknown")[:10] + (" (modified)" if here["modified"] else "")
     return f"Timed: the models of {named} on {here['machine']}, commit {commit}, {here['date']}."
 
@@ -320,8 +320,8 @@ def _probes(results: Sequence[ModelResult], runs: Runs) -> Table:
             run.figures.get("chance_accuracy") for r in results for run in r.probes.get(task, []) if not run.failed
         ]
         cells = [_percent(accuracy(r.probes.get(task, []))) for r in results]
-        told = runs.good([run for r in results for run in r.probes.get(task, [])], "runs")
-        rows.append([task, *cells, _number(chances[0] if chances else None, ".1%"), PROBES[task].about, told])
+        named = runs.good([run for r in results for run in r.probes.get(task, [])], "runs")
+        rows.append([task, *cells, _number(chances[0] if chances else None, ".1%"), PROBES[task].about, named])
     headings = ["probe", *(r.model for r in results), "chance", "setting", "runs"]
     note = "Accuracy of the answers on held-out rows (95 %), mean over seeds. Lengths and loads are in the setting."
     return Table("Probes", headings, rows, note)
@@ -410,12 +410,12 @@ def _markdown(
         lines += [f"## {table.title}", "", _markdown_row(table.headings), "|---" * len(table.headings) + "|"]
         lines += [*(_markdown_row(row) for row in table.rows), "", table.note, ""]
     if pictures:
-        told = "Rings are seeds, dots means, bars 95 % intervals. Of losses: with marks held out, faint in training."
-        lines += ["## Pictures", "", told, "", *(f"![{name}]({PICTURES}/{name}.svg)" for name in pictures), ""]
+        legend = "Rings: seeds; dots: means; bars: 95 % intervals. Losses: marked, held out; faint, training."
+        lines += ["## Pictures", "", legend, "", *(f"![{name}]({PICTURES}/{name}.svg)" for name in pictures), ""]
     samples = [run for result in results for run in _first_good(result)]
     for run in samples:
-        told = run.figures["sample"]
-        quoted = f"{told['prompt']}|{told['text']}".replace("\n", "\n    ")
+        sample = run.figures["sample"]
+        quoted = f"{sample['prompt']}|{sample['text']}".replace("\n", "\n    ")
         lines += [f"## Sample of {run.job.model}, after the bar", "", f"    {quoted}", ""]
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
-"""From what was measured of each run to what is said of each model.
+"""From what was measured of each run to what is reported of each model.
 
-Intervals are 95 %, for what two things would do. Rows of the held-out text, which all models share, are drawn with
+Intervals are of 95 % and have two sources. Rows of the held-out text, which all models share, are drawn with
 replacement; differences are taken within each draw, which cancels what is hard or easy for every model alike. To a mean
 over S seeds is added
 
@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from glissando.errors import ConfigError, RunError
-from glissando.evaluation.scoring import wilson
 from glissando.compare.measure import Rows, metric_rows, read_measured
 from glissando.compare.plan import Comparison, Job
+from glissando.errors import ConfigError, RunError
+from glissando.evaluation.scoring import wilson
 
 _RESAMPLES = 2000
 
@@ -60,7 +60,7 @@ class Finished(NamedTuple):
 
 @dataclass
 class ModelResult:
-    """Everything that the report says of one model; `runs`, `sweep` and `probes` hold the runs it comes from."""
+    """Everything that the report contains of one model; `runs`, `sweep` and `probes` hold the runs it comes from."""
 
     model: str
     parameters: int
@@ -129,10 +129,10 @@ def choose(sweep: Sequence[Finished]) -> dict[str, float]:
 def beyond(comparison: Comparison, tried: Sequence[Finished]) -> list[Job]:
     """The next learning rate to try of each model whose best is the lowest or the highest so far, as far from it as its
     neighbour is, as a factor; below the lowest where all have failed."""
-    jobs, best, asked = [], choose(tried), comparison.learning_rates
+    jobs, best, requested = [], choose(tried), comparison.learning_rates
     for name in comparison.names:
         rates = sorted(run.job.learning_rate for run in tried if run.job.model == name)
-        outside = [rate for rate in rates if not min(asked) <= rate <= max(asked)]
+        outside = [rate for rate in rates if not min(requested) <= rate <= max(requested)]
         if len(rates) < 2 or len(outside) >= comparison.sweep_beyond:
             continue
         edge = best.get(name, rates[0])
@@ -163,7 +163,7 @@ def difference(a: Sums, b: Sums, paired: bool = True, seed: int = 0) -> Estimate
     Raises RunError where the rows are not the same in number, ConfigError where seeds to be paired are not.
     """
     if a[0].shape[1] != b[0].shape[1]:
-        raise RunError(f"the models were scored on {a[0].shape[1]} and {b[0].shape[1]} held-out rows; train them anew")
+        raise RunError(f"the models were scored on {a[0].shape[1]} and {b[0].shape[1]} held-out rows; train them again")
     if paired and len(a[0]) != len(b[0]):
         raise ConfigError(f"{len(a[0])} and {len(b[0])} seeds are no pairs: give as many of both, or paired=False")
     ours, theirs = _ratios(a), _ratios(b)

@@ -11,13 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from glissando.errors import DivergenceError, RunError, TrainingError
 from glissando.compare.measure import measure, origin, read_measured, record_failure
 from glissando.compare.plan import Comparison, Job
 from glissando.compare.report import write_report
 from glissando.compare.results import Finished, ModelResult, beyond, bits_on, choose, finished, gather, reported
 from glissando.compare.speed import measure_speed, warm_up
 from glissando.compare.table import Table, TableProgress
+from glissando.errors import DivergenceError, RunError, TrainingError
 from glissando.runs import ENVIRONMENT, MODEL, Run, environment
 from glissando.storage import remove_directory, write_atomic
 from glissando.training.fit import resume, train
@@ -39,8 +39,8 @@ def compare(comparison: Comparison) -> tuple[Path, list[ModelResult]]:
     comparison.write_plan()
     table = Table(comparison.out)
     if comparison.shortened:
-        told = ", ".join(f"data.{name} {str(value).lower()}" for name, value in comparison.shortened.items())
-        table.say(f"for the model of the fewest positions, all models are trained with {told}")
+        changed = ", ".join(f"data.{name} {str(value).lower()}" for name, value in comparison.shortened.items())
+        table.print(f"for the model of the fewest positions, all models are trained with {changed}")
     try:
         return _compare(comparison, table)
     finally:
@@ -56,7 +56,7 @@ def _compare(comparison: Comparison, table: Table) -> tuple[Path, list[ModelResu
     speed = _speed(comparison, runs, table)
     for job in comparison.probe_jobs(chosen):
         _finish(comparison, job, table)
-    table.say("writing the report")
+    table.print("writing the report")
     results = gather(comparison, chosen, speed)
     for name in comparison.names:
         table.set(name, state="done" if name in chosen else "failed")
@@ -64,7 +64,7 @@ def _compare(comparison: Comparison, table: Table) -> tuple[Path, list[ModelResu
 
 
 def _require_same(comparison: Comparison) -> None:
-    """Before hours of training, not after: of every directory that may be wanted."""
+    """Of every directory that may be needed: before hours of training, not after."""
     for job in comparison.sweep_jobs():
         comparison.require_same(job)
     for chosen in _may_be_chosen(comparison):
@@ -110,7 +110,7 @@ def _finish(comparison: Comparison, job: Job, table: Table) -> Finished:
         end = (
             f"failed: {figures['failed']}" if "failed" in figures else f"{bits_on(figures, slice(None)):.4f} bits/byte"
         )
-        table.say(f"{job.title}: {end}")
+        table.print(f"{job.title}: {end}")
         table.set(job.model, state="waiting")
     _count(comparison, job, table)
     return Finished(job, path, figures)
@@ -124,14 +124,14 @@ def _count(comparison: Comparison, job: Job, table: Table) -> None:
         "probe": comparison.seeds * len(comparison.probes),
     }[job.kind]  # fmt: skip
     done = int(table.rows[job.model].get(column, "0/").partition("/")[0]) + 1
-    table.set(job.model, **{column: f"{done}/{max(done, total)}"})  # a sweep may go on beyond what was asked for
+    table.set(job.model, **{column: f"{done}/{max(done, total)}"})  # a sweep may go on beyond the requested rates
 
 
 def _train_and_measure(comparison: Comparison, job: Job, path: Path, table: Table) -> dict[str, Any]:
     shown = functools.partial(TableProgress, table, job.title)
     with contextlib.redirect_stderr(table.log):
         try:
-            _clear_stillborn(path)
+            _remove_unsaved(path)
             if comparison.config(job).training.seconds is not None:
                 table.status(f"{job.title}: compiling")  # a machine does so once: no model's seconds are spent on it
                 warm_up(comparison.with_vocabulary(job))
@@ -145,8 +145,8 @@ def _train_and_measure(comparison: Comparison, job: Job, path: Path, table: Tabl
     return measure(job, path)
 
 
-def _clear_stillborn(path: Path) -> None:
-    """Remove a run that was killed before its first checkpoint: nothing of it can be gone on with.
+def _remove_unsaved(path: Path) -> None:
+    """Remove a run that was killed before its first checkpoint: it cannot be resumed.
 
     Raises RunError for a directory that is something else.
     """
@@ -156,8 +156,8 @@ def _clear_stillborn(path: Path) -> None:
         raise RunError(f"{path} is in the way and is no run: move it elsewhere")
     if (path / MODEL).is_file():
         raise RunError(
-            f"{path} has weights and no checkpoint that can be read, so that it cannot be gone on with; nothing is "
-            "removed: move it elsewhere, and it is trained anew"
+            f"{path} has weights and no checkpoint that can be read, so that it cannot be resumed; nothing is "
+            "removed: move it elsewhere, and it is trained again"
         )
     remove_directory(path)
 
@@ -171,7 +171,7 @@ def _show(comparison: Comparison, runs: list[Finished], table: Table) -> None:
 
 
 def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[str, Any]:
-    """Of each model's first run that ended well; measured together, anew where a run or a context has been added."""
+    """Of each model's first run that ended well; measured together, again where a run or a context has been added."""
     good = [run for run in runs if run.failed is None]
     first: dict[str, Path] = {}
     for run in good:
@@ -179,7 +179,7 @@ def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[s
     dates = {run.path: run.figures["provenance"]["date"] for run in good}
     key: dict[str, Any] = {"format": _SPEED_FORMAT, "contexts": list(comparison.contexts)}
     key["runs"] = {name: str(path.relative_to(comparison.out)) for name, path in first.items()}
-    # A directory may have been removed and trained anew, of other options.
+    # A directory may have been removed and trained again, with other options.
     key["dates"] = {name: dates[path] for name, path in first.items()}
     file = comparison.out / SPEED
     if file.is_file():

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from glissando.compare.memory import forget_peak, peak_bytes, release_freed, resident_bytes
 from glissando.config import from_dict
 from glissando.data.corpora import build_corpus
 from glissando.errors import GlissandoError
-from benchmarks.speed import trainer
-from glissando.compare.memory import forget_peak, peak_bytes, release_freed, resident_bytes
 from glissando.loading import load
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
@@ -76,22 +76,22 @@ def device_of(config: RunConfig) -> torch.device:
 
 
 def measure_speed(
-    runs: dict[str, Path], contexts: Sequence[int], say: Callable[[str], None], rounds: int = ROUNDS
+    runs: dict[str, Path], contexts: Sequence[int], status: Callable[[str], None], rounds: int = ROUNDS
 ) -> dict[str, Any]:
     """name -> its figures, of the run at each path."""
     entries = {name: _Entry.open(path) for name, path in runs.items()}
     result: dict[str, Any] = {name: {"decode": {}, "state": {}} for name in runs}
     for context in contexts:
-        say(f"decoding behind {context} tokens")
+        status(f"decoding behind {context} tokens")
         able = {name: entry for name, entry in entries.items() if context + _TOKENS <= entry.room()}
         for name, (times, size) in _decoding(able, context, rounds).items():
             result[name]["decode"][str(context)] = _figure(times)
             result[name]["state"][str(context)] = size
-    say("training steps in turn")
+    status("training steps in turn")
     for name, rates in _training(entries, rounds).items():
         result[name]["train"] = _figure(rates)
     for name, path in runs.items():
-        say(f"memory of {name}")
+        status(f"memory of {name}")
         result[name]["memory_mib"] = training_memory(path)
     return result
 
@@ -142,6 +142,24 @@ def _milliseconds(model: LanguageModel, latest: Tensor, state: State) -> float:
     return 1e3 * (time.perf_counter() - began) / (_TOKENS - 1)
 
 
+def trainer(module: nn.Module, ids: Tensor) -> Callable[[], float]:
+    """Tokens/s of one training step (loss, gradients, AdamW) that predicts ids[:, 1:]."""
+    parameters = list(module.parameters())
+    # The fused optimizer refuses complex parameters, which published forms have.
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=not any(p.is_complex() for p in parameters))
+
+    def step() -> float:
+        began = time.perf_counter()
+        output = module(ids[:, :-1])
+        logits = output if isinstance(output, Tensor) else output[0] if isinstance(output, tuple) else output.logits
+        F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return ids[:, 1:].numel() / (time.perf_counter() - began)
+
+    return step
+
+
 def _training(entries: dict[str, _Entry], rounds: int) -> dict[str, list[float]]:
     """Tokens/s of a step of each round."""
     steps = {name: _step_of(entry) for name, entry in entries.items()}
@@ -182,7 +200,7 @@ def _wait(tensor: Tensor) -> None:
 
 
 def training_memory(path: Path) -> float:
-    """MiB, by a process of its own. Raises GlissandoError, with what it said, if that fails."""
+    """MiB, by a process of its own. Raises GlissandoError, with its errors, if that fails."""
     command = [sys.executable, "-m", "glissando.compare.speed", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

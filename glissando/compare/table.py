@@ -20,7 +20,7 @@ HEADINGS = ("model", "parameters", "rate", "sweep", "runs", "probes", "bits/byte
 class Table:
     """Redrawn in place on a terminal; elsewhere each finished step is a line, and the table comes at the end.
 
-    What training says meanwhile goes to `log`, a file in the comparison's directory.
+    What training prints meanwhile goes to `log`, a file in the comparison's directory.
     """
 
     def __init__(self, out: Path, file: TextIO | None = None) -> None:
@@ -39,7 +39,7 @@ class Table:
         self._status = text
         self._draw(force=False)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """A line that stays: something is done."""
         print(text, file=self.log, flush=True)
         if not self.file.isatty():

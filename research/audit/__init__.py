@@ -1,1 +1,1 @@
-"""The published claims, each measured as published and as it should be: `glissando audit`."""
+"""The published claims, each measured as published and as it should be: `python -m research.audit`."""

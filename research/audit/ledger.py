@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from glissando.errors import ConfigError, DataError
-from research.audit.claim import Claim, Finding
 from glissando.runs import git_state
 from glissando.storage import write_atomic
+from research.audit.claim import Claim, Finding
 
 HEAD = """\
 # The audit: what was published, and what it was measured to be
@@ -31,7 +31,7 @@ Every headline of the five publications, measured twice: *as published*, with a 
 keeps its defects (`research/published/`) and the way its authors measured; and *corrected*, with held-out data,
 paired comparisons, or the form of this library, whatever the claim asks for. Written by
 
-    glissando audit --ledger docs/audit.md
+    python -m research.audit --ledger docs/audit.md
 
 which measures what has no record yet (`--again` measures anew); the records, with all figures, the commit and the
 command of each, lie in `docs/audit/`. A change of how a claim is measured is not seen by itself: ask `--again` for it.

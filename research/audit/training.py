@@ -60,10 +60,10 @@ def read_bytes(plan: Plan) -> Bytes:
         except OSError as error:
             raise DataError(f"cannot read --text {plan.text}: {error}") from error
     else:
-        from glissando.data.corpora import DataConfig, build_corpus
+        from glissando.data.corpora import StoriesOptions, build_corpus
 
         n = QUICK_STORIES if plan.quick else STORIES
-        corpus = build_corpus(DataConfig(corpus="stories"))
+        corpus = build_corpus(StoriesOptions())
         data, source = "".join(itertools.islice(corpus.texts("train"), n)).encode(), f"{n:,} built-in stories"
     ids = torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
     edge = len(ids) * 9 // 10

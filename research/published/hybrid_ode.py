@@ -23,11 +23,13 @@ Weights start as PyTorch starts them. tests/test_sources.py runs the publication
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.flow import torchdiffeq
+from glissando.errors import GlissandoError
 
 LENGTH = 128
 
@@ -135,6 +137,15 @@ class Layer(nn.Module):
 
     def think(self, x: Tensor) -> Tensor:
         return F.dropout(self.down(F.gelu(self.up(self.ln2(x)))), self.dropout, self.training)
+
+
+def torchdiffeq() -> Any:
+    """The publication's solvers. Raises GlissandoError where they are not installed."""
+    try:
+        import torchdiffeq
+    except ImportError as error:
+        raise GlissandoError("this needs torchdiffeq: pip install torchdiffeq") from error
+    return torchdiffeq
 
 
 def preset_weights(model: PublishedHybrid) -> dict[str, Tensor]:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.speed import random_bytes
+from glissando.model import LanguageModel
 from research.audit.claim import Finding, Plan
 from research.audit.training import logits_of, parameters, seeded
-from benchmarks.speed import random_bytes
 from research.published.continuous_transformer import PublishedContinuousTransformer, standardise
-from glissando.model import LanguageModel
 
 PRESET = "continuous-transformer"
 STATED = 2.91e6

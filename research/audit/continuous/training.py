@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from glissando.compare.intervals import gap_of
+from glissando.model import LanguageModel
 from research.audit.claim import Finding, Plan
 from research.audit.continuous.form import PRESET
 from research.audit.training import (
@@ -29,9 +31,7 @@ from research.audit.training import (
     seeded,
     tuned,
 )
-from glissando.compare.intervals import gap_of
 from research.published.continuous_transformer import PublishedContinuousTransformer
-from glissando.model import LanguageModel
 
 FULL_STEPS = 134_000
 FULL = "134,000 steps of 8,192 characters (1.1e9 in all) at D = 1024, weeks on two cores: --steps 134000"
@@ -139,9 +139,9 @@ def _peer(ours: LanguageModel, width: int) -> LanguageModel:
     spent = 2 * 256 * width + layers * 4 * width * width
     hidden = max(8, (count - spent) // (layers * 3 * width))
     block = {"mlp": {"hidden": hidden}}
-    heads = {"attention": {"heads": max(1, width // 32)}}
+    heads = {"kind": "attention", "heads": max(1, width // 32)}
     return LanguageModel.from_preset(
-        "transformer-nano", hidden_size=width, block=block, mixers=heads, depth={"layers": layers}, tied_head=False
+        "transformer-nano", hidden_size=width, block=block, mixer=heads, depth={"layers": layers}, tied_head=False
     )
 
 

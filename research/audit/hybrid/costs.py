@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from glissando.compare.intervals import Median, median_of
 from research.audit.claim import Finding, Plan
 from research.audit.hybrid.training import GPT2_ENTRIES, gradient_of, size_of
-from glissando.compare.intervals import Median, median_of
 from research.published.hybrid_ode import ODEBlock, PublishedHybrid
 
 
@@ -130,7 +130,7 @@ def reversible_error(width: int, length: int) -> float:
     from benchmarks.flow import flow_depth
 
     torch.manual_seed(0)
-    depth, gradients = flow_depth(width, n_steps=4, flow={"backward": "reversible"}), []
+    depth, gradients = flow_depth(width, n_steps=4, backward="reversible"), []
     x = torch.randn(1, length, width)
     for depth.unrolled in (False, True):
         depth.zero_grad()

@@ -29,7 +29,7 @@ NEAR_ZERO = 0.05
 FLAT = 0.02  # of a probability: so much a curve may fall and still count as rising
 NEEDS_RUN = (
     "a run that was steered: glissando train --config examples/steer.yaml --out runs/dial, "
-    "then glissando audit NAME --run runs/dial/2-steer"
+    "then python -m research.audit NAME --run runs/dial/2-steer"
 )
 
 
@@ -146,17 +146,18 @@ def _dials(plan: Plan) -> Dials:
     Raises ConfigError for a run without dials.
     """
     from glissando.config import from_dict
-    from glissando.data.corpora import DataConfig, build_corpus
+    from glissando.data.corpora import build_corpus
     from glissando.errors import ConfigError
     from glissando.evaluation.steering import Dials, trial
     from glissando.loading import load
     from glissando.runs import Run
+    from glissando.training.config import RunConfig
 
     assert plan.run is not None
     model = load(plan.run)
-    if not model.config.depth.control:
+    if not model.config.controls:
         raise ConfigError(f"the model of {plan.run} has no dials; train one whose depth.control names them")
-    data = from_dict(DataConfig, Run.open(plan.run).read_config().get("data", {}), "data")
+    data = from_dict(RunConfig, {"data": Run.open(plan.run).read_config().get("data", {})}).data
     sizes: dict[str, Any] = {"prompts": 2, "cost_rows": 2, "max_tokens": 8} if plan.quick else {"prompts": 64}
     return Dials(model, trial(build_corpus(data, model.tokenizer), **sizes))
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.data.corpora import DataConfig, build_corpus
+from glissando.data.corpora import StoriesOptions, build_corpus
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from glissando.errors import DataError
 from research.audit.claim import Plan
@@ -95,7 +95,7 @@ def _file(path: str) -> str:
 
 
 def _stories(n: int) -> tuple[str, str]:
-    corpus = build_corpus(DataConfig(corpus="stories"))
+    corpus = build_corpus(StoriesOptions())
     return "".join(itertools.islice(corpus.texts("train"), n)), f"{n:,} built-in stories"
 
 

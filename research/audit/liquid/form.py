@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from research.audit.claim import Finding, Plan
-from research.audit.training import logits_of, seeded
-from research.published.liquid_ssm import Core, PublishedLiquid, called_hippo
 from glissando.model import LanguageModel
 from glissando.ops.zero_order_hold import discretize, hippo_legs
 from glissando.state import state_bytes
+from research.audit.claim import Finding, Plan
+from research.audit.training import logits_of, seeded
+from research.published.liquid_ssm import Core, PublishedLiquid, called_hippo
 
 PRESET, DENSE = "liquid-ssm", "liquid-ssm-dense"
 VOCABULARY = 1000
@@ -33,12 +33,10 @@ def published_model(plan: Plan, state: int = 128, layers: int = 4) -> PublishedL
     return seeded(0, lambda: PublishedLiquid(VOCABULARY, 2 * state, state, layers=layers).eval())
 
 
-def our_model(plan: Plan, preset: str = PRESET, state: int = 128, **options: Any) -> LanguageModel:
+def our_model(plan: Plan, preset: str = PRESET, state: int = 128) -> LanguageModel:
     small = {"hidden_size": 16, "depth": {"layers": 2}} if plan.quick else {"hidden_size": 2 * state}
-    liquid = {"state_size": 8 if plan.quick else state}
-    return seeded(
-        0, lambda: LanguageModel.from_preset(preset, **{**small, "mixers": {"liquid": liquid}, **options}).eval()
-    )
+    mixer = {"kind": "liquid", "state_size": 8 if plan.quick else state}
+    return seeded(0, lambda: LanguageModel.from_preset(preset, **{**small, "mixer": mixer}).eval())
 
 
 def some_ids(rows: int, length: int, seed: int = 0) -> Tensor:

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from glissando.compare.intervals import gap_of, mean_of
 from glissando.evaluation.time_constants import compare_patterns, plot_signal, signals
+from glissando.series import SeriesModel
 from research.audit.claim import Finding, Plan
 from research.audit.liquid.form import published_model, some_ids
 from research.audit.training import parameters, seeded
-from glissando.compare.intervals import gap_of, mean_of
 from research.published.liquid_ssm import Core
-from glissando.series import SeriesModel
 
 FEATURES, WINDOW = 2, 64
 DECAY, TURN = np.array([0.02, 0.1]), np.array([[0.3, 1.1], [0.9, 0.4]])
@@ -57,11 +57,17 @@ class Liquid(nn.Module):
 
     def __init__(self, width: int, knows_time: bool, reads_time: bool = False, **options: Any) -> None:
         super().__init__()
-        liquid = {"adaptation": 0.9, "coupled": True, "steps": [0.02, 0.7], "turns": "matched", "state_size": width}
+        mixer = {
+            "kind": "liquid",
+            "adaptation": 0.9,
+            "coupled": True,
+            "steps": [0.02, 0.7],
+            "turns": "matched",
+            "state_size": width,
+        }
         config = {"hidden_size": width, "depth": {"layers": 2}, "block": {"mlp": {"hidden": width}}}
-        mixers = {"liquid": liquid | options}
         inputs = FEATURES + reads_time
-        self.model = SeriesModel.from_config({**config, "mixers": mixers}, inputs=inputs, outputs=FEATURES)
+        self.model = SeriesModel.from_config({**config, "mixer": mixer | options}, inputs=inputs, outputs=FEATURES)
         self.knows_time, self.reads_time = knows_time, reads_time
 
     def forward(self, x: Tensor, dt: Tensor) -> Tensor:

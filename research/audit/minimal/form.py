@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from glissando.data.base import IGNORED
 from glissando.data.pairs import PairFile, read_pairs, shift
+from glissando.model import LanguageModel
 from research.audit.claim import Finding, Plan
 from research.audit.minimal.training import encode, pairs_of, rows_of
 from research.audit.training import logits_of, parameters, seeded
 from research.published.minimal_transformer import TAB, PublishedMinimal
-from glissando.model import LanguageModel
 
 PRESET = "minimal-transformer"
 STATED = 2904

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from glissando.growth import grow
+from glissando.model import LanguageModel
 from research.audit.claim import Finding, Plan
 from research.audit.training import logits_of, seeded
 from research.published.minimal_transformer import PublishedMinimal
-from glissando.model import LanguageModel
 
 PRESET = "minimal-transformer"
 BOUND = 1e-9
@@ -196,7 +196,7 @@ def _cost(plan: Plan, seed: int) -> Cost:
         large = {"model": last.config.as_dict()["model"], "training": {"flops": flops}, "data": {"seed": seed}}
         config = from_dict(RunConfig, merge(shared, large))
         # Sizes stay; what makes a grown model a grown one does not.
-        config.model.logit_scale, config.model.depth.gated, config.model.mixers.attention.scale = 1.0, [], None
+        config.model.logit_scale, config.model.depth.gated, config.model.mixer.scale = 1.0, [], None
         scratch = train(config, Path(folder) / "scratch")
         whole, stages = _validations(scratch.path), [_validations(run.path) for run in grown]
     target = whole[-1][0] + SLACK
@@ -222,8 +222,8 @@ def _shared(plan: Plan, seed: int) -> dict[str, Any]:
         "save_every": 10**9,
         "log_every": every,
     }
-    shift = {"shift": {"valid_pairs": 32}} if plan.quick else {}
-    data = {"corpus": "shift", "seq_len": 32, "batch_size": 128, **shift}
+    shift = {"valid_pairs": 32} if plan.quick else {}
+    data = {"kind": "shift", "seq_len": 32, "batch_size": 128, **shift}
     return merge(preset, {"data": data, "training": training})
 
 

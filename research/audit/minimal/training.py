@@ -17,14 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glissando.compare.intervals import mean_of
 from glissando.data.base import IGNORED
 from glissando.data.pairs import Pair, ShiftCorpus
 from glissando.evaluation.scoring import wilson
+from glissando.flops import applications
+from glissando.model import LanguageModel
 from research.audit.claim import Finding, Plan
 from research.audit.training import logits_of, parameters, seeded
-from glissando.compare.intervals import mean_of
 from research.published.minimal_transformer import PublishedMinimal
-from glissando.model import LanguageModel
 
 PRESET = "minimal-transformer"
 #: the published training: Adam 1e-3, clip 1; rows of a step are not told
@@ -45,9 +46,14 @@ class Shape(NamedTuple):
     ffn: int
 
     def build(self, **attention: Any) -> LanguageModel:
-        heads = {"heads": self.heads, "head_size": self.head_size, "rope_width": max(self.head_size, 4)} | attention
+        heads = {
+            "kind": "attention",
+            "heads": self.heads,
+            "head_size": self.head_size,
+            "rope_width": max(self.head_size, 4),
+        } | attention
         mlp = {"mlp": {"hidden": self.ffn}}
-        return LanguageModel.from_preset(PRESET, hidden_size=self.width, block=mlp, mixers={"attention": heads})
+        return LanguageModel.from_preset(PRESET, hidden_size=self.width, block=mlp, mixer=heads)
 
 
 SHAPES = {"2,648": Shape(4, 2, 2, 8), "4,576": Shape(6, 2, 8, 12), "12,896": Shape(16, 2, 8, 32)}
@@ -351,7 +357,7 @@ def _steps(plan: Plan) -> int:
 def _one(plan: Plan, options: tuple[tuple[str, Any], ...], dropout: float | None, seed: int) -> float:
     model = seeded(seed, lambda: SHAPES["4,576"].build(**dict(options)))
     if dropout is not None:
-        for block, _ in model.depth.calls():
+        for block, _ in applications(model.depth):
             block.mixer_dropout, block.mlp_dropout = nn.Dropout(dropout), nn.Dropout(dropout)
     _ours(model, endless(OUR_ROWS, seed), _steps(plan), seed)
     return answers(model, unseen(32 if plan.quick else HELD_OUT)).nats

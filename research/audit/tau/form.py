@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from research.audit.claim import Finding, Plan
-from research.audit.training import seeded
-from benchmarks.speed import in_turn, random_bytes, trainer
+from benchmarks.speed import in_turn, random_bytes
 from glissando.compare.intervals import Median, median_of
-from research.published.tauformer import PublishedTauformer
+from glissando.compare.speed import trainer
 from glissando.model import LanguageModel
 from glissando.state import State, state_bytes
+from research.audit.claim import Finding, Plan
+from research.audit.training import seeded
+from research.published.tauformer import PublishedTauformer
 
 PRESET = "tauformer"
 WIDTH, HEADS = 384, 6
@@ -65,13 +66,8 @@ def _state_of(mixer: str, length: int, options: dict[str, Any]) -> int:
 
 def _layer_of(mixer: str, layers: int, options: dict[str, Any]) -> LanguageModel:
     """`tauformer` at its width, reading bytes, with so many layers; `attention` in its place."""
-    given = options if mixer == "tau" else {"heads": HEADS}
-    return seeded(
-        0,
-        lambda: LanguageModel.from_preset(
-            PRESET, vocab_size=256, mixer=mixer, depth={"layers": layers}, mixers={mixer: given}
-        ),
-    )
+    given = {"kind": mixer, **(options if mixer == "tau" else {"heads": HEADS})}
+    return seeded(0, lambda: LanguageModel.from_preset(PRESET, vocab_size=256, mixer=given, depth={"layers": layers}))
 
 
 # ---------------------------------------------------------------------- speed
@@ -131,7 +127,7 @@ LOSSES = {
 }  # fmt: skip
 BEST_STEPS = (4500, 4600)
 H100 = (
-    "an H100 and the corpus: glissando train --preset tauformer --data.corpus jsonl --data.jsonl.path FILE "
+    "an H100 and the corpus: glissando train --preset tauformer --data.kind jsonl --data.path FILE "
     "--data.tokenizer.kind file --data.tokenizer.path tokenizer.json --training.tokens 655360000 --out RUN"
 )
 #: of an H100 in bfloat16, dense

@@ -17,6 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from glissando import laplacian as graphs
+from glissando.compare.intervals import gap_of, mean_of
+from glissando.model import LanguageModel
+from glissando.training.calibration import key_energies, set_tau, tau_mixers
+from glissando.training.observe import observe
 from research.audit.claim import Finding, Plan
 from research.audit.training import (
     Curve,
@@ -31,15 +35,11 @@ from research.audit.training import (
     seeded,
     tuned,
 )
-from glissando.compare.intervals import gap_of, mean_of
 from research.published.tauformer import PublishedTauformer
-from glissando.model import LanguageModel
-from glissando.training.calibration import key_energies, set_tau, tau_mixers
-from glissando.training.observe import observe
 
 CORPUS = (
-    "the published JSONL corpus in 30,522 word pieces, 655M tokens: glissando train --preset tauformer --data.corpus "
-    "jsonl --data.jsonl.path FILE --data.tokenizer.kind file --data.tokenizer.path tokenizer.json --training.tokens "
+    "the published JSONL corpus in 30,522 word pieces, 655M tokens: glissando train --preset tauformer --data.kind "
+    "jsonl --data.path FILE --data.tokenizer.kind file --data.tokenizer.path tokenizer.json --training.tokens "
     "655360000 --out RUN"
 )
 RATE = 2e-3
@@ -76,9 +76,10 @@ def _ours(plan: Plan, **tau: Any) -> LanguageModel:
     """`tauformer` at the harness's size; mixers other than tau by `mixer`."""
     s = size_of(plan)
     mixer = tau.pop("mixer", "tau")
-    given = {"heads": s.heads, **({"head_size": s.width // s.heads, **tau} if mixer == "tau" else {})}
+    own = {"head_size": s.width // s.heads, **tau} if mixer == "tau" else {}
+    given = {"kind": mixer, "heads": s.heads, **own}
     model = LanguageModel.from_preset(
-        "tauformer", vocab_size=256, hidden_size=s.width, mixer=mixer, mixers={mixer: given}, depth={"layers": s.layers}
+        "tauformer", vocab_size=256, hidden_size=s.width, mixer=given, depth={"layers": s.layers}
     )
     if mixer == "tau":
         set_tau(model, float(key_energies(model, _some(plan)).median()))
