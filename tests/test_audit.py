@@ -13,17 +13,17 @@ from tolerances import assert_close
 from training_runs import configuration, text_file
 
 from glissando.cli import main
-from glissando.lab.audit.claim import Claim, Finding, Plan
-from glissando.lab.audit.claims import CLAIMS, measure, report, select, write
-from glissando.lab.audit.hybrid import adjoint as hybrid_adjoint
-from glissando.lab.audit.hybrid import costs as hybrid_costs
-from glissando.lab.audit.hybrid import gradients as hybrid_gradients
-from glissando.lab.audit.hybrid import solvers as hybrid_solvers
-from glissando.lab.audit.hybrid import training as hybrid_training
-from glissando.lab.audit.hybrid.steering import at_least, near_zero
-from glissando.lab.published.hybrid_ode import PublishedHybrid, preset_weights
 from glissando.model import LanguageModel
 from glissando.training.fit import train
+from research.audit.claim import Claim, Finding, Plan
+from research.audit.claims import CLAIMS, measure, report, select, write
+from research.audit.hybrid import adjoint as hybrid_adjoint
+from research.audit.hybrid import costs as hybrid_costs
+from research.audit.hybrid import gradients as hybrid_gradients
+from research.audit.hybrid import solvers as hybrid_solvers
+from research.audit.hybrid import training as hybrid_training
+from research.audit.hybrid.steering import at_least, near_zero
+from research.published.hybrid_ode import PublishedHybrid, preset_weights
 
 QUICK = Plan(quick=True)
 

@@ -13,19 +13,21 @@ import torch
 from tolerances import assert_close
 
 from glissando.cli import main
-from glissando.lab.audit.claim import Plan
-from glissando.lab.audit.claims import CLAIMS
-from glissando.lab.audit.continuous import form as continuous_form
-from glissando.lab.audit.hybrid import flow as hybrid_flow
-from glissando.lab.audit.ledger import write_ledger
-from glissando.lab.audit.liquid import form as liquid_form
-from glissando.lab.audit.liquid import series as liquid_series
-from glissando.lab.audit.minimal import form as minimal_form
-from glissando.lab.audit.minimal import growth as minimal_growth
-from glissando.lab.audit.minimal import training as minimal_training
-from glissando.lab.audit.tau import form as tau_form
-from glissando.lab.audit.tau import training as tau_training
-from glissando.lab.audit.training import (
+from glissando.model import LanguageModel
+from glissando.training.schedules import Progress, ScheduleConfig, build_schedule
+from research.audit.claim import Plan
+from research.audit.claims import CLAIMS
+from research.audit.continuous import form as continuous_form
+from research.audit.hybrid import flow as hybrid_flow
+from research.audit.ledger import write_ledger
+from research.audit.liquid import form as liquid_form
+from research.audit.liquid import series as liquid_series
+from research.audit.minimal import form as minimal_form
+from research.audit.minimal import growth as minimal_growth
+from research.audit.minimal import training as minimal_training
+from research.audit.tau import form as tau_form
+from research.audit.tau import training as tau_training
+from research.audit.training import (
     Bytes,
     Learning,
     cosine,
@@ -36,10 +38,8 @@ from glissando.lab.audit.training import (
     seeded,
     tuned,
 )
-from glissando.lab.published.minimal_transformer import PublishedMinimal, preset_weights
-from glissando.lab.published.tauformer import PublishedTauformer
-from glissando.model import LanguageModel
-from glissando.training.schedules import Progress, ScheduleConfig, build_schedule
+from research.published.minimal_transformer import PublishedMinimal, preset_weights
+from research.published.tauformer import PublishedTauformer
 
 QUICK = Plan(quick=True)
 
@@ -259,8 +259,8 @@ def test_stages_are_added_up_to_where_the_grown_run_is_as_good(tmp_path: Path):
 
 def test_the_jacobian_is_that_of_the_step():
     """Power iterations against the matrix itself, for a field small enough to write it out."""
-    from glissando.lab.audit.hybrid.solvers import entering
-    from glissando.lab.audit.hybrid.training import build
+    from research.audit.hybrid.solvers import entering
+    from research.audit.hybrid.training import build
 
     model = build(QUICK, ode=True, seed=0)
     norm, alpha = hybrid_flow._step_norm(model, QUICK)
@@ -368,7 +368,7 @@ def test_a_liquid_model_sees_the_time_by_its_states_or_as_a_feature(knows, reads
 
 
 def test_the_peer_has_the_same_parameters():
-    from glissando.lab.audit.training import parameters
+    from research.audit.training import parameters
 
     ours = liquid_series.Liquid(24, knows_time=True)
     assert parameters(liquid_series.gru_like(ours)) == pytest.approx(parameters(ours), rel=0.05)
@@ -383,12 +383,12 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     assert main([*asked, "--ledger", str(ledger)]) == 0
     record = ledger.with_suffix("") / "minimal-parameters.json"
     told = json.loads(record.read_text())
-    assert told["command"] == "glissando audit minimal-parameters --quick"
+    assert told["command"] == "python -m research.audit minimal-parameters --quick"
     assert told["published"]["outcome"] == "does not hold"
     text = ledger.read_text()
     for line in (
         "### tau-perplexities",
-        "`glissando audit tau-perplexities --quick`",
+        "`python -m research.audit tau-perplexities --quick`",
         "does not hold (toy sizes)",
         "![continuous-causality, published](audit/continuous-causality-published.png)",
     ):
@@ -407,7 +407,7 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     assert "(toy sizes)" not in next(line for line in ledger.read_text().splitlines() if "[`minimal-par" in line)
     capsys.readouterr()
     assert main([*full, "--quick"]) == 0, "toy sizes never take the place of full ones"
-    assert "kept: minimal-parameters, of `glissando audit minimal-parameters`" in capsys.readouterr().err
+    assert "kept: minimal-parameters, of `python -m research.audit minimal-parameters`" in capsys.readouterr().err
     record.write_text(json.dumps(told | {"date": "1999-01-01", "claim": "The model has 3 parameters"}))
     assert main([*asked, "--ledger", str(ledger)]) == 0
     assert "1999-01-01" not in ledger.read_text(), "a record of a claim that read otherwise"

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from comparisons import comparison, model_file
 
+from glissando.compare import plan as compare_plan
+from glissando.compare import run as compare
+from glissando.compare.measure import MEASURED, _digest, training_digest
+from glissando.compare.plan import Amount, Comparison, Job
+from glissando.compare.probes import PROBES, select_probes
+from glissando.compare.report import Runs
+from glissando.compare.results import Finished, beyond, choose
+from glissando.compare.results import finished as measured_of
+from glissando.compare.table import Table
 from glissando.data import corpora
 from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
-from glissando.lab.compare import plan as compare_plan
-from glissando.lab.compare import run as compare
-from glissando.lab.compare.measure import MEASURED, _digest, training_digest
-from glissando.lab.compare.plan import Amount, Comparison, Job
-from glissando.lab.compare.report import Runs
-from glissando.lab.compare.results import Finished, beyond, choose
-from glissando.lab.compare.results import finished as measured_of
-from glissando.lab.compare.table import Table
-from glissando.lab.probes import PROBES, select_probes
 
 
 def test_amounts():

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from glissando.compare.measure import epiplexity
+from glissando.compare.memory import forget_peak, peak_bytes, resident_bytes
+from glissando.compare.plan import Amount, Comparison, Job
+from glissando.compare.results import Finished, _welch, accuracy, choose, difference, estimate
+from glissando.compare.speed import _Entry, _memory
+from glissando.compare.table import Table
 from glissando.errors import ConfigError
-from glissando.lab.compare.measure import epiplexity
-from glissando.lab.compare.plan import Amount, Comparison, Job
-from glissando.lab.compare.results import Finished, _welch, accuracy, choose, difference, estimate
-from glissando.lab.compare.speed import _Entry, _memory
-from glissando.lab.compare.table import Table
-from glissando.lab.memory import forget_peak, peak_bytes, resident_bytes
 from glissando.model import LanguageModel
 
 

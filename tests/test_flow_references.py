@@ -18,11 +18,11 @@ from torchdiffeq._impl.fixed_grid import RK4
 from torchdiffeq._impl.odeint import SOLVERS
 from torchdiffeq._impl.rk_common import rk4_step_func
 
+from benchmarks import flow as lab
+from benchmarks.rows import ROWS
 from glissando.depth.flow import FlowDepth
 from glissando.depth.solvers import TABLEAUS, Tableau, integrate
 from glissando.errors import GlissandoError
-from glissando.lab.bench import flow as lab
-from glissando.lab.bench.rows import ROWS
 from glissando.mixers import Context
 from glissando.model import LanguageModel
 
