@@ -127,13 +127,19 @@ class FlowDepth(Depth):
         return FlowState(states(self.before), states([self.field] * self.n_evaluations), states(self.after))
 
     def forward(
-        self, x: Tensor, state: FlowState | None = None, ctx: Context | None = None
+        self,
+        x: Tensor,
+        state: FlowState | None = None,
+        ctx: Context | None = None,
+        watch: Watcher | None = None,
+        count: EvaluationCount | None = None,
     ) -> tuple[Tensor, FlowState | None]:
+        """As every depth; `watch` and `count` see the evaluations, see `solve`."""
         ctx = ctx or EMPTY
         inner = ctx.without("control")
         given = FlowState((None,) * len(self.before), (), (None,) * len(self.after)) if state is None else state
         x, before = through(self.before, x, given.before, inner)
-        x, flow = self.solve(x, None if state is None else state.flow, ctx)
+        x, flow = self.solve(x, None if state is None else state.flow, ctx, watch, count)
         x, after = through(self.after, x, given.after, inner)
         return x, None if state is None else FlowState(before, flow, after)
 
