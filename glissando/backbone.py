@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.block import Block, BlockConfig, NormConfig, build_norm
-from glissando.config import options
+from glissando.config import options, starting
 from glissando.depth import DEPTHS, Depth, DiscreteConfig, build_depth
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme, initialize, own_initialization
@@ -47,7 +47,7 @@ class BackboneConfig:
     norm: NormConfig = field(default_factory=NormConfig)
     final_norm: bool = True
     head_bias: bool = False
-    init: Scheme = "scaled"
+    init: Scheme = starting("scaled", of="")
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size", "max_length", "inputs", "outputs"):
