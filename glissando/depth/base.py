@@ -34,7 +34,7 @@ class Depth(nn.Module, ABC):
     @property
     def accepts(self) -> frozenset[Signal]:
         """The per-token signals that every block accepts, or that the depth itself uses."""
-        return frozenset.intersection(*[block.accepts for block in self.modules() if isinstance(block, Block)])
+        return accepted_by_blocks(self)
 
     @abstractmethod
     def init_state(
@@ -54,6 +54,11 @@ class Depth(nn.Module, ABC):
         if self.gradient_checkpointing and torch.is_grad_enabled():
             return partial(checkpoint, block, use_reentrant=False)
         return block
+
+
+def accepted_by_blocks(depth: Depth) -> frozenset[Signal]:
+    """The per-token signals that every block of a depth accepts."""
+    return frozenset.intersection(*[block.accepts for block in depth.modules() if isinstance(block, Block)])
 
 
 @options

@@ -25,7 +25,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options, starting
-from glissando.depth.base import BlockFactory, Depth, DepthOptions, register_depth, through
+from glissando.depth.base import BlockFactory, Depth, DepthOptions, accepted_by_blocks, register_depth, through
 from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, unroll
 from glissando.errors import ConfigError, unknown_name
@@ -111,7 +111,8 @@ class FlowDepth(Depth):
 
     @property
     def accepts(self) -> frozenset[Signal]:
-        return super().accepts | {"control"} if self.control is not None else super().accepts
+        own: set[Signal] = set() if self.control is None else {"control"}
+        return accepted_by_blocks(self) | own
 
     @property
     def n_evaluations(self) -> int:
