@@ -78,13 +78,13 @@ def test_memory_is_linear_in_time():
     assert kept_bytes(model, ids) <= 2.05 * kept_bytes(model, ids[:, :1024])
 
 
-def test_rates_at_rest_are_those_of_the_dynamics():
+def test_base_rates_are_those_of_the_dynamics():
     """With r = 0 the decay is e^-gamma, in the picture and in the recurrence alike."""
     torch.manual_seed(0)
-    mixer = Spectral(SpectralConfig(horizon=50), 8)
+    mixer = Spectral(8, horizon=50)
     mixer.reset_parameters()
     with torch.no_grad():
-        gamma, turn = mixer.rates_at_rest()
+        gamma, turn = mixer.base_rates()
         a, _ = mixer._dynamics(torch.zeros(1, 1, 8), torch.zeros(1, 1, 8), mixer._derive())
     assert_close(torch.view_as_real(a[0, 0]), torch.view_as_real(torch.exp(torch.complex(-gamma, turn))))
     times = (1 / gamma).sort().values

@@ -19,7 +19,7 @@ from glissando.state import leaves, state_bytes
 def liquid(hidden_size: int = 6, **options: object) -> Liquid:
     """A mixer in float64, its weights far enough from their start for every path to matter."""
     torch.manual_seed(1)
-    mixer = Liquid(LiquidConfig(**options), hidden_size).double().eval()  # type: ignore[arg-type]
+    mixer = Liquid(hidden_size, **options).double().eval()  # type: ignore[arg-type]
     for module in mixer.modules():
         if module is not mixer and hasattr(module, "reset_parameters"):
             module.reset_parameters()
@@ -154,7 +154,7 @@ def test_what_it_tells_of_itself():
 def built(**options: object) -> Liquid:
     """With the weights of its start."""
     torch.manual_seed(0)
-    mixer = Liquid(LiquidConfig(**options), 64).double()  # type: ignore[arg-type]
+    mixer = Liquid(64, **options).double()  # type: ignore[arg-type]
     mixer.dynamics.reset_parameters()
     return mixer
 
@@ -225,7 +225,7 @@ def test_time_constants_go_on_from_a_state(dynamics: str):
 )
 def test_options_that_do_not_fit_are_refused(options: dict, message: str):
     with pytest.raises(ConfigError, match=message):
-        Liquid(LiquidConfig(**options), 6)
+        Liquid(6, **options)
 
 
 def test_a_convolution_has_no_use_for_time_steps():

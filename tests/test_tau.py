@@ -25,7 +25,7 @@ GATED = {"importance": True, "forget_gate": True}
 def mixer(size: int = 16, seed: int = 0, **options) -> Tau:
     """In float64, its weights large enough for lambdas to differ."""
     torch.manual_seed(seed)
-    built = Tau(TauConfig(**options), size)
+    built = Tau(size, **options)
     built.reset_parameters()
     return built.double()
 
@@ -115,7 +115,7 @@ def test_where_edges_pay():
 def test_bytes_of_the_exact_cache(options):
     """(K + 1) / (2 K) of a standard cache, and one number more for each key and head with a gate or importance."""
     length, size = 40, 32
-    m = Tau(TauConfig(**options), size)
+    m = Tau(size, **options)
     _, state = m(torch.randn(1, length, size), m.init_state(1))
     attention = build_mixer("attention", MixerConfigs(attention=AttentionConfig(heads=4)), size)
     _, standard = attention(torch.randn(1, length, size), attention.init_state(1))
@@ -194,7 +194,7 @@ def test_the_binned_cache_is_smaller_from_its_context_on():
     """Constant, and below the exact one from 2 M (K + 3) / (K + 1) tokens on: here K = 8."""
     bins, size = 32, 16
     exact, binned = (
-        Tau(TauConfig(heads=2, cache=cache, bins=n), size) for cache, n in (("exact", None), ("binned", bins))
+        Tau(size, heads=2, cache=cache, bins=n) for cache, n in (("exact", None), ("binned", bins))
     )
     sizes = {}
     for length in (10, 2 * bins, 2 * bins + 16):
@@ -259,7 +259,7 @@ def test_a_graph_from_a_file_comes_with_the_run(tmp_path, monkeypatch):
     (tmp_path / "random.safetensors").unlink()
     assert torch.equal(glissando.load(tmp_path / "run").depth.blocks[0].mixer.laplacian, kept)
     with pytest.raises(ConfigError, match="over 8 features and a head of this model has 4"):
-        Tau(TauConfig(heads=4, laplacian="chain.safetensors"), 16).reset_parameters()
+        Tau(16, heads=4, laplacian="chain.safetensors").reset_parameters()
 
 
 @pytest.mark.parametrize(
@@ -281,11 +281,11 @@ def test_a_graph_from_a_file_comes_with_the_run(tmp_path, monkeypatch):
 )
 def test_options_that_cannot_be(options, message):
     with pytest.raises(ConfigError, match=message):
-        Tau(TauConfig(**options), 16)
+        Tau(16, **options)
 
 
 def test_temperatures_as_a_list():
-    listed, paired = (Tau(TauConfig(temperature=t), 16) for t in ([0.02, 0.2], (0.02, 0.2)))
+    listed, paired = (Tau(16, temperature=t) for t in ([0.02, 0.2], (0.02, 0.2)))
     for built in (listed, paired):
         built.reset_parameters()
     assert torch.equal(listed.log_temperature, paired.log_temperature)
@@ -294,7 +294,7 @@ def test_temperatures_as_a_list():
 @pytest.mark.parametrize("source", ["chian", ""])
 def test_a_graph_that_is_neither_known_nor_a_file(source):
     with pytest.raises(ConfigError, match=f"must be `chain`, `saved` or a file .*, got {source!r}"):
-        Tau(TauConfig(laplacian=source), 16).reset_parameters()
+        Tau(16, laplacian=source).reset_parameters()
 
 
 def test_the_cache_of_a_trained_model_can_be_chosen(tmp_path, capsys):
@@ -331,7 +331,7 @@ def test_bytes_of_the_latest_lambdas(cache):
     """4 H a row: what the next token's key is."""
     sizes = {}
     for keys in ("own", "previous"):
-        m = Tau(TauConfig(keys=keys, cache=cache), 32)
+        m = Tau(32, keys=keys, cache=cache)
         sizes[keys] = state_bytes(m(torch.randn(2, 40, 32), m.init_state(2))[1])
     assert sizes["previous"] - sizes["own"] == 2 * 4 * 4
 

@@ -53,7 +53,7 @@ def gated_logits(mixer, x: Tensor) -> Tensor:
 def test_tau_with_everything(keys):
     options = {"heads": 4, "value_heads": 2, "head_size": 6, "key_size": 8, "temperature": 0.1, "tau": 0.7}
     gates = {"importance": True, "forget_gate": True, "output_gate": True, "laplacian_weights": "learned"}
-    m, x = prepared(Tau(TauConfig(value_rotation=16, keys=keys, **options, **gates), WIDTH)), inputs()
+    m, x = prepared(Tau(WIDTH, value_rotation=16, keys=keys, **options, **gates)), inputs()
     positions = torch.arange(LENGTH, dtype=torch.float64)
     rotated = turned((x @ m.qk.weight.T).view(2, LENGTH, -1, 8), positions, 10000.0)
     energy = torch.einsum("bthi,ij,bthj->bth", rotated, m.matrix(), rotated) / (rotated.square().sum(-1) + 1e-6)
@@ -78,7 +78,7 @@ def test_tau_with_everything(keys):
 def test_attention_with_everything(keys):
     options = {"heads": 4, "kv_heads": 2 if keys == "own" else 4, "head_size": 5, "rope": False, "keys": keys}
     gates = {"importance": True, "forget_gate": True, "output_gate": True}
-    m, x = prepared(Attention(AttentionConfig(**options, **gates), WIDTH)), inputs()
+    m, x = prepared(Attention(WIDTH, **options, **gates)), inputs()
     if keys == "own":
         q, k, v = (x @ m.qkv.weight.T).view(2, LENGTH, 8, 5).split([4, 2, 2], 2)
         k, v = k.repeat_interleave(2, 2), v.repeat_interleave(2, 2)
@@ -105,7 +105,7 @@ def test_forget_gates_start_with_their_horizons(cls_and_config):
 
 def test_a_temperature_that_is_not_learned_stays():
     for learned in (True, False):
-        m = Tau(TauConfig(rope=False, learn_temperature=learned), WIDTH)
+        m = Tau(WIDTH, rope=False, learn_temperature=learned)
         m.reset_parameters()
         m(torch.randn(1, 70, WIDTH))[0].sum().backward()
         assert (m.log_temperature.grad is not None) == learned
@@ -118,7 +118,7 @@ def test_what_flows_back_into_steep_heads_is_scaled_and_nothing_else(keys):
     for limit in (None, 0.1):
         torch.manual_seed(0)
         options = {"heads": 3, "head_size": 4, "rope": False, "temperature": (0.2, 0.05), "keys": keys}
-        m = prepared(Tau(TauConfig(**options, gradient_temperature=limit), WIDTH))
+        m = prepared(Tau(WIDTH, **options, gradient_temperature=limit))
         with torch.no_grad():
             m.log_temperature.copy_(torch.tensor([0.2, 0.1, 0.05], dtype=torch.float64).log())
         o = m(x)[0]
@@ -144,18 +144,18 @@ def test_what_flows_back_into_steep_heads_is_scaled_and_nothing_else(keys):
 )
 def test_options_that_would_do_nothing_or_fail_later(options, message):
     with pytest.raises(ConfigError, match=message):
-        Tau(TauConfig(**options), WIDTH)
+        Tau(WIDTH, **options)
 
 
 def test_previous_queries_as_keys_need_heads_of_their_own():
     with pytest.raises(ConfigError, match="kv_heads is 2; leave kv_heads out"):
-        Attention(AttentionConfig(keys="previous", kv_heads=2, rope=False), WIDTH)
+        Attention(WIDTH, keys="previous", kv_heads=2, rope=False)
 
 
 def test_names_of_features_make_no_difference():
     """A graph over relabelled features, its query and key rows relabelled too, is the same model: what a domain's graph
     can tell a model whose projections are learned from random ones is its spectrum, not which feature stands where."""
-    m, x = prepared(Tau(TauConfig(heads=2, head_size=8, rope=False), WIDTH)), inputs()
+    m, x = prepared(Tau(WIDTH, heads=2, head_size=8, rope=False)), inputs()
     expected = m(x)[0]
     order = torch.randperm(8, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -166,8 +166,8 @@ def test_names_of_features_make_no_difference():
 
 
 def test_different_heads_may_start_at_different_temperatures():
-    m = Tau(TauConfig(heads=3, head_size=4, temperature=(1.0, 0.01)), WIDTH)
+    m = Tau(WIDTH, heads=3, head_size=4, temperature=(1.0, 0.01))
     m.reset_parameters()
     assert_close(m.log_temperature.exp(), torch.tensor([1.0, 0.1, 0.01]), "T", 1e-6)
     with pytest.raises(ConfigError, match="above 0"):
-        Tau(TauConfig(temperature=(1.0, 0.0)), WIDTH)
+        Tau(WIDTH, temperature=(1.0, 0.0))
