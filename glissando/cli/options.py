@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import textwrap
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
@@ -483,6 +483,6 @@ def named_values(text: str) -> dict[str, float]:
     return values
 
 
-def words(text: str | None) -> Iterable[str]:
+def words(text: str | None) -> list[str]:
     """The words of "a, b" and of none."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]

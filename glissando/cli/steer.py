@@ -63,9 +63,7 @@ def _parser() -> Parser:
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--out", metavar="DIR", help="directory to make for the tables, the texts and the pictures")
     parser.add_argument("--dials", metavar="NAMES", type=texts, default=[], help="which dials, a list; all by default")
-    parser.add_argument(
-        "--values", type=numbers, default=[], help="values of u; by default -1.5 to 1.5 in quarters"
-    )
+    parser.add_argument("--values", type=numbers, default=[], help="values of u; by default -1.5 to 1.5 in quarters")
     parser.add_argument(
         "--pair_values", type=numbers, default=[], help="values of two dials turned at once; by default -1, 0, 1"
     )
