@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from glissando.cli.options import add_import_option, documented, number, parse, parser_for, require_out, whole
 from glissando.config import hints_of
-from glissando.errors import ConfigError
 from glissando.growth import Growth
 
 EXAMPLE = "glissando grow runs/first --width 2 --layers 2 --out runs/grown"
