@@ -212,7 +212,8 @@ class RunConfig:
         if not isinstance(self.training.calibration, FixedOptions) and "tau" not in mixers:
             raise ConfigError(
                 f"training.calibration.kind is {CALIBRATIONS.kind_of(self.training.calibration)!r}, but the model's "
-                f"mixer is {', '.join(mixers)}, which has no tau: leave training.calibration out, or set model.mixer: tau"
+                f"mixer is {', '.join(mixers)}, which has no tau: leave training.calibration out, or set "
+                "model.mixer: tau"
             )
         parts = self.training.accumulate * processes
         if self.data.batch_size % parts:
