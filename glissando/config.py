@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -218,13 +219,27 @@ def _explained(error: ValidationError, cls: type, values: Any, where: str) -> st
             if message.startswith(("names", "is "))
             else f"{path}: {message}"
         )
+    hint = ""
     if first["type"] == "literal_error":
-        close = nearest(
-            str(given), [word.strip("'") for word in first["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-        )
-        message += f"; did you mean {close!r}?" if close else ""
+        close = nearest(str(given), re.findall(r"'([^']*)'", first["ctx"]["expected"]))
+        hint = f". Did you mean {close!r}?" if close else ""
+    elif given is None:
+        hint = "; leave it out for the default"
+    elif first["type"] == "list_type":
+        hint = """; a list is written as '["a", "b"]'"""
+    expected = re.sub(r", (unable to|got a number with).*", "", message)
+    for formal, plain in _WORDS.items():
+        expected = expected.replace(formal, plain)
     shown = "null" if given is None else repr(given)
-    return f"{path}: {message[0].lower()}{message[1:]}, got {shown}"
+    return f"{path}: {expected[0].lower()}{expected[1:]}, got {shown}{hint}"
+
+
+#: pydantic's words, and those of an error here
+_WORDS = {
+    "Input should be less": "expected a number less", "Input should be greater": "expected a number greater",
+    "Input should be": "expected", "a valid integer": "a whole number", "a valid number": "a number",
+    "a valid boolean": "true or false", "a valid string": "a text", "a valid list": "a list",
+}  # fmt: skip
 
 
 def _located(loc: tuple, cls: Any, values: Any, where: str) -> tuple[str, Any, Any]:

@@ -24,7 +24,6 @@ from glissando.cli.options import (
 )
 from glissando.config import from_dict, merge, to_dict
 from glissando.data.corpora import CORPORA, build_corpus
-from glissando.data.textfile import open_file
 from glissando.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -39,8 +38,6 @@ EXAMPLE = "glissando evaluate runs/first --file book.txt"
 
 def main(arguments: Sequence[str]) -> None:
     """Score the run's own held-out text, a file, or another corpus."""
-    from glissando.runs import Run
-
     parser = parser_for("evaluate", "Score a run on held-out text.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--file", help="score every byte of this text file")
@@ -61,17 +58,21 @@ def main(arguments: Sequence[str]) -> None:
     if options.exact_match < 1:
         raise ConfigError(f"--exact_match must be at least 1, got {options.exact_match}")
     _refuse_mixed(options)
-    run = Run.open(options.run)
     if options.tasks is not None:
         _tasks(options)
     else:
-        _score(run, options)
+        _score(options)
 
 
-def _score(run: Run, options: Options) -> None:
+def _score(options: Options) -> None:
     """The run's own text, a file or another corpus, and what else was asked for."""
+    from glissando.data.textfile import open_file
     from glissando.loading import load
+    from glissando.runs import Run
 
+    run = Run.open(options.run)
+    if options.file is not None:
+        open_file(options.file, "--file")
     trained = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
     config = _scored(options, to_dict(trained))
     model = load(options.run, inference_overrides(options))
@@ -118,12 +119,12 @@ def _scored(options: Options, trained: dict[str, Any]) -> Any:
     """
     asked = options.sections.get("data", {})
     if options.file is not None:
-        if not isinstance(asked, dict) or (lost := [name for name in asked if name in _NOT_OF_A_FILE]):
+        if lost := [name for name in asked if name in _NOT_OF_A_FILE]:
             raise ConfigError(f"--data.{lost[0]} would do nothing: --file is scored whole. Leave one of the two out")
-        open_file(options.file, "--file")
         # Every byte of the file, whatever part of its own text the run has held out.
         sizes = {name: trained[name] for name in CORPORA.shared if name in trained}
-        return from_dict(CORPORA.section(), {**sizes, **asked, **_whole(options.file)}, "data")
+        whole_file = {"kind": "text", "path": options.file, "valid_path": options.file}
+        return from_dict(CORPORA.section(), {**sizes, **asked, **whole_file}, "data")
     config = from_dict(CORPORA.section(), merge({"data": trained}, {"data": asked})["data"], "data")
     if config.tokenizer != from_dict(CORPORA.section(), trained, "data").tokenizer:
         raise ConfigError("--data.tokenizer would do nothing: a run's own tokenizer reads the text. Leave it out")
@@ -134,11 +135,7 @@ def _scored(options: Options, trained: dict[str, Any]) -> Any:
     return config
 
 
-def _whole(path: str) -> dict[str, Any]:
-    return {"kind": "text", "path": path, "valid_path": path}
-
-
-#: options that say which text is scored, and what is asked of it, beside which --file says otherwise
+#: options that choose the text and the tokenizer, which --file and the run choose
 _NOT_OF_A_FILE = ("kind", "path", "valid_path", "valid_fraction", "tokenizer")
 
 

@@ -103,12 +103,11 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     Raises ConfigError for an unknown option, naming the nearest one, one that is repeated, and a value of the wrong
     type; the types of dotted options are checked when the configuration is read.
     """
-    if "--import" in parser._option_string_actions:
-        from glissando.imports import import_file
+    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        if option.partition("=")[0] == "--import" and "--import" in parser._option_string_actions:
+            from glissando.imports import import_file
 
-        for name, value in zip(arguments, [*arguments[1:], ""], strict=True):
-            if name.partition("=")[0] == "--import":
-                import_file(name.partition("=")[2] or value)
+            import_file(option.partition("=")[2] or value)
     plain, dotted, given = _split(parser, arguments)
     options = parser.parse_args(plain, Options())
     values = {name: _value(_hints(parser, name), name, text) for name, text in dotted.items()}
