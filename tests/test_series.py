@@ -164,18 +164,18 @@ def test_time_steps_are_heard():
 @pytest.mark.parametrize("case", ["attention", "spectral", "tau", "convolved", "both"])
 def test_models_without_time_refuse_it(case: str):
     model = build(case)
-    with pytest.raises(ContextError, match="'dt' but cannot honour it"):
+    with pytest.raises(ContextError, match="'dt' but does not accept it"):
         model(torch.randn(1, 4, 3).double(), dt=torch.ones(1, 4).double())
 
 
 def test_what_keeps_time_out_is_named():
     """The mixers know time and the convolution before them does not: leaving dt out is not the only way."""
-    with pytest.raises(ContextError, match=r"'dt' but cannot honour it: its mixers do.*block\.conv_width to 0"):
+    with pytest.raises(ContextError, match=r"'dt' but does not accept it: its mixers do.*block\.conv_width to 0"):
         LanguageModel.from_preset("liquid-ssm-nano")(torch.zeros(1, 3).long(), dt=torch.ones(1, 3))
 
 
 def test_a_dial_needs_a_flow():
-    with pytest.raises(ContextError, match="'control' but cannot honour it"):
+    with pytest.raises(ContextError, match="'control' but does not accept it"):
         build("liquid")(torch.randn(1, 4, 3).double(), control=torch.ones(1, 2).double())
 
 
@@ -224,8 +224,8 @@ def test_sizes_are_needed_once():
     with pytest.raises(ConfigError, match="needs outputs, how many"):
         SeriesModel.from_config({}, inputs=3)
     with pytest.raises(ConfigError, match="its own inputs and outputs; leave out inputs"):
-        SeriesModel.from_config(SeriesConfig(3, 2), inputs=3)
-    with pytest.raises(UnknownNameError, match="liquid"):
+        SeriesModel.from_config(SeriesConfig(inputs=3, outputs=2), inputs=3)
+    with pytest.raises(ConfigError, match="unknown mixer 'liqid'. Did you mean 'liquid'"):
         SeriesModel.from_config({"mixer": "liqid"}, inputs=3, outputs=2)
     assert SeriesModel.from_config({"hidden_size": 8}, inputs=3, outputs=5)(torch.randn(1, 2, 3))[0].shape[2] == 5
 
