@@ -86,7 +86,7 @@ def training_flops(model: LanguageModel, length: int) -> float:
 def mixer_flops(mixer: Mixer, length: int) -> Flops:
     """Operations per token at `length` tokens, beside those of the mixer's linear maps."""
     raise ConfigError(
-        f"nothing is registered that says how many FLOPs the mixer {type(mixer).__name__} takes; register a function "
+        f"nothing is registered for how many FLOPs the mixer {type(mixer).__name__} takes; register a function "
         "with glissando.flops.mixer_flops.register"
     )
 
@@ -126,7 +126,7 @@ def _(mixer: Liquid, length: int) -> Flops:
 def applications(depth: Depth) -> list[tuple[Block, int]]:
     """Each block, and how often it is applied to a token."""
     raise ConfigError(
-        f"nothing is registered that says how often the depth {type(depth).__name__} applies its blocks; register a "
+        f"nothing is registered for how often the depth {type(depth).__name__} applies its blocks; register a "
         "function with glissando.flops.applications.register"
     )
 

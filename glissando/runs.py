@@ -107,7 +107,7 @@ class Run:
         run = cls(path)
         run._require_complete()
         run._verify_listed(CONFIG, TOKENIZER)
-        if (path / ENVIRONMENT).is_file():  # says where the run came from, and nothing that the model needs
+        if (path / ENVIRONMENT).is_file():  # provenance, nothing that the model needs
             run._verify_listed(ENVIRONMENT)
         return run
 
@@ -210,7 +210,7 @@ class Run:
         save_manifest(self.path, entries | {name: new})
 
     def _verify_listed(self, *names: str) -> None:
-        """A checkpoint has a manifest of its own: damage to the run's is told then, and no hindrance."""
+        """A checkpoint has a manifest of its own: damage to the run's is reported then, and does not block it."""
         try:
             listed = read_manifest(self.path)
         except RunError as error:
@@ -223,7 +223,7 @@ class Run:
                 verify_manifest(self.path, [name], partial(self._advice, name))
 
     def require_run(self) -> None:
-        """Raises RunError if there is no such directory, or nothing in it says that it was made as a run."""
+        """Raises RunError if there is no such directory, or it was not made as a run."""
         require_directory(self.path)
         if not (self.path / ENVIRONMENT).is_file() and not (self.path / CONFIG).is_file():
             inside = sorted(path.parent.name for path in self.path.glob(f"*/{CONFIG}"))

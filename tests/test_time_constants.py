@@ -220,7 +220,10 @@ def recorded(model: LanguageModel, *pieces: list[int], dt: torch.Tensor | None =
 @pytest.mark.parametrize(
     "options",
     [
-        {"depth": {"layers": 2, "mean_gate": True}, "mixer": {"kind": "liquid", "layer": "published", "adaptation": 0.5}},
+        {
+            "depth": {"layers": 2, "mean_gate": True},
+            "mixer": {"kind": "liquid", "layer": "published", "adaptation": 0.5},
+        },
         {"mixer": {"kind": "liquid", "dynamics": "dense", "state_size": 4, "dt": 0.5}},
         {"mixer": ["attention", "liquid", "liquid"], "depth": {"layers": 6}},
     ],

@@ -169,7 +169,7 @@ class RecallOptions(DataOptions):
     """Generated keys with their values, and then the keys again; the values are to be given
 
     pairs    keys, at most 47
-    queries  how many of them are asked for; none: all
+    queries  how many of them are queried; none: all
     """
 
     byte_eos: ClassVar[int] = _NEWLINE

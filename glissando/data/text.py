@@ -35,7 +35,7 @@ _PROMPT_REACH = 4096
 class TextCorpus(Corpus):
     """Windows of `seq_len` tokens of the file at `path`.
 
-    A window at token o reads tokens o - 1 .. o + T - 2 and says tokens o .. o + T - 1; before token 0 the
+    A window at token o reads tokens o - 1 .. o + T - 2 and predicts tokens o .. o + T - 1; before token 0 the
     model reads the end-of-document id, so that every token of the file can be scored.
 
     Training windows: at offsets drawn uniformly for each (seed, row number) if `stride` is None, else at
@@ -144,7 +144,7 @@ class TextCorpus(Corpus):
             yield batch if scored else unscored(batch)
 
     def _valid_batch(self, rows: np.ndarray) -> Batch:
-        """Window k says tokens from k * eval_stride on, and is scored on those no window before it said."""
+        """Window k predicts tokens from k * eval_stride on, and is scored on those that no window before it predicted."""
         length = len(self._valid.ids)
         first = rows * self._eval_stride
         end = np.minimum(first + self.seq_len, length)
