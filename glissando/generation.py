@@ -229,7 +229,7 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
 
     Raises ConfigError for a model without a control or a wrong number of values, UnknownNameError for a wrong name.
     """
-    names = model.config.depth.control
+    names = model.config.controls
     if not names:
         raise ConfigError("this model takes no control; train one whose depth.control names its dimensions")
     if not isinstance(control, Mapping):

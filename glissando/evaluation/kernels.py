@@ -48,7 +48,7 @@ def plot_kernels(model: LanguageModel, target: Path) -> Path:
 
 
 def _rates(mixer: Spectral) -> tuple[Tensor, Tensor]:
-    decay, turn = mixer.rates_at_rest()
+    decay, turn = mixer.base_rates()
     return decay.detach().double().cpu(), turn.detach().double().cpu()
 
 

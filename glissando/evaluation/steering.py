@@ -127,7 +127,7 @@ class Dials:
     """A model's dials in one trial. What was written and read at a setting is kept: sweeps and pairs share settings."""
 
     def __init__(self, model: LanguageModel, trial: Trial) -> None:
-        self.model, self.trial, self.names = model, trial, model.config.depth.control
+        self.model, self.trial, self.names = model, trial, model.config.controls
         self._texts: dict[tuple[float, ...], list[str]] = {}
         self._costs: dict[tuple[float, ...] | None, Cost] = {}
 

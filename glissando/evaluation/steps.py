@@ -126,7 +126,7 @@ def measure_steps(
     """
     if not isinstance(model.depth, FlowDepth):
         raise ValueError(f"steps are those of a flow, and this model's depth.kind is {model.config.depth.kind!r}")
-    flow = model.config.depth.flow
+    flow = model.config.depth
     trained = trained or Setting(flow.method, model.depth.n_steps)
     models = {setting: solved_with(model, setting) for setting in settings(trained, flow.backward)}
     batches = sample(corpus, sample_bytes)
@@ -149,7 +149,7 @@ def measure_steps(
 def solved_with(model: LanguageModel, setting: Setting) -> LanguageModel:
     """The same weights, not copied, under another setting, in evaluation mode; no token halts on its grid."""
     depth = model.config.depth
-    depth = replace(depth, n_steps=setting.n_steps, flow=replace(depth.flow, method=setting.method, tolerance=None))
+    depth = replace(depth, n_steps=setting.n_steps, method=setting.method, tolerance=None)
     with torch.device("meta"):
         variant = LanguageModel(replace(model.config, depth=depth), model.tokenizer)
     variant.load_state_dict(model.state_dict(), assign=True)
