@@ -30,11 +30,11 @@ def start_tokenizer(config: RunConfig) -> Tokenizer | None:
     if config.start_from is None:
         return None
     run, asked = Run.open(config.start_from), config.data.tokenizer
-    theirs = from_dict(TokenizerConfig, run.read_config().get("data", {}).get("tokenizer", {}), "data.tokenizer")
+    theirs = from_dict(RunConfig, {"data": run.read_config().get("data", {})}).data.tokenizer
     if asked not in (theirs, BytesOptions()):
         raise ConfigError(
-            f"data.tokenizer asks for {asked.kind}, and the weights of {config.start_from} know their own alone, "
-            f"{theirs.kind}: leave data.tokenizer out, or train a new model without --from"
+            f"data.tokenizer asks for {asked}, and the weights of {config.start_from} know their own alone, "
+            f"{theirs}: leave data.tokenizer out, or train a new model without --from"
         )
     path = run.path / TOKENIZER
     return load_tokenizer(path) if path.is_file() else None
