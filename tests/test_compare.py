@@ -20,12 +20,12 @@ from comparisons import comparison, model_file
 from training_runs import started
 
 from glissando.cli import main
-from glissando.lab.compare import run as compare
-from glissando.lab.compare.measure import MEASURED, read_measured
-from glissando.lab.compare.plan import Amount
-from glissando.lab.compare.results import bits_on
-from glissando.lab.compare.speed import _Entry, warm_up
-from glissando.lab.compare.table import Table
+from glissando.compare import run as compare
+from glissando.compare.measure import MEASURED, read_measured
+from glissando.compare.plan import Amount
+from glissando.compare.results import bits_on
+from glissando.compare.speed import _Entry, warm_up
+from glissando.compare.table import Table
 from glissando.runs import latest_checkpoint
 from glissando.training.callbacks import read_metrics
 

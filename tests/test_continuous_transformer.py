@@ -11,12 +11,12 @@ import torch
 from tolerances import assert_close
 from training_runs import assert_same_tensors, call, last_checkpoint, metrics, text_file, weights
 
+from benchmarks.rows import ROWS, select
+from benchmarks.spectral import kept_bytes
 from glissando.cli import main
 from glissando.config import from_dict, merge
 from glissando.evaluation.kernels import plot_kernels
-from glissando.lab.bench.rows import ROWS, select
-from glissando.lab.bench.spectral import kept_bytes
-from glissando.mixers.spectral import Spectral
+from glissando.mixers.spectral import Spectral, SpectralConfig
 from glissando.model import LanguageModel
 from glissando.presets import load_preset
 from glissando.runs import Run

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.options import explain, parse, parser_for
-from glissando.config import merge
+from glissando.cli.options import parse, parser_for
 from glissando.errors import ConfigError
 
 if TYPE_CHECKING:
-    from glissando.lab.compare.plan import Comparison
+    from glissando.compare.plan import Comparison
 
 EXAMPLE = (
     "glissando compare transformer-nano transformer-plus-nano liquid-ssm-nano --budget tokens=2e6 --seeds 3 "
@@ -23,9 +22,11 @@ _SECTIONS = ("model", "data", "training")
 
 def main(arguments: Sequence[str]) -> None:
     """Train what is missing, measure, and write the report."""
-    comparison = _comparison(*_parse(arguments))
+    options = parse(_parser(), arguments)
+    _require_used(options, [argument.partition("=")[0] for argument in arguments])
+    comparison = _comparison(options)
     from glissando.allocator import keep_freed_memory
-    from glissando.lab.compare.run import compare
+    from glissando.compare.run import compare
 
     keep_freed_memory()
     try:
@@ -36,12 +37,12 @@ def main(arguments: Sequence[str]) -> None:
     print(f"report: {report}")
 
 
-def _comparison(options: Any, given: Sequence[str]) -> Comparison:
+def _comparison(options: Any) -> Comparison:
     for name, example in {"out": "--out runs/compare", "budget": "--budget tokens=2e6"}.items():
         if getattr(options, name) is None:
             raise ConfigError(f"--{name} is missing, such as {example}")
-    from glissando.lab.compare.plan import Amount, Comparison
-    from glissando.lab.probes import select_probes
+    from glissando.compare.plan import Amount, Comparison
+    from glissando.compare.probes import select_probes
 
     return Comparison(
         list(options.models),
@@ -55,20 +56,8 @@ def _comparison(options: Any, given: Sequence[str]) -> Comparison:
         probe_budget=Amount.parse(options.probe_budget, "--probe_budget"),
         contexts=_numbers(options.contexts, "--contexts", int),
         allow_unequal=options.allow_unequal,
-        **{section: _section(options, section, given) for section in _SECTIONS},
+        **{section: options.sections.get(section, {}) for section in _SECTIONS},
     )
-
-
-def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
-    """The options, and the names of those that were given: what was not given is each preset's own."""
-    given = _given(arguments)
-    options = parse(_parser(), arguments)
-    _require_used(options, [argument.partition("=")[0] for argument in arguments])
-    for name in given:
-        if hasattr(options[name], "__dict__"):
-            first = next(iter(vars(options[name])))
-            raise ConfigError(f"--{name} is a section: give one option at a time, such as --{name}.{first}")
-    return options, given
 
 
 def _require_used(options: Any, typed: Sequence[str]) -> None:
@@ -84,6 +73,7 @@ def _require_used(options: Any, typed: Sequence[str]) -> None:
 
 
 def _parser() -> Any:
+    from glissando.config import hints_of
     from glissando.training.config import RunConfig
 
     parser = parser_for("compare", "Train several models under one budget and write a report.", EXAMPLE)
@@ -107,26 +97,9 @@ def _parser() -> Any:
         "--contexts", default="256,1024,4096", help="with commas, tokens behind which decoding is timed"
     )
     parser.add_argument("--allow_unequal", action="store_true", help="compare models of different size")
-    parser.add_class_arguments(RunConfig, None, skip={"start_from", "stages", "grown", "preset"})
-    explain(parser, RunConfig)
+    for name in _SECTIONS:
+        parser.add_section(name, hints_of(RunConfig)[name])
     return parser
-
-
-def _given(arguments: Sequence[str]) -> list[str]:
-    """Names of the sections' options among `arguments`. Raises ConfigError for a section as a whole."""
-    names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-    given = [name[2:].removesuffix("+") for name in names if name.partition(".")[0][2:] in _SECTIONS]
-    if whole := [name for name in given if "." not in name]:
-        raise ConfigError(
-            f"--{whole[0]} takes one option at a time, such as --{whole[0]}.seed or as its --help names it"
-        )
-    return given
-
-
-def _section(options: Any, section: str, given: Sequence[str]) -> dict[str, Any]:
-    """What was given of a section, nested."""
-    chosen = {name.partition(".")[2]: options[name] for name in given if name.startswith(f"{section}.")}
-    return merge(chosen)
 
 
 def _words(text: str | None) -> list[str]:

@@ -30,7 +30,7 @@ from glissando.mixers import Context
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel
 from glissando.training.budget import Budget, StepEnd
-from glissando.training.config import CalibrationConfig
+from glissando.training.config import CALIBRATIONS
 from glissando.training.module import MicroBatch, TrainingModule
 from glissando.training.observe import show
 
@@ -55,7 +55,7 @@ class Calibration(StepEnd):
     gradient  exponential average of the gradient norm before clipping; None before the first step
     """
 
-    def __init__(self, config: CalibrationConfig, budget: Budget) -> None:
+    def __init__(self, config: Any, budget: Budget) -> None:
         self.config, self.budget = config, budget
         self.count = 0
         self.gradient: float | None = None
@@ -76,18 +76,19 @@ class Calibration(StepEnd):
             return
         with self.budget.aside():
             median = batch_median(trainer, module)
-            if step == 0 or self.config.kind != "drift" or self._has_drifted(module.model, median):
+            if step == 0 or CALIBRATIONS.kind_of(self.config) != "drift" or self._has_drifted(module.model, median):
                 set_tau(module.model, median)
                 self.count += 1
 
     def _due(self, trainer: Trainer, step: int) -> bool:
         """Whether the energies are looked at before the next step."""
         c = self.config
-        if c.kind == "fixed":
+        kind = CALIBRATIONS.kind_of(c)
+        if kind == "fixed":
             return False
-        if c.kind == "start":
+        if kind == "start":
             return step == 0 or (self._restarted and c.at_restart)
-        if c.kind == "periodic" or self.gradient is None:
+        if kind == "periodic" or self.gradient is None:
             return step % c.every == 0
         # By the first process's word: one that decided otherwise would leave the others waiting.
         return step % c.every == 0 and trainer.strategy.broadcast(self.gradient < c.gradient_gate)

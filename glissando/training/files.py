@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from glissando.data.corpora import CORPORA, DataConfig
-from glissando.errors import ConfigError, DataError, RunError
+from glissando.data.corpora import DataOptions
+from glissando.errors import DataError, RunError
 from glissando.runs import ENVIRONMENT
 from glissando.storage import record
 
@@ -25,26 +25,22 @@ _WHOLE_BYTES, _END_BYTES = 1 << 30, 1 << 24
 
 def text_options() -> list[str]:
     """The options that name a corpus's files, such as data.text.path."""
-    sections = {name: vars(getattr(DataConfig(), name)) for name in CORPORA}
-    return [f"data.{corpus}.{name}" for corpus, options in sections.items() for name in _NAMES if name in options]
+    return [f"data.{name}" for name in _NAMES]
 
 
-def put_texts(data: DataConfig, texts: Mapping[str, str]) -> None:
+def put_texts(data: DataOptions, texts: Mapping[str, str]) -> None:
     """Sets options of `text_options`: where the files lie now. Raises ConfigError for one of another corpus."""
     for option, path in texts.items():
-        _, corpus, name = option.split(".")
-        if corpus != data.corpus:
-            raise ConfigError(f"{option} would do nothing: the run's data.corpus is {data.corpus}. Leave it out")
-        setattr(getattr(data, corpus), name, path)
+        setattr(data, option.removeprefix("data."), path)
 
 
-def fingerprints(data: DataConfig) -> dict[str, dict[str, Any]]:
+def fingerprints(data: DataOptions) -> dict[str, dict[str, Any]]:
     """SHA-256 and size of each file that `data` names, by its option; of one above 1 GiB, the digest of its first and
     last 16 MiB."""
     return {option: _fingerprint(path) for option, path in _texts(data).items()}
 
 
-def require_texts(data: DataConfig, run: Path) -> None:
+def require_texts(data: DataOptions, run: Path) -> None:
     """Raises DataError for a file that is not where `run` has it, RunError for one that is not what it was.
 
     A run from before there was a record of it is taken at its word.
@@ -90,9 +86,9 @@ def alone(run: Path) -> Iterator[None]:
         yield
 
 
-def _texts(data: DataConfig) -> dict[str, Path]:
-    options = vars(getattr(data, data.corpus))
-    return {f"data.{data.corpus}.{n}": Path(options[n]).expanduser() for n in _NAMES if options.get(n)}
+def _texts(data: DataOptions) -> dict[str, Path]:
+    options = vars(data)
+    return {f"data.{n}": Path(options[n]).expanduser() for n in _NAMES if options.get(n)}
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -21,11 +21,14 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import AcceleratorRegistry
 
+from glissando.backbone import for_saved_weights
 from glissando.config import from_dict, merge
 from glissando.data.base import Corpus
-from glissando.data.corpora import build_corpus
+from glissando.data.corpora import CORPORA, build_corpus
 from glissando.data.tokenizers import load_tokenizer
+from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, RunError, Stopped
+from glissando.mixers import TauConfig
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import BEST, CHECKPOINTS, METRICS, TOKENIZER, Run, checkpoint_step, config_text
@@ -269,7 +272,7 @@ def _steps(config: RunConfig, corpus: Corpus) -> int | None:
         return config.training.steps
     if corpus.epoch_rows is None:
         raise ConfigError(
-            f"training.epochs counts passes over a text or over pairs, and corpus {config.data.corpus} has no known "
+            f"training.epochs counts passes over a text or over pairs, and corpus {CORPORA.kind_of(config.data)} has no known "
             "end: give training.steps or another budget"
         )
     return max(1, math.ceil(epochs * corpus.epoch_rows / config.data.batch_size))
@@ -320,7 +323,7 @@ def _strategy(training: TrainingConfig, processes: int) -> Any:
 
 def _require_dials(config: RunConfig, corpus: Corpus) -> None:
     """Labels train the dials of the same names; without labels a flow is trained without its control."""
-    names, labels = config.model.depth.control, list(corpus.control_names)
+    names, labels = config.model.controls, list(corpus.control_names)
     if names and not labels:
         _say(f"the corpus has no labels: the dials {', '.join(names)} are not trained")
     if names and labels and names != labels:
@@ -332,15 +335,13 @@ def _require_dials(config: RunConfig, corpus: Corpus) -> None:
 
 def _followed(config: ModelConfig) -> ModelConfig:
     """Of a model whose weights are loaded next: what only a new one reads, such as a Laplacian's file, may be gone."""
-    config = copy.deepcopy(config)
-    config.mixers.weights_follow()
-    return config
+    return for_saved_weights(config)
 
 
 def _require_laplacian(config: RunConfig, model: LanguageModel) -> None:
     """Raises ConfigError where a tau mixer has no Laplacian, or would not have the one that is asked for."""
     lacking = [name for name, m in model.named_modules() if isinstance(m, Tau) and not m.laplacian.isfinite().all()]
-    asked = config.model.mixers.tau.laplacian
+    asked = next((m.laplacian for m in config.model.mixers if isinstance(m, TauConfig)), None)
     if lacking and config.start_from is None:
         raise ConfigError(
             f"model.mixers.tau.laplacian is {asked!r}, but a new model has no weights to take it from: give `chain`, "
@@ -350,7 +351,7 @@ def _require_laplacian(config: RunConfig, model: LanguageModel) -> None:
         raise ConfigError(f"{config.start_from} has no Laplacian for {', '.join(lacking)}: give both the same layers")
     if config.start_from is None or not any(isinstance(m, Tau) for m in model.modules()):
         return
-    theirs = Run.open(config.start_from).read_config()["model"]["mixers"]["tau"]["laplacian"]
+    theirs = asked
     if asked not in (theirs, "saved"):
         raise ConfigError(
             f"model.mixers.tau.laplacian is {asked!r}, but the weights of {config.start_from} come with their own, "
@@ -359,7 +360,7 @@ def _require_laplacian(config: RunConfig, model: LanguageModel) -> None:
 
 
 def _require_shardable(config: RunConfig) -> None:
-    if config.training.strategy == "fsdp" and config.model.depth.kind == "flow":
+    if config.training.strategy == "fsdp" and isinstance(config.model.depth, FlowConfig):
         raise ConfigError(
             "training.strategy `fsdp` cannot shard a flow, whose field is evaluated by parts and again in the backward "
             "pass; use `ddp`"
@@ -395,9 +396,9 @@ def require_rows(config: RunConfig, corpus: Corpus) -> None:
     if given > limit:
         raise ConfigError(f"data.seq_len {given} is longer than model.max_length {limit}: lower it to {limit} or less")
     if width > limit:
-        fix = "--data.stories.cut true" if config.data.corpus == "stories" else "another corpus"
+        fix = "--data.cut true" if CORPORA.kind_of(config.data) == "stories" else "another corpus"
         raise ConfigError(
-            f"corpus {config.data.corpus} has rows of {width} tokens, whatever data.seq_len is, and model.max_length "
+            f"corpus {CORPORA.kind_of(config.data)} has rows of {width} tokens, whatever data.seq_len is, and model.max_length "
             f"is {limit}: give {fix}, or --model.max_length {width}"
         )
 

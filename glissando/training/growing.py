@@ -17,7 +17,7 @@ from glissando.growth.lifts import Grows
 from glissando.loading import load
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import TOKENIZER, Run, saved_step
-from glissando.training.config import OptimizerConfig
+from glissando.training.config import AdamWOptions
 from glissando.training.moments import checkpoint_moments, grow_moments, read_moments, write_moments
 from glissando.training.parts import Share
 
@@ -59,7 +59,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
 def record(grown: Grown, before: Mapping[str, list[float]], held: float = 1.0) -> dict[str, list[float]]:
     """[share, copies, released] of every parameter that is not as it would be in a new model, over all growths so far.
 
-    held  how much of the shares before was left at the end of training, see OptimizerConfig.held
+    held  how much of the shares before was left at the end of training, see AdamWOptions.held
     """
     found: dict[str, list[float]] = {}
     for name, _ in grown.model.named_parameters():
@@ -91,7 +91,7 @@ def _noted(share: float, copies: float, released: float) -> list[float]:
 def _held(config: Mapping[str, Any], checkpoint: Path | None) -> float:
     """At the end of a run's training."""
     options = config.get("training", {}).get("optimizer", {})
-    return 1.0 if checkpoint is None else from_dict(OptimizerConfig, options, "optimizer").held(saved_step(checkpoint))
+    return 1.0 if checkpoint is None else from_dict(AdamWOptions, {k: v for k, v in options.items() if k != "kind"}, "optimizer").held(saved_step(checkpoint))
 
 
 @torch.no_grad()
@@ -105,5 +105,4 @@ def difference(small: LanguageModel, large: LanguageModel | None = None, length:
 
 def used_options(config: ModelConfig) -> dict[str, Any]:
     """A model's options as plain values, without those of mixers that it does not have."""
-    values, names = to_dict(config), [config.mixer] if isinstance(config.mixer, str) else config.mixer
-    return values | {"mixers": {name: values["mixers"][name] for name in names}}
+    return to_dict(config)

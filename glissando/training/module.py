@@ -325,7 +325,7 @@ def _checkpoint_gradients(model: LanguageModel) -> None:
     able = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
     if not able:
         raise ConfigError(
-            f"model.depth.kind {model.config.depth.kind!r} cannot recompute its blocks; leave "
+            f"model.depth.kind {type(model.depth).__name__} cannot recompute its blocks; leave "
             "training.gradient_checkpointing off (a flow has model.depth.flow.backward `checkpoint` for it)"
         )
     for module in able:

@@ -16,7 +16,6 @@ of the loss against FLOPs.
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 import sys
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from glissando.backbone import for_saved_weights
 from glissando.config import from_dict, merge
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grown_config
@@ -140,8 +140,7 @@ def _grown(stage: Stage, before: list[Plan], where: str) -> tuple[Growth | None,
     if not stage.grow:
         return None, {"model": used_options(config)}
     growth = from_dict(Growth, stage.grow, f"{where}.grow")
-    followed = copy.deepcopy(config)
-    followed.mixers.weights_follow()
+    followed = for_saved_weights(config)
     try:
         return growth, {"model": used_options(grown_config(LanguageModel(followed), growth))}
     except ConfigError as error:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from pathlib import Path
 
 import torch
 
+from glissando.backbone import for_saved_weights
 from glissando.config import from_dict, starting_differences, to_dict
-from glissando.data.corpora import TokenizerConfig
+from glissando.data.corpora import BytesOptions
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError
 from glissando.loading import BASE, load
@@ -30,11 +30,11 @@ def start_tokenizer(config: RunConfig) -> Tokenizer | None:
     if config.start_from is None:
         return None
     run, asked = Run.open(config.start_from), config.data.tokenizer
-    theirs = from_dict(TokenizerConfig, run.read_config().get("data", {}).get("tokenizer", {}), "data.tokenizer")
-    if asked not in (theirs, TokenizerConfig()):
+    theirs = from_dict(RunConfig, {"data": run.read_config().get("data", {})}).data.tokenizer
+    if asked not in (theirs, BytesOptions()):
         raise ConfigError(
-            f"data.tokenizer asks for {asked.kind}, and the weights of {config.start_from} know their own alone, "
-            f"{theirs.kind}: leave data.tokenizer out, or train a new model without --from"
+            f"data.tokenizer asks for {asked}, and the weights of {config.start_from} know their own alone, "
+            f"{theirs}: leave data.tokenizer out, or train a new model without --from"
         )
     path = run.path / TOKENIZER
     return load_tokenizer(path) if path.is_file() else None
@@ -116,8 +116,7 @@ def _take(model: ModelConfig, before: ModelConfig, source: str, old: set[str], n
 
 def _names(config: ModelConfig) -> set[str]:
     """The names of the weights of a model of this kind."""
-    followed = copy.deepcopy(config)
-    followed.mixers.weights_follow()
+    followed = for_saved_weights(config)
     with torch.device("meta"):
         return set(LanguageModel(followed).state_dict())
 
@@ -156,9 +155,9 @@ def require_base(config: RunConfig, corpus_controls: tuple[str, ...]) -> None:
     what = "training.neutral_kl ties the model at u = 0 to the one that training started from"
     if config.start_from is None:
         raise ConfigError(f"{what}: name that with --from RUN, or train in stages; or leave neutral_kl out")
-    if not corpus_controls or not config.model.depth.control:
+    if not corpus_controls or not config.model.controls:
         raise ConfigError(
-            f"{what}, and needs a model with dials (model.depth.control, got {config.model.depth.control}) and a "
+            f"{what}, and needs a model with dials (model.depth.control, got {config.model.controls}) and a "
             f"labelled corpus (labels: {', '.join(corpus_controls) or 'none'})"
         )
 
