@@ -217,8 +217,12 @@ def _explained(error: ValidationError, cls: type, values: Any, where: str) -> st
     message, given = first["msg"].removeprefix("Value error, "), first["input"]
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         name, known = str(first["loc"][-1]), _names(section, value)
-        close = nearest(name, known)
-        hint = f" Did you mean {close!r}?" if close else ""
+        registry, close = registry_of(section), nearest(name, known)
+        others = [] if registry is None else [k for k, cls in registry.options.items() if name in hints_of(cls)]
+        hint = f" Did you mean {close!r}?" if close and not others else ""
+        if registry is not None and others:
+            kind = value.get("kind", registry.default) if isinstance(value, Mapping) else value
+            hint = f" It is one of {registry.what} {', '.join(others)}, and the kind is {kind}."
         return f"unknown option {path!r}.{hint} Known here: {', '.join(known)}."
     if first["type"] == "missing" and isinstance(first["loc"][-1], int):
         return f"{path}: entry {first['loc'][-1] + 1} is missing, got {given!r}"
@@ -265,10 +269,15 @@ def section_class(hint: Any, value: Any) -> Any:
     for part in (hint, *typing.get_args(hint)):
         if isinstance(part, type) and dataclasses.is_dataclass(part):
             return part
-    registry = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Registry)), None)
+    registry = registry_of(hint)
     if registry is None:
         return None
     return registry.options.get(value.get("kind", registry.default) if isinstance(value, Mapping) else value)
+
+
+def registry_of(hint: Any) -> Registry | None:
+    """The registry of a section's type; None for other types."""
+    return next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Registry)), None)
 
 
 def _names(hint: Any, value: Any) -> list[str]:
@@ -313,6 +322,9 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         if registry is not None:
             before = {"kind": before} if isinstance(before, str) else before
             value = {"kind": value} if isinstance(value, str) else value
+            if isinstance(before, list) and isinstance(value, Mapping) and "kind" not in value:
+                merged[key] = _over_members(registry, before, value)
+                continue
         if not isinstance(before, Mapping) or not isinstance(value, Mapping):
             merged[key] = value
             continue
@@ -321,6 +333,34 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
             before = {name: kept for name, kept in before.items() if name in registry.shared}
         merged[key] = _merged(before, value)
     return merged
+
+
+def _over_members(registry: Registry, members: list[Any], new: Mapping[str, Any]) -> list[Any]:
+    """Each option goes to those members of a list whose kind has it; to all, and is refused there, where none has."""
+    old = [{"kind": member} if isinstance(member, str) else member for member in members]
+    has = [_names(registry.section(), member) for member in old]
+    known = {name for names in has for name in names}
+    return [
+        _merged(member, {name: value for name, value in new.items() if name in names or name not in known})
+        for member, names in zip(old, has, strict=True)
+    ]
+
+
+def unregistered(values: Any) -> list[str]:
+    """The kinds that nested `values` name and no registry has, such as "mixer 'average'"."""
+    if isinstance(values, list | tuple):
+        return [name for value in values for name in unregistered(value)]
+    if not isinstance(values, Mapping):
+        return []
+    found: list[str] = []
+    for key, value in values.items():
+        found += unregistered(value)
+        registry = _REGISTRIES.get(key)
+        for member in value if isinstance(value, list) else [value]:
+            kind = member.get("kind") if isinstance(member, Mapping) else member
+            if registry is not None and isinstance(kind, str) and kind not in registry:
+                found.append(f"{registry.what} {kind!r}")
+    return list(dict.fromkeys(found))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -79,6 +79,14 @@ def training_flops(model: LanguageModel, length: int) -> float:
     return 3.0 * forward_flops(model, length).total
 
 
+def training_flops_or_nan(model: LanguageModel, length: int) -> float:
+    """As `training_flops`; NaN where nothing is registered for a mixer or the depth of the model."""
+    try:
+        return training_flops(model, length)
+    except ConfigError:
+        return math.nan
+
+
 # ---------------------------------------------------------------------- mixers
 
 

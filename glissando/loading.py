@@ -25,18 +25,18 @@ def load_base(path: str | Path, overrides: Mapping[str, Any] | None = None) -> L
     return load(base, overrides) if base.is_dir() else None
 
 
-def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> LanguageModel:
+def load(path: str | Path, overrides: Mapping[str, Any] | None = None, trust_imports: bool = False) -> LanguageModel:
     """The model of a run directory or of one of its checkpoints, in evaluation mode, with its tokenizer; in float32, or
     in float64 where its weights are (`training.precision: 64-true`).
 
     `overrides` change its configuration ({"depth.n_steps": 8}, or nested); those that change a tensor's shape do not
-    load.
+    load. `trust_imports` executes the Python files that the run was made with, where it needs them.
 
     Raises ConfigError for an override that would do nothing, RunError if the directory is no run, incomplete or
     damaged; nothing of it is ever unpickled.
     """
     run = Run.open(path)
-    given = run.read_config().get("model")
+    given = run.read_config(trust_imports).get("model")
     if not isinstance(given, dict):
         raise RunError(f"{run.path / CONFIG} describes no model: it has no section `model`, or it is no mapping")
     changes = merge(overrides or {})

@@ -10,7 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.options import add_inference_options, inference_overrides, parse, parser_for, require_writable
+from glissando.cli.options import (
+    Options,
+    Parser,
+    add_inference_options,
+    boolean,
+    inference_overrides,
+    number,
+    numbers,
+    parse,
+    parser_for,
+    require_empty,
+    require_out,
+    require_writable,
+    texts,
+    whole,
+)
 from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -22,7 +37,7 @@ if TYPE_CHECKING:
 EXAMPLE = "glissando steer runs/steered --out runs/steered-dial --prompts 64"
 NO_BASE = (
     "no baselines: they need the uncontrolled base that the run was steered from. Train one, then steer from it: "
-    "glissando train --from BASE --training.neutral_kl 1.0 --data.stories.labelled true --out RUN"
+    "glissando train --from BASE --training.neutral_kl 1.0 --data.labelled true --out RUN"
 )
 
 
@@ -32,11 +47,9 @@ def main(arguments: Sequence[str]) -> None:
     Writes DIR/steering.json, DIR/texts.jsonl and pictures: one a dial, one a pair, one a comparison.
     """
     options = parse(_parser(), arguments)
-    if options.out is None:
-        raise ConfigError("--out is missing: name the directory to make, such as --out runs/steered-dial")
+    require_out(options, "name the directory to make, such as --out runs/steered-dial")
     out = Path(options.out).expanduser()
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise ConfigError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
+    require_empty(out)
     report = Report()
     for _ in _measure(options, report):
         # After every part, so that one which fails or is ended loses no other.
@@ -45,32 +58,30 @@ def main(arguments: Sequence[str]) -> None:
         print(f"picture: {picture}", file=sys.stderr)
 
 
-def _parser() -> Any:
+def _parser() -> Parser:
     parser = parser_for("steer", "Turn a model's dials and judge what it writes.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument("--out", help="directory to make for the tables, the texts and the pictures")
-    parser.add_argument("--dials", type=list[str], default=[], help="which dials, a list; all by default")
+    parser.add_argument("--out", metavar="DIR", help="directory to make for the tables, the texts and the pictures")
+    parser.add_argument("--dials", metavar="NAMES", type=texts, default=[], help="which dials, a list; all by default")
+    parser.add_argument("--values", type=numbers, default=[], help="values of u; by default -1.5 to 1.5 in quarters")
     parser.add_argument(
-        "--values", type=list[float], default=[], help="values of u; by default -1.5 to 1.5 in quarters"
+        "--pair_values", type=numbers, default=[], help="values of two dials turned at once; by default -1, 0, 1"
+    )
+    parser.add_argument("--prompts", type=whole, default=32, help="held-out beginnings, the same at every value")
+    parser.add_argument(
+        "--cost_rows", type=whole, default=32, help="held-out rows to read at every value, for the cost; 0: all"
+    )
+    parser.add_argument("--max_tokens", type=whole, default=700, help="of each text")
+    parser.add_argument("--temperature", type=number, default=0.8, help="of drawing")
+    parser.add_argument("--seed", type=whole, default=0, help="of the prompts and of drawing")
+    parser.add_argument(
+        "--baselines", type=boolean, default=True, help="prefixes and activation addition, where the run holds its base"
     )
     parser.add_argument(
-        "--pair_values", type=list[float], default=[], help="values of two dials turned at once; by default -1, 0, 1"
-    )
-    parser.add_argument("--prompts", type=int, default=32, help="held-out beginnings, the same at every value")
-    parser.add_argument(
-        "--cost_rows", type=int, default=32, help="held-out rows to read at every value, for the cost; 0: all"
-    )
-    parser.add_argument("--max_tokens", type=int, default=700)
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--baselines", type=bool, default=True, help="prefixes and activation addition, where the run holds its base"
+        "--strengths", type=numbers, default=[], help="of activation addition; by default 2, 4, ..., 64"
     )
     parser.add_argument(
-        "--strengths", type=list[float], default=[], help="of activation addition; by default 2, 4, ..., 64"
-    )
-    parser.add_argument(
-        "--selection_prompts", type=int, default=12, help="other beginnings, to choose the baselines' options by"
+        "--selection_prompts", type=whole, default=12, help="other beginnings, to choose the baselines' options by"
     )
     add_inference_options(parser)
     return parser
@@ -99,7 +110,7 @@ class Report:
         }
 
 
-def _measure(options: Any, report: Report) -> Any:
+def _measure(options: Options, report: Report) -> Any:
     """Fill `report` and print it part by part, yielding after each."""
     from glissando.evaluation.steering import Dials, sweep
     from glissando.evaluation.steering_baselines import compare
@@ -133,13 +144,13 @@ def _measure(options: Any, report: Report) -> Any:
         yield
 
 
-def _checked(options: Any, model: LanguageModel) -> tuple[list[str], Any, Any, Any]:
+def _checked(options: Options, model: LanguageModel) -> tuple[list[str], Any, Any, Any]:
     """The dials, and the values of --values, --pair_values and --strengths: mistakes are told before anything runs."""
     from glissando.evaluation.steering import VALUES, check_values
     from glissando.evaluation.steering_baselines import STRENGTHS, check_strengths
     from glissando.evaluation.steering_pair import PAIR_VALUES, check_pair_values
 
-    names = model.config.depth.control
+    names = model.config.controls
     if not names:
         raise ConfigError(f"the model of {options.run} has no dials; train one whose depth.control names them")
     for name in options.dials:
@@ -147,28 +158,28 @@ def _checked(options: Any, model: LanguageModel) -> tuple[list[str], Any, Any, A
             raise unknown_name("dial", name, names)
     if len(set(options.dials)) < len(options.dials):
         raise ConfigError(f"--dials names a dial twice: {options.dials}")
-    values = check_values(options["values"] or VALUES)
+    values = check_values(options.values or VALUES)
     pair_values = check_pair_values(options.pair_values or PAIR_VALUES)
     return options.dials or names, values, pair_values, check_strengths(options.strengths or STRENGTHS)
 
 
-def _trial(options: Any, model: LanguageModel) -> Trial:
+def _trial(options: Options, model: LanguageModel) -> Trial:
     from glissando.config import from_dict
-    from glissando.data.corpora import DataConfig, build_corpus
+    from glissando.data.corpora import CORPORA, build_corpus
     from glissando.evaluation.steering import trial
     from glissando.runs import Run
 
-    data = from_dict(DataConfig, Run.open(options.run).read_config().get("data", {}), "data")
+    data = from_dict(CORPORA.section(), Run.open(options.run).read_config().get("data", {}), "data")
     chosen = {k: getattr(options, k) for k in ("prompts", "cost_rows", "max_tokens", "temperature", "seed")}
     return trial(build_corpus(data, model.tokenizer), **chosen)
 
 
-def _selection(options: Any, trial: Trial, names: Sequence[str]) -> Trial:
+def _selection(options: Options, trial: Trial, names: Sequence[str]) -> Trial:
     from glissando.evaluation.rows import labelled_texts
     from glissando.evaluation.steering_baselines import selection_trial
 
     for name in names:
-        labelled_texts(trial.corpus, name, 1)  # a missing label is told now, not after the sweeps
+        labelled_texts(trial.corpus, name, 1)  # a missing label shows now, not after the sweeps
     return selection_trial(trial, options.selection_prompts)
 
 

@@ -78,7 +78,8 @@ def _run_lines(run: Finished) -> Iterator[dict[str, Any]]:
     yield {"measure": "epiplexity", "value": run.figures["epiplexity"]["bits"], "unit": "bits"}
     yield {"measure": "tokens_per_second", "value": run.figures["tokens_per_second"], "unit": "tokens/s"}
     for name, value in run.figures["spent"].items():
-        yield {"measure": name, "value": value, "unit": {"seconds": "s", "step": "steps"}.get(name, name)}
+        if value is not None:
+            yield {"measure": name, "value": value, "unit": {"seconds": "s", "step": "steps"}.get(name, name)}
 
 
 def _speed_origin(result: ModelResult, runs: Runs) -> dict[str, Any]:

@@ -150,6 +150,8 @@ def _curves(axes: Any, results: Sequence[ModelResult], column: str, label: str, 
     lowest, highest, some = 1e9, 0.0, False
     for i, result in enumerate(results):
         for rows in result.curves:
+            if column not in rows[-1]:  # FLOPs of a mixer that has no function for them
+                continue
             held = [(row[column], row["valid_bits_per_byte"]) for row in rows if "valid_bits_per_byte" in row]
             seen = [(row[column], row["train_bits_per_byte"]) for row in rows]
             axes.plot(*zip(*seen, strict=True), color=_SERIES[i % len(_SERIES)], linewidth=0.7, alpha=0.35)

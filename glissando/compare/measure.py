@@ -89,7 +89,7 @@ def measure(job: Job, path: Path) -> dict[str, Any]:
         "training_digest": None if job.kind == "probe" else training_digest(config.data, job.seed, corpus.tokenizer),
         "entropy_floor": corpus.entropy_floor,
         "chance_accuracy": corpus.describe().get("chance_accuracy"),
-        "spent": {name: rows[-1][name] for name in ("step", "tokens", "flops", "seconds")},
+        "spent": {name: rows[-1].get(name) for name in ("step", "tokens", "flops", "seconds")},
         "tokens_per_second": statistics.median(row["tokens_per_second"] for row in rows),
         "epiplexity": epiplexity(rows),
         "provenance": provenance(path),

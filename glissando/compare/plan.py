@@ -28,6 +28,7 @@ from glissando.data.base import Corpus
 from glissando.data.corpora import BpeOptions, DataOptions, FileOptions, StoriesOptions, build_corpus, build_tokenizer
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, DataError, RunError
+from glissando.imports import imported
 from glissando.migration import migrated
 from glissando.model import LanguageModel
 from glissando.runs import CONFIG, TOKENIZER, Run
@@ -286,7 +287,7 @@ class Comparison:
         )
         values = {"preset": model["preset"], "model": merge(model["model"], self.model), "data": data}
         try:
-            config = from_dict(RunConfig, values | {"training": training})
+            config = from_dict(RunConfig, values | {"training": training, "imports": imported()})
         except ConfigError as error:
             raise ConfigError(f"{job.model}: {error}") from error
         if job.kind != "probe" and isinstance(config.data.tokenizer, BpeOptions):
@@ -332,6 +333,7 @@ class Comparison:
         there = from_dict(RunConfig, Run(path).read_config(), "config.yaml").as_dict()
         requested = self.config(job).as_dict()
         there["model"].pop("vocab_size"), requested["model"].pop("vocab_size")  # the tokenizer decides it
+        there.pop("imports", None), requested.pop("imports", None)  # wherever the files lay then
         if requested["data"]["tokenizer"].get("path") == str(self.out / TOKENIZER):  # however OUT was spelled then
             there["data"]["tokenizer"].pop("path", None), requested["data"]["tokenizer"].pop("path")
         differing = _differences(there, requested)

@@ -84,9 +84,9 @@ class ModelResult:
         return None if self.bits is None or self.floor is None else self.bits.value - self.floor
 
     def mean(self, *keys: str) -> float | None:
-        """Of one figure over the good runs, such as ("epiplexity", "bits")."""
-        values = [_inside(run.figures, keys) for run in self.good]
-        return sum(values) / len(values) if values else None
+        """Of one figure over the good runs, such as ("epiplexity", "bits"); None where it is not known of each."""
+        known = [value for value in (_inside(run.figures, keys) for run in self.good) if value is not None]
+        return sum(known) / len(known) if known and len(known) == len(self.good) else None
 
     def at_edge(self) -> str | None:
         """`lowest` or `highest` where the chosen rate is the last one tried: a better one may lie beyond."""
@@ -96,10 +96,10 @@ class ModelResult:
         return "lowest" if self.learning_rate == rates[0] else "highest"
 
 
-def _inside(values: Any, keys: Sequence[str]) -> float:
+def _inside(values: Any, keys: Sequence[str]) -> float | None:
     for key in keys:
         values = values[key]
-    return float(values)
+    return None if values is None else float(values)
 
 
 # ---------------------------------------------------------------------- which rows

@@ -30,6 +30,7 @@ from glissando.compare.memory import forget_peak, peak_bytes, release_freed, res
 from glissando.config import from_dict
 from glissando.data.corpora import build_corpus
 from glissando.errors import GlissandoError
+from glissando.imports import import_file, imported
 from glissando.loading import load
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
@@ -201,7 +202,7 @@ def _wait(tensor: Tensor) -> None:
 
 def training_memory(path: Path) -> float:
     """MiB, by a process of its own. Raises GlissandoError, with its errors, if that fails."""
-    command = [sys.executable, "-m", "glissando.compare.speed", str(path)]
+    command = [sys.executable, "-m", "glissando.compare.speed", str(path), *imported()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise GlissandoError(f"measuring the memory of {path} failed: {done.stderr.strip() or done.returncode}")
@@ -232,4 +233,6 @@ def _weights(model: LanguageModel) -> int:
 
 
 if __name__ == "__main__":
+    for file in sys.argv[2:]:
+        import_file(file)
     print(json.dumps({"mib": _memory(_Entry.open(Path(sys.argv[1])))}))

@@ -231,7 +231,7 @@ class Metrics(StepEnd):
             "stability": 1 / (module.grad_norm + 1e-6),
             "tokens": module.tokens,
             "seconds": self.budget.spent,
-            "flops": module.flops,
+            "flops": "" if math.isnan(module.flops) else module.flops,
             "train_loss": loss,
             "train_bits_per_byte": bits,
             **({} if module.base is None else {"neutral_kl": neutral}),

@@ -209,7 +209,7 @@ class _Job:
         rows = read_metrics(run.path / METRICS)
         rate = self.module.learning_rate or (float(rows[-1]["learning_rate"]) if rows else 0.0)
         summary = {
-            "steps": step, "tokens": self.module.tokens, "seconds": self.budget.spent, "flops": self.module.flops,
+            "steps": step, "tokens": self.module.tokens, "seconds": self.budget.spent, "flops": None if math.isnan(self.module.flops) else self.module.flops,
             "finished": not self.budget.interrupted,
             "learning_rate_scale": rate / t.optimizer.learning_rate,
             "weights": "latest" if best is None else BEST,

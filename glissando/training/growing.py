@@ -91,7 +91,13 @@ def _noted(share: float, copies: float, released: float) -> list[float]:
 def _held(config: Mapping[str, Any], checkpoint: Path | None) -> float:
     """At the end of a run's training."""
     options = config.get("training", {}).get("optimizer", {})
-    return 1.0 if checkpoint is None else from_dict(AdamWOptions, {k: v for k, v in options.items() if k != "kind"}, "optimizer").held(saved_step(checkpoint))
+    return (
+        1.0
+        if checkpoint is None
+        else from_dict(AdamWOptions, {k: v for k, v in options.items() if k != "kind"}, "optimizer").held(
+            saved_step(checkpoint)
+        )
+    )
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
 from glissando.errors import ConfigError, DivergenceError
 from glissando.evaluation.scoring import Score, heard_control, score_part, to_device, token_losses
-from glissando.flops import forward_flops, training_flops
+from glissando.flops import forward_flops, training_flops, training_flops_or_nan
 from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
 from glissando.training.meter import Meter, StepSums
@@ -47,8 +47,10 @@ class TrainingModule(pl.LightningModule):
         self.schedule = build_schedule(config.training.schedule)
         self.meter, self.step_sums = Meter(), StepSums()
         self.tokens = 0  # targets scored in training so far, over all processes
+        if config.training.flops is not None:
+            training_flops(model, 1)  # raises where something is missing
         self.flops = 0.0  # of training so far, over all processes
-        self._flops_at = functools.lru_cache(maxsize=_ROW_LENGTHS)(functools.partial(training_flops, model))
+        self._flops_at = functools.lru_cache(maxsize=_ROW_LENGTHS)(functools.partial(training_flops_or_nan, model))
         self.share = 0.0  # of the budget spent; the budget callback keeps it
         self.grad_norm, self.learning_rate = 0.0, 0.0
         self.accuracy: float | None = None  # on the last step's batch, where the step is one that is logged

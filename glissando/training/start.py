@@ -9,7 +9,7 @@ import torch
 
 from glissando.backbone import for_saved_weights
 from glissando.config import from_dict, starting_differences, to_dict
-from glissando.data.corpora import BytesOptions
+from glissando.data.corpora import TOKENIZERS, BytesOptions
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError
 from glissando.loading import BASE, load
@@ -30,11 +30,11 @@ def start_tokenizer(config: RunConfig) -> Tokenizer | None:
     if config.start_from is None:
         return None
     run, asked = Run.open(config.start_from), config.data.tokenizer
-    theirs = from_dict(RunConfig, {"data": run.read_config().get("data", {})}).data.tokenizer
+    theirs = from_dict(TOKENIZERS.section(), run.read_config().get("data", {}).get("tokenizer", {}), "data.tokenizer")
     if asked not in (theirs, BytesOptions()):
         raise ConfigError(
-            f"data.tokenizer asks for {asked}, and the weights of {config.start_from} know their own alone, "
-            f"{theirs}: leave data.tokenizer out, or train a new model without --from"
+            f"data.tokenizer asks for {TOKENIZERS.kind_of(asked)}, and the weights of {config.start_from} know their own alone, "
+            f"{TOKENIZERS.kind_of(theirs)}: leave data.tokenizer out, or train a new model without --from"
         )
     path = run.path / TOKENIZER
     return load_tokenizer(path) if path.is_file() else None
