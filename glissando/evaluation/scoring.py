@@ -179,4 +179,4 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 def heard_control(model: LanguageModel, batch: Batch) -> Tensor | None:
     """Labels steer only a model that listens to control; for others they are just a record."""
-    return batch.control if "control" in model.depth.honours else None
+    return batch.control if "control" in model.depth.accepts else None
