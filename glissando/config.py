@@ -12,7 +12,7 @@ import importlib
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, dataclass_transform
 
@@ -34,8 +34,20 @@ def starting(default: Any, of: str) -> Any:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field, starting))
 def options(cls: type[T]) -> type[T]:
-    """Make `cls` a dataclass whose values are checked when it is built; unknown names raise."""
-    return pydantic.dataclasses.dataclass(cls, config=_CONFIG, kw_only=True)  # type: ignore[return-value]
+    """Make `cls` a dataclass whose values are checked when it is built: ConfigError for those that do not fit, and for
+    unknown names."""
+    made = pydantic.dataclasses.dataclass(cls, config=_CONFIG, kw_only=True)
+    build = made.__init__
+
+    @wraps(build)
+    def checked(self: Any, **values: Any) -> None:
+        try:
+            build(self, **values)
+        except ValidationError as error:
+            raise ConfigError(_explained(error, made, values, "")) from error
+
+    made.__init__ = checked  # type: ignore[method-assign]
+    return made  # type: ignore[return-value]
 
 
 class Registry(Generic[T]):
@@ -194,8 +206,14 @@ def _kind_of(config: Any) -> str | None:
 
 
 def _explained(error: ValidationError, cls: type, values: Any, where: str) -> str:
-    """The first error in one line: the option's path, what was given and what was expected."""
-    first = error.errors(include_url=False)[0]
+    """The first error in one line: the option's path, what was given and what was expected.
+
+    Of a union's errors that of the member that fits best, which is what is wrong inside it.
+    """
+    every = error.errors(include_url=False)
+    outer = _located(every[0]["loc"], cls, values, where)[0]
+    inside = [each for each in every if _located(each["loc"], cls, values, where)[0].startswith(outer)]
+    first = max(inside, key=lambda each: len(each["loc"]))
     path, section, value = _located(first["loc"], cls, values, where)
     message, given = first["msg"].removeprefix("Value error, "), first["input"]
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -207,6 +225,8 @@ def _explained(error: ValidationError, cls: type, values: Any, where: str) -> st
             kind = value.get("kind", registry.default) if isinstance(value, Mapping) else value
             hint = f" It is one of {registry.what} {', '.join(others)}, and the kind is {kind}."
         return f"unknown option {path!r}.{hint} Known here: {', '.join(known)}."
+    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
+        return f"{path}: entry {first['loc'][-1] + 1} is missing, got {given!r}"
     if first["type"] in ("missing", "missing_argument"):
         return f"{path} is missing: it has no default"
     if first["type"] == "value_error":

@@ -62,7 +62,7 @@ METRICS, ENVIRONMENT, CHECKPOINTS = "metrics.csv", "environment.json", "checkpoi
 SUMMARY, BEST = "summary.json", "best"
 LISTED = (CONFIG, ENVIRONMENT, METRICS, MODEL, OPTIMIZER, SUMMARY, TOKENIZER)
 PACKAGES = ("glissando", "lightning", "numpy", "safetensors", "tokenizers", "torch")
-MODULE_PREFIX = "model."  # the attribute under which the training module holds the language model
+MODULE_PREFIX = "model."  # the attribute under which the training objective holds the language model
 _STEP = re.compile(r"\.?step-(\d{8,})(\.old-.*)?")
 
 
@@ -323,7 +323,10 @@ def _is_checkpoint(path: Path) -> bool:
 def saved_step(checkpoint: Path) -> int:
     """The optimizer step of a checkpoint, whatever its name. Raises RunError if it is damaged."""
     step = checkpoint_step(checkpoint)
-    return step if step >= 0 else int(load_tree(checkpoint, "trainer")["global_step"])
+    if step >= 0:
+        return step
+    saved = load_tree(checkpoint, "trainer")
+    return int(saved["step"] if "step" in saved else saved["global_step"])  # as versions before named it
 
 
 def choose_checkpoint(path: str | Path, name: str) -> Path:

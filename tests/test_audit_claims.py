@@ -12,9 +12,9 @@ import pytest
 import torch
 from tolerances import assert_close
 
-from glissando.cli import main
 from glissando.model import LanguageModel
-from glissando.training.schedules import Progress, ScheduleConfig, build_schedule
+from glissando.training.schedules import HomeostaticOptions, Progress, build_schedule
+from research.audit.__main__ import main
 from research.audit.claim import Plan
 from research.audit.claims import CLAIMS
 from research.audit.continuous import form as continuous_form
@@ -131,7 +131,7 @@ def test_a_rate_is_chosen_on_text_that_is_not_reported():
 
 @pytest.mark.parametrize("norm", [1e-8, 0.3, 1.0, 7.0])
 def test_the_homeostatic_factor_is_the_one_that_training_uses(norm: float):
-    theirs = build_schedule(ScheduleConfig(kind="homeostatic", warmup_steps=0)).factor(Progress(3, 0.1, norm))
+    theirs = build_schedule(HomeostaticOptions(warmup_steps=0)).factor(Progress(3, 0.1, norm))
     assert homeostatic(3, 10, norm) == pytest.approx(theirs)
 
 
@@ -379,7 +379,7 @@ def test_the_peer_has_the_same_parameters():
 
 def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     ledger = tmp_path / "docs" / "audit.md"
-    asked = ["audit", "tau-perplexities", "minimal-parameters", "continuous-causality", "--quick"]
+    asked = ["tau-perplexities", "minimal-parameters", "continuous-causality", "--quick"]
     assert main([*asked, "--ledger", str(ledger)]) == 0
     record = ledger.with_suffix("") / "minimal-parameters.json"
     told = json.loads(record.read_text())
@@ -400,9 +400,9 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     assert main([*asked, "--ledger", str(ledger)]) == 0
     assert "kept: minimal-parameters" in capsys.readouterr().err
     assert "1999-01-01" in ledger.read_text()
-    assert main(["audit", "minimal-parameters", "--quick", "--again", "--ledger", str(ledger)]) == 0
+    assert main(["minimal-parameters", "--quick", "--again", "--ledger", str(ledger)]) == 0
     assert "1999-01-01" not in ledger.read_text()
-    full = ["audit", "minimal-parameters", "--ledger", str(ledger)]
+    full = ["minimal-parameters", "--ledger", str(ledger)]
     assert main(full) == 0
     assert "(toy sizes)" not in next(line for line in ledger.read_text().splitlines() if "[`minimal-par" in line)
     capsys.readouterr()
@@ -426,14 +426,12 @@ def test_the_checked_in_ledger_is_written_from_its_records(tmp_path: Path):
     ("arguments", "message"),
     [
         (["--ledger", "audit.txt"], "--ledger must name a Markdown file"),
-        (["--ledger", "audit.md", "--out", "here"], "leave --out and --form out"),
-        (["hybrid", "--again"], "--again is for --ledger"),
         (["minimal-pairs", "--pairs", "a.b64", "b.b64"], "cannot read --pairs a.b64"),
     ],
 )
 def test_mistakes_are_told(arguments: list[str], message: str, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["audit", *arguments]) == 1
+    assert main(arguments) == 1
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -442,5 +440,5 @@ def test_a_damaged_record_is_told(tmp_path: Path, capsys):
     ledger = tmp_path / "audit.md"
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "tau-cache.json").write_text("{}")
-    assert main(["audit", "tau-cache", "--ledger", str(ledger)]) == 1
+    assert main(["tau-cache", "--ledger", str(ledger)]) == 1
     assert "remove it" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import liquid as lab
+from benchmarks import liquid as bench
 from benchmarks.rows import ROWS, select
 from glissando.errors import GlissandoError
 from glissando.model import LanguageModel
@@ -22,13 +22,13 @@ def test_rows():
     assert select(["liquid"]) == rows
     assert set(rows) <= set(ROWS)
     with pytest.raises(GlissandoError, match="Did you mean 'nano-512'"):
-        lab.training("nano-51", 1)
+        bench.training("nano-51", 1)
 
 
 @pytest.mark.parametrize(("goal", "met", "told"), [(1e9, False, "1e+09x: MISSED"), (1e-9, True, "1e-09x: met")])
 def test_beside_the_published_form(goal, met, told):
     form = PublishedLiquid(256, 16, 8, layers=1, length=32)
-    row = lab.beside_published(NANO, form, 24, 1, goal)
+    row = bench.beside_published(NANO, form, 24, 1, goal)
     assert row.ratio == pytest.approx(row.ours / row.peer)
     assert row.met is met
     assert told in row.line()
@@ -37,14 +37,14 @@ def test_beside_the_published_form(goal, met, told):
 
 
 def test_the_dense_dynamics_have_no_goal():
-    row = lab.beside_published(NANO, PublishedLiquid(256, 16, 8, layers=1, length=32), 16, 1)
+    row = bench.beside_published(NANO, PublishedLiquid(256, 16, 8, layers=1, length=32), 16, 1)
     assert (row.goal, row.met) == ("none", True)
 
 
 @pytest.mark.parametrize("shape", [{}, {"vocab_size": 1000, "tied_head": True, "depth": {"layers": 5}}])
 def test_a_transformer_of_the_same_size(shape):
     ours = LanguageModel.from_preset("tauformer-nano", **shape)
-    peer = lab.of_the_size(ours, "transformer-nano")
+    peer = bench.of_the_size(ours, "transformer-nano")
     assert abs(peer.num_parameters() / ours.num_parameters() - 1) < 0.01
     assert peer.config.vocab_size == ours.config.vocab_size
     assert peer.config.tied_head == ours.config.tied_head
@@ -55,11 +55,11 @@ def test_a_transformer_of_the_same_size(shape):
 def test_a_transformer_that_cannot_be_so_small_is_told():
     ours = LanguageModel.from_preset("transformer-nano", depth={"layers": 1})
     with pytest.raises(GlissandoError, match=r"cannot have the 2\d\d,\d\d\d parameters of its peer"):
-        lab.of_the_size(ours, "transformer-nano")
+        bench.of_the_size(ours, "transformer-nano")
 
 
 def test_beside_attention():
-    row = lab.beside_attention(lab.Pair(NANO, "transformer-nano", 64, 1e-9), rounds=1)
+    row = bench.beside_attention(bench.Pair(NANO, "transformer-nano", 64, 1e-9), rounds=1)
     assert row.met
     assert row.ratio == pytest.approx(row.ours / row.peer)
     assert "parameters; ours" in row.peer_name
@@ -71,7 +71,7 @@ def test_decoding_goes_on_behind_what_it_read(monkeypatch):
     monkeypatch.setattr(
         model, "forward", lambda ids, state, **k: seen.append(int(state.position[0])) or forward(ids, state, **k)
     )
-    decode = lab.decoder(model, 24)
+    decode = bench.decoder(model, 24)
     assert not seen
     assert decode() > 0
     assert decode() > 0
@@ -79,7 +79,7 @@ def test_decoding_goes_on_behind_what_it_read(monkeypatch):
 
 
 def test_decoding_by_context(capsys):
-    row = lab.decoding(NANO, "transformer-nano", (16, 32, 48), rounds=1)
+    row = bench.decoding(NANO, "transformer-nano", (16, 32, 48), rounds=1)
     assert row.ratio == pytest.approx(row.ours / row.peer)
     assert row.met is (row.ratio < 1.1)
     table = capsys.readouterr().out
@@ -91,10 +91,10 @@ def test_decoding_by_context(capsys):
 
 def test_memory_is_linear_or_it_is_told(capsys):
     """With 10 MB at any length, which no difference contains."""
-    linear = lab.growth_of_memory(NANO, (1000, 2000, 4000), lambda name, length: 10**7 + 2048 * length)
+    linear = bench.growth_of_memory(NANO, (1000, 2000, 4000), lambda name, length: 10**7 + 2048 * length)
     assert (linear.ours, linear.peer, linear.ratio, linear.met) == (2, 2, 1, True)
     assert "at T 4,000" in capsys.readouterr().out
-    square = lab.growth_of_memory(NANO, (1000, 2000, 4000), lambda name, length: 10**7 + length**2)
+    square = bench.growth_of_memory(NANO, (1000, 2000, 4000), lambda name, length: 10**7 + length**2)
     assert square.ratio == pytest.approx(2)
     assert not square.met
 
@@ -104,7 +104,7 @@ def test_a_peak_is_that_of_a_process_of_its_own():
     """A step keeps at least its logits, and what its loss makes of them."""
     length = 2048
     held = len(b"1" * 2**30)  # by the process that asks, and not to be counted
-    peak = lab.peak_in_a_process(NANO, length)
+    peak = bench.peak_in_a_process(NANO, length)
     assert held
     assert 2 * 4 * 256 * length < peak < 2**30
 
@@ -112,7 +112,7 @@ def test_a_peak_is_that_of_a_process_of_its_own():
 def test_beside_cfc():
     pytest.importorskip("ncps")
     mixer = LanguageModel.from_preset(NANO).depth.blocks[0].mixer
-    row = lab.beside_cfc(mixer, 128, 16, rounds=1)
+    row = bench.beside_cfc(mixer, 128, 16, rounds=1)
     assert row.ratio == pytest.approx(row.ours / row.peer)
     assert row.met is (row.ratio >= 3)
     assert "CfC (" in row.line()
@@ -121,8 +121,8 @@ def test_beside_cfc():
 def test_the_layer_beside_cfc_has_been_started(monkeypatch):
     pytest.importorskip("ncps")
     kept = []
-    monkeypatch.setattr(lab, "beside_cfc", lambda mixer, *sizes: kept.append(mixer))
-    lab.cfc(1)
+    monkeypatch.setattr(bench, "beside_cfc", lambda mixer, *sizes: kept.append(mixer))
+    bench.cfc(1)
     y = kept[0](torch.randn(2, 8, 256))[0].detach()
     assert y.isfinite().all()
     assert 0 < float(y.abs().max()) < 100
@@ -131,7 +131,7 @@ def test_the_layer_beside_cfc_has_been_started(monkeypatch):
 def test_a_layer_is_trained():
     mixer = LanguageModel.from_preset(NANO).depth.blocks[0].mixer
     before = {name: p.detach().clone() for name, p in mixer.named_parameters()}
-    assert lab.layer_trainer(mixer, torch.randn(2, 8, 128))() > 0
+    assert bench.layer_trainer(mixer, torch.randn(2, 8, 128))() > 0
     assert any(not torch.equal(before[name], p) for name, p in mixer.named_parameters())
 
 
@@ -139,4 +139,4 @@ def test_a_missing_peer_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "ncps", None)
     monkeypatch.setitem(sys.modules, "ncps.torch", None)
     with pytest.raises(GlissandoError, match="pip install ncps"):
-        lab.cfc_class()
+        bench.cfc_class()

@@ -27,7 +27,7 @@ from glissando.compare.results import bits_on
 from glissando.compare.speed import _Entry, warm_up
 from glissando.compare.table import Table
 from glissando.runs import latest_checkpoint
-from glissando.training.callbacks import read_metrics
+from glissando.training.metrics import read_metrics
 
 #: two processes are started and a few models trained: seconds on a machine of one's own, minutes on a busy one
 pytestmark = pytest.mark.timeout(900)

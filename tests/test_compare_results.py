@@ -141,7 +141,7 @@ def test_a_peak_is_counted_from_where_it_was_forgotten():
 
 def memory(tmp_path: Path, hidden_size: int, layers: int) -> float:
     sizes: dict[str, Any] = {"hidden_size": hidden_size, "depth.layers": layers}
-    data = {"batch_size": 2, "stories.valid_stories": 4}
+    data = {"batch_size": 2, "valid_stories": 4}
     training = {"accelerator": "cpu"}
     asked = Comparison(["transformer-nano"], tmp_path, Amount("steps", 1), model=sizes, data=data, training=training)
     config = asked.with_vocabulary(Job("run", "transformer-nano", 0, 1e-3))

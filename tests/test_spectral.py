@@ -13,7 +13,8 @@ from torch import Tensor
 from training_runs import call
 
 from glissando.errors import ConfigError
-from glissando.mixers.spectral import Spectral, SpectralConfig
+from glissando.flops import applications
+from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 from glissando.ops import compiled
 from glissando.ops.complex_norm import complex_norm
@@ -257,7 +258,7 @@ def test_weight_decay_acts_on_matrices_alone():
 
 def test_the_published_operator_is_its_equation():
     torch.manual_seed(0)
-    options = load_preset("continuous-transformer")["model"]["mixers"]["spectral"]
+    options = {k: v for k, v in load_preset("continuous-transformer")["model"]["mixer"].items() if k != "kind"}
     mixer = Spectral(12, **options)
     mixer.reset_parameters()
     mixer.double()
@@ -301,7 +302,7 @@ def test_state_is_as_small_as_stated_and_does_not_grow(preset: str):
     model = LanguageModel.from_preset(preset)
     if preset == "continuous-transformer":
         model = LanguageModel.from_preset(preset, hidden_size=32)
-    steps = len(model.depth.order)
+    steps = sum(times for _, times in applications(model.depth))
     conv = model.config.block.conv_width
     width = model.width
     channels = next(m.channels for m in model.modules() if isinstance(m, Spectral))

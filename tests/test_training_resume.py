@@ -31,7 +31,7 @@ from glissando import trees
 from glissando.errors import ConfigError, DataError, DivergenceError, RunError, Stopped, TrainingError
 from glissando.runs import latest_checkpoint
 from glissando.training.budget import Budget
-from glissando.training.callbacks import read_metrics
+from glissando.training.metrics import read_metrics
 from glissando.training.fit import resume, train
 from glissando.training.module import TrainingModule
 

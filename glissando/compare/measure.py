@@ -40,7 +40,7 @@ from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.runs import ENVIRONMENT, METRICS, Run
 from glissando.storage import write_atomic
-from glissando.training.callbacks import read_metrics
+from glissando.training.metrics import read_metrics
 from glissando.training.config import RunConfig
 
 _SAMPLE_TOKENS = 300

@@ -25,7 +25,7 @@ def _validation(row: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def told(summary: Mapping[str, Any], best_path: str) -> list[str]:
+def summary_lines(summary: Mapping[str, Any], best_path: str) -> list[str]:
     """The summary in a few lines for a person."""
     best, last, steps = summary["best"], summary["last"], summary["steps"]
     scale, tokens, seconds = summary["learning_rate_scale"], summary["tokens"], summary["seconds"]

@@ -245,7 +245,7 @@ def _stages(flops: float, seed: int) -> list[dict[str, Any]]:
 def _validations(run: Path) -> list[tuple[float, float]]:
     """Held-out loss and FLOPs so far."""
     from glissando.runs import METRICS
-    from glissando.training.callbacks import read_metrics
+    from glissando.training.metrics import read_metrics
 
     rows = read_metrics(run / METRICS)
     return [(float(row["valid_loss"]), float(row["flops"])) for row in rows if row["valid_loss"]]
