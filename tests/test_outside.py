@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 from serving import serving
-from training_runs import environment
 
 import glissando
 from glissando import imports
@@ -35,7 +34,7 @@ def place(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("outside")
     shutil.copy(EXAMPLE, place / "mine.py")
     command = [sys.executable, str(place / "mine.py"), "--quick", "--out", str(place / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (place / "stdout").write_text(done.stdout)
     return place
@@ -201,7 +200,7 @@ def test_its_options_are_options_of_the_command_line(place, capsys):
     assert main([*map(str, given), "--model.mixer.decay", "0.5", "--print_config"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["model"]["mixer"] == {"kind": "average", "decay": 0.5}
     assert "Did you mean --model.mixer.decay?" in fails(capsys, *given, "--model.mixer.decai", "0.5")
-    assert "model.mixer.decay: input should be less than 1, got 1.5" in fails(capsys, *given, "--model.mixer.decay=1.5")
+    assert "model.mixer.decay: expected a number less than 1, got 1.5" in fails(capsys, *given, "--model.mixer.decay=1.5")
     with pytest.raises(SystemExit):
         main([*map(str, given), "--help"])
     assert "model.mixer, kind average: Options of the `average` mixer" in capsys.readouterr().out

@@ -6,7 +6,6 @@ Whatever is finished stays: the same command again does only what is missing, an
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -128,7 +127,7 @@ def _count(comparison: Comparison, job: Job, table: Table) -> None:
 
 
 def _train_and_measure(comparison: Comparison, job: Job, path: Path, table: Table) -> dict[str, Any]:
-    shown = functools.partial(TableProgress, table, job.title)
+    shown = TableProgress(table, job.title)
     with contextlib.redirect_stderr(table.log):
         try:
             _remove_unsaved(path)

@@ -8,9 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from glissando.training.budget import Budget
-from glissando.training.callbacks import Metrics, Validation
-from glissando.training.module import TrainingModule
+from glissando.training.loop import Loop
 from glissando.training.progress import Progress
 
 LOG = "compare.log"
@@ -87,11 +85,10 @@ def _key(heading: str) -> str:
 class TableProgress(Progress):
     """Shows a training in the last line of the table; its own lines and samples go to the log."""
 
-    def __init__(self, table: Table, title: str, budget: Budget, validation: Validation, metrics: Metrics) -> None:
-        super().__init__(budget, validation, metrics, file=table.log)
+    def __init__(self, table: Table, title: str) -> None:
+        super().__init__(table.log)
         self.table, self.title = table, title
 
-    def after_step(self, trainer: Any, module: TrainingModule, step: int) -> None:
-        super().after_step(trainer, module, step)
-        if trainer.is_global_zero:
-            self.table.status(f"{self.title}: {100 * module.share:.0f} %, {self.line(module, step)}")
+    def logged(self, loop: Loop) -> None:
+        super().logged(loop)
+        self.table.status(f"{self.title}: {100 * loop.budget.share:.0f} %, {self.line(loop)}")
