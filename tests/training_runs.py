@@ -30,7 +30,7 @@ _BASE = {
         "mixer": {"kind": "attention", "heads": 2},
         "block": {"mixer_dropout": 0.2, "mlp_dropout": 0.2},
     },
-    "data": {"corpus": "text", "seq_len": 16, "batch_size": 4, "text": {"max_valid_bytes": 100}},
+    "data": {"kind": "text", "seq_len": 16, "batch_size": 4, "max_valid_bytes": 100},
     "training": {
         "steps": 12,
         "accelerator": "cpu",
@@ -40,7 +40,7 @@ _BASE = {
         "log_every": 3,
     },
 }
-SHIFT = {"data": {"corpus": "shift", "seq_len": 32, "batch_size": 8, "shift": {"valid_pairs": 8}, "text": {}}}
+SHIFT = {"data": {"kind": "shift", "seq_len": 32, "batch_size": 8, "valid_pairs": 8}}
 PLAIN = {"model.block": {"mixer_dropout": 0.0, "mlp_dropout": 0.0}}
 
 
@@ -55,7 +55,7 @@ def text_file(folder: Path) -> Path:
 
 def mapping(folder: Path, *updates: dict[str, Any]) -> dict[str, Any]:
     """The base configuration on a text file in `folder`, changed by `updates`."""
-    return merge(_BASE, {"data.text.path": str(text_file(folder))}, *updates)
+    return merge(_BASE, {"data.path": str(text_file(folder))}, *updates)
 
 
 def configuration(folder: Path, *updates: dict[str, Any]) -> RunConfig:
