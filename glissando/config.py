@@ -45,11 +45,15 @@ def require_used(config: Any, name: str, told: str | None = None) -> None:
     for other, wanted in needs.items():
         now, fit = getattr(section, other), wanted if isinstance(wanted, tuple) else (wanted,)
         if now not in fit:
-            shown = " or ".join(str(value).lower() for value in fit)
+            shown = " or ".join(map(_as_yaml, fit))
             raise ConfigError(
-                f"{told or name} would do nothing: {above}.{other} is {str(now).lower()}. Leave it out, or give "
+                f"{told or name} would do nothing: {above}.{other} is {_as_yaml(now)}. Leave it out, or give "
                 f"--{above}.{other} {shown}"
             )
+
+
+def _as_yaml(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def require_chosen(

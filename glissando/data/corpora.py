@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
+from glissando.config import used_with
 from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -199,15 +200,19 @@ class InductionOptions:
 class HubOptions:
     """A data set by name, fetched once through the `datasets` package.
 
-    max_bytes  how much of the training split to fetch
+    file        one of its files to train on rather than a split: TinyStoriesV2-GPT4-train.txt
+    valid_file  one to validate on; without it the end of `file` is
+    max_bytes   how much of the training split or file to fetch
     """
 
     name: str = "tinystories"
     subset: str | None = None
     revision: str | None = None
     text_field: str = "text"
-    train_split: str = "train"
-    valid_split: str | None = "validation"
+    train_split: str = used_with("train", file=None)
+    valid_split: str | None = used_with("validation", file=None)
+    file: str | None = None
+    valid_file: str | None = None
     max_bytes: int | None = None
     max_valid_bytes: int | None = None
     stride: int | None = None
