@@ -113,6 +113,8 @@ def _filled(cls: type[T], values: Mapping[str, Any], where: str, above: str = ""
     for name, value in values.items():
         hint, path = hints[name], f"{above}{name}"
         section = section_of(hint)
+        if section is not None and isinstance(value, str) and hasattr(section, "from_text"):
+            value = section.from_text(value)
         if section is not None and isinstance(value, Mapping):
             given[name] = _filled(section, value, where, f"{path}.")
         else:
@@ -190,6 +192,8 @@ def _kinds(types: str) -> str:
 def check_keys(cls: type, values: Any, where: str = "") -> None:
     """Raise ConfigError for the first key of nested `values` that `cls` does not have, naming the nearest, and for a
     null where there can be none."""
+    if isinstance(values, str) and hasattr(cls, "from_text"):
+        return
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or cls.__name__}: expected a mapping of options, got {values!r}")
     known = _hints(cls)
