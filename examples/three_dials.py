@@ -1,0 +1,186 @@
+"""Three dials trained from labels: formality, figurative or literal, and variety of words.
+
+Writes short notes with their labels to train.jsonl and valid.jsonl, trains a Hybrid ODE Transformer on them in two
+stages (as examples/steer.yaml), turns each dial over held-out openings, and has the texts judged by the notes' grammar.
+
+    python examples/three_dials.py --out runs/three-dials       # about ten minutes on one core
+    python examples/three_dials.py --quick
+
+A note, of formality 1, figurative -1 and variety 1:
+
+    A note to Ada about the mill in May. Kindly note that the mill is rather cold. I saw a fox, a cart and a kite. With
+    kind regards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any
+from zlib import crc32
+
+import glissando
+from glissando.config import from_dict, merge
+from glissando.data.jsonl import JsonlCorpus
+from glissando.evaluation.dial_plots import plot_dial
+from glissando.evaluation.steering import VALUES, Dials, sweep, trial
+from glissando.loading import load_base
+from glissando.presets import load_preset
+from glissando.training.config import RunConfig
+from glissando.training.stages import train_stages
+from glissando.verbs.steer import table
+
+words = str.split
+DIALS = ("formality", "figurative", "variety")
+NAMES = words("Ada Ben Carl Dora Emil Fay Gus Hedy Ivo June Karl Lena Milo Nora Otto Pia Rolf Sara Timo Vera")
+PLACES = words("mill barn shop lake road farm pier well yard cafe hall park port dam pond gate wood hill camp tower")
+MONTHS = words("January February March April May June July August September October November December")
+LEADS = {
+    1: ("Kindly note that", "I am pleased to report that", "Permit me to say that", "It is my duty to state that"),
+    -1: ("Guess what,", "Hey, turns out", "Just so you know,", "Well, you know,"),
+}
+ENDS = {
+    1: ("With kind regards.", "I remain yours faithfully.", "With great respect.", "Your obedient servant."),
+    -1: ("See you!", "Cheers!", "Bye for now!", "Catch you later!"),
+}
+QUALITIES = words("cold calm dark loud slow wild bright quiet empty grey")
+IMAGES = ("a stone", "an old song", "the sea", "a sleeping cat", "a lost letter", "the moon", "a broken clock", "snow")
+REMARKS = {1: ("as {0} as {1}", "{0} like {1}"), -1: ("{0}", "very {0}", "rather {0}", "quite {0}")}
+SEEN = [f"a {thing}" for thing in words("fox cart kite boat dog hat drum rose lamp bell goat coin")]
+
+
+def openings(split: str) -> list[str]:
+    """How notes begin, which decides no label: every tenth is held out, by its hash."""
+    every = (f"A note to {name} about the {place} in {month}." for name, place, month in product(NAMES, PLACES, MONTHS))
+    return [opening for opening in every if (crc32(opening.encode()) % 10 == 0) == (split == "valid")]
+
+
+def note(draw: Random, opening: str) -> dict[str, Any]:
+    """A note that goes on from `opening`, with its labels."""
+    labels = {name: draw.choice((-1, 1)) for name in DIALS}
+    remark = draw.choice(REMARKS[labels["figurative"]]).format(draw.choice(QUALITIES), draw.choice(IMAGES))
+    seen = draw.sample(SEEN, 3) if labels["variety"] > 0 else [draw.choice(SEEN)] * 3
+    lead, end = (draw.choice(said[labels["formality"]]) for said in (LEADS, ENDS))
+    place = opening.split()[6]
+    text = f"{opening} {lead} the {place} is {remark}. I saw {seen[0]}, {seen[1]} and {seen[2]}. {end}"
+    return {"text": text, "control": labels}
+
+
+def write_notes(path: Path, split: str, n: int, seed: int) -> None:
+    draw, begin = Random(f"{split} {seed}"), openings(split)
+    path.write_text("".join(json.dumps(note(draw, draw.choice(begin))) + "\n" for _ in range(n)))
+
+
+def _one_of(choices: Any) -> str:
+    return "(" + "|".join(map(re.escape, choices)) + ")"
+
+
+_REMARKS = {
+    sign: "|".join(form.format(_one_of(QUALITIES), _one_of(IMAGES)) for form in forms)
+    for sign, forms in REMARKS.items()
+}
+GRAMMAR = re.compile(
+    rf"A note to {_one_of(NAMES)} about the (?P<place>{_one_of(PLACES)}) in {_one_of(MONTHS)}\. "
+    rf"(?P<lead>{_one_of(LEADS[1])}|{_one_of(LEADS[-1])}) the (?P=place) is "
+    rf"(?:(?P<figurative>{_REMARKS[1]})|{_REMARKS[-1]})\. "
+    rf"I saw (?P<a>{_one_of(SEEN)}), (?P<b>{_one_of(SEEN)}) and (?P<c>{_one_of(SEEN)})\. "
+    rf"(?P<end>{_one_of(ENDS[1])}|{_one_of(ENDS[-1])})"
+)
+
+
+def judge(text: str) -> dict[str, float | None]:
+    """The labels of a note; None of any other text. 0 where the beginning and the end differ in formality, or of three
+    things two are the same."""
+    found = GRAMMAR.fullmatch(text.strip())
+    if found is None:
+        return dict.fromkeys(DIALS)
+    formal = [found["lead"] in LEADS[1], found["end"] in ENDS[1]]
+    return {
+        "formality": float(sum(formal) - 1),
+        "figurative": 1.0 if found["figurative"] else -1.0,
+        "variety": float(len({found["a"], found["b"], found["c"]}) - 2),
+    }
+
+
+class Notes(JsonlCorpus):
+    """The notes of a file, with an oracle."""
+
+    def judge(self, text: str) -> dict[str, float | None]:
+        return judge(text)
+
+    def prompts(self, n: int, *, seed: int = 0) -> list[str]:
+        return Random(seed).sample(openings("valid"), n)
+
+
+def configuration(folder: Path, options: argparse.Namespace) -> RunConfig:
+    """Two stages: the notes without labels, then with them and at u = 0 tied to the model before."""
+    preset = {key: value for key, value in load_preset("hybrid-ode-nano").items() if key != "about"}
+    files = {"path": str(folder / "train.jsonl"), "valid_path": str(folder / "valid.jsonl")}
+    shared = {
+        "model": {"hidden_size": options.width, "depth": {"control": list(DIALS)}},
+        "data": {"corpus": "jsonl", "seq_len": 72, "batch_size": 16, "seed": options.seed, "jsonl": files},
+        "training": {"seed": options.seed},
+    }
+    tokenizer = {"kind": "bpe", "vocab_size": 512}
+    stages = [
+        {"name": "pretrain", "model": {"depth": {"control": []}}, "training": {"tokens": options.tokens}},
+        {
+            "name": "steer",
+            "data": {"jsonl": {"control_names": list(DIALS)}},
+            "training": {
+                "tokens": options.tokens,
+                "neutral_kl": 0.5,
+                "optimizer": {"learning_rate": 1e-3},
+                "schedule": {"warmup_steps": 50},
+            },
+        },
+    ]
+    return from_dict(RunConfig, merge(preset, shared, {"data": {"tokenizer": tokenizer}, "stages": stages}))
+
+
+def report(options: argparse.Namespace, folder: Path) -> None:
+    for split, n in (("train", options.notes), ("valid", options.notes // 20)):
+        write_notes(folder / f"{split}.jsonl", split, n, options.seed)
+    config = configuration(folder, options)
+    run = folder / "run" / "2-steer"
+    if not run.exists():
+        train_stages(config, folder / "run")
+    model = glissando.load(run)
+    files, sizes = config.data.jsonl, {"seq_len": config.data.seq_len, "batch_size": config.data.batch_size}
+    notes = Notes(model.tokenizer, path=files.path, valid_path=files.valid_path, control_names=DIALS, **sizes)
+    task = trial(notes, prompts=options.prompts, cost_rows=64, max_tokens=60, seed=options.seed)
+    dials, base = Dials(model, task), task.read(load_base(run))
+    for name in DIALS:
+        result = sweep(dials, name, options.values, base)
+        print(table(result.as_dict()), flush=True)
+        for u in (1.0, -1.0):
+            print(f"  at {u:+.0f}  {dials.texts({name: u})[0]}")
+        plot_dial(result, folder / f"{name}.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="directory for the notes, the runs and the pictures; a temporary one if none")
+    parser.add_argument("--notes", type=int, default=20000, help="notes to train on")
+    parser.add_argument("--tokens", type=int, default=500000, help="of each stage")
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--prompts", type=int, default=96, help="held-out openings, the same at every value")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a few steps of a tiny model: shows that it runs")
+    options = parser.parse_args()
+    options.values = VALUES
+    if options.quick:
+        options.notes, options.tokens, options.width, options.prompts, options.values = 400, 1500, 16, 2, (-1, 0, 1)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(options.out or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        report(options, folder)
+
+
+if __name__ == "__main__":
+    main()
