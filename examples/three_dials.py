@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any
 from zlib import crc32
 
 import glissando
+from glissando.cli import main as glissando_command
 from glissando.config import from_dict, merge
 from glissando.data.jsonl import JsonlCorpus
 from glissando.evaluation.dial_plots import plot_dial
@@ -113,9 +115,6 @@ class Notes(JsonlCorpus):
     def judge(self, text: str) -> dict[str, float | None]:
         return judge(text)
 
-    def prompts(self, n: int, *, seed: int = 0) -> list[str]:
-        return Random(seed).sample(openings("valid"), n)
-
 
 def configuration(folder: Path, options: argparse.Namespace) -> RunConfig:
     """Two stages: the notes without labels, then with them and at u = 0 tied to the model before."""
@@ -133,7 +132,7 @@ def configuration(folder: Path, options: argparse.Namespace) -> RunConfig:
             "name": "steer",
             "data": {"jsonl": {"control_names": list(DIALS)}},
             "training": {
-                "tokens": options.tokens,
+                "tokens": options.tokens // 2,
                 "neutral_kl": 0.5,
                 "optimizer": {"learning_rate": 1e-3},
                 "schedule": {"warmup_steps": 50},
@@ -153,7 +152,8 @@ def report(options: argparse.Namespace, folder: Path) -> None:
     model = glissando.load(run)
     files, sizes = config.data.jsonl, {"seq_len": config.data.seq_len, "batch_size": config.data.batch_size}
     notes = Notes(model.tokenizer, path=files.path, valid_path=files.valid_path, control_names=DIALS, **sizes)
-    task = trial(notes, prompts=options.prompts, cost_rows=64, max_tokens=60, seed=options.seed)
+    prompts = Random(options.seed).sample(openings("valid"), options.prompts)
+    task = trial(notes, prompts=prompts, cost_rows=options.rows, max_tokens=options.max_tokens, seed=options.seed)
     dials, base = Dials(model, task), task.read(load_base(run))
     for name in DIALS:
         result = sweep(dials, name, options.values, base)
@@ -161,21 +161,36 @@ def report(options: argparse.Namespace, folder: Path) -> None:
         for u in (1.0, -1.0):
             print(f"  at {u:+.0f}  {dials.texts({name: u})[0]}")
         plot_dial(result, folder / f"{name}.png")
+    by_words(options, folder, run, prompts)
+
+
+def by_words(options: argparse.Namespace, folder: Path, run: Path, prompts: list[str]) -> None:
+    """The same dial without an oracle: P(formal lead) and P(casual lead) behind the openings, by the verb."""
+    for name, lines in (("formal", LEADS[1]), ("casual", LEADS[-1]), ("openings", prompts)):
+        (folder / f"{name}.txt").write_text("\n".join(lines))
+    formal, casual, begin = (str(folder / f"{name}.txt") for name in ("formal", "casual", "openings"))
+    out = folder / "words"
+    shutil.rmtree(out, ignore_errors=True)
+    command = ["steer", str(run), "--dials", '["formality"]', "--words", formal, casual, "--prompts", begin]
+    values = ["--values", str(list(options.values)), "--cost_rows", str(options.rows), "--out", str(out)]
+    if glissando_command([*command, *values]):
+        raise SystemExit(1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="directory for the notes, the runs and the pictures; a temporary one if none")
     parser.add_argument("--notes", type=int, default=20000, help="notes to train on")
-    parser.add_argument("--tokens", type=int, default=500000, help="of each stage")
+    parser.add_argument("--tokens", type=int, default=500000, help="of the first stage; half of them of the second")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=96, help="held-out openings, the same at every value")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="a few steps of a tiny model: shows that it runs")
     options = parser.parse_args()
-    options.values = VALUES
+    options.rows, options.max_tokens, options.values = 64, 60, VALUES
     if options.quick:
-        options.notes, options.tokens, options.width, options.prompts, options.values = 400, 1500, 16, 2, (-1, 0, 1)
+        options.notes, options.tokens, options.width, options.prompts = 400, 1500, 16, 2
+        options.rows, options.max_tokens, options.values = 2, 4, (-1.0, 0.0, 1.0)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.out or temporary)
         folder.mkdir(parents=True, exist_ok=True)
