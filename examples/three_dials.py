@@ -8,7 +8,7 @@ stages (as examples/steer.yaml), turns each dial over held-out openings, and has
 
 A note, of formality 1, figurative -1 and variety 1:
 
-    A note to Ada about the mill in May. Kindly note that the mill is rather cold. I saw a fox, a cart and a kite. With
+    A note to Ada about the mill in May. Kindly note that it is rather cold. I saw a fox, a cart and a kite. With
     kind regards.
 """
 
@@ -53,6 +53,8 @@ ENDS = {
 QUALITIES = words("cold calm dark loud slow wild bright quiet empty grey")
 IMAGES = ("a stone", "an old song", "the sea", "a sleeping cat", "a lost letter", "the moon", "a broken clock", "snow")
 REMARKS = {1: ("as {0} as {1}", "{0} like {1}"), -1: ("{0}", "very {0}", "rather {0}", "quite {0}")}
+#: how often a label is told: a dial must have been at 0 beside others that are not, to be turned alone
+TOLD = 2 / 3
 SEEN = [f"a {thing}" for thing in words("fox cart kite boat dog hat drum rose lamp bell goat coin")]
 
 
@@ -63,14 +65,14 @@ def openings(split: str) -> list[str]:
 
 
 def note(draw: Random, opening: str) -> dict[str, Any]:
-    """A note that goes on from `opening`, with its labels."""
+    """A note that goes on from `opening`, with its labels; `control` has 0 for those that training is not told."""
     labels = {name: draw.choice((-1, 1)) for name in DIALS}
     remark = draw.choice(REMARKS[labels["figurative"]]).format(draw.choice(QUALITIES), draw.choice(IMAGES))
     seen = draw.sample(SEEN, 3) if labels["variety"] > 0 else [draw.choice(SEEN)] * 3
     lead, end = (draw.choice(said[labels["formality"]]) for said in (LEADS, ENDS))
-    place = opening.split()[6]
-    text = f"{opening} {lead} the {place} is {remark}. I saw {seen[0]}, {seen[1]} and {seen[2]}. {end}"
-    return {"text": text, "control": labels}
+    text = f"{opening} {lead} it is {remark}. I saw {seen[0]}, {seen[1]} and {seen[2]}. {end}"
+    told = {name: label if draw.random() < TOLD else 0 for name, label in labels.items()}
+    return {"text": text, "labels": labels, "control": told}
 
 
 def write_notes(path: Path, split: str, n: int, seed: int) -> None:
@@ -87,8 +89,8 @@ _REMARKS = {
     for sign, forms in REMARKS.items()
 }
 GRAMMAR = re.compile(
-    rf"A note to {_one_of(NAMES)} about the (?P<place>{_one_of(PLACES)}) in {_one_of(MONTHS)}\. "
-    rf"(?P<lead>{_one_of(LEADS[1])}|{_one_of(LEADS[-1])}) the (?P=place) is "
+    rf"A note to {_one_of(NAMES)} about the {_one_of(PLACES)} in {_one_of(MONTHS)}\. "
+    rf"(?P<lead>{_one_of(LEADS[1])}|{_one_of(LEADS[-1])}) it is "
     rf"(?:(?P<figurative>{_REMARKS[1]})|{_REMARKS[-1]})\. "
     rf"I saw (?P<a>{_one_of(SEEN)}), (?P<b>{_one_of(SEEN)}) and (?P<c>{_one_of(SEEN)})\. "
     rf"(?P<end>{_one_of(ENDS[1])}|{_one_of(ENDS[-1])})"
@@ -122,7 +124,7 @@ def configuration(folder: Path, options: argparse.Namespace) -> RunConfig:
     files = {"path": str(folder / "train.jsonl"), "valid_path": str(folder / "valid.jsonl")}
     shared = {
         "model": {"hidden_size": options.width, "depth": {"control": list(DIALS)}},
-        "data": {"corpus": "jsonl", "seq_len": 72, "batch_size": 16, "seed": options.seed, "jsonl": files},
+        "data": {"corpus": "jsonl", "seq_len": 64, "batch_size": 8, "seed": options.seed, "jsonl": files},
         "training": {"seed": options.seed},
     }
     tokenizer = {"kind": "bpe", "vocab_size": 512}
@@ -132,7 +134,7 @@ def configuration(folder: Path, options: argparse.Namespace) -> RunConfig:
             "name": "steer",
             "data": {"jsonl": {"control_names": list(DIALS)}},
             "training": {
-                "tokens": options.tokens // 2,
+                "tokens": options.tokens,
                 "neutral_kl": 0.5,
                 "optimizer": {"learning_rate": 1e-3},
                 "schedule": {"warmup_steps": 50},
@@ -181,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="directory for the notes, the runs and the pictures; a temporary one if none")
     parser.add_argument("--notes", type=int, default=20000, help="notes to train on")
-    parser.add_argument("--tokens", type=int, default=500000, help="of the first stage; half of them of the second")
+    parser.add_argument("--tokens", type=int, default=350000, help="of each stage")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=96, help="held-out openings, the same at every value")
     parser.add_argument("--seed", type=int, default=0)

@@ -24,10 +24,12 @@ def written(three_dials: Any, path: Path, split: str, seed: int = 0) -> list[dic
 
 def test_labels_are_read_back_exactly_from_every_note(three_dials: Any, tmp_path: Path):
     notes = [*written(three_dials, tmp_path / "a", "train"), *written(three_dials, tmp_path / "b", "valid")]
-    assert all(three_dials.judge(note["text"]) == note["control"] for note in notes)
-    assert len({tuple(note["control"].values()) for note in notes}) == 2**3
+    assert all(three_dials.judge(note["text"]) == note["labels"] for note in notes)
+    assert len({tuple(note["labels"].values()) for note in notes}) == 2**3
+    assert len({tuple(note["control"].values()) for note in notes}) == 3**3
+    assert all(note["control"][name] in (0, label) for note in notes for name, label in note["labels"].items())
     for note in notes:  # an independent reading
-        text, labels = note["text"], note["control"]
+        text, labels = note["text"], note["labels"]
         assert (labels["figurative"] > 0) == (" like " in text or " is as " in text)
         things = text.partition(" saw ")[2].partition(".")[0].replace(" and", ",").split(", ")
         assert len(set(things)) == {1: 3, -1: 1}[labels["variety"]]
@@ -52,8 +54,8 @@ def test_notes_follow_from_the_seed(three_dials: Any, tmp_path: Path):
 
 
 def test_a_note_between_two_labels_and_a_text_that_is_none(three_dials: Any):
-    note = "A note to Ada about the mill in May. {} the {} is cold. I saw a fox, a cart and a {}. {}"
-    both = note.format("Kindly note that", "mill", "fox", "Cheers!")
+    note = "A note to Ada about the mill in {}. {} it is cold. I saw a fox, a cart and a {}. {}"
+    both = note.format("May", "Kindly note that", "fox", "Cheers!")
     assert three_dials.judge(both) == {"formality": 0.0, "figurative": -1.0, "variety": 0.0}
-    for text in (note.format("Kindly note that", "shop", "fox", "Cheers!"), both[:-1], f"{both} And more."):
+    for text in (note.format("Spring", "Kindly note that", "fox", "Cheers!"), both[:-1], f"{both} And more."):
         assert three_dials.judge(text) == dict.fromkeys(three_dials.DIALS)
