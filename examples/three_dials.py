@@ -3,7 +3,7 @@
 Writes short notes with their labels to train.jsonl and valid.jsonl, trains a Hybrid ODE Transformer on them in two
 stages (as examples/steer.yaml), turns each dial over held-out openings, and has the texts judged by the notes' grammar.
 
-    python examples/three_dials.py --out runs/three-dials       # about ten minutes on one core
+    python examples/three_dials.py --out runs/three-dials       # under ten minutes on one core
     python examples/three_dials.py --quick
 
 A note, of formality 1, figurative -1 and variety 1:
@@ -125,7 +125,7 @@ def configuration(folder: Path, options: argparse.Namespace) -> RunConfig:
     shared = {
         "model": {"hidden_size": options.width, "depth": {"control": list(DIALS)}},
         "data": {"corpus": "jsonl", "seq_len": 64, "batch_size": 8, "seed": options.seed, "jsonl": files},
-        "training": {"seed": options.seed},
+        "training": {"seed": options.seed, "sample_every": 10**9 if options.quick else None},
     }
     tokenizer = {"kind": "bpe", "vocab_size": 512}
     stages = [

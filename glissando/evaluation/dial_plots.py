@@ -31,7 +31,7 @@ def plot_dial(result: Sweep, target: Path) -> Path:
         left.axvspan(low, high, color=_BASE, alpha=0.15, label=f"crosses 0 at {at:.2f} ({low:.2f} to {high:.2f})")
     left.axhline(0, color="#5f6b76", linewidth=0.8)
     left.set(xlabel=f"{result.name} dial, u", ylabel=result.measure, ylim=(-1.1, 1.1))
-    left.set_title(f"{result.labels.shape[1]} held-out prompts")
+    left.set_title(f"{result.labels.shape[1]} prompts")
     left.legend(frameon=False, fontsize=8, loc="upper left")
     _plot_costs(right, result)
     if isinstance(result, WordSweep):
