@@ -33,9 +33,8 @@ from glissando.training.observe import columns, first_row, observe
 _OBSERVED_TOKENS = 256
 SAMPLES = "samples.txt"
 COLUMNS = (
-    "step", "epoch", "tokens", "seconds", "flops", "train_loss", "train_bits_per_byte", "train_accuracy",
-    "learning_rate", "grad_norm", "stability", "tokens_per_second", "valid_loss", "valid_bits_per_byte",
-    "valid_accuracy",
+    "step", "tokens", "seconds", "flops", "train_loss", "train_bits_per_byte", "learning_rate", "grad_norm",
+    "tokens_per_second", "valid_loss", "valid_bits_per_byte", "valid_accuracy", "train_accuracy", "stability", "epoch",
 )  # fmt: skip
 
 
