@@ -127,19 +127,23 @@ def windows(part: list[Series], mean: np.ndarray, scale: np.ndarray, length: int
 
 
 class Liquid(nn.Module):
-    """Two layers; told the time or not."""
+    """Two layers; whether the states take dt, and whether dt is one more feature."""
 
-    def __init__(self, features: int, width: int, knows_time: bool = True, **options: Any) -> None:
+    def __init__(
+        self, features: int, width: int, knows_time: bool = True, reads_time: bool = False, **options: Any
+    ) -> None:
         super().__init__()
         liquid = {"adaptation": 0.9, "coupled": True, "steps": [0.02, 0.7], "turns": "matched"} | options
         liquid["state_size"] = width + width % 2
         config = {"hidden_size": width, "depth": {"layers": 2}, "block": {"mlp": {"hidden": width}}}
         self.model = SeriesModel.from_config(
-            {**config, "mixers": {"liquid": liquid}}, inputs=features, outputs=features
+            {**config, "mixers": {"liquid": liquid}}, inputs=features + reads_time, outputs=features
         )
-        self.knows_time = knows_time
+        self.knows_time, self.reads_time = knows_time, reads_time
 
     def forward(self, x: Tensor, dt: Tensor) -> Tensor:
+        if self.reads_time:
+            x = torch.cat([x, dt.unsqueeze(-1)], -1)
         return self.model(x, dt=dt if self.knows_time else None)[0]
 
 
@@ -184,6 +188,7 @@ def ltc(features: int, width: int) -> nn.Module:
 
 MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "liquid": Liquid,
+    "liquid, dt a feature too": lambda f, w: Liquid(f, w, reads_time=True),
     "liquid, tau of the input alone": lambda f, w: Liquid(f, w, state_dependence=False),
     "liquid without dt": lambda f, w: Liquid(f, w, knows_time=False),
     "GRU, dt a feature": Gru,

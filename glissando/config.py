@@ -45,11 +45,15 @@ def require_used(config: Any, name: str, told: str | None = None) -> None:
     for other, wanted in needs.items():
         now, fit = getattr(section, other), wanted if isinstance(wanted, tuple) else (wanted,)
         if now not in fit:
-            shown = " or ".join(str(value).lower() for value in fit)
+            shown = " or ".join(map(_as_yaml, fit))
             raise ConfigError(
-                f"{told or name} would do nothing: {above}.{other} is {str(now).lower()}. Leave it out, or give "
+                f"{told or name} would do nothing: {above}.{other} is {_as_yaml(now)}. Leave it out, or give "
                 f"--{above}.{other} {shown}"
             )
+
+
+def _as_yaml(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def require_chosen(
@@ -109,6 +113,8 @@ def _filled(cls: type[T], values: Mapping[str, Any], where: str, above: str = ""
     for name, value in values.items():
         hint, path = hints[name], f"{above}{name}"
         section = section_of(hint)
+        if section is not None and isinstance(value, str) and hasattr(section, "from_text"):
+            value = section.from_text(value)
         if section is not None and isinstance(value, Mapping):
             given[name] = _filled(section, value, where, f"{path}.")
         else:
@@ -186,6 +192,8 @@ def _kinds(types: str) -> str:
 def check_keys(cls: type, values: Any, where: str = "") -> None:
     """Raise ConfigError for the first key of nested `values` that `cls` does not have, naming the nearest, and for a
     null where there can be none."""
+    if isinstance(values, str) and hasattr(cls, "from_text"):
+        return
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or cls.__name__}: expected a mapping of options, got {values!r}")
     known = _hints(cls)

@@ -33,7 +33,9 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "input-only": {"state_dependence": False, "state_size": 6},
         "coupled": {"coupled": True, "turns": "matched", "steps": [0.02, 0.7], "adaptation": 0.9},
         "published": {"layer": "published", "state_size": 8},
+        "slow": {"tau": 6.0, "steps": [0.01, 0.3]},
         "dense": {"dynamics": "dense", "state_size": 5},
+        "dense-random": {"dynamics": "dense", "state_size": 4, "init": "random", "tau": 0.4, "dt": 0.3},
         "dense-published": {"dynamics": "dense", "layer": "published", "state_size": 6, "state_dependence": False},
     },
     "spectral": {

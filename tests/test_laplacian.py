@@ -120,6 +120,36 @@ def test_both_forms_of_the_energy_agree(size: int, seed: int, dtype: torch.dtype
         assert_close(sparse, dense, tolerance=tolerance)
 
 
+@pytest.mark.parametrize("shape", [(1, 70), (3, 64), (2, 5, 33), (0, 4), ()])
+@pytest.mark.parametrize("neighbors", [1, 5, 11])
+def test_the_kernel_is_the_sum_over_edges(shape: tuple[int, ...], neighbors: int):
+    """Whatever number of vectors are left over beside whole blocks: values and gradients in float64."""
+    edges, weights = edges_of(random_graph(12, neighbors, seed=1))
+    laplacian, found = from_edges(edges, weights, 12), []
+    for form in (
+        lambda x: energy_edges(x, edges, weights, 1e-3, "numba"),
+        lambda x: energy_edges(x, edges, weights, 1e-3, "reference"),
+        lambda x: energy(x, laplacian, 1e-3),
+    ):
+        x = (2 * draw(12, *shape)).movedim(0, -1).requires_grad_()  # vectors that are not contiguous
+        y = form(x)
+        (y * y.detach().cos()).sum().backward()
+        found.append((y.detach(), x.grad))
+    for other in found[1:]:
+        for name, got, expected in zip(("E", "dE/dx"), found[0], other, strict=True):
+            assert_close(got, expected, name, 1e-10)
+
+
+def test_the_kernel_gives_weights_no_gradient():
+    edges, weights = edges_of(chain(4))
+    with pytest.raises(ConfigError, match="'numba' gives weights no gradient; use 'auto'"):
+        energy_edges(draw(2, 4), edges, weights.requires_grad_(), backend="numba")
+    energy_edges(draw(2, 4), edges, weights).sum().backward()
+    assert weights.grad.abs().min() > 0
+    with pytest.raises(UnknownNameError, match="unknown energy_edges backend 'nunba'"):
+        energy_edges(draw(2, 4), edges, weights, backend="nunba")
+
+
 def test_energy_closed_forms():
     laplacian = chain(4)
     x = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [0, 2, 0, 0]], dtype=DOUBLE)

@@ -151,6 +151,39 @@ def test_what_it_tells_of_itself():
     assert dense["newton_iterations"] == 0
 
 
+def built(**options: object) -> Liquid:
+    """With the weights of its start."""
+    torch.manual_seed(0)
+    mixer = Liquid(LiquidConfig(**options), 64).double()  # type: ignore[arg-type]
+    mixer.dynamics.reset_parameters()
+    return mixer
+
+
+def test_where_numbers_start():
+    for dynamics in ("diagonal", "dense"):
+        for tau in (0.02, 1.0, 7.0):
+            assert (built(dynamics=dynamics, tau=tau).dynamics.taus() / tau - 1).abs().max() < 1e-6
+    hippo, drawn = (built(dynamics="dense", init=init).dynamics.a.detach() for init in ("hippo", "random"))
+    assert_close(hippo, built(dynamics="dense").dynamics.a.detach(), "the default", 0.0)
+    assert (hippo.diagonal() < 0).all()
+    assert hippo.triu(1).abs().max() == 0
+    # 4,096 draws: mean 0 +- 0.0016, deviation 0.1 +- 0.0011, and the circular law's radius 0.1 sqrt(64).
+    assert abs(float(drawn.mean())) < 0.008
+    assert float(drawn.std()) == pytest.approx(0.1, abs=0.006)
+    assert float(torch.linalg.eigvals(drawn).abs().max()) == pytest.approx(0.8, abs=0.15)
+
+
+def test_the_time_of_a_token():
+    """dt of the options is the unit of dt of a call, and of the time constants."""
+    options = {"dynamics": "dense", "state_size": 4, "adaptation": 0.5}
+    half, whole = liquid(dt=0.5, **options), liquid(**options)
+    x, dt = inputs(2, 7, 6), inputs(2, 7, seed=1).abs()
+    assert_close(half(x)[0], whole(x, None, Context(dt=torch.full((2, 7), 0.5).double()))[0], "y", 1e-12)
+    assert_close(half(x, None, Context(dt=dt))[0], whole(x, None, Context(dt=dt / 2))[0], "y with dt", 1e-12)
+    tau = whole.time_constants(x, Context(dt=torch.full((2, 7), 0.5).double()))
+    assert_close(half.time_constants(x, Context()), 2 * tau, "tau", 1e-12)
+
+
 def test_time_constants_are_in_tokens_and_bounded():
     """tau0 (1 - a) to tau0 (1 + a), over the step: how many tokens it takes."""
     mixer = liquid(state_size=8, adaptation=0.9)
@@ -180,6 +213,10 @@ def test_time_constants_go_on_from_a_state(dynamics: str):
         ({"state_size": 7}, "even for diagonal"),
         ({"adaptation": 1.0}, "between 0.001 and 0.999"),
         ({"steps": (0.1, 0.01)}, "two numbers above 0 in order"),
+        ({"tau": 10.0}, "liquid.tau must be between 0.01 and 10, got 10"),
+        ({"dynamics": "dense", "dt": 0.0}, "liquid.dt must be above 0"),
+        ({"init": "random"}, "liquid.init is of dense dynamics, and liquid.dynamics is `diagonal`"),
+        ({"dt": 0.5}, "liquid.dt is of dense dynamics"),
         ({"dynamics": "dense", "turns": "legs"}, "liquid.turns is of diagonal dynamics"),
         ({"dynamics": "dense", "coupled": False}, "liquid.coupled is of diagonal dynamics"),
         ({"dropout": 0.1}, "published layer"),

@@ -11,9 +11,11 @@ from glissando import laplacian as graphs
 from glissando.cli import main
 from glissando.errors import ConfigError
 from glissando.mixers import Context, MixerConfigs, build_mixer
+from glissando.mixers import tau as tau_module
 from glissando.mixers.attention import AttentionConfig
 from glissando.mixers.tau import Tau, TauConfig
 from glissando.mixers.tau_cache import Heard, bin_error
+from glissando.ops.energy import edges_pay, energy, energy_edges
 from glissando.ops.tau_attention import attend, exponents, tau_attention
 from glissando.state import leaves, state_bytes
 
@@ -65,8 +67,48 @@ def test_learned_graphs_stay_graphs(weights: str):
         graphs.validate(found)
         assert not torch.equal(found, m.laplacian.double())
     else:
-        assert (found.diagonal() > 0).all()
-        assert_close(found, found.diagonal().diag())
+        assert found.shape == (m.key_size,)
+        assert (found > 0).all()
+        x = inputs(3, m.key_size)
+        assert_close(energy(x, found), energy(x, found.diag()), "a diagonal as a vector and as a matrix", 1e-14)
+
+
+@pytest.mark.parametrize("keys", ["own", "previous"])
+def test_many_vectors_are_measured_by_their_edges(keys: str, monkeypatch, tmp_path):
+    """4,096 vectors and more on a sparse graph: the same lambdas, gradients and continuations as by the matrix."""
+    file = tmp_path / "graph.safetensors"
+    graphs.save(file, graphs.random_graph(64, 6, seed=3), {})
+    m = mixer(128, heads=2, value_heads=2, head_size=64, keys=keys, laplacian=str(file))
+    length = 4096 // (m.sides * m.heads) + 1
+    x, used = inputs(length, 128, batch=1).requires_grad_(), []
+    found = {}
+    for form in ("edges", "matrix"):
+        if form == "matrix":
+            monkeypatch.setattr(tau_module, "edges_pay", lambda *_: False)
+        else:
+            monkeypatch.setattr(tau_module, "energy_edges", lambda *given: used.append(0) or energy_edges(*given))
+        e = m.energies(x)
+        grads = torch.autograd.grad((e * e.detach().cos()).sum(), [x, m.qk.weight])
+        found[form] = [e.detach(), *grads]
+    assert len(used) == 1
+    for name, by_edges, by_matrix in zip(("E", "x", "W"), found["edges"], found["matrix"], strict=True):
+        assert_close(by_edges, by_matrix, name, 1e-10)
+    monkeypatch.undo()
+    with torch.no_grad():  # the prompt by its edges, and then token by token by the matrix
+        whole, _ = m(x, m.init_state(1))
+        first, state = m(x[:, :-1], m.init_state(1))
+        last, _ = m(x[:, -1:], state)
+    assert_close(torch.cat([first, last], 1), whole, "split")
+
+
+def test_where_edges_pay():
+    """Many vectors, sparse graphs, a CPU, and nobody who compiles."""
+    sparse, few = graphs.chain(64), torch.empty(4095, 64)
+    many = torch.empty(4096, 64)
+    assert edges_pay(many, sparse)
+    assert not edges_pay(few, sparse)
+    assert not edges_pay(many, graphs.random_graph(64, 30, seed=0))
+    assert not edges_pay(many.to("meta"), sparse.to("meta"))
 
 
 @pytest.mark.parametrize("options", [{}, GATED, {"importance": True, "value_heads": 2, "head_size": 8}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -11,16 +12,20 @@ import torch
 from tolerances import assert_close
 from training_runs import text_file
 
+from glissando.cli import main
 from glissando.errors import ConfigError, DataError, UnknownNameError
+from glissando.evaluation.diagnostics import Diagnostics, gather, recording, write
 from glissando.evaluation.time_constants import (
     compare_patterns,
     pattern_table,
+    plot_patterns,
     plot_signal,
     plot_text,
     signals,
     texts,
     time_constants,
 )
+from glissando.mixers import Context
 from glissando.model import LanguageModel
 from glissando.series import SeriesModel
 from glissando.verbs.evaluate import main as evaluate
@@ -181,34 +186,183 @@ def test_signals_are_drawn(tmp_path):
         assert plot_signal(model, x, tmp_path / "signal.png", dt).read_bytes()[:4] == PNG
 
 
+def test_patterns_in_the_place_of_embeddings(tmp_path):
+    """Of a language model they have each feature's mean and deviation over the vocabulary, and are what blocks read."""
+    model = language_model()
+    made = signals(model)
+    drawn = made["random"](torch.Generator().manual_seed(0), 4000)
+    weight = model.embedding.weight.detach()
+    assert_close(drawn.mean(0), weight.mean(0), "mean", 0.06)
+    assert_close(drawn.std(0), weight.std(0), "deviation", 0.06)
+    ids = torch.randint(0, 256, (2, 9))
+    assert_close(time_constants(model, model.embedding(ids).detach()), time_constants(model, ids), "tau", 0.0)
+    rows = compare_patterns(model, made, seeds=2, length=32)
+    assert [row.pattern for row in rows] == ["smooth", "spiky", "constant", "random"]
+    for of in (model, series_model()):
+        picture = plot_patterns(of, signals(of), rows, tmp_path / f"{type(of).__name__}.png", 32)
+        assert picture.read_bytes()[:4] == PNG
+
+
+# ---------------------------------------------------------------------- diagnostics
+
+
+def recorded(model: LanguageModel, *pieces: list[int], dt: torch.Tensor | None = None) -> Diagnostics:
+    """Of a text that is read in pieces."""
+    state, at = model.init_state(1), 0
+    with torch.no_grad(), recording(model) as calls:
+        for piece in pieces:
+            times = None if dt is None else dt[:, at : at + len(piece)]
+            _, state = model(torch.tensor([piece]), state, dt=times)
+            at += len(piece)
+    return gather(model, calls)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"depth": {"layers": 2, "mean_gate": True}, "mixers": {"liquid": {"layer": "published", "adaptation": 0.5}}},
+        {"mixers": {"liquid": {"dynamics": "dense", "state_size": 4, "dt": 0.5}}},
+        {"mixer": ["attention", "liquid", "liquid"], "depth": {"layers": 6}},
+    ],
+    ids=["published", "dense", "alternating"],
+)
+def test_diagnostics_of_a_whole_and_of_its_tokens_one_by_one(options):
+    model, ids = language_model(**options), [5, 9, 200, 31, 7, 7]
+    whole, single = recorded(model, ids), recorded(model, ids[:3], *([i] for i in ids[3:]))
+    assert whole.ids == single.ids == ids
+    assert whole.layers == ([2, 3, 5, 6] if "mixer" in options else [1, 2])
+    assert ("mean_gate" in whole.columns) == ("mean_gate" in options.get("depth", {}))
+    for name, column in whole.columns.items():
+        assert_close(single.columns[name], column, name)
+    assert_close(whole.columns["tau"], time_constants(model, torch.tensor([ids]))[:, 0], "tau")
+
+
+def test_diagnostics_are_those_of_the_equations():
+    model, ids, dt = (
+        language_model(
+            depth={"layers": 1, "mean_gate": True}, mixers={"liquid": {"layer": "published", "adaptation": 0.5}}
+        ),
+        [3, 250, 17, 4],
+        torch.rand(1, 4).double(),
+    )
+    block = model.depth.blocks[0]
+    found, states = recorded(model, ids, dt=dt), []
+    state = model.init_state(1)
+    with torch.no_grad():
+        for t, token in enumerate(ids):
+            _, state = model(torch.tensor([[token]]), state, dt=dt[:, t : t + 1])
+            states.append(state.depth[0][0].mixer.x[0])
+        x = torch.stack(states)
+        mean = model.depth.gate(
+            block(model.embedding(torch.tensor([ids])), None, Context(dt=dt))[0] - model.embedding(torch.tensor([ids])),
+            None,
+            Context(dt=dt),
+        )[0]
+        expected = {
+            "state_norm": x.norm(dim=-1),
+            "gate": block.mixer.layer.gate(x).squeeze(-1),
+            "dt": dt[0],
+            "mean_gate": mean[0, :, 0],
+            "adaptation_rate": torch.full((4,), 0.5).double(),
+        }
+    for name, values in expected.items():
+        assert_close(found.columns[name][0], values, name, 1e-6 if name == "adaptation_rate" else None)
+    plain = language_model(depth={"layers": 1})
+    with torch.no_grad(), recording(plain) as calls:
+        plain(torch.tensor([ids]))
+        given = []
+        handle = plain.depth.blocks[0].mixer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+        plain(torch.tensor([ids]))
+        handle.remove()
+    gate = plain.depth.blocks[0].mixer.layer.project(given[0])[..., -8:].detach()
+    assert_close(gather(plain, calls[:1]).columns["gate"][0], (gate * gate.sigmoid()).mean(-1)[0], "silu gate")
+
+
+def test_diagnostics_leave_nothing_behind():
+    model, ids = language_model(), torch.zeros(1, 3, dtype=torch.int64)
+    with recording(model) as calls:
+        model(ids)
+    model(ids)
+    assert len(calls) == 1
+    with pytest.raises(ValueError, match="of one text"):
+        gather(model, [])
+    with pytest.raises(ValueError, match="no liquid mixer"), recording(language_model(mixer="attention", mixers={})):
+        pass
+
+
+def test_the_table_has_a_line_for_each_token_and_layer(tmp_path):
+    model = language_model()
+    ids = model.tokenizer.encode('a,\n"')
+    found = recorded(model, ids)
+    files = write(model, found, tmp_path)
+    assert [file.name for file in files] == ["diagnostics.csv", "diagnostics.png"]
+    assert files[1].read_bytes()[:4] == PNG
+    with files[0].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["text"], row["layer"]) for row in rows] == [(c, layer) for c in 'a,\n"' for layer in "12"]
+    assert float(rows[3]["tau"]) == pytest.approx(float(found.columns["tau"][1, 1]), rel=1e-5)
+    assert float(rows[3]["tau_p05"]) < float(rows[3]["tau"]) < float(rows[3]["tau_p95"])
+
+
+def test_diagnostics_while_generating(tmp_path, capsys):
+    model = LanguageModel.from_config(SMALL).eval()
+    model.save(tmp_path / "run")
+    given = [
+        "generate",
+        str(tmp_path / "run"),
+        "--prompt",
+        "ab",
+        "--max_tokens",
+        "6",
+        "--diagnostics",
+        str(tmp_path / "d"),
+    ]
+    assert main(given) == 0
+    plain = capsys.readouterr().out
+    assert main(given[:-2]) == 0
+    assert plain == capsys.readouterr().out
+    with (tmp_path / "d" / "diagnostics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["layer"] == "2"]
+    ids = [int(row["token"]) for row in rows]
+    assert ids[:3] == [model.tokenizer.eos_id, *b"ab"]
+    assert 3 <= len(ids) <= 3 + 6 - 1  # the last token that is written is never read
+    tau = time_constants(model, torch.tensor([ids]))[1, 0]
+    assert [float(row["tau"]) for row in rows] == pytest.approx(tau.tolist(), rel=1e-4)
+    assert main(given) == 1
+    assert "diagnostics.csv exists; nothing is overwritten" in capsys.readouterr().err
+    assert main([*given[:2], "--prompt", '["a", "b"]', "--diagnostics", str(tmp_path / "e")]) == 1
+    assert "--diagnostics is of one text, and --prompt is a list of 2" in capsys.readouterr().err
+
+
 def test_the_verb_draws_and_compares(tmp_path, capsys):
     model = LanguageModel.from_config(SMALL)
     model.save(tmp_path / "run")
-    text, picture = text_file(tmp_path), tmp_path / "pictures" / "tau.png"
+    text, folder = text_file(tmp_path), tmp_path / "pictures" / "here"
     short = text.with_name("short.txt")
     short.write_text(text.read_text()[:400])
-    given = [str(tmp_path / "run"), "--file", str(short), "--json", "--time_constants", str(picture)]
+    given = [str(tmp_path / "run"), "--file", str(short), "--json", "--diagnostics", str(folder)]
     evaluate(given)
     told = capsys.readouterr()
     assert json.loads(told.out)["bits_per_byte"] > 0
-    assert picture.read_bytes()[:4] == PNG
-    assert all(name in told.err for name in ("repeated", "alternating", "words", "random"))
-    other = picture.with_name("other.png")
+    names = ["diagnostics.csv", "diagnostics.png", "patterns.png", "time-constants.png"]
+    assert sorted(file.name for file in folder.iterdir()) == names
+    assert all(name in told.err for name in ("repeated", "alternating", "words", "smooth", "spiky", "constant"))
+    other = folder.with_name("other")
     evaluate([*given[:-1], str(other), "--prompt", "abc"])
-    assert picture.read_bytes() != other.read_bytes()
-    with pytest.raises(ConfigError, match=r"tau\.png exists; nothing is overwritten"):
+    assert (folder / names[3]).read_bytes() != (other / names[3]).read_bytes()
+    assert len((other / names[0]).read_text().splitlines()) == 1 + 3 * 2
+    with pytest.raises(ConfigError, match=r"diagnostics\.csv exists; nothing is overwritten"):
         evaluate(given)
 
 
 @pytest.mark.parametrize(
     ("mixer", "options", "message"),
     [
-        ("liquid", ["--prompt", "abc"], "--prompt is the text of --time_constants"),
-        ("liquid", ["--time_constants", "tau.jpg"], "a .png; got tau.jpg"),
-        ("liquid", ["--time_constants", "tau.png", "--prompt", "a" * 801], "the text has 801"),
-        ("liquid", ["--time_constants", "short.txt/tau.png"], "its folder short.txt cannot be made"),
-        ("liquid", ["--time_constants", "tau.png", "--file", "short.txt"], "128 in all, and the text has 6"),
-        ("attention", ["--time_constants", "tau.png"], "has none .its model.mixer is attention"),
+        ("liquid", ["--prompt", "abc"], "--prompt is the text of --diagnostics"),
+        ("liquid", ["--diagnostics", "out", "--prompt", "a" * 801], "the text has 801"),
+        ("liquid", ["--diagnostics", "short.txt/out"], "its folder short.txt/out cannot be made"),
+        ("liquid", ["--diagnostics", "out", "--file", "short.txt"], "128 in all, and the text has 6"),
+        ("attention", ["--diagnostics", "out"], "has none .its model.mixer is attention"),
     ],
 )
 def test_the_verb_refuses_before_it_scores(tmp_path, monkeypatch, capsys, mixer, options, message):

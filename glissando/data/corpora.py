@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from glissando.config import used_with
 from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -22,17 +24,30 @@ TOKENIZER_TEXT_BYTES = 1 << 24
 
 @dataclass
 class TokenizerConfig:
-    """How text becomes ids.
+    """How text becomes ids. `data.tokenizer: gpt2` is short for its kind, and a path for a file's.
 
+    kind        bytes; bpe; gpt2, whose vocabulary is fetched once; file
     vocab_size  for bpe, which is trained on the corpus
     path        for file: a tokenizer.json
     eos         for file: the token that ends a document, where its name is unusual
     """
 
-    kind: Literal["bytes", "bpe", "file"] = "bytes"
+    kind: Literal["bytes", "bpe", "gpt2", "file"] = "bytes"
     vocab_size: int = 4096
     path: str | None = None
     eos: str | None = None
+
+    @staticmethod
+    def from_text(text: str) -> dict[str, str]:
+        """The options that `data.tokenizer: TEXT` stands for. Raises UnknownNameError if it is no kind and no file."""
+        if text in _KINDS:
+            return {"kind": text}
+        if not text.endswith(".json") and not Path(text).exists():
+            raise unknown_name("tokenizer", text, [*_KINDS, "path/to/tokenizer.json"])
+        return {"kind": "file", "path": text}
+
+
+_KINDS = ("bytes", "bpe", "gpt2")
 
 
 @dataclass
@@ -202,15 +217,19 @@ class InductionOptions:
 class HubOptions:
     """A data set by name, fetched once through the `datasets` package.
 
-    max_bytes  how much of the training split to fetch
+    file        one of its files to train on rather than a split: TinyStoriesV2-GPT4-train.txt
+    valid_file  one to validate on; without it the end of `file` is
+    max_bytes   how much of the training split or file to fetch
     """
 
     name: str = "tinystories"
     subset: str | None = None
     revision: str | None = None
     text_field: str = "text"
-    train_split: str = "train"
-    valid_split: str | None = "validation"
+    train_split: str = used_with("train", file=None)
+    valid_split: str | None = used_with("validation", file=None)
+    file: str | None = None
+    valid_file: str | None = None
     max_bytes: int | None = None
     max_valid_bytes: int | None = None
     stride: int | None = None
@@ -312,11 +331,15 @@ def build_tokenizer(config: DataConfig) -> Tokenizer:
     if wanted.kind == "bpe":
         texts = _construct(config, as_bytes).texts("train")
         return train_bpe(_limited(texts, TOKENIZER_TEXT_BYTES), wanted.vocab_size)
+    if wanted.kind == "gpt2":
+        from glissando.data.gpt2 import gpt2
+
+        return gpt2()
     if wanted.kind == "file":
         if not wanted.path:
             raise ConfigError("tokenizer kind 'file' needs data.tokenizer.path, a tokenizer.json")
         return load_tokenizer(wanted.path, wanted.eos)
-    raise unknown_name("tokenizer kind", wanted.kind, ["bytes", "bpe", "file"])
+    raise unknown_name("tokenizer kind", wanted.kind, [*_KINDS, "file"])
 
 
 def _require_meaning(wanted: TokenizerConfig) -> None:

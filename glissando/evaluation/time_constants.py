@@ -1,4 +1,4 @@
-"""What a liquid model's time constants do: over a text or a signal, as a picture; and by kind of pattern, as a table.
+"""What a liquid model's time constants do: over a text or a signal, as a picture; by kind of pattern, as a table too.
 
 The publication claims that they grow where the input is smooth and shrink where it is spiky, and showed it with
 patterns along the features of a single step. Here patterns run over time (`compare_patterns`).
@@ -39,7 +39,8 @@ def liquid_mixers(model: Backbone) -> list[Liquid]:
 def time_constants(model: Backbone, inputs: Tensor, dt: Tensor | None = None, share: float = 0.5) -> Tensor:
     """The quantile `share` over the modes of tau, in units of dt -> (L, B, T), L applications of liquid mixers.
 
-    inputs  ids (B, T) of a language model, or x (B, T, F) of a series model;  dt  (B, T), 1 if None
+    inputs  ids (B, T) of a language model, or the embeddings (B, T, D) of its ids; x (B, T, F) of a series model
+    dt      (B, T), 1 if None
 
     By one forward of the model in the mode that it is in. Raises ValueError for a model without a liquid mixer and a
     share outside [0, 1].
@@ -59,7 +60,14 @@ def _every_time_constant(model: Backbone, inputs: Tensor, dt: Tensor | None = No
     def note(mixer: Liquid, x: Tensor, ctx: Context) -> None:
         found.append(mixer.time_constants(x, ctx))
 
-    show(model, mixers, note, inputs, dt=dt)
+    if isinstance(model, LanguageModel) and inputs.is_floating_point():  # in the place of the embeddings of ids
+        handle = model.embedding.register_forward_hook(lambda *_: inputs)
+        try:
+            show(model, mixers, note, torch.zeros(inputs.shape[:2], dtype=torch.int64, device=inputs.device), dt=dt)
+        finally:
+            handle.remove()
+    else:
+        show(model, mixers, note, inputs, dt=dt)
     return found
 
 
@@ -79,14 +87,14 @@ def plot_text(model: LanguageModel, text: str, target: Path) -> Path:
     require_drawable(ids)
     device = next(model.parameters()).device
     tau = time_constants(model, torch.tensor([ids], device=device))[:, 0].cpu()
-    labels, layers = _token_labels(model.tokenizer, ids), layer_numbers(model, Liquid, len(tau))
+    (labels, turn), layers = token_labels(model.tokenizer, ids), layer_numbers(model, Liquid, len(tau))
     starts = range(0, len(ids), _LINE)
-    figure, every = _stacked([0.28 * len(tau) + 0.5] * len(starts))
+    figure, every = stacked([0.28 * len(tau) + 0.5] * len(starts))
     for axes, start in zip(every, starts, strict=True):
-        image = _draw_heat(axes, tau[:, start : start + _LINE], tau, layers)
+        image = draw_heat(axes, tau[:, start : start + _LINE], tau, layers)
         shown = labels[start : start + _LINE]
         axes.set_xlim(-0.5, min(_LINE, len(ids)) - 0.5)
-        axes.set_xticks(range(len(shown)), shown, fontfamily="monospace", fontsize=8, rotation=_rotation(labels))
+        axes.set_xticks(range(len(shown)), shown, fontfamily="monospace", fontsize=8, rotation=turn)
     _finish(figure, every, image, "Time constants over a text")
     figure.savefig(target)
     return target
@@ -100,14 +108,14 @@ def plot_signal(model: SeriesModel, x: Tensor, target: Path, dt: Tensor | None =
     times = torch.ones(len(x)) if dt is None else dt.cpu()
     edges = torch.cat([torch.zeros(1), times.cumsum(0)]).tolist()
     tau = time_constants(model, x.unsqueeze(0), None if dt is None else dt.unsqueeze(0))[:, 0].cpu()
-    figure, (above, below) = _stacked([1.6, 0.28 * len(tau) + 0.5])
+    figure, (above, below) = stacked([1.6, 0.28 * len(tau) + 0.5])
     for number in range(min(x.shape[1], 8)):
         held = x[:, number].tolist()
         above.step(edges, [*held, held[-1]], where="post", linewidth=0.9)
     above.set(xlim=(0, edges[-1]), ylabel="signal")
     above.tick_params(labelbottom=False)
     above.grid(alpha=0.25)
-    image = _draw_heat(below, tau, tau, layer_numbers(model, Liquid, len(tau)), edges)
+    image = draw_heat(below, tau, tau, layer_numbers(model, Liquid, len(tau)), edges)
     below.set(xlabel="time")
     _finish(figure, [below], image, "Time constants over a signal")
     figure.savefig(target)
@@ -124,24 +132,32 @@ def require_drawable(ids: Sequence[int]) -> None:
         raise DataError(f"a picture holds 1 to {_LONGEST} tokens, and the text has {len(ids)}; give a shorter one")
 
 
-def _stacked(heights: list[float]) -> tuple[Any, list[Any]]:
+def stacked(heights: list[float]) -> tuple[Any, list[Any]]:
     """A figure of axes one below the other, so many inches high."""
+    figure, axes = _grid(heights, 1)
+    return figure, [row[0] for row in axes]
+
+
+def _grid(heights: list[float], columns: int) -> tuple[Any, list[list[Any]]]:
+    """A figure of rows of axes, so many inches high."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, sum(heights) + 0.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+    return figure, figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights).tolist()
 
 
-def _draw_heat(axes: Any, tau: Tensor, whole: Tensor, numbers: list[int], edges: list[float] | None = None) -> Any:
+def draw_heat(
+    axes: Any, tau: Tensor, whole: Tensor, numbers: list[int], edges: list[float] | None = None, log: bool = True
+) -> Any:
     """tau (L, T), the first layer at the bottom, their `numbers` beside them; colours are those of `whole`."""
-    from matplotlib.colors import LogNorm
+    from matplotlib.colors import LogNorm, Normalize
 
     layers = len(tau)
     columns = [i - 0.5 for i in range(tau.shape[1] + 1)] if edges is None else edges
     low, high = float(whole.min()), float(whole.max())
-    norm = LogNorm(low, max(high, 1.01 * low))
+    norm = LogNorm(max(low, 1e-6 * high, 1e-30), max(high, 1.01 * low, 1e-29)) if log else Normalize(low, high)
     image = axes.pcolormesh(columns, [i + 0.5 for i in range(layers + 1)], tau.numpy(), cmap="viridis", norm=norm)
     axes.set(ylabel="layer")
     every = max(1, layers // 8)
@@ -153,17 +169,22 @@ def _draw_heat(axes: Any, tau: Tensor, whole: Tensor, numbers: list[int], edges:
 
 def _finish(figure: Any, drawn: list[Any], image: Any, title: str) -> None:
     tall = sum(axes.get_position().height for axes in drawn) * figure.get_figheight()
-    bar = figure.colorbar(image, ax=drawn, label="tau", pad=0.01, aspect=6 * tall)
-    low, high = math.log10(image.norm.vmin), math.log10(image.norm.vmax)
-    # Decades are too far apart: tau of a text often stays within one.
-    at = torch.logspace(low, high, 3 if tall < 2 else 5).tolist()
-    bar.set_ticks(at, labels=[f"{tau:.3g}" for tau in at])
-    bar.minorticks_off()
+    log_ticks(figure.colorbar(image, ax=drawn, label="tau", pad=0.01, aspect=6 * tall), 3 if tall < 2 else 5)
     figure.suptitle(f"{title}: median over the modes of a layer, in units of dt", fontsize=10)
 
 
-def _token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Each token's text; signs for spaces and line ends, and a dot for what is no character or is not in the font."""
+def log_ticks(bar: Any, count: int) -> None:
+    """So many ticks from end to end: decades are too far apart, as tau of a text often stays within one."""
+    at = torch.logspace(math.log10(bar.norm.vmin), math.log10(bar.norm.vmax), count).tolist()
+    bar.set_ticks(at, labels=[f"{value:.3g}" for value in at])
+    bar.minorticks_off()
+
+
+def token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], int]:
+    """Each token's text, and by how many degrees to turn them, as words do not fit side by side.
+
+    Signs for spaces and line ends, and a dot for what is no character or is not in the font.
+    """
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     known = get_font(findfont(FontProperties(family="monospace"))).get_charmap()
@@ -175,12 +196,8 @@ def _token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
         )
         return text.replace("\ufffd", "\u00b7")
 
-    return [label(token) for token in ids]
-
-
-def _rotation(labels: list[str]) -> int:
-    """Words of more than a character do not fit side by side."""
-    return 90 if any(len(label.lstrip("\\")) > 1 for label in labels) else 0
+    labels = [label(token) for token in ids]
+    return labels, 90 if any(len(label.lstrip("\\")) > 1 for label in labels) else 0
 
 
 # ---------------------------------------------------------------------- patterns
@@ -235,9 +252,18 @@ def _log_tau(model: Backbone, pattern: Pattern, seeds: int, length: int) -> Tens
     return torch.stack(settled).mean(0).cpu()
 
 
-def signals(model: SeriesModel) -> dict[str, Pattern]:
-    """Patterns over time for every input, all but `constant` of variance 1 over time; `constant` over rows."""
-    size = model.config.inputs
+def signals(model: Backbone) -> dict[str, Pattern]:
+    """Patterns over time for every input, all but `constant` of variance 1 over time; `constant` over rows.
+
+    A language model is given them in the place of embeddings, as ids cannot be smooth: each feature with the mean and
+    the deviation that it has over the vocabulary.
+    """
+    if isinstance(model, LanguageModel):
+        weight = model.embedding.weight.detach().cpu()
+        size, mean, scale = weight.shape[1], weight.mean(0), weight.std(0)
+    else:
+        assert isinstance(model, SeriesModel)
+        size, mean, scale = model.config.inputs, torch.zeros(()), torch.ones(())
 
     def noise(generator: torch.Generator, *shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
@@ -252,12 +278,46 @@ def signals(model: SeriesModel) -> dict[str, Pattern]:
         """0, but for one step in twenty."""
         return _unit(noise(generator, length, size) * (torch.rand(length, size, generator=generator) < 0.05))
 
-    return {
+    made: dict[str, Pattern] = {
         "smooth": smooth,
         "spiky": spiky,
         "constant": lambda generator, length: noise(generator, size).expand(length, size),
         "random": lambda generator, length: noise(generator, length, size),
     }
+    return {name: _rescaled(pattern, scale, mean) for name, pattern in made.items()}
+
+
+def _rescaled(pattern: Pattern, scale: Tensor, mean: Tensor) -> Pattern:
+    return lambda generator, length: pattern(generator, length) * scale + mean
+
+
+def plot_patterns(
+    model: Backbone, patterns: Mapping[str, Pattern], rows: Sequence[PatternRow], target: Path, length: int = 128
+) -> Path:
+    """The patterns of seed 0 side by side: at most three features over time, and below them tau of each layer.
+
+    rows  of `compare_patterns`: what all seeds say stands above
+    """
+    made = {name: pattern(torch.Generator().manual_seed(0), length) for name, pattern in patterns.items()}
+    like = next(model.parameters())
+    every = {name: x.unsqueeze(0).to(like.device, like.dtype) for name, x in made.items()}
+    taus = {name: time_constants(model, x)[:, 0].cpu() for name, x in every.items()}
+    whole, told = torch.stack([*taus.values()]), {row.pattern: row for row in rows}
+    layers = layer_numbers(model, Liquid, whole.shape[1])
+    low, high = (float(edge) for edge in torch.cat([x[:, :3] for x in made.values()]).aminmax())
+    figure, axes = _grid([1.4, 0.22 * len(layers) + 0.5], len(made))
+    for column, (name, tau) in enumerate(taus.items()):
+        above, below, row = axes[0][column], axes[1][column], told[name]
+        above.plot(made[name][:, :3], linewidth=0.8)
+        above.set_title(f"{name}: tau {row.tau:.3g}, {row.ratio:.2f} x random", fontsize=9)
+        above.set(xlim=(0, length - 1), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
+        above.tick_params(labelbottom=False, labelleft=column == 0)
+        image = draw_heat(below, tau, whole, layers)
+        below.set(xlabel="step", ylabel="layer" if column == 0 else "")
+    axes[0][0].set_ylabel("input")
+    _finish(figure, axes[1], image, "Time constants by pattern")
+    figure.savefig(target)
+    return target
 
 
 def _unit(x: Tensor) -> Tensor:

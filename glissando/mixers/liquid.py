@@ -53,6 +53,10 @@ class LiquidConfig:
     layer             what stands around the dynamics: `gated` or `published`
     state_dependence  tau depends on the state, not on the input alone
     adaptation        a starts here: how far tau moves
+    tau               tau0 starts here, between 0.01 and 10
+    init              dense: A starts from 0.1 times HiPPO-LegS (`hippo`, if None), or as 0.1 times normal numbers
+                      (`random`)
+    dt                dense: the time that a token takes where none is given, and the unit of a given one; 1 if None
     steps             diagonal: steps of the modes start spread from the first to the second, in their logarithm;
                       [0.001, 0.1] if None
     coupled           diagonal: the input enters divided by tau, as in a liquid time-constant cell
@@ -66,6 +70,9 @@ class LiquidConfig:
     layer: Literal["gated", "published"] = "gated"
     state_dependence: bool = True
     adaptation: float = starting(0.1, of="raw_adaptation")
+    tau: float = starting(1.0, of="raw_tau")
+    init: Literal["hippo", "random"] | None = starting(None, of="dynamics.a")
+    dt: float | None = None
     steps: tuple[float, float] | None = starting(None, of="log_step")
     coupled: bool | None = None
     turns: Literal["legs", "matched"] | None = starting(None, of="dynamics.turn")
@@ -106,10 +113,14 @@ class Liquid(Mixer):
             raise ConfigError(f"liquid.adaptation must be between 0.001 and 0.999, got {c.adaptation}")
         if c.steps is not None and not (len(c.steps) == 2 and 0 < c.steps[0] <= c.steps[1] < math.inf):
             raise ConfigError(f"liquid.steps must be two numbers above 0 in order, got {list(c.steps)}")
-        for name in ("steps", "coupled", "turns"):
-            if c.dynamics == "dense" and getattr(c, name) is not None:
+        if not 0.01 < c.tau < 10:
+            raise ConfigError(f"liquid.tau must be between 0.01 and 10, got {c.tau}")
+        if c.dt is not None and not 0 < c.dt < math.inf:
+            raise ConfigError(f"liquid.dt must be above 0 and finite, got {c.dt}")
+        for kind, names in (("diagonal", ("steps", "coupled", "turns")), ("dense", ("init", "dt"))):
+            if given := [name for name in names if c.dynamics != kind and getattr(c, name) is not None]:
                 raise ConfigError(
-                    f"liquid.{name} is of diagonal dynamics, and liquid.dynamics is `dense`; leave it out"
+                    f"liquid.{given[0]} is of {kind} dynamics, and liquid.dynamics is `{c.dynamics}`; leave it out"
                 )
         if not 0 <= c.dropout < 1:
             raise ConfigError(f"liquid.dropout must be at least 0 and below 1, got {c.dropout}")

@@ -46,12 +46,11 @@ class _Adaptive(nn.Module):
         self.raw_adaptation = nn.Parameter(torch.empty(adaptations))
 
     @torch.no_grad()
-    def _reset(self, adaptation: float) -> None:
-        """tau0 = 1."""
+    def _reset(self, config: LiquidConfig) -> None:
         low, high = _TAU
-        self.raw_tau.fill_(_logit(math.log(1 / low) / math.log(high / low)))
+        self.raw_tau.fill_(_logit(math.log(config.tau / low) / math.log(high / low)))
         low, high = _ADAPT
-        self.raw_adaptation.fill_(_logit((adaptation - low) / (high - low)))
+        self.raw_adaptation.fill_(_logit((config.adaptation - low) / (high - low)))
 
     def taus(self) -> Tensor:
         """tau0, at least float32."""
@@ -80,7 +79,7 @@ class Diagonal(_Adaptive):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         n, (low, high) = len(self.turn), self.config.steps or (1e-3, 1e-1)
-        self._reset(self.config.adaptation)
+        self._reset(self.config)
         nn.init.zeros_(self.bias)
         steps = torch.logspace(math.log10(low), math.log10(high), n)
         nn.init.constant_(self.log_decay, math.log(0.5))
@@ -172,9 +171,12 @@ class Dense(_Adaptive):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """A = 0.1 HiPPO-LegS, B ~ N(0, 0.1)."""
-        self._reset(self.config.adaptation)
-        self.a.copy_(0.1 * hippo_legs(self.size)[0])
+        """A = 0.1 HiPPO-LegS, or ~ N(0, 0.1) as B is."""
+        self._reset(self.config)
+        if self.config.init == "random":
+            nn.init.normal_(self.a, std=0.1)
+        else:
+            self.a.copy_(0.1 * hippo_legs(self.size)[0])
         nn.init.normal_(self.b, std=0.1)
 
     def growth(self, size: int) -> Table:
@@ -203,8 +205,8 @@ class Dense(_Adaptive):
 
     @torch.no_grad()
     def time_constants(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
-        """tau (B, T, N)."""
-        return self._run(inputs, before, dt)[1]
+        """tau (B, T, N): in units of dt."""
+        return self._run(inputs, before, dt)[1] / (self.config.dt or 1)
 
     def effort(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
         """There is no Newton's method for dynamics that couple."""
@@ -221,7 +223,7 @@ class Dense(_Adaptive):
         states, taus = [], []
         for now, drive, time in zip(u.unbind(1), entry.unbind(1), times.unbind(1), strict=True):
             tau = self._tau(x, now)
-            x = self._advance(x, drive, tau, time.to(x.dtype))
+            x = self._advance(x, drive, tau, time.to(x.dtype) * (self.config.dt or 1))
             states.append(x)
             taus.append(tau)
         return torch.stack(states, 1), torch.stack(taus, 1)

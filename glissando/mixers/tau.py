@@ -41,7 +41,7 @@ from glissando.mixers.memory import check_horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import shifted
 from glissando.mixers.tau_cache import BinnedCache, ExactCache, Heard, TauState
-from glissando.ops.energy import energy
+from glissando.ops.energy import edges_pay, energy, energy_edges
 from glissando.ops.rope import rotate, rotation_after
 from glissando.ops.tau_attention import exponents, tau_attention
 from glissando.precision import exact
@@ -276,8 +276,9 @@ class Tau(Mixer):
         self.laplacian.copy_(other.laplacian)
 
     def flops(self, length: int) -> Flops:
-        """x'L of every query and key, and p v."""
-        return Flops(2.0 * self.sides * self.heads * self.key_size**2 + 2.0 * self.heads * self.head_size * length)
+        """x'L of every query and key where L is no diagonal, and p v."""
+        energies = 0 if self.config.laplacian_weights == "diagonal" else self.key_size**2
+        return Flops(2.0 * self.sides * self.heads * energies + 2.0 * self.heads * self.head_size * length)
 
     def mix(self, x: Tensor, state: TauState | None, ctx: Context) -> tuple[Tensor, TauState | None]:
         heard, turn = self.lambdas(x, state), self._turn(x, None if state is None else state.position)
@@ -338,6 +339,8 @@ class Tau(Mixer):
             size = self.key_size // repeat
             table = rotation_after(position, x.shape[1], size, base, size, self.qk.weight.dtype, x.device)
             heads = rotate(heads.unflatten(-1, (repeat, size)), table[..., None, None, :]).flatten(-2)
+        if self.log_edges is None and edges_pay(heads, self.laplacian):
+            return energy_edges(heads, *graphs.edges_of(self.laplacian), self.config.eps)
         return energy(heads, self.matrix(), self.config.eps).clamp_min(0)
 
     def key_energies(self, x: Tensor, ctx: Context) -> Tensor:
@@ -365,12 +368,14 @@ class Tau(Mixer):
         return dict(zip(self.observed, (p05, p50, p95, self.tau, *means), strict=True))
 
     def matrix(self) -> Tensor:
-        """L (S, S): fixed, with learned edges, or a learned diagonal."""
-        if self.log_edges is None:
+        """L (S, S): fixed or with learned edges; or a learned diagonal (S,)."""
+        if self.log_edges is not None and self.log_edges.ndim == 1:
+            return self.log_edges.exp()
+        if self.log_edges is None and self.laplacian.dtype is torch.float32:
             return self.laplacian
-        if self.log_edges.ndim == 1:
-            return self.log_edges.exp().diag()
-        weights = -self.laplacian * (0.5 * (self.log_edges + self.log_edges.T)).exp()
+        weights = -exact(self.laplacian)  # summed anew: cast to another precision, its rows would not sum to 0
+        if self.log_edges is not None:
+            weights = weights * (0.5 * (self.log_edges + self.log_edges.T)).exp()
         weights = weights - weights.diag().diag()
         return weights.sum(-1).diag() - weights
 

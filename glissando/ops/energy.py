@@ -9,31 +9,94 @@ Source: Chung 1997, Spectral Graph Theory, section 1.2.
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any, Literal
 
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from glissando.errors import ConfigError
+from glissando.ops.compiled import over_rows, require_types, same_reals, use_numba
 from glissando.precision import exact, without_autocast
 
 
 def energy(x: Tensor, laplacian: Tensor, eps: float = 1e-6) -> Tensor:
-    """x (..., K), laplacian (K, K) -> (...); differentiable in both. The plain form, and the fast one for the usual
-    K: on one CPU core at 12 edges a node, forward and backward, `energy_edges` takes 11, 7, 2 and 0.5 times as long at
-    K = 64, 384, 2048 and 8192.
+    """x (..., K), laplacian (K, K), or (K,) a diagonal -> (...); differentiable in both.
 
     Rounding may take the energy of a nearly constant vector slightly below 0.
     """
     x = exact(x)
+    laplacian = laplacian.to(x.dtype)
+    if laplacian.ndim == 1:
+        return (x * laplacian * x).sum(-1) / (x.square().sum(-1) + eps)
     with without_autocast(x.device.type):
-        smoothed = x @ laplacian.to(x.dtype)
+        smoothed = x @ laplacian
     return (smoothed * x).sum(-1) / (x.square().sum(-1) + eps)
 
 
-def energy_edges(x: Tensor, edges: Tensor, weights: Tensor, eps: float = 1e-6) -> Tensor:
+def edges_pay(x: Tensor, laplacian: Tensor) -> bool:
+    """Whether `energy_edges` is faster than `energy` for x (..., K): on a CPU, for 4,096 vectors or more, where at most
+    a quarter of the entries of L are not 0. Measured in docs/tauformer.md.
+    """
+    if x.numel() < 4096 * x.shape[-1] or not use_numba("energy_edges", "auto", x):
+        return False
+    return bool(4 * laplacian.count_nonzero() <= laplacian.numel())
+
+
+def energy_edges(
+    x: Tensor,
+    edges: Tensor,
+    weights: Tensor,
+    eps: float = 1e-6,
+    backend: Literal["auto", "reference", "numba"] = "auto",
+) -> Tensor:
     """x (..., K), edges (2, E) int64, each once, weights (E,) -> (...); differentiable in x and weights.
 
-    Never below 0 where no weight is. It holds E numbers a vector and no K x K matrix, so memory is linear in the edges.
+    reference  holds E numbers a vector
+    numba      one pass over memory forward and one backward, on a CPU, for weights that take no gradient
+    auto       the kernel where it can run
+
+    Never below 0 where no weight is. There is no K x K matrix, so memory is linear in the edges. Only `reference` has
+    second derivatives. Raises ConfigError for `numba` elsewhere than on a CPU or with weights that take a gradient.
     """
     x = exact(x)
+    weights = weights.to(x.dtype)
+    if use_numba("energy_edges", backend, x):
+        learned = weights.requires_grad and torch.is_grad_enabled()
+        if backend == "numba" and learned:
+            raise ConfigError(
+                "energy_edges: backend 'numba' gives weights no gradient; use 'auto', or weights.detach()"
+            )
+        if not learned and (backend == "numba" or same_reals(x, weights)):
+            require_types("energy_edges", x=x, weights=weights)
+            return _Kernel.apply(x.contiguous(), edges, weights, eps)
     differences = x.index_select(-1, edges[0]) - x.index_select(-1, edges[1])
     with without_autocast(x.device.type):
-        rise = differences.square() @ weights.to(x.dtype)
+        rise = differences.square() @ weights
     return rise / (x.square().sum(-1) + eps)
+
+
+class _Kernel(torch.autograd.Function):
+    """dx = 2 (Lx - E x) / (x'x + eps)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, edges: Tensor, weights: Tensor, eps: float) -> Tensor:
+        from glissando.ops.energy_numba import forward
+
+        rows = x.detach().reshape(-1, x.shape[-1])
+        y = rows.new_empty(len(rows))
+        ctx.graph, ctx.cost = (*edges.numpy(), weights.detach().numpy(), eps), 1 + len(weights) // x.shape[-1]
+        over_rows(forward, rows, rows.numpy(), *ctx.graph, y.numpy(), cost=ctx.cost)
+        ctx.save_for_backward(rows, y)
+        return y.view(x.shape[:-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        from glissando.ops.energy_numba import backward
+
+        rows, y = ctx.saved_tensors
+        grad_x = torch.empty_like(rows)
+        given = rows.numpy(), *ctx.graph, y.numpy(), grad.reshape(-1).numpy()
+        over_rows(backward, rows, *given, grad_x.numpy(), cost=ctx.cost)
+        return grad_x.view(*grad.shape, rows.shape[-1]), None, None, None

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plots", help="directory for pictures: loss, gradients, steps of a flow")
     parser.add_argument("--steps", type=bool, default=False, help="measure every solver and number of steps of a flow")
-    parser.add_argument("--time_constants", help="picture (.png) of a liquid model's time constants over a text")
+    parser.add_argument("--diagnostics", help="directory for tables and pictures of a liquid model, token by token")
     parser.add_argument("--prompt", help="that text; if absent, the beginning of the held-out one")
     parser.add_argument("--tasks", help="tasks of lm-eval with commas between, or `list`; glissando_* need no network")
     parser.add_argument("--limit", type=int | None, default=None, help="documents of each of the --tasks")
@@ -88,7 +88,7 @@ def _score(run: Run, trained: dict[str, Any], options: Any, given: Set[str]) -> 
     _require_flow(model, options)
     _require_liquid(model, options)
     _require_places(options)
-    drawn = _held_out(corpus) if options.time_constants else []
+    drawn = _held_out(corpus) if options.diagnostics else []
     # A model that is told something of each text must not be set beside one that is not, unseen.
     told = {"labels_told": ", ".join(corpus.control_names)} if corpus.control_names else {}
     result = {"corpus": config.corpus} | told | measure(model, corpus, options.exact_match)
@@ -114,8 +114,8 @@ def _score(run: Run, trained: dict[str, Any], options: Any, given: Set[str]) -> 
         floor = build_corpus(from_dict(DataConfig, trained, "data"), model.tokenizer).entropy_floor
         for picture in plot_run(run.path, model, Path(options.plots).expanduser(), floor, steps, halting):
             print(f"picture: {picture}", file=sys.stderr)
-    if options.time_constants:
-        _time_constants(model, drawn, options)
+    if options.diagnostics:
+        _diagnostics(model, drawn, options)
 
 
 def _require_used(options: Any, trained: dict[str, Any], given: Sequence[str]) -> None:
@@ -165,7 +165,7 @@ def _refuse_mixed(options: Any, given: Sequence[str]) -> None:
             raise ConfigError(f"--limit {options.limit} is for --tasks, and none are given; name some or leave it out")
         return
     for name in given:
-        if name in ("--file", "--plots", "--steps", "--time_constants", "--prompt", "--exact_match", "--data") or (
+        if name in ("--file", "--plots", "--steps", "--diagnostics", "--prompt", "--exact_match", "--data") or (
             name.startswith("--data.")
         ):
             raise ConfigError(f"--tasks scores texts of its own, and {name} was given too; leave one of them out")
@@ -210,23 +210,36 @@ def _require_flow(model: LanguageModel, options: Any) -> None:
 
 
 def _require_liquid(model: LanguageModel, options: Any) -> None:
-    from glissando.evaluation.time_constants import liquid_mixers, require_drawable
+    from glissando.evaluation.time_constants import require_drawable
 
     if options.prompt == "":
         raise ConfigError("--prompt is an empty text, of which nothing can be drawn; give one, or leave --prompt out")
-    if options.prompt is not None and options.time_constants is None:
-        raise ConfigError("--prompt is the text of --time_constants; give that too, or leave --prompt out")
-    if options.time_constants is None:
+    if options.prompt is not None and options.diagnostics is None:
+        raise ConfigError("--prompt is the text of --diagnostics; give that too, or leave --prompt out")
+    if options.diagnostics is None:
         return
-    if Path(options.time_constants).suffix != ".png":
-        raise ConfigError(f"--time_constants is the picture to draw, a .png; got {options.time_constants}")
-    if not liquid_mixers(model):
-        raise ConfigError(
-            f"--time_constants is of liquid mixers, and {options.run} has none (its model.mixer is "
-            f"{model.config.mixer}); leave it out"
-        )
+    require_diagnostics(model, options.run, options.diagnostics, (TIME_CONSTANTS, PATTERNS))
     if options.prompt is not None and model.tokenizer is not None:
         require_drawable(model.tokenizer.encode(options.prompt))
+
+
+def require_diagnostics(model: LanguageModel, run: str, folder: str, more: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a model without a liquid mixer, and where a file of --diagnostics cannot be written."""
+    from glissando.evaluation.diagnostics import PICTURE, TABLE
+    from glissando.evaluation.time_constants import liquid_mixers
+
+    if not liquid_mixers(model):
+        raise ConfigError(
+            f"--diagnostics is of liquid mixers, and {run} has none (its model.mixer is {model.config.mixer}); leave "
+            "it out"
+        )
+    place = Path(folder).expanduser()
+    require_writable("--diagnostics", place)
+    _require_none("--diagnostics", [place / name for name in (TABLE, PICTURE, *more)])
+
+
+#: files of --diagnostics beside the table and the picture of all quantities
+TIME_CONSTANTS, PATTERNS = "time-constants.png", "patterns.png"
 
 
 def _require_places(options: Any) -> None:
@@ -237,10 +250,6 @@ def _require_places(options: Any) -> None:
         plots = Path(options.plots).expanduser()
         require_writable("--plots", plots)
         _require_none("--plots", [plots / name for name in PICTURES])
-    if options.time_constants is not None:
-        picture = Path(options.time_constants).expanduser()
-        require_writable("--time_constants", picture.parent)
-        _require_none("--time_constants", [picture])
 
 
 def _require_none(option: str, files: Sequence[Path]) -> None:
@@ -249,7 +258,7 @@ def _require_none(option: str, files: Sequence[Path]) -> None:
 
 
 def _held_out(corpus: Corpus) -> list[int]:
-    """Ids of held-out text for `--time_constants`: rows that do not overlap. Raises DataError for too few of them."""
+    """Ids of held-out text for `--diagnostics`: rows that do not overlap. Raises DataError for too few of them."""
     from glissando.evaluation.time_constants import LENGTH, SEEDS
 
     ids: list[int] = []
@@ -259,22 +268,39 @@ def _held_out(corpus: Corpus) -> list[int]:
             break
     if len(ids) < SEEDS * _SHORTEST:
         raise DataError(
-            f"--time_constants compares patterns with {SEEDS} rows of text of at least {_SHORTEST} tokens, "
+            f"--diagnostics compares patterns with {SEEDS} rows of text of at least {_SHORTEST} tokens, "
             f"{SEEDS * _SHORTEST} in all, and the text has {len(ids)}; score a longer one (--prompt is what is drawn)"
         )
     return ids
 
 
-def _time_constants(model: LanguageModel, ids: list[int], options: Any) -> None:
-    """The picture, and what patterns over time do to tau."""
-    from glissando.evaluation.time_constants import LENGTH, SEEDS, compare_patterns, pattern_table, plot_text, texts
+def _diagnostics(model: LanguageModel, ids: list[int], options: Any) -> None:
+    """Every quantity of every token, and what patterns over time do to tau."""
+    import torch
+
+    from glissando.evaluation import time_constants as tau
+    from glissando.evaluation.diagnostics import gather, recording, write
+    from glissando.generation import computing, room_after
 
     assert model.tokenizer is not None
-    text = model.tokenizer.decode(ids[:_DRAWN]) if options.prompt is None else options.prompt
-    picture = plot_text(model, text, Path(options.time_constants).expanduser())
-    length = min(LENGTH, len(ids) // SEEDS)
-    print(pattern_table(compare_patterns(model, texts(model, ids), length=length)), file=sys.stderr)
-    print(f"picture: {picture}", file=sys.stderr)
+    folder, device = Path(options.diagnostics).expanduser(), model.embedding.weight.device
+    text = ids[:_DRAWN] if options.prompt is None else model.tokenizer.encode(options.prompt)
+    with computing(model), recording(model) as calls:
+        model(torch.tensor([text], device=device))
+    files = write(model, gather(model, calls), folder)
+    files.append(tau.plot_text(model, model.tokenizer.decode(text), folder / TIME_CONSTANTS))
+    longest = min(tau.LENGTH, room_after(model, 1))
+    tokens, numbers = tau.texts(model, ids), tau.signals(model)
+    print(
+        tau.pattern_table(tau.compare_patterns(model, tokens, length=min(longest, len(ids) // tau.SEEDS))),
+        file=sys.stderr,
+    )
+    rows = tau.compare_patterns(model, numbers, length=longest)
+    print("in the place of embeddings, with their means and deviations:", file=sys.stderr)
+    print(tau.pattern_table(rows), file=sys.stderr)
+    files.append(tau.plot_patterns(model, numbers, rows, folder / PATTERNS, min(longest, 128)))
+    for file in files:
+        print(f"written: {file}", file=sys.stderr)
 
 
 #: tokens of the held-out text in the picture, and the least of a row that is compared

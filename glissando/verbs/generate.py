@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from glissando.errors import ConfigError
@@ -34,6 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stop", type=list[str], default=[], help="stop before this text, or any of a list")
     parser.add_argument("--control", help="the dials, NAME=VALUE with commas between: mood=0.7,speech=-1")
+    parser.add_argument("--diagnostics", help="directory for a table and a picture of a liquid model, token by token")
     add_inference_options(parser)
     add_checkpoint_option(parser)
     options = take_checkpoint(parse(parser, [*_quoted(arguments)]))
@@ -74,6 +77,16 @@ def _write(options: object) -> None:
 
     o = vars(options)
     model = load(o["run"], inference_overrides(options))
+    folder = o["diagnostics"]
+    record: Any = contextlib.nullcontext()
+    if folder is not None:
+        from glissando.evaluation.diagnostics import recording
+        from glissando.verbs.evaluate import require_diagnostics
+
+        if len(o["prompt"]) > 1:
+            raise ConfigError(f"--diagnostics is of one text, and --prompt is a list of {len(o['prompt'])}; give one")
+        require_diagnostics(model, o["run"], folder)
+        record = recording(model)
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
     shown = visible if sys.stdout.isatty() else str
     keywords: dict[str, Any] = {k: o[k] for k in ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")}
@@ -87,13 +100,19 @@ def _write(options: object) -> None:
             print(f"stopped at the model's {model.config.max_length} positions", file=sys.stderr)
 
     if len(o["prompt"]) == 1:
-        pieces = stream(model, o["prompt"][0], **keywords)
-        first = next(pieces, "")  # a mistake in the options shows here, and nothing has been printed
-        print(o["prompt"][0], end="", flush=True)
-        for piece in itertools.chain([first], pieces):
-            print(shown(piece), end="", flush=True)
+        with record as calls:
+            pieces = stream(model, o["prompt"][0], **keywords)
+            first = next(pieces, "")  # a mistake in the options shows here, and nothing has been printed
+            print(o["prompt"][0], end="", flush=True)
+            for piece in itertools.chain([first], pieces):
+                print(shown(piece), end="", flush=True)
         print(flush=True)
         say_full()
+        if calls is not None:
+            from glissando.evaluation.diagnostics import gather, write
+
+            for file in write(model, gather(model, calls), Path(folder).expanduser()):
+                print(f"written: {file}", file=sys.stderr)
         return
     for number, (prompt, text) in enumerate(
         zip(o["prompt"], generate(model, o["prompt"], **keywords), strict=True), start=1

@@ -29,6 +29,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "run": ("neighbors",),
     "corpus": _OF_TEXT,
     "text": _OF_TEXT,
+    "graph": ("holds",),
     "chain": (),
 }
 _DETAILS = tuple(dict.fromkeys(name for names in SOURCES.values() for name in names))
@@ -43,10 +44,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--run", help="source: the token embedding of this run")
     parser.add_argument("--corpus", help="source: co-occurrence in a corpus that needs no file, such as stories")
     parser.add_argument("--text", help="source: co-occurrence in a text file, but for its held-out end")
+    parser.add_argument(
+        "--graph", help="source: an edge list (.csv, .tsv) or a sparse matrix (.mtx, .npz) of another program"
+    )
     parser.add_argument("--chain", action="store_true", help="source: a path, the plain default")
     parser.add_argument("--size", type=int | None, default=None, help="project to this head size; of a chain, its size")
     parser.add_argument("--neighbors", type=int | None, default=None, help=f"links a feature chooses ({NEIGHBORS})")
     parser.add_argument("--tensor", help="for --embeddings: which, if the file has several")
+    parser.add_argument("--holds", help="for --graph: adjacency, or laplacian; if absent, the file's row sums decide")
     parser.add_argument("--tokens", type=int | None, default=None, help=f"for a text: tokens to read ({TOKENS:,})")
     parser.add_argument("--vocabulary", type=int | None, default=None, help="for a text: tokens of a BPE; else bytes")
     parser.add_argument("--features", type=int | None, default=None, help="for a text: F (64, or all there are)")
@@ -131,10 +136,16 @@ def _graph(source: str, options: Any) -> tuple[Tensor, dict[str, str]]:
 
     if source == "chain":
         return chain(options.size), {"source": "chain"}
-    neighbors = NEIGHBORS if options.neighbors is None else options.neighbors
-    embeddings, counts, about = _embed(source, options)
-    laplacian = from_embeddings(embeddings, neighbors, counts)
-    about |= {"features": str(len(laplacian)), "neighbors": str(neighbors)}
+    if source == "graph":
+        from glissando.graph_files import read_graph
+
+        laplacian, holds = read_graph(Path(options.graph), options.holds)
+        about = {"source": f"graph {Path(options.graph).name}", "holds": holds, "features": str(len(laplacian))}
+    else:
+        neighbors = NEIGHBORS if options.neighbors is None else options.neighbors
+        embeddings, counts, about = _embed(source, options)
+        laplacian = from_embeddings(embeddings, neighbors, counts)
+        about |= {"features": str(len(laplacian)), "neighbors": str(neighbors)}
     return normalise(laplacian if options.size is None else project(laplacian, options.size)), about
 
 

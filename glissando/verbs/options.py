@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import json
 import re
 import tempfile
 import typing
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from glissando.config import readable, section_of
+from glissando.data.corpora import TokenizerConfig
 from glissando.errors import ConfigError, nearest
 
 
@@ -47,7 +50,7 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
             hint = f" Did you mean {close}?" if close else ""
             raise ConfigError(f"unknown option {name}.{hint} See `{parser.prog} --help`.")
     try:
-        options = parser.parse_args(_whole_numbers(known, arguments))
+        options = parser.parse_args(_spelled_out(known, arguments))
     except ArgumentError as error:
         raise ConfigError(readable(str(error))) from error
     for name, text in _taken_for_nothing(known, arguments):
@@ -76,13 +79,17 @@ def _last(option: str) -> str:
     return option.removeprefix("--").rpartition(".")[2]
 
 
-def _whole_numbers(known: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
-    """`arguments` with 2e6 as 2000000 where an option takes a whole number."""
+def _spelled_out(known: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
+    """`arguments` with 2e6 as 2000000 where an option takes a whole number, and a tokenizer by name or path as its
+    options."""
     found, before = [], ""
     for argument in arguments:
         name, sign, value = argument.partition("=")
         inline = bool(sign) and name in known
         option, text = (name, value) if inline else (before, argument)
+        if option == "--data.tokenizer" in known and not text.startswith(("{", "--")):
+            section = json.dumps(asdict(TokenizerConfig(**TokenizerConfig.from_text(text))))  # type: ignore[arg-type]
+            argument = f"{name}={section}" if inline else section
         hint = getattr(known.get(option), "_typehint", None)
         if hint in (int, int | None) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE]\+?\d{1,3}", text):
             number = Decimal(text)

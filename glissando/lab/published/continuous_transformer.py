@@ -20,9 +20,8 @@ Its defects, kept:
 * 7,169 of 2,905,601 parameters are in the operator; the lift and the tables hold the others;
 * t omega is rounded in float32, so the phase is lost at large t.
 
-Read so where the publication leaves a choice: P divides by a complex number (its magnitude is what can vanish; the
-phase only turns z as a whole), with a mean over D and not D - 1; "0.02" is the deviation of each part of b_i and of
-each complex entry of F and G; the lift and the head start as PyTorch starts them.
+F, G and b_i start N(0, 0.02) in each of their real and imaginary parts, log_gamma N(-2, 0.5), m N(0, 0.02); the table,
+the lift and the head as PyTorch starts them. tests/test_sources.py runs the publication's own program beside this one.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ class _Operator(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.filter = nn.Parameter(0.02 * torch.randn(size, dtype=torch.complex64))  # F
-        self.gate = nn.Parameter(0.02 * torch.randn(size, dtype=torch.complex64))  # G
+        self.filter = nn.Parameter(0.02 * torch.complex(torch.randn(size), torch.randn(size)))  # F
+        self.gate = nn.Parameter(0.02 * torch.complex(torch.randn(size), torch.randn(size)))  # G
         self.alpha = nn.Parameter(torch.full((size,), 0.5))
         self.beta = nn.Parameter(torch.zeros(size))
         self.log_gamma = nn.Parameter(-2 + 0.5 * torch.randn(size))

@@ -18,7 +18,7 @@ Its defects, kept:
 * memory is not constant in the number of steps: the state at every time that the solver is asked for is kept;
 * dropout stands within the field, so that its right-hand side is another one at every evaluation.
 
-Read so where the publication leaves a choice: weights start as PyTorch starts them; attention has biases.
+Weights start as PyTorch starts them. tests/test_sources.py runs the publication's own program beside this one.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@
             Linear(2 D, D)(drop(GELU(LN(Linear(D, 2 D)(y))))) + clamp(r, 0, 1) x,   r = 0.1 at first
     core:   ds/dt = -s / tau + A s + B u;   y = c * (C LN(s) + D u) + b
             tau = clamp(clamp(exp(log_tau), .01, 10) (1 + clamp(a, .001, 1) phi(s, u)), .01, 10)
-            phi = tanh Linear(2 S, S) tanh LN Linear(2 S, 2 S)
+            phi = tanh Linear(2 S, S) tanh LN Linear(I + S, 2 S)
     a token: tau once; dt = clamp(min tau / 10, .001, .1); ten steps s <- clamp(Ad s + Bd u, -1e6, 1e6) with
-            Ad = exp(dt M), Bd = M^-1 (Ad - I) B, M = clamp(A - 1 / tau, -10, 10)
+            [[Ad, Bd], [0, I]] = exp(dt [[M, B], [0, 0]]), M = clamp(A - 1 / tau, -10, 10)
 
 2,711,669 parameters at V = 1000, D = 256, S = 128, four layers, length 512. A, called HiPPO's, is 0.1 times
 +sqrt((2i + 1)(2j + 1)) below the diagonal and -(2i + 1) on it, or 0.1 N; B and C are 0.1 N, D is 0, log_tau 0, a 0.1.
@@ -23,13 +23,14 @@ Its defects, kept:
 * a matrix exponential of its own for every row, token and layer, one token after the other; ten steps with one Ad are
   one with Ad^10; decoding computes the whole prefix again for every token;
 * that A is not LegS (whose signs are the other way and whose diagonal is -(i + 1)), and its transients explode;
-* NaN and infinities are replaced, ids out of range moved into it, long inputs cut, and where M has no inverse the
-  step is one of first order: all of it silently;
+* NaN becomes 0 and any infinity, minus infinity too, the upper bound (`safe`); ids out of range are moved into it and
+  long inputs cut: all of it silently;
 * generation stops at token 2 and takes one row alone; there are no time stamps, so that no series is irregular.
 
-Read so where the publication leaves a choice: the exponential is PyTorch's, over all rows at once (which is faster than
-one row after the other); non-finite states become 0 or +-1e6 after each step; the gate reads what it multiplies;
-biases start at 0.
+Linear maps start by Xavier's uniform rule with biases of 0, tables N(0, 0.02). The publication takes SciPy's
+exponential of [[M, B], [0, 0]], row by row in float64, and rounds Ad and Bd to float32; here it is PyTorch's, of all
+rows at once (which is faster), in the type of the weights. tests/test_sources.py runs the publication's own program
+beside this one.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from glissando.ops.zero_order_hold import discretize
 
 SUBSTEPS = 10
 END = 2
@@ -74,19 +77,26 @@ class PublishedLiquid(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         ids = ids[:, : self.positions.num_embeddings].clamp(0, self.embedding.num_embeddings - 1)
-        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        x = safe(self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device)))
         for norm, layer in zip(self.norms, self.layers, strict=True):
             h = layer(norm(x))
-            x = x + h * self.gate(h.mean(1, keepdim=True))
-        return torch.nan_to_num(self.head(self.norm(x))).clamp(-50, 50)
+            x = safe(x + h * self.gate(h.mean(1, keepdim=True)))
+        return safe(self.head(self.norm(x)), 50)
 
     @torch.no_grad()
-    def generate(self, ids: Tensor, tokens: int) -> Tensor:
-        """The likeliest token after ids (1, T), again and again: (1, T + tokens), or less where token 2 came."""
+    def generate(self, ids: Tensor, tokens: int, top_p: float = 0.95) -> Tensor:
+        """ids (1, T) and up to so many tokens drawn after them, from the likeliest that make up top_p: (1, T + tokens),
+        or less where token 2 came or the table of positions ends."""
+        self.eval()
         for _ in range(tokens):
-            latest = self(ids)[:, -1].argmax(-1)
-            ids = torch.cat([ids, latest.unsqueeze(1)], 1)
-            if latest.item() == END:
+            if ids.shape[1] > self.positions.num_embeddings:
+                break
+            logits, order = self(ids)[:, -1].sort(descending=True)
+            p = logits.softmax(-1)
+            kept = logits.masked_fill(p.cumsum(-1) - p > top_p, -torch.inf)
+            drawn = torch.empty_like(kept).scatter(-1, order, kept).softmax(-1).multinomial(1)
+            ids = torch.cat([ids, drawn], 1)
+            if drawn.item() == END:
                 break
         return ids
 
@@ -110,19 +120,20 @@ class Layer(nn.Module):
 
 
 class Core(nn.Module):
-    """The equation: u (B, T, S) -> y (B, T, D) and the states (B, T, S)."""
+    """The equation: u (B, T, I), I = S unless it is given -> y (B, T, D) and the states (B, T, S)."""
 
-    def __init__(self, size: int, state_size: int, hippo: bool) -> None:
+    def __init__(self, size: int, state_size: int, hippo: bool, inputs: int | None = None) -> None:
         super().__init__()
+        inputs = inputs or state_size
         noise = 0.1 * torch.randn(state_size, state_size)
         self.A = nn.Parameter(0.1 * called_hippo(state_size) if hippo else noise)
-        self.B = nn.Parameter(0.1 * torch.randn(state_size, state_size))
+        self.B = nn.Parameter(0.1 * torch.randn(state_size, inputs))
         self.C = nn.Parameter(0.1 * torch.randn(size, state_size))
-        self.D = nn.Parameter(torch.zeros(size, state_size))
+        self.D = nn.Parameter(torch.zeros(size, inputs))
         self.log_tau = nn.Parameter(torch.zeros(state_size))
         self.a = nn.Parameter(torch.tensor(0.1))
         self.phi = nn.Sequential(
-            nn.Linear(2 * state_size, 2 * state_size),
+            nn.Linear(state_size + inputs, 2 * state_size),
             nn.LayerNorm(2 * state_size),
             nn.Tanh(),
             nn.Linear(2 * state_size, state_size),
@@ -134,11 +145,11 @@ class Core(nn.Module):
     def forward(self, u: Tensor) -> tuple[Tensor, Tensor]:
         states, _ = self.run(u)
         y = F.linear(self.norm(states), self.C) + F.linear(u, self.D)
-        return y * self.scale + self.shift, states
+        return safe(y * self.scale + self.shift), states
 
     def run(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """The states and the time constants behind every token, (B, T, S) each."""
-        state, states, constants = torch.zeros_like(u[:, 0]), [], []
+        state, states, constants = u.new_zeros(len(u), len(self.A)), [], []
         for latest in u.unbind(1):
             tau = self.tau(state, latest)
             state = self.step(state, latest, tau)
@@ -153,22 +164,17 @@ class Core(nn.Module):
     def step(self, state: Tensor, u: Tensor, tau: Tensor) -> Tensor:
         # The defect: detached, so that nothing below carries a gradient but the state and the input.
         tau, A, B = tau.detach(), self.A.detach(), self.B.detach()
-        dt = (tau.min() / SUBSTEPS).clamp(0.001, 0.1)  # of all rows
-        Ad, Bd = hold((A - torch.diag_embed(1 / tau)).clamp(-10, 10), B, dt)
+        dt = max(0.001, min(0.1, 0.1 * tau.min().item()))  # of all rows
+        Ad, Bd = discretize(safe(A - torch.diag_embed(1 / tau), 10), B, dt)
+        entered = (Bd @ u.unsqueeze(-1)).squeeze(-1)
         for _ in range(SUBSTEPS):
-            state = (Ad @ state.unsqueeze(-1) + Bd @ u.unsqueeze(-1)).squeeze(-1)
-            state = torch.nan_to_num(state).clamp(-1e6, 1e6)
+            state = safe((Ad @ state.unsqueeze(-1)).squeeze(-1) + entered)
         return state
 
 
-def hold(A: Tensor, B: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
-    """Zero-order hold by the inverse of A (B, S, S); of first order where there is none, in all rows."""
-    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    Ad = torch.linalg.matrix_exp(dt * A)
-    try:
-        return Ad, torch.linalg.solve(A, (Ad - one) @ B)
-    except RuntimeError:  # the defect: whatever it was, nobody hears of it
-        return one + dt * A, (dt * B).expand_as(A)
+def safe(x: Tensor, bound: float = 1e6) -> Tensor:
+    """x within +-bound, NaN as 0 and both infinities as bound."""
+    return x.nan_to_num(0.0, bound, bound).clamp(-bound, bound)
 
 
 def called_hippo(size: int) -> Tensor:

@@ -18,7 +18,7 @@ Its defects, kept:
 * the step of training computes the mask of what follows the tab, and scores everything, the padding included;
 * nothing ends an output: generation has to be told how long an answer is.
 
-Weights start as PyTorch starts them.
+Weights start as PyTorch starts them. tests/test_sources.py runs the publication's own program beside this one.
 """
 
 from __future__ import annotations

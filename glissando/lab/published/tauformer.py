@@ -10,15 +10,18 @@
 6 layers, 6 heads of 64, 30,522 words, untied: 34,057,728 parameters. T = 1, eps = 1e-6. tau is one number, calibrated
 at the start as the median energy of the first layer's keys. The cache holds v and lambda_k.
 
+The article has lambda, the logits, the sizes and the calibration, and no program. The rest is of its author's crate
+`tauformer` (github.com/tuned-org-uk/tauformer): norms, the MLP, eps, T, the chain, and that the sparse path is out of
+the graph of gradients, where the article says that gradients flow through lambda. Of the crate are left out: clamps of
+q, k and v to +-5 and of logits to +-50, a soft cap of 15 where it generates, its Kaiming start (N(0, 0.02) here), and
+that its sparse path takes the median of each vector's own entries for tau.
+
 Its defects, kept:
 
 * the sparse path computes E outside the graph of gradients, so that Wq and Wk get none and never learn (`detached`);
 * with T = 1 and lambda in [0, 1) no weight is more than e times another: attention is an average;
 * causal attention costs N x N, although the logit is a distance of two numbers;
-* whoever gives a Laplacian gives one of the head's size; the one published is 384 wide.
-
-Read so where the publication leaves a choice: L is a chain, at its own scale, unless one is given; weights start
-N(0, 0.02).
+* whoever gives a Laplacian gives one of the head's size, whatever the width of the domain's vectors.
 """
 
 from __future__ import annotations

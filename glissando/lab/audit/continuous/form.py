@@ -1,9 +1,7 @@
-"""What of the Continuous Transformer shows without training: its size, its leak, its projection, its decoding."""
+"""What of the Continuous Transformer shows without training: its size, its leak, its projection."""
 
 from __future__ import annotations
 
-import time
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from glissando.lab.audit.claim import Finding, Plan
 from glissando.lab.audit.training import logits_of, parameters, seeded
 from glissando.lab.bench.speed import random_bytes
-from glissando.lab.published.continuous_transformer import CONTEXT, PublishedContinuousTransformer, standardise
+from glissando.lab.published.continuous_transformer import PublishedContinuousTransformer, standardise
 from glissando.model import LanguageModel
 
 PRESET = "continuous-transformer"
@@ -161,52 +159,3 @@ def _projected(name: str, project: Any, z: Tensor) -> Finding:
 
 def _shifted(z: Tensor) -> Tensor:
     return torch.randn(*z.shape, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-# ---------------------------------------------------------------------- decoding
-
-
-def decoding_as_published(plan: Plan) -> Finding:
-    """Milliseconds a character of the published form, which reads its last 1,024 again for each."""
-    model, contexts = _published(plan), [64, 128] if plan.quick else [256, 1024, 8192]
-    times = {context: 1e3 * _published_seconds(model, context, 1 if plan.quick else 5) for context in contexts}
-    said = f"{_told(times)}; nothing before the last {CONTEXT:,} characters is heard"
-    flat = max(times.values()) <= 1.2 * min(times.values())
-    heard = contexts[-1] <= CONTEXT
-    checks = {"the same at any context within 20 %": flat, "all of the context is heard": heard}
-    return Finding(said, {"milliseconds": {str(c): t for c, t in times.items()}}, checks)
-
-
-def decoding_corrected(plan: Plan) -> Finding:
-    """The same of the recurrence, from its state."""
-    contexts = (64, 128) if plan.quick else (1024, 8192, 65536)
-    times = {context: 1e3 * seconds for context, seconds in _our_seconds(plan, contexts).items()}
-    checks = {"the same at any context within 20 %": max(times.values()) <= 1.2 * min(times.values())}
-    return Finding(_told(times), {"milliseconds": {str(c): t for c, t in times.items()}}, checks)
-
-
-def _told(times: dict[int, float]) -> str:
-    told = ", ".join(f"{milliseconds:.3g} ms behind {context:,}" for context, milliseconds in times.items())
-    return f"a character takes {told} characters"
-
-
-def _published_seconds(model: PublishedContinuousTransformer, context: int, rounds: int) -> float:
-    ids, found = random_bytes(1, context), []
-    model.next_logits(ids)
-    for _ in range(rounds):
-        began = time.perf_counter()
-        model.next_logits(ids)
-        found.append(time.perf_counter() - began)
-    return min(found)
-
-
-@lru_cache(maxsize=1)
-def _our_seconds(plan: Plan, contexts: tuple[int, ...]) -> dict[int, float]:
-    """Seconds a character, the least of five rounds in turn, so that a busy machine slows none alone."""
-    from glissando.lab.bench.spectral import seconds_a_token
-
-    model, found = _ours(plan), {context: list[float]() for context in contexts}
-    for _ in range(1 if plan.quick else 5):
-        for context, seconds in found.items():
-            seconds.append(seconds_a_token(model, context, 8 if plan.quick else 64))
-    return {context: min(seconds) for context, seconds in found.items()}

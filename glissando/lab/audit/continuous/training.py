@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from glissando.lab.audit.claim import Finding, Plan
 from glissando.lab.audit.continuous.form import PRESET
@@ -159,7 +159,7 @@ def _read_twice(model: PublishedContinuousTransformer, plan: Plan) -> tuple[floa
     return -float(torch.stack(alone).mean()), -float(torch.stack(inside).mean())
 
 
-def _one_window(plan: Plan) -> tuple[torch.Tensor, list[int]]:
+def _one_window(plan: Plan) -> tuple[Tensor, list[int]]:
     """A window and, as the leak is a matter of its start, positions that are dense there."""
     length = size_of(plan).length
     early = list(range(1, 9)) if plan.quick else list(range(1, 49))
@@ -236,16 +236,17 @@ def _small_told(plan: Plan) -> str:
 
 # ---------------------------------------------------------------------- samples
 
-SAMPLE, TEMPERATURE, TOP_P = 200, 0.8, 0.9
+PROMPT, SAMPLE, TEMPERATURE, TOP_P = b"Once upon a time", 200, 0.8, 0.9
 NANO = "continuous-transformer-nano"
 _LONGER = f"longer training: glissando train --preset {NANO} --training.tokens 8000000 --out RUN, then --run RUN"
 
 
 def samples_as_published(plan: Plan) -> Finding:
-    """Samples of 200 characters as published, after the training that the plan allows: are their words words?"""
+    """Samples of 200 characters behind PROMPT, after the training that the plan allows: are their words words?"""
     model, _ = _published_run(plan)
     size = size_of(plan)
-    found = _judged(plan, [_sample(model, plan, seed) for seed in range(1 if plan.quick else 3)])
+    prompt = torch.tensor([*PROMPT])
+    found = _judged(plan, [_sample(model, plan, seed, prompt) for seed in range(1 if plan.quick else 3)])
     said = f"after {size.steps} steps of {size.length:,} characters: {found.said}"
     reached = size.steps >= FULL_STEPS
     return Finding(said, found.figures, found.checks if reached else {}, "" if reached else FULL)
@@ -263,22 +264,23 @@ def samples_corrected(plan: Plan) -> Finding:
         model = seeded(0, lambda: LanguageModel.from_preset(NANO, **shape))
         learn(model, read_bytes(plan).train, Learning(1, length, steps, 2e-3, 0, cosine, betas=(0.9, 0.99)))
         told, needs = f"{NANO} after {steps:,} steps of {length} characters", _LONGER
-    found = _judged(plan, [_sample(model, plan, seed) for seed in range(1 if plan.quick else 3)])
+    text = read_bytes(plan).held_out
+    prompts = [text[1000 * seed : 1000 * seed + 64] for seed in range(1 if plan.quick else 3)]
+    found = _judged(plan, [_sample(model, plan, seed, prompt) for seed, prompt in enumerate(prompts)])
     return Finding(f"{told}: {found.said}", found.figures, found.checks, needs)
 
 
 @torch.no_grad()
-def _sample(model: nn.Module, plan: Plan, seed: int) -> str:
-    """200 characters behind 64 of held-out text, all read again for each: what the published form does."""
-    count = 24 if plan.quick else SAMPLE
-    ids = read_bytes(plan).held_out[1000 * seed : 1000 * seed + 64].unsqueeze(0)
+def _sample(model: nn.Module, plan: Plan, seed: int, prompt: Tensor) -> str:
+    """200 characters behind the prompt, all read again for each: what the published form does."""
+    count, ids = 24 if plan.quick else SAMPLE, prompt.unsqueeze(0)
     rng = torch.Generator().manual_seed(seed)
     for _ in range(count):
         p = (logits_of(model, ids)[0, -1] / TEMPERATURE).softmax(-1)
         ordered, order = p.sort(descending=True)
         kept = ordered.where(ordered.cumsum(0) - ordered < TOP_P, 0.0)
         ids = torch.cat([ids, order[torch.multinomial(kept, 1, generator=rng)].unsqueeze(0)], 1)
-    return bytes(ids[0, 64:].tolist()).decode("utf-8", "replace")
+    return bytes(ids[0, len(prompt) :].tolist()).decode("utf-8", "replace")
 
 
 def _judged(plan: Plan, samples: list[str]) -> Finding:

@@ -122,8 +122,8 @@ def pairs_as_published(plan: Plan) -> Finding:
     lines = [found.lines for found in _files(plan)]
     said = f"{lines[0]} lines to train on and {lines[1]} to validate"
     checks = {
-        f"about {told} {what} (a fifth more or less)": abs(count - told) <= told / 5
-        for told, what, count in zip(STATED_PAIRS, ("to train on", "held out"), lines, strict=True)
+        f"about {stated} {what} (a fifth more or less)": abs(count - stated) <= stated / 5
+        for stated, what, count in zip(STATED_PAIRS, ("to train on", "held out"), lines, strict=True)
     }
     return Finding(said, {"lines": lines}, checks)
 

@@ -82,7 +82,7 @@ def _near_zero(small: PublishedMinimal, *, copy_norms: bool, scale: float = 1e-4
         layer = copy.deepcopy(small.blocks[-1])
         with torch.no_grad():
             for projection in (layer.wo, layer.down):
-                for parameter in projection.parameters():  # type: ignore[union-attr, operator]
+                for parameter in projection.parameters():  # type: ignore[union-attr]
                     parameter.normal_(std=scale)
         if not copy_norms:
             layer.ln1.reset_parameters()  # type: ignore[union-attr, operator]

@@ -1,0 +1,298 @@
+"""Figures of the documents: each is kept in one record, and README.md and docs/*.md follow it.
+
+A comment, which a reader of the page does not see, names the records of the numbers behind it:
+
+    <!--= runs/stories/8M/composite-nano/mean-->0.367            one number
+    <!--= gap/stories/8M/liquid-ssm-nano/gpt-->-0.006 +- 0.048   as many as the record has
+    <!--= parameters/gpt; floor/expected-->30,503,424 and 0.290  of several records
+    <!--= runs/stories/8M/{}/seeds | runs/stories/8M/{}/mean-->  above a table: of each column behind the first, whose
+                                                                 code or first word in a row stands for {}
+
+Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. In a list a key is a place, or `mean`.
+
+    python docs/figures.py                says what differs from its record, and fails if anything does
+    python docs/figures.py --write        writes what the records say
+    python docs/figures.py --list PATH    the records below a path
+
+Records: docs/audit/*.json (audit/NAME/...), docs/comparison/*.csv (compare/..., runs/..., gap/...), the code
+(parameters/..., floor/...) and, for what has no other record, docs/figures.yaml (kept/..., and some of runs/...).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from glissando.data.stories import entropy_floor, generate
+from glissando.lab.intervals import t_quantile
+from glissando.model import LanguageModel
+from glissando.presets import preset_names
+
+DOCS = Path(__file__).resolve().parent
+PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+MARK = re.compile(r"<!--= *(.*?) *-->")
+NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?(?![\d])")
+
+
+class NoRecord(Exception):
+    """A path at which no number is kept."""
+
+
+# ---------------------------------------------------------------------- records
+
+
+@cache
+def kept() -> dict[str, Any]:
+    return yaml.safe_load((DOCS / "figures.yaml").read_text())
+
+
+@cache
+def audit() -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text()) for path in (DOCS / "audit").glob("*.json")}
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    with (DOCS / "comparison" / f"{name}.csv").open(newline="") as file:
+        yield from csv.DictReader(file)
+
+
+@cache
+def compare() -> dict[str, Any]:
+    """NAME/MODEL/MEASURE: a value, and its interval where it has one; `excess` over the floor of the same stories;
+    probes/PROBE/MODEL: accuracy."""
+    found: dict[str, Any] = {}
+    for name in ("stories", "composites", "probes"):
+        for row in _rows(name):
+            numbers = [float(row[column]) for column in ("value", "low", "high") if row[column]]
+            if row["section"] == "model" and numbers:
+                found.setdefault(name, {}).setdefault(row["model"], {})[row["measure"]] = numbers
+            elif row["section"].startswith("one probe") and row["measure"] == "accuracy":
+                found[name].setdefault(row["section"].split()[-1], {})[row["model"]] = numbers
+        for of in found[name].values():
+            if "entropy_floor" in of:
+                of["excess"] = of["bits_per_byte"][0] - of["entropy_floor"][0]
+    return found
+
+
+@cache
+def runs() -> dict[str, Any]:
+    """CORPUS/BYTES/MODEL: held-out bits per byte by SEED, `seeds` (all of them), their `mean`, `range` and `count`."""
+    seeds: dict[str, Any] = {}
+
+    def add(corpus: str, size: str, model: str, seed: str, bits: float) -> None:
+        of_model = seeds.setdefault(corpus, {}).setdefault(size, {}).setdefault(model, {})
+        if str(seed) in of_model:
+            raise ValueError(f"two records of {corpus}, {size}, {model}, seed {seed}")
+        of_model[str(seed)] = float(bits)
+
+    for row in _rows("stories"):
+        if row["section"] == "one run" and row["measure"] == "bits_per_byte":
+            add("stories", "2M", row["model"], row["seed"], float(row["value"]))
+    for row in _rows("runs"):
+        model = row["model"] + (" with labels" if row["labels_told"] else "")
+        add(row["corpus"], f"{int(row['bytes']) // 1_000_000}M", model, row["seed"], float(row["bits_per_byte"]))
+    for corpus, sizes in kept()["runs"].items():
+        for size, models in sizes.items():
+            for model, found in models.items():
+                for seed, bits in found.items():
+                    add(corpus, size, model, seed, bits)
+    return {
+        corpus: {size: {model: _summary(of) for model, of in models.items()} for size, models in sizes.items()}
+        for corpus, sizes in seeds.items()
+    }
+
+
+def _summary(by_seed: dict[str, float]) -> dict[str, Any]:
+    bits = [by_seed[seed] for seed in sorted(by_seed)]
+    of_all = {"seeds": bits, "mean": statistics.mean(bits), "range": [min(bits), max(bits)], "count": len(bits)}
+    return {**by_seed, **of_all}
+
+
+@cache
+def gap() -> dict[str, Any]:
+    """CORPUS/BYTES/MODEL/OTHER: the mean difference of the same seeds, and half of its 95 % interval by Student's t."""
+    return {
+        corpus: {
+            size: {
+                model: {other: _gap(mine, yours) for other, yours in models.items() if other != model}
+                for model, mine in models.items()
+            }
+            for size, models in sizes.items()
+        }
+        for corpus, sizes in runs().items()
+    }
+
+
+def _gap(mine: dict[str, Any], yours: dict[str, Any]) -> list[float]:
+    if mine.keys() != yours.keys() or mine["count"] < 2:
+        return []
+    each = [a - b for a, b in zip(mine["seeds"], yours["seeds"], strict=True)]
+    half = t_quantile(len(each) - 1) * statistics.stdev(each) / len(each) ** 0.5
+    return [statistics.mean(each), half]
+
+
+@cache
+def parameters() -> dict[str, int]:
+    with torch.device("meta"):
+        models = {name: LanguageModel.from_preset(name) for name in preset_names()}
+    return {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
+
+
+@cache
+def floor() -> dict[str, float]:
+    """Bits per byte: expected of the generator; of the first 128 held-out stories themselves; of the half of these that
+    compare reports where the other half has chosen a learning rate."""
+    stories = sorted((generate(0, "valid", index) for index in range(128)), key=lambda story: len(story.text))
+
+    def of(some: list[Any]) -> float:
+        return sum(story.bits for story in some) / sum(len(story.text.encode()) for story in some)
+
+    return {"expected": entropy_floor(), "held_out": of(stories), "reported": of(stories[1::2])}
+
+
+RECORDS: dict[str, Callable[[], Mapping[str, Any]]] = {
+    each.__name__: each for each in (audit, compare, runs, gap, parameters, floor, kept)
+}
+
+
+def numbers_at(path: str) -> list[float]:
+    """The numbers kept at a path. Raises NoRecord where none is."""
+    path, _, scale = path.strip().partition("*")
+    node = node_at(path)
+    values = node if isinstance(node, list) else [node]
+    if not values or not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        raise NoRecord(f"{path}: no number, but {_below(node)}")
+    return [value * float(scale or 1) for value in values]
+
+
+def node_at(path: str) -> Any:
+    root, *keys = path.split("/")
+    if root not in RECORDS:
+        raise NoRecord(f"{path}: no record {root!r}; there are {', '.join(RECORDS)}")
+    node: Any = RECORDS[root]()
+    for key in keys:
+        try:
+            node = _child(node, key)
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise NoRecord(f"{path}: no {key!r}, but {_below(node)}") from None
+    return node
+
+
+def _child(node: Any, key: str) -> Any:
+    if not isinstance(node, list):
+        return node[key]
+    return statistics.mean(node) if key == "mean" else node[int(key)]
+
+
+def _below(node: Any) -> str:
+    return ", ".join(map(str, node)) if isinstance(node, dict) else repr(node)
+
+
+# ---------------------------------------------------------------------- pages
+
+
+def settle(text: str) -> tuple[str, list[str]]:
+    """The text with every marked figure as its record has it; and what differed or has no record, a line each."""
+    problems: list[str] = []
+    lines = text.split("\n")
+    for start, line in enumerate(lines):
+        mark = MARK.search(line)
+        if mark and "|" not in mark[1] and not line[: mark.start()].strip():
+            problems.append(f"{mark[0]}: begins a line, which would end the paragraph; put a word before it")
+        if mark and "|" in mark[1]:
+            columns = [column.strip() for column in mark[1].split("|")]
+            row = start + 3  # the comment, the heading, the dashes
+            while row < len(lines) and lines[row].startswith("|"):
+                lines[row] = _table_row(lines[row], columns, problems)
+                row += 1
+            if row == start + 3:
+                problems.append(f"{mark[0]}: no table stands under it")
+    text, place = "\n".join(lines), 0
+    while mark := MARK.search(text, place):
+        place = mark.end()
+        if "|" not in mark[1]:
+            try:
+                values = [value for path in mark[1].split(";") for value in numbers_at(path)]
+                text = text[:place] + _written(text[place:], values, mark[1], problems)
+            except NoRecord as error:
+                problems.append(str(error))
+    return text, problems
+
+
+def _table_row(line: str, columns: list[str], problems: list[str]) -> str:
+    cells = line.split("|")  # the first is empty
+    name = re.search(r"`([^`]+)`|\d[\d,]*\d|[\w-]+", cells[1])
+    key = (name[1] or name[0]) if name else ""
+    for column, cell in enumerate(cells[2:-1], 2):
+        template = columns[column - 2] if column - 2 < len(columns) else ""
+        if not template or MARK.search(cell):
+            continue
+        try:
+            values = [value for path in template.split(";") for value in numbers_at(path.format(key))]
+            cells[column] = _written(cell, values, f"{key}, {template}", problems)
+        except NoRecord as error:
+            if NUMBER.search(cell):
+                problems.append(f"{cell.strip()}: {error}")
+    return "|".join(cells)
+
+
+def _written(text: str, values: list[float], name: str, problems: list[str]) -> str:
+    """The text with its first numbers replaced by the values where they differ."""
+    place = 0
+    for value in values:
+        found = NUMBER.search(text, place)
+        if found is None or (place == 0 and found.start() > 8):
+            problems.append(f"{name}: {value:.6g} is kept, and no number follows")
+            return text
+        new = _like(value, found[0])
+        if new != found[0]:
+            problems.append(f"{name}: {found[0]} is written, {new} is kept")
+        text = text[: found.start()] + new + text[found.end() :]
+        place = found.start() + len(new)
+    return text
+
+
+def _like(value: float, written: str) -> str:
+    """The value in the form of a number that is written; that itself if it is a rounding of the value."""
+    mantissa, _, exponent = written.partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    unit = 10.0 ** (int(exponent or 0) - decimals)
+    if abs(float(written.replace(",", "")) - value) <= 0.5 * unit * (1 + 1e-6):
+        return written
+    sign = "+" if written.startswith("+") else ""
+    return format(value, f"{sign}.{decimals}e" if exponent else f"{sign},.{decimals}f")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write what the records say into the pages")
+    parser.add_argument("--list", metavar="PATH", help="print what is kept below a path")
+    options = parser.parse_args()
+    if options.list:
+        print(json.dumps(node_at(options.list), indent=1))
+        return 0
+    failed = False
+    for page in PAGES:
+        text, problems = settle(page.read_text())
+        for problem in problems:
+            print(f"{page.relative_to(DOCS.parent)}: {problem}")
+        if options.write:
+            page.write_text(text)
+            problems = settle(text)[1]
+        failed = failed or bool(problems)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""What a liquid model does with each token, layer by layer: a table and a picture, of a text or while one is written.
+
+The quantities are those that the publication returns with `return_diagnostics`: time constants, time step, norm of the
+state, adaptation rate, the gate of a layer by its state and the gate by a running mean. Its time step is a substep
+chosen for stability; a step is exact here, so that `dt` is the time that the token takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glissando.depth.mean_gate import MeanGate
+from glissando.evaluation.layers import layer_numbers
+from glissando.evaluation.time_constants import draw_heat, liquid_mixers, log_ticks, stacked, token_labels
+from glissando.mixers import EMPTY, Context
+from glissando.mixers.liquid import Liquid, LiquidState, Published
+from glissando.model import LanguageModel
+
+TABLE, PICTURE = "diagnostics.csv", "diagnostics.png"
+#: columns that are drawn, with their titles
+_DRAWN = {"tau": "tau, median over modes", "state_norm": "|state|", "gate": "gate", "mean_gate": "gate by the mean"}
+_LOGARITHMIC = ("tau", "state_norm")
+#: tokens that fit beside each other with their texts
+_LABELLED = 120
+
+
+class Call(NamedTuple):
+    """What one call of a model read, and what its liquid mixers did with it, in their order: columns (B, T)."""
+
+    ids: Tensor
+    layers: list[dict[str, Tensor]]
+
+
+@contextlib.contextmanager
+def recording(model: LanguageModel) -> Iterator[list[Call]]:
+    """The calls of `model` while the context lasts, whether of whole texts or of a token behind a state.
+
+    Raises ValueError for a model without a liquid mixer.
+    """
+    mixers, calls = liquid_mixers(model), list[Call]()
+    if not mixers:
+        raise ValueError("this model has no liquid mixer, of which diagnostics are")
+
+    def begin(module: Any, args: tuple[Tensor], embedded: Tensor) -> None:
+        calls.append(Call(args[0], []))
+
+    def note(mixer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        calls[-1].layers.append(_measure(mixer, *args, **keywords))
+
+    def note_gate(module: Any, args: tuple[Any, ...], returned: tuple[Tensor, Any]) -> None:
+        if calls[-1].layers:  # of a block with another mixer otherwise
+            calls[-1].layers[-1].setdefault("mean_gate", returned[0].squeeze(-1))
+
+    gates = [module for module in model.modules() if isinstance(module, MeanGate)]
+    handles = [
+        model.embedding.register_forward_hook(begin),
+        *(mixer.register_forward_pre_hook(note, with_kwargs=True) for mixer in mixers),
+        *(gate.register_forward_hook(note_gate) for gate in gates),
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def _measure(
+    mixer: Liquid, x: Tensor, state: LiquidState | None = None, ctx: Context | None = None
+) -> dict[str, Tensor]:
+    """Columns (B, T) of a mixer that is given x behind `state`."""
+    ctx = ctx or EMPTY
+    inputs, before = mixer.layer.enter(x), (state or mixer.init_state(len(x), x.device)).x
+    states = mixer.dynamics(inputs, before, ctx.dt)
+    tau = mixer.dynamics.time_constants(inputs, before, ctx.dt)
+    low, median, high = tau.quantile(tau.new_tensor([0.05, 0.5, 0.95]), -1).unbind()
+    if isinstance(mixer.layer, Published):
+        gate = mixer.layer.gate(states.to(x.dtype)).squeeze(-1)
+    else:
+        gate = F.silu(inputs[-1]).mean(-1)
+    return {
+        "tau_p05": low,
+        "tau": median,
+        "tau_p95": high,
+        "dt": torch.ones_like(median) if ctx.dt is None else ctx.dt,
+        "state_norm": states.norm(dim=-1),
+        "adaptation_rate": mixer.dynamics.adaptations().mean().expand_as(median),
+        "gate": gate,
+    }
+
+
+class Diagnostics(NamedTuple):
+    """ids (T,) that were read, the numbers of the liquid layers, and columns (L, T)."""
+
+    ids: list[int]
+    layers: list[int]
+    columns: dict[str, Tensor]
+
+
+def gather(model: LanguageModel, calls: list[Call]) -> Diagnostics:
+    """The calls of one text, one after the other. Raises ValueError for none, and for several rows."""
+    if not calls or any(len(call.ids) != 1 for call in calls):
+        raise ValueError("diagnostics are of one text: record calls of one row")
+    count = len(calls[0].layers)
+    columns = {
+        name: torch.stack([torch.cat([call.layers[i][name][0] for call in calls]) for i in range(count)]).double().cpu()
+        for name in calls[0].layers[0]
+    }
+    return Diagnostics(
+        torch.cat([call.ids[0] for call in calls]).tolist(), layer_numbers(model, Liquid, count), columns
+    )
+
+
+def write(model: LanguageModel, found: Diagnostics, folder: Path) -> list[Path]:
+    """TABLE, a line for each token and layer, and PICTURE, in `folder`."""
+    ids, layers, columns = found
+    texts = [str(i) if model.tokenizer is None else model.tokenizer.decode([i]) for i in ids]
+    with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow(["position", "token", "text", "layer", *columns])
+        for t, token in enumerate(ids):
+            for i, layer in enumerate(layers):
+                values = (f"{float(column[i, t]):.6g}" for column in columns.values())
+                lines.writerow([t, token, texts[t], layer, *values])
+    drawn = [name for name in _DRAWN if name in columns]
+    figure, every = stacked([0.2 * len(layers) + 0.6] * len(drawn))
+    for axes, name in zip(every, drawn, strict=True):
+        image = draw_heat(axes, columns[name], columns[name], layers, log=name in _LOGARITHMIC)
+        bar = figure.colorbar(image, ax=axes, pad=0.01, aspect=8)
+        if name in _LOGARITHMIC:
+            log_ticks(bar, 4)
+        else:
+            bar.formatter.set_useOffset(False)
+        axes.set_title(_DRAWN[name], fontsize=9, loc="left")
+        axes.set_xticks([])
+    if len(ids) <= _LABELLED and model.tokenizer is not None:
+        labels, turn = token_labels(model.tokenizer, ids)
+        every[-1].set_xticks(range(len(ids)), labels, fontfamily="monospace", fontsize=7, rotation=turn)
+    else:
+        every[-1].set_xticks(range(0, len(ids), max(1, len(ids) // 10)))
+        every[-1].set_xlabel("token")
+    figure.savefig(folder / PICTURE)
+    return [folder / TABLE, folder / PICTURE]

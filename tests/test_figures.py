@@ -1,0 +1,98 @@
+"""The documents' figures follow their records; and the program that sees to it, on records made up."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "docs" / "figures.py"
+RECORDS = {
+    "run": {"a": {"bits": 0.36677, "seeds": [0.379, 0.3455, 0.3758], "n": 3}, "b-nano": {"bits": 1234.5}},
+    "gap": [-0.0914, 0.04797],
+    "share": 0.96875,
+    "word": "never",
+}
+
+
+@pytest.fixture(scope="module")
+def figures():
+    spec = importlib.util.spec_from_file_location("figures", SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("figures", None)
+
+
+@pytest.fixture
+def made_up(figures, monkeypatch):
+    monkeypatch.setattr(figures, "RECORDS", {name: lambda name=name: RECORDS[name] for name in RECORDS})
+    return figures
+
+
+def test_every_marked_figure_of_the_documents_is_that_of_its_record(figures):
+    found = {page.name: figures.settle(page.read_text())[1] for page in figures.PAGES}
+    assert not (wrong := {page: told for page, told in found.items() if told}), (
+        f"{wrong}; `python docs/figures.py --write` writes what the records say"
+    )
+    marks = {page.name: len(figures.MARK.findall(page.read_text())) for page in figures.PAGES}
+    assert marks["README.md"] > 20
+    assert marks["comparison.md"] > 30
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("at <!--= run/a/bits-->0.367", "0.367"),
+        ("at <!--= run/a/bits-->**0.360** (3)", "**0.367** (3)"),
+        ("at <!--= run/a/seeds-->0.1, 0.2 and 0.3", "0.4, 0.3 and 0.4"),
+        ("at <!--= run/a/seeds/mean-->0.00", "0.37"),
+        ("at <!--= run/a/n; run/a/seeds/1-->2 (0.300)", "3 (0.345)"),
+        ("by <!--= gap-->+0.1 +- 0.2", "-0.1 +- 0.0"),
+        ("in <!--= share*100-->90.0 %", "96.9 %"),
+        ("is <!--= run/b-nano/bits-->999.0", "1,234.5"),
+        ("is <!--= run/b-nano/bits-->1.10e+03", "1.23e+03"),
+    ],
+)
+def test_a_figure_takes_the_value_of_its_record_in_the_form_that_it_has(made_up, written, kept):
+    text, problems = made_up.settle(written)
+    assert text.split("-->")[1] == kept
+    assert bool(problems) == (text != written)
+    assert made_up.settle(text) == (text, [])
+
+
+def test_columns_of_a_table_follow_the_records_of_their_rows(made_up):
+    table = "<!--= run/{}/bits; run/{}/n | -->\n| m | bits | rate |\n|---|---|---|\n%s\nafter 5 | 6"
+    text, problems = made_up.settle(table % "| `a`, the first | 0.111 (1) | 7 |\n| b-nano | | 8 |")
+    assert "| `a`, the first | 0.367 (3) | 7 |\n| b-nano | | 8 |\nafter 5 | 6" in text
+    assert len(problems) == 2
+    assert "no 'c'" in made_up.settle(table % "| c | 0.5 (1) | 9 |")[1][0]
+    assert made_up.settle("<!--= run/{}/bits | -->\ntext")[1] == ["<!--= run/{}/bits | -->: no table stands under it"]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("at <!--= run/c-->1", "no 'c', but a, b-nano"),
+        ("at <!--= what/c-->1", "no record 'what'"),
+        ("at <!--= run/a-->1", "no number, but bits, seeds, n"),
+        ("at <!--= word-->1", "no number, but 'never'"),
+        ("at <!--= run/a/seeds/3-->1", "no '3'"),
+        ("at <!--= run/a/bits--> many words, then 0.367", "no number follows"),
+        ("at <!--= run/a/seeds-->0.379", "no number follows"),
+        ("<!--= run/a/n-->3", "begins a line"),
+    ],
+)
+def test_a_mark_without_a_record_or_a_number_is_told(made_up, written, told):
+    problems = made_up.settle(written)[1]
+    assert len(problems) == 1
+    assert told in problems[0]
+
+
+def test_a_difference_of_seeds_is_students(figures):
+    """Differences 1, 2, 3: mean 2, deviation 1, and 4.3027 of two degrees of freedom over the root of 3."""
+    mine, yours = ({"0": 2, "1": 4, "2": 6, "seeds": [2, 4, 6], "count": 3}), {"seeds": [1, 2, 3], "count": 3}
+    assert figures._gap(mine, yours | {"0": 1, "1": 2, "2": 3}) == pytest.approx([2, 4.3027 / 3**0.5])
+    assert figures._gap(mine, yours | {"0": 1, "1": 2, "3": 3}) == []
