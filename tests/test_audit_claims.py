@@ -419,6 +419,7 @@ def test_the_checked_in_ledger_is_written_from_its_records(tmp_path: Path):
     shutil.copytree(docs / "audit", tmp_path / "audit", ignore=shutil.ignore_patterns("*.png"))
     write_ledger(copy, CLAIMS.values())
     assert copy.read_text() == (docs / "audit.md").read_text()
+    assert [line.removeprefix("### ") for line in copy.read_text().splitlines() if line.startswith("### ")] == [*CLAIMS]
     assert not [path.name for path in (docs / "audit").glob("*.json") if json.loads(path.read_text())["quick"]]
 
 

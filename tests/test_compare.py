@@ -278,7 +278,7 @@ NO_FILE = ["--data.corpus", "text", "--data.text.path", "no"]
         (["transformer-nano", "--out", "x"], "--budget is missing"),
         (["--budget", "steps=1", "--out", "x"], "name the models"),
         (["transformer-nan", "--budget", "steps=1", "--out", "x"], "Did you mean 'transformer-nano'"),
-        (["transformer-nano", "--budget", "weeks=1", "--out", "x"], "steps, tokens, seconds, flops"),
+        (["transformer-nano", "--budget", "weeks=1", "--out", "x"], "steps, epochs, tokens, seconds, flops"),
         (["transformer-nano", "--budget", "steps=1", "--data.corpus", "nope", "--out", "x"], "unknown corpus 'nope'"),
         (["transformer-nano", "--budget", "steps=1", *NO_FILE, "--out", "x"], "no file no;"),
         (["transformer-nano", "--budget", "steps=1", "--learning_rates", "a,b", "--out", "x"], "takes numbers"),

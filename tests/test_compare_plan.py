@@ -50,6 +50,35 @@ def test_models_read_the_same_batches_under_the_same_seed(tmp_path):
     assert not hybrid.config(Job("run", "hybrid-ode-nano", 0, 1e-3)).data.labelled
 
 
+@pytest.mark.parametrize(
+    ("names", "shortened"),
+    [
+        (["hybrid-ode", "gpt"], {}),
+        (["gpt", "transformer-nano"], {}),
+        (["transformer-nano", "hybrid-ode"], {"seq_len": 128, "stories.cut": True}),
+        (["hybrid-ode-nano", "gpt"], {"seq_len": 128, "stories.cut": True}),
+        (["liquid-ssm", "liquid-ssm-dense"], {"stories.cut": True}),
+        (["tauformer", "liquid-ssm-dense"], {"seq_len": 512, "stories.cut": True}),
+        (["transformer-nano", "continuous-transformer"], {}),
+    ],
+)
+def test_rows_are_as_short_as_every_model_needs(tmp_path, names, shortened):
+    asked = Comparison(names, tmp_path, Amount("steps", 1), allow_unequal=True)
+    assert asked.shortened == shortened
+    asked.check()
+    configs = [asked.config(Job("run", name, 0, 1e-3)) for name in names]
+    assert configs[0].data == configs[1].data
+    own = from_dict(RunConfig, {"data": asked.models[names[0]].get("data", {})}).data
+    assert configs[0].data.seq_len == shortened.get("seq_len", own.seq_len)
+
+
+def test_parameters_are_counted_at_the_published_vocabulary(tmp_path):
+    asked = Comparison(["hybrid-ode", "gpt"], tmp_path, Amount("steps", 1))
+    assert asked.parameters() == {"hybrid-ode": 29_781_249, "gpt": 30_503_424}
+    job = Job("run", "gpt", 0, 1e-3)
+    assert asked.with_vocabulary(job).model.vocab_size == 50_257
+
+
 def test_options_of_all_come_after_the_presets_own(tmp_path):
     asked = comparison(tmp_path, training={"precision": "64-true", "optimizer": {"beta2": 0.5}})
     config = asked.config(Job("sweep", "tauformer-nano", 0, 0.25))

@@ -170,6 +170,14 @@ def _last(option: str) -> str:
 # ---------------------------------------------------------------------- values of plain options
 
 
+def whole_or_text(text: str) -> int | str:
+    """A whole number, or the text as it is."""
+    try:
+        return whole(text)
+    except ValueError:
+        return text
+
+
 def whole(text: str) -> int:
     """A whole number, also one written as 2e6."""
     if (number := _exponential(text)) is not None and number == int(number):

@@ -67,6 +67,11 @@ class Corpus(ABC):
         return None
 
     @property
+    def has_oracle(self) -> bool:
+        """Whether it can judge a text."""
+        return type(self).judge is not Corpus.judge
+
+    @property
     def problems(self) -> str | None:
         """What of the source could not be used so far, in one line for a person; None if nothing."""
         return None
@@ -86,7 +91,7 @@ class Corpus(ABC):
         """
         raise ConfigError(
             f"{type(self).__name__} cannot judge a text: it has no oracle for its labels. The built-in stories have "
-            "one: --data.corpus stories"
+            "one: --data.kind stories"
         )
 
     def texts(self, split: Split = "train") -> Iterator[str]:
