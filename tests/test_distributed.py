@@ -97,7 +97,7 @@ def test_resuming_with_one_process(double, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     rewind(tmp_path / "run", 4)
     resume(tmp_path / "run", {"devices": 1, "strategy": "auto"})
-    assert last_checkpoint(tmp_path / "run")["global_step"] == 8
+    assert last_checkpoint(tmp_path / "run").step == 8
     assert_close(curve(tmp_path / "run"), curve(run), "train_loss", 1e-5)
 
 

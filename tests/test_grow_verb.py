@@ -19,7 +19,7 @@ from glissando.config import from_dict, merge
 from glissando.errors import ConfigError
 from glissando.presets import load_preset
 from glissando.runs import Run
-from glissando.training.callbacks import Samples
+from glissando.training.loop import Loop
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
 from glissando.training.stages import plans, resolve, resume_stages, train_stages
@@ -37,7 +37,7 @@ STAGED = {
 @pytest.fixture(autouse=True)
 def unsampled(monkeypatch):
     """Sampled text takes longer than these trainings."""
-    monkeypatch.setattr(Samples, "sample", lambda *_: "")
+    monkeypatch.setattr(Loop, "sampled", lambda self: "")
 
 
 def assert_same_logits(one: Path, other: Path) -> None:
@@ -55,7 +55,7 @@ def test_the_verb_grows_a_run_and_train_goes_on_from_it(tmp_path, capsys):
     assert f"{glissando.load(small).num_parameters():,} -> {glissando.load(out).num_parameters():,}" in told
     assert f"glissando train --from {out}" in told
     assert_same_logits(small, out)
-    more = ["--training.steps=3", "--training.schedule.warmup_steps=0", f"--data.text.path={text_file(tmp_path)}"]
+    more = ["--training.steps=3", "--training.schedule.warmup_steps=0", f"--data.path={text_file(tmp_path)}"]
     assert main(["train", "--from", str(out), "--out", str(tmp_path / "more"), *more]) == 0
     config = Run.open(tmp_path / "more").read_config()
     assert config["model"]["hidden_size"] == 32

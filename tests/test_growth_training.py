@@ -19,11 +19,11 @@ from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grow_by
 from glissando.model import LanguageModel
 from glissando.runs import OPTIMIZER, Run
-from glissando.training.callbacks import Samples
+from glissando.training.loop import Loop
 from glissando.training.config import OptimizerConfig, RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.growing import grow_run, record
-from glissando.training.moments import Moments, checkpoint_moments, grow_moments, put_moments, read_moments
+from glissando.training.optimizer import Moments, checkpoint_moments, grow_moments, put_moments, read_moments
 from glissando.training.parts import Share, optimizer_groups, shares
 
 RATE, DECAY, EPS, CLIP = 0.01, 0.5, 1e-3, 0.3
@@ -175,7 +175,7 @@ STEADY: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def unsampled(monkeypatch):
     """Sampled text takes longer than these trainings."""
-    monkeypatch.setattr(Samples, "sample", lambda *_: "")
+    monkeypatch.setattr(Loop, "sampled", lambda self: "")
 
 
 @pytest.fixture(scope="module")

@@ -55,13 +55,13 @@ def cuts(losses, **options):
 
 def test_plateau_cuts_once_patience_is_over_and_counts_anew():
     losses = [3.0, 2.0, 2.0, 2.5, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert cuts(losses, plateau_patience=3) == [1, 1, 1, 1, 1, 1, 1, 0.5, 0.5]
-    assert cuts([1.0] * 7, plateau_patience=3) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
+    assert cuts(losses, patience=3) == [1, 1, 1, 1, 1, 1, 1, 0.5, 0.5]
+    assert cuts([1.0] * 7, patience=3) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
 
 
 def test_plateau_cuts_at_most_five_times():
-    assert cuts([1.0] * 50, plateau_patience=2)[-1] == 0.5**5
-    assert cuts([1.0] * 50, plateau_patience=2, plateau_cuts=1, plateau_factor=0.1)[-1] == 0.1
+    assert cuts([1.0] * 50, patience=2)[-1] == 0.5**5
+    assert cuts([1.0] * 50, patience=2, cuts=1, factor=0.1)[-1] == 0.1
 
 
 def test_plateau_goes_on_where_it_was():
