@@ -86,7 +86,7 @@ class Corpus(ABC):
         """
         raise ConfigError(
             f"{type(self).__name__} cannot judge a text: it has no oracle for its labels. The built-in stories have "
-            "one: --data.corpus stories"
+            "one: --data.kind stories"
         )
 
     def texts(self, split: Split = "train") -> Iterator[str]:

@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 KNOWN = {"tinystories": "roneneldan/TinyStories"}
 _SEPARATOR = f"\n{END_OF_TEXT}\n"
 _NETWORK = re.compile("connect|timeout|timedout|offline|network|nameresolution|maxretry", re.IGNORECASE)
-_LOCAL = "use a local file instead: --data.corpus text --data.text.path FILE, or --text FILE of `glissando laplacian`"
+_LOCAL = "use a local file instead: --data.kind text --data.path FILE, or --text FILE of `glissando laplacian`"
 
 
 @dataclass(frozen=True)
 class HubSplit:
-    """One split of one data set, and how much of it is wanted (None: all)."""
+    """One split of one data set, and how much of it is requested (None: all)."""
 
     name: str
     split: str
@@ -41,7 +41,7 @@ class HubSplit:
     max_bytes: int | None = None
 
 
-def fetch(wanted: HubSplit) -> Path:
+def fetch(requested: HubSplit) -> Path:
     """The split as a text file in the cache: its documents, each followed by a line `<|endoftext|>`.
 
     A record with the file's SHA-256 lies beside it and is checked at every use; a file without a record, or
@@ -51,14 +51,14 @@ def fetch(wanted: HubSplit) -> Path:
     Raises DataError without the `datasets` package, without a network, or if there is no such data set,
     split or field.
     """
-    wanted = HubSplit(**asdict(wanted) | {"name": KNOWN.get(wanted.name.lower(), wanted.name)})
-    key = hashlib.sha256(json.dumps(asdict(wanted)).encode()).hexdigest()[:12]
-    path = cache_dir("hub") / f"{re.sub(r'[^A-Za-z0-9]+', '-', wanted.name)}-{wanted.split}-{key}.txt"
+    requested = HubSplit(**asdict(requested) | {"name": KNOWN.get(requested.name.lower(), requested.name)})
+    key = hashlib.sha256(json.dumps(asdict(requested)).encode()).hexdigest()[:12]
+    path = cache_dir("hub") / f"{re.sub(r'[^A-Za-z0-9]+', '-', requested.name)}-{requested.split}-{key}.txt"
     record = path.with_suffix(".json")
     if _is_intact(path, record):
         return path
     record.unlink(missing_ok=True)
-    documents = _documents(_datasets(), wanted)
+    documents = _documents(_datasets(), requested)
     n_documents = 0
 
     def write(file: BinaryIO) -> None:
@@ -66,15 +66,15 @@ def fetch(wanted: HubSplit) -> Path:
         for text in documents:
             n_documents += 1
             file.write((text.replace("\0", "") + _SEPARATOR).encode("utf-8", "ignore"))
-            if wanted.max_bytes is not None and file.tell() >= wanted.max_bytes:
+            if requested.max_bytes is not None and file.tell() >= requested.max_bytes:
                 break
 
     write_atomic(path, write)
     if not n_documents:
         path.unlink()
-        raise DataError(f"split {wanted.split!r} of {wanted.name!r} has no text in {wanted.text_field!r}")
+        raise DataError(f"split {requested.split!r} of {requested.name!r} has no text in {requested.text_field!r}")
     # Last, so that its presence means that the text is whole.
-    facts = asdict(wanted) | {"documents": n_documents, "sha256": sha256(map_bytes(path))}
+    facts = asdict(requested) | {"documents": n_documents, "sha256": sha256(map_bytes(path))}
     write_atomic(record, json.dumps(facts, indent=1).encode())
     return path
 
@@ -88,7 +88,7 @@ def _is_intact(path: Path, record: Path) -> bool:
         expected = None
     if path.stat().st_size and sha256(map_bytes(path)) == expected:
         return True
-    _log.warning("%s is not what its record says; fetching it again", path)
+    _log.warning("%s does not agree with its record; fetching it again", path)
     return False
 
 
@@ -101,40 +101,40 @@ def _datasets() -> ModuleType:
         ) from None
 
 
-def _documents(datasets: ModuleType, wanted: HubSplit) -> Iterator[str]:
+def _documents(datasets: ModuleType, requested: HubSplit) -> Iterator[str]:
     """The texts of the split, streamed."""
-    rows = _rows(datasets, wanted)
+    rows = _rows(datasets, requested)
     while True:
         try:
             row = next(rows, None)
         except Exception as error:
-            raise _explained(error, wanted) from error
+            raise _explained(error, requested) from error
         if row is None:
             return
-        text = row.get(wanted.text_field)
+        text = row.get(requested.text_field)
         if not isinstance(text, str):
             raise DataError(
-                f"{wanted.name!r} has no text field {wanted.text_field!r}, only {', '.join(sorted(row))}; "
-                "name one with --data.hub.text_field"
+                f"{requested.name!r} has no text field {requested.text_field!r}, only {', '.join(sorted(row))}; "
+                "name one with --data.text_field"
             )
         if text:
             yield text
 
 
-def _rows(datasets: ModuleType, wanted: HubSplit) -> Iterator[dict[str, object]]:
+def _rows(datasets: ModuleType, requested: HubSplit) -> Iterator[dict[str, object]]:
     try:
         return iter(
             datasets.load_dataset(
-                wanted.name, wanted.subset, split=wanted.split, revision=wanted.revision, streaming=True
+                requested.name, requested.subset, split=requested.split, revision=requested.revision, streaming=True
             )
         )
     except Exception as error:
-        raise _explained(error, wanted) from error
+        raise _explained(error, requested) from error
 
 
-def _explained(error: Exception, wanted: HubSplit) -> DataError:
+def _explained(error: Exception, requested: HubSplit) -> DataError:
     """What a failure of the library, which raises many types, means for the user."""
-    what = f"split {wanted.split!r} of the data set {wanted.name!r}"
+    what = f"split {requested.split!r} of the data set {requested.name!r}"
     if _is_network(error):
         return DataError(f"no network: could not reach {what} ({error}); {_LOCAL}")
     return DataError(f"could not read {what} ({type(error).__name__}: {error}); check both names, or {_LOCAL}")

@@ -77,7 +77,7 @@ class TextCorpus(Corpus):
         self._stride, self._eval_stride = stride, eval_stride or seq_len
         self._ascii_only = ascii_only
         _check_options(valid_fraction, stride, eval_stride, max_valid_bytes, seq_len, batch_size)
-        self.path = open_file(path, "data.text.path")
+        self.path = open_file(path, "data.path")
         check_text(self.path, encoding_errors)
         whole = map_bytes(self.path)
         if valid_path is None:
@@ -85,7 +85,7 @@ class TextCorpus(Corpus):
             split = character_start(whole, int(len(whole) * (1 - valid_fraction)))
             self._train_bytes, self._valid_bytes = whole[:split], whole[split:]
         else:
-            self.valid_path = open_file(valid_path, "data.text.valid_path")
+            self.valid_path = open_file(valid_path, "data.valid_path")
             check_text(self.valid_path, encoding_errors)
             self._train_bytes, self._valid_bytes = whole, map_bytes(self.valid_path)
         if max_valid_bytes is not None:
