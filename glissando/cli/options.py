@@ -103,7 +103,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     Raises ConfigError for an unknown option, naming the nearest one, one that is repeated, and a value of the wrong
     type; the types of dotted options are checked when the configuration is read.
     """
-    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
+    for option, value in zip(arguments, [*arguments[1:], ""], strict=False):
         if option.partition("=")[0] == "--import" and "--import" in parser._option_string_actions:
             from glissando.imports import import_file
 
@@ -138,6 +138,8 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
             raise ConfigError(f"unknown option {option}.{hint} See `{parser.prog} --help`.")
         if name in given and not isinstance(action, argparse._AppendAction):
             raise ConfigError(f'{option} is given more than once; give it once (a list: \'["a", "b"]\')')
+        if (twin := name.removesuffix(".kind") if name.endswith(".kind") else f"{name}.kind") in given:
+            raise ConfigError(f"{option} is given twice, also as --{twin}; give it once")
         given.append(name)
         if action is not None and action.nargs is not None:  # a flag, or several values
             plain.append(argument)
