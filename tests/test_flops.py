@@ -55,7 +55,9 @@ def test_products_are_those_that_pytorch_counts(case, monkeypatch):
 
 def test_a_transformer_by_hand():
     """2 a weight of every linear map, the tied head, and 4 D T for attention."""
-    model = LanguageModel.from_config({"hidden_size": 8, "depth": {"layers": 3}, "mixer": {"kind": "attention", "heads": 2}})
+    model = LanguageModel.from_config(
+        {"hidden_size": 8, "depth": {"layers": 3}, "mixer": {"kind": "attention", "heads": 2}}
+    )
     block = 2 * (3 * 64 + 64 + 3 * 8 * 24) + 4 * 8 * 10
     assert forward_flops(model, 10) == Flops(3 * block + 2 * 8 * 256, 0)
     assert training_flops(model, 10) == 3 * (3 * block + 2 * 8 * 256)
