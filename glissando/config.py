@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar, dataclass_transform
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast, dataclass_transform
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
-def starting(default: Any, of: str) -> Any:
+def starting(*, default: Any, of: str) -> Any:
     """A field that sets where trained numbers start, those with `of` in their names; it changes nothing of a model
     whose weights are loaded."""
     return dataclasses.field(default=default, metadata={"starts": of})
@@ -173,7 +173,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or cls.__name__}: expected a mapping of options, got {values!r}")
     try:
-        return _adapter(cls).validate_python(dict(values))
+        return _adapter(cast(Any, cls)).validate_python(dict(values))
     except ValidationError as error:
         raise ConfigError(_explained(error, cls, values, where)) from error
 

@@ -60,7 +60,9 @@ def _depth(depth: dict[str, Any]) -> dict[str, Any]:
 def _data(data: dict[str, Any]) -> dict[str, Any]:
     if "corpus" in data:
         kind = data.pop("corpus")
-        shared = {name: data[name] for name in ("seq_len", "batch_size", "seed", "tokenizer") if name in data}
+        shared: dict[str, Any] = {
+            name: data[name] for name in ("seq_len", "batch_size", "seed", "tokenizer") if name in data
+        }
         data = {"kind": kind, **shared, **(data.get(kind) or {})}
     if isinstance(data.get("tokenizer"), Mapping):
         data["tokenizer"] = _used(data["tokenizer"], "bytes", _TOKENIZER)

@@ -45,14 +45,14 @@ class FlowConfig(DepthOptions):
     method     euler, midpoint, heun or rk4
     backward   how gradients are computed: direct, checkpoint or reversible, see glissando.depth.solvers
     alpha      the scale of the flow at the start
-    tolerance  relative error below which a token's slope is extrapolated and not evaluated; none: it is always evaluated
+    tolerance  relative error below which a token's slope is extrapolated and not evaluated; None: always evaluated
     """
 
     n_steps: PositiveInt | None = None
     control: list[str] = field(default_factory=list)
     method: str = "euler"
     backward: Backward = "direct"
-    alpha: Annotated[float, Field(allow_inf_nan=False)] = starting(0.1, of="depth.alpha")
+    alpha: Annotated[float, Field(allow_inf_nan=False)] = starting(default=0.1, of="depth.alpha")
     tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     def __post_init__(self) -> None:
@@ -62,8 +62,8 @@ class FlowConfig(DepthOptions):
             raise ConfigError(f"depth.control names a dimension twice: {self.control}; give each a name of its own")
         if self.tolerance is not None and (self.n_steps or 0) < 3:
             raise ConfigError(
-                f"depth.tolerance needs depth.n_steps of at least 3, got {self.n_steps}: the first two steps are always "
-                "evaluated"
+                f"depth.tolerance needs depth.n_steps of at least 3, got {self.n_steps}: the first two steps are "
+                "always evaluated"
             )
         if self.tolerance is not None and self.backward != "direct":
             raise ConfigError(

@@ -26,7 +26,7 @@ def counted(model: LanguageModel) -> Iterator[EvaluationCount]:
     if not isinstance(model.depth, FlowDepth):
         yield count
         return
-    hook = model.depth.register_forward_pre_hook(lambda _, args, given: (args, given | {"count": count}), with_kwargs=True)
+    hook = model.depth.register_forward_pre_hook(lambda _, x, given: (x, given | {"count": count}), with_kwargs=True)
     try:
         yield count
     finally:

@@ -69,7 +69,7 @@ class AttentionConfig:
     rope_width: PositiveInt | None = None
     rope_on_value: bool = False
     forget_gate: bool = False
-    horizons: Horizons = starting((8.0, 1024.0), of="mixer.forget")
+    horizons: Horizons = starting(default=(8.0, 1024.0), of="mixer.forget")
     importance: bool = False
     output_gate: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -52,13 +52,13 @@ class LiquidConfig:
     state_size: PositiveInt | None = None
     layer: Literal["gated", "published"] = "gated"
     state_dependence: bool = True
-    adaptation: Annotated[float, Field(gt=0.001, lt=0.999)] = starting(0.1, of="raw_adaptation")
-    tau: Annotated[float, Field(gt=0.01, lt=10)] = starting(1.0, of="raw_tau")
-    init: Literal["hippo", "random"] | None = starting(None, of="dynamics.a")
+    adaptation: Annotated[float, Field(gt=0.001, lt=0.999)] = starting(default=0.1, of="raw_adaptation")
+    tau: Annotated[float, Field(gt=0.01, lt=10)] = starting(default=1.0, of="raw_tau")
+    init: Literal["hippo", "random"] | None = starting(default=None, of="dynamics.a")
     dt: Positive | None = None
-    steps: tuple[Positive, Positive] | None = starting(None, of="log_step")
+    steps: tuple[Positive, Positive] | None = starting(default=None, of="log_step")
     coupled: bool | None = None
-    turns: Literal["legs", "matched"] | None = starting(None, of="dynamics.turn")
+    turns: Literal["legs", "matched"] | None = starting(default=None, of="dynamics.turn")
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def __post_init__(self) -> None:
