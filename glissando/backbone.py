@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.block import Block, BlockConfig, NormConfig, build_norm
-from glissando.config import options
+from glissando.config import options, starting
 from glissando.depth import DEPTHS, Depth, DiscreteConfig, build_depth
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme, initialize, own_initialization
@@ -47,7 +47,7 @@ class BackboneConfig:
     norm: NormConfig = field(default_factory=NormConfig)
     final_norm: bool = True
     head_bias: bool = False
-    init: Scheme = "scaled"
+    init: Scheme = starting("scaled", of="")
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size", "max_length", "inputs", "outputs"):
@@ -176,49 +176,57 @@ class Backbone(nn.Module):
             ) from error
 
     def _check(self, inputs: Tensor, state: ModelState | None, ctx: Context) -> None:
+        name, rows = self._inputs, inputs.shape[0]
+        if state is not None and not isinstance(state, ModelState):
+            raise InputError(f"state must be what model.init_state or a call returned, got a {type(state).__name__}")
+        if state is not None and state.position.shape[0] != rows:
+            raise InputError(
+                f"the state holds {state.position.shape[0]} rows, {name} have {rows}; "
+                f"use model.init_state(batch_size={rows})"
+            )
+        if ctx.memo is not None and torch.is_grad_enabled():
+            raise InputError("memo keeps what follows from the weights, which gradients forbid; use torch.no_grad()")
+        if ctx.donate and torch.is_grad_enabled():
+            raise InputError("donate=True changes the state in place, which gradients forbid; use torch.no_grad()")
+        if ctx.mask is not None or ctx.dt is not None or ctx.control is not None:
+            self._check_signals(inputs, ctx)
+
+    def _check_signals(self, inputs: Tensor, ctx: Context) -> None:
         shape, name = tuple(inputs.shape[:2]), self._inputs
         for signal, given in (("mask", ctx.mask), ("dt", ctx.dt)):
             if given is not None and not isinstance(given, Tensor):
                 raise InputError(f"{signal} must be a tensor of the shape {shape}, got a {type(given).__name__}")
             if given is not None and given.shape != inputs.shape[:2]:
                 raise InputError(f"{signal} must have the shape of {name} {shape}, got {tuple(given.shape)}")
-        if ctx.dt is not None:
-            require_time(ctx.dt)
         if ctx.mask is not None and ctx.mask.dtype != torch.bool:
             raise InputError(f"mask must be bool, True at real tokens, got {ctx.mask.dtype}; use mask.bool()")
-        # Numbers, not shapes, are compared: torch.compile takes a length that varies for another in a tuple.
         control = ctx.control
         if control is not None and not isinstance(control, Tensor):
             raise InputError(
                 f"control must be a tensor (B, C) or (B, T, C) for {name} {shape}, got a {type(control).__name__}; use "
                 "torch.tensor([[...]]), a row for each row"
             )
+        # Numbers, not shapes, are compared: torch.compile takes a length that varies for another in a tuple.
         if control is not None and not (
             control.ndim in (2, 3)
             and control.shape[0] == inputs.shape[0]
             and (control.ndim == 2 or control.shape[1] == inputs.shape[1])
         ):
             raise InputError(f"control must be (B, C) or (B, T, C) for {name} {shape}, got {tuple(control.shape)}")
-        if state is not None and not isinstance(state, ModelState):
-            raise InputError(f"state must be what model.init_state or a call returned, got a {type(state).__name__}")
-        if state is not None and state.position.shape[0] != inputs.shape[0]:
-            raise InputError(
-                f"the state holds {state.position.shape[0]} rows, {name} have {inputs.shape[0]}; "
-                f"use model.init_state(batch_size={inputs.shape[0]})"
-            )
-        if ctx.dt is not None and "dt" not in self.depth.accepts:
-            blocks = [module for module in self.modules() if isinstance(module, Block)]
-            if all("dt" in block.mixer.accepts for block in blocks):
-                raise ContextError(
-                    "this model was given 'dt' but does not accept it: its mixers do, but not the convolution before "
-                    "them, whose taps are steps whatever the time between them. Set model.block.conv_width to 0, or "
-                    "leave dt out."
-                )
+        if ctx.dt is not None:
+            require_time(ctx.dt)
+            self._require_no_convolution_in_the_way()
         require_accepted(ctx, self.depth.accepts, "this model")
-        if ctx.memo is not None and torch.is_grad_enabled():
-            raise InputError("memo keeps what follows from the weights, which gradients forbid; use torch.no_grad()")
-        if ctx.donate and torch.is_grad_enabled():
-            raise InputError("donate=True changes the state in place, which gradients forbid; use torch.no_grad()")
+
+    def _require_no_convolution_in_the_way(self) -> None:
+        """Raise ContextError where the mixers accept dt and the convolution before them does not."""
+        mixers = [module.mixer for module in self.modules() if isinstance(module, Block)]
+        if "dt" not in self.depth.accepts and all("dt" in mixer.accepts for mixer in mixers):
+            raise ContextError(
+                "this model was given 'dt' but does not accept it: its mixers do, but not the convolution before "
+                "them, whose taps are steps whatever the time between them. Set model.block.conv_width to 0, or "
+                "leave dt out."
+            )
 
     def num_parameters(self) -> int:
         """Of its parameters, frozen ones too; a tied head counts once, a complex number stored as a pair twice."""

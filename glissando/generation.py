@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from glissando.data.tokenizers import StreamDecoder, Tokenizer
 from glissando.errors import ConfigError, NotFiniteError, unknown_name
@@ -156,39 +154,27 @@ def room_after(model: LanguageModel, prompt_tokens: int) -> int:
     return sys.maxsize if limit is None else max(0, limit - prompt_tokens + 1)
 
 
-@dataclass
-class _Computing:
-    """How many texts a model computes right now, and its modules that were training when that began."""
-
-    texts: int = 0
-    training: list[nn.Module] = field(default_factory=list)
-
-
-_COMPUTING: WeakKeyDictionary[LanguageModel, _Computing] = WeakKeyDictionary()
-_COMPUTING_LOCK = threading.Lock()
-
-
 @contextmanager
 def computing(model: LanguageModel) -> Iterator[None]:
-    """Without gradients and dropout, for as long as the model computes and no longer.
+    """Without gradients and in evaluation mode; modules that were training are put back into it afterwards.
 
-    Between two pieces of a text runs whoever reads them, and other texts of the same model.
+    Raises RuntimeError where another thread put the model back meanwhile, so that dropout was on: threads share a model
+    that is in evaluation mode before.
     """
-    with _COMPUTING_LOCK:
-        within = _COMPUTING.setdefault(model, _Computing())
-        within.texts += 1
-        if model.training:
-            within.training += [module for module in model.modules() if module.training]
-            for module in within.training:
-                module.training = False
+    training = [module for module in model.modules() if module.training] if model.training else []
+    for module in training:
+        module.training = False
     try:
         with torch.no_grad():
             yield
+        if model.training:
+            raise RuntimeError(
+                "the model was put into training mode while it computed a text; call model.eval() before several "
+                "threads use it"
+            )
     finally:
-        with _COMPUTING_LOCK:
-            within.texts -= 1
-            while within.training and not within.texts:  # other threads may compute: the last to leave restores
-                within.training.pop().training = True
+        for module in training:
+            module.training = True
 
 
 def writable(model: LanguageModel, logits: Tensor) -> Tensor:
@@ -229,7 +215,7 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
 
     Raises ConfigError for a model without a control or a wrong number of values, UnknownNameError for a wrong name.
     """
-    names = model.config.depth.control
+    names = model.config.controls
     if not names:
         raise ConfigError("this model takes no control; train one whose depth.control names its dimensions")
     if not isinstance(control, Mapping):

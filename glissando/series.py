@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.backbone import Backbone, BackboneConfig, ModelState
-from glissando.config import from_dict, options
+from glissando.config import from_dict, options, starting
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme
 from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
@@ -37,7 +37,7 @@ class SeriesConfig(BackboneConfig):
     outputs: int
     mixer: MIXERS.sections() = field(default_factory=LiquidConfig)  # type: ignore[valid-type]
     head_bias: bool = True
-    init: Scheme = "torch"
+    init: Scheme = starting("torch", of="")
 
 
 class SeriesModel(Backbone):

@@ -1,4 +1,4 @@
-"""The program as its user meets it: every verb, good input and bad."""
+"""The program as its user meets it: every command, good input and bad."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from glissando.cli import VERBS, main
+from glissando.cli import COMMANDS, main
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.model import LanguageModel
 from glissando.presets import preset_names
 
 TINY = [
     "--preset", "transformer-nano", "--model.hidden_size", "16", "--model.depth.layers", "1",
-    "--data.corpus", "text", "--data.seq_len", "16", "--data.batch_size", "4", "--training.steps", "6",
+    "--data.kind", "text", "--data.seq_len", "16", "--data.batch_size", "4", "--training.steps", "6",
 ]  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def book(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def run(book) -> Path:
     out = book.parent / "run"
-    assert main(["train", *TINY, "--data.text.path", str(book), "--out", str(out)]) == 0
+    assert main(["train", *TINY, "--data.path", str(book), "--out", str(out)]) == 0
     return out
 
 
@@ -46,20 +46,53 @@ def fails(capsys, *arguments: object, status: int = 1) -> str:
 def test_help_is_quick_and_needs_no_torch():
     code = (
         "import sys; from glissando.cli import main; main(['--help']); "
-        "heavy = {'torch', 'lightning', 'numpy', 'jsonargparse'} & set(sys.modules); "
+        "heavy = {'torch', 'lightning', 'numpy', 'pydantic'} & set(sys.modules); "
         "sys.exit(str(heavy) if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert all(verb in done.stdout for verb in VERBS)
+    assert all(command in done.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_shows_a_real_example(verb: str, capsys):
+@pytest.mark.parametrize("columns", ["60", "90", "200"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_a_real_example(command: str, columns: str, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(SystemExit) as stop:
-        main([verb, "--help"])
+        main([command, "--help"])
     assert stop.value.code == 0
-    assert f"example: glissando {verb}" in " ".join(capsys.readouterr().out.split())
+    shown = capsys.readouterr().out
+    assert f"example: glissando {command}" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= min(100, max(80, int(columns)))
+
+
+@pytest.mark.parametrize("command", ["generate", "serve", "steer", "laplacian", "presets", "corpora", "evaluate"])
+def test_help_of_what_only_uses_a_run_needs_no_torch(command):
+    code = (
+        "import sys; from glissando.cli import main\n"
+        f"try: main([{command!r}, '--help'])\nexcept SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_option_of_the_configuration_is_in_the_help(capsys):
+    """With what its docstring says of it."""
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for line in (
+        "--model.vocab_size V; when training, at least the tokenizer's",
+        "model.mixer.kind: attention, liquid, spectral, tau (default: attention)",
+        "--model.depth.tolerance relative error below which",
+        "--data.seq_len tokens of a row (default: 256)",
+        "--data.tokenizer.vocab_size tokens in all (default: 4096)",
+        "data, kind recall: Generated keys with their values",
+        "--training.schedule.patience ... after so many validations",
+    ):
+        assert line in shown
+    assert shown.count("--data.seq_len") == 1, "shared options are listed once"
 
 
 def test_a_run_directory_holds_what_it_should(run):
@@ -70,11 +103,12 @@ def test_a_run_directory_holds_what_it_should(run):
     }  # fmt: skip
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["hidden_size"] == 16
-    assert set(config["data"]) == {"corpus", "seq_len", "batch_size", "seed", "tokenizer", "text"}
+    assert config["data"]["kind"] == "text"
+    assert "labelled" not in config["data"], "an option of another corpus"
 
 
 def test_print_config_is_a_config_file(book, tmp_path, capsys):
-    assert main(["train", *TINY, "--data.text.path", str(book), "--print_config"]) == 0
+    assert main(["train", *TINY, "--data.path", str(book), "--print_config"]) == 0
     printed = capsys.readouterr().out
     path = tmp_path / "config.yaml"
     path.write_text(printed)
@@ -132,8 +166,8 @@ def test_evaluate_a_run_and_a_file(run, book, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["bytes"] == 3
     short.write_bytes(b"Hi, caf\xe9.")
     told = fails(capsys, "evaluate", run, "--file", short)
-    assert "--data.text.encoding_errors ignore" in told
-    assert main(["evaluate", str(run), "--file", str(short), "--json", "--data.text.encoding_errors", "ignore"]) == 0
+    assert "--data.encoding_errors ignore" in told
+    assert main(["evaluate", str(run), "--file", str(short), "--json", "--data.encoding_errors", "ignore"]) == 0
     capsys.readouterr()
     (tmp_path / "taken").write_text("a file")
     told = fails(capsys, "evaluate", run, "--plots", tmp_path / "taken")
@@ -163,12 +197,12 @@ def test_presets_and_corpora(capsys):
         (["train", "--modle.hidden_size", "3"], "Did you mean --model.hidden_size"),
         (["train", "--steps", "5"], "Did you mean --training.steps?"),
         (["train", "--learning_rate", "3"], "Did you mean --training.optimizer.learning_rate?"),
-        (["train", "--data.text.pth", "x"], "Did you mean --data.text.path?"),
+        (["train", "--data.text.pth", "x"], "Did you mean --data.path?"),
         (["train", "--training.steps", "five"], "option \"training.steps\": expected int or null, got 'five'\n"),
         (["train", "--training.steps", "2.5e0"], "expected int or null, got '2.5e0'"),
         (["train", "--training.strategy", "dp"], "expected one of 'auto', 'ddp', 'fsdp', got dp"),
         (["train", "--model.hidden_size", "wide"], "expected int, got wide"),
-        (["train", "--data.corpus", "storys", "--training.steps", "1", "--out", "x"], "Did you mean 'stories'"),
+        (["train", "--data.kind", "storys", "--training.steps", "1", "--out", "x"], "Did you mean 'stories'"),
         (["train", "--preset", "transformer-nano", "--training.steps", "1"], "--out is missing"),
         (["train", "--preset", "transformer-nano", "--out", "x"], "warmup-cosine needs an end, and no budget is given"),
         (
@@ -177,11 +211,11 @@ def test_presets_and_corpora(capsys):
         ),
         (["train", "--config", "nowhere.yaml"], "cannot read --config nowhere.yaml"),
         (
-            ["train", *TINY, "--data.text.path", "BOOK", "--model.mixer", "atention", "--out", "OUT"],
+            ["train", *TINY, "--data.path", "BOOK", "--model.mixer", "atention", "--out", "OUT"],
             "Did you mean 'attention'",
         ),
         (
-            ["train", *TINY, "--data.text.path", "BOOK", "--training.seed", "-1", "--out", "OUT"],
+            ["train", *TINY, "--data.path", "BOOK", "--training.seed", "-1", "--out", "OUT"],
             "training.seed must be at least 0",
         ),
         (
@@ -189,7 +223,7 @@ def test_presets_and_corpora(capsys):
             "their own",
         ),
         (
-            ["train", *TINY, "--data.text.path", "BOOK", "--model.norm.eps", "-1", "--out", "OUT"],
+            ["train", *TINY, "--data.path", "BOOK", "--model.norm.eps", "-1", "--out", "OUT"],
             "at least 0 and finite",
         ),
         (["train", "--resume", "nowhere"], "nowhere"),
@@ -253,7 +287,7 @@ def test_unknown_keys_in_a_config_file(tmp_path, capsys):
 def test_bad_text_files(content, message, tmp_path, capsys):
     path = tmp_path / "bad.txt"
     path.write_bytes(content)
-    error = fails(capsys, "train", *TINY, "--data.text.path", path, "--out", tmp_path / "out")
+    error = fails(capsys, "train", *TINY, "--data.path", path, "--out", tmp_path / "out")
     assert message in error
     assert str(path) in error
     assert not (tmp_path / "out").exists()  # left no directory in the way of the corrected command
@@ -267,11 +301,11 @@ def test_bad_text_files(content, message, tmp_path, capsys):
             "0.5",
             "model.mixer is attention. Leave it out, or choose --model.mixer liquid",
         ),
-        ("--data.stories.valid_stories", "3", "data.corpus is text. Leave it out, or choose --data.corpus stories"),
+        ("--data.stories.valid_stories", "3", "data.corpus is text. Leave it out, or choose --data.kind stories"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(option, value, told, book, tmp_path, capsys):
-    given = ["train", *TINY, "--data.text.path", book, "--out", tmp_path / "out", option]
+    given = ["train", *TINY, "--data.path", book, "--out", tmp_path / "out", option]
     assert f"{option} would do nothing: {told}" in fails(capsys, *given, value)
     given[-1] = f"{option}={value}"
     assert f"{option} would do nothing" in fails(capsys, *given)
@@ -305,8 +339,8 @@ def test_evaluating_refuses_options_of_another_corpus(run, capsys, tmp_path, mon
     assert "--data.stories.valid_stories would do nothing: data.corpus is text" in told
     told = fails(capsys, "evaluate", run, "--file", "x.txt", "--data.jsonl.path", "y.jsonl")
     assert "--data.jsonl.path would do nothing: --file is scored as text. Leave one of the two out" in told
-    told = fails(capsys, "evaluate", run, "--file", "x.txt", "--data.corpus=jsonl")
-    assert "--data.corpus would do nothing: --file" in told
+    told = fails(capsys, "evaluate", run, "--file", "x.txt", "--data.kind=jsonl")
+    assert "--data.kind would do nothing: --file" in told
     odd = tmp_path / "data.jsonl.text"
     odd.write_text("The fox who had a plan.\n" * 40)
     monkeypatch.chdir(tmp_path)
@@ -317,7 +351,7 @@ def test_evaluating_refuses_options_of_another_corpus(run, capsys, tmp_path, mon
 def test_evaluating_does_not_deal_out_a_file_anew(tmp_path, capsys, monkeypatch):
     path, out = tmp_path / "notes.jsonl", str(tmp_path / "run")
     path.write_text("".join(json.dumps({"text": f"note {i} of many"}) + "\n" for i in range(200)))
-    corpus = ["--data.corpus", "jsonl", "--data.jsonl.path", str(path), "--data.jsonl.route_every", "3"]
+    corpus = ["--data.kind", "jsonl", "--data.jsonl.path", str(path), "--data.jsonl.route_every", "3"]
     assert main(["train", *TINY[:6], *TINY[8:], *corpus, "--out", out]) == 0
     for option in ("batch_size", "seq_len", "jsonl.route_every"):
         told = fails(capsys, "evaluate", out, f"--data.{option}", "2")
@@ -335,7 +369,7 @@ def test_sections_of_a_file_that_would_do_nothing_are_refused(tmp_path, capsys):
     path.write_text("{data: {corpus: shift, text: {path: book.txt}}, model: {mixers: {attention: {heads: 2}}}}")
     given = ["train", "--config", str(path), "--print_config"]
     assert "data.text.path would do nothing: data.corpus is shift" in fails(capsys, *given)
-    assert main([*given, "--data.corpus", "text"]) == 0
+    assert main([*given, "--data.kind", "text"]) == 0
     path.write_text("model: {mixers: {liquid: {adaptation: 0.5}}}")
     assert "model.mixer.adaptation would do nothing" in fails(capsys, *given)
     assert main([*given, "--model.mixer", "liquid"]) == 0
@@ -346,8 +380,8 @@ def test_bad_lines_are_counted_at_the_end(tmp_path, capsys):
     path = tmp_path / "lines.jsonl"
     good = "".join(json.dumps({"text": f"The hen number {i} went out to look for corn."}) + "\n" for i in range(300))
     path.write_text(good + "{broken\n" + '{"text": 3}\n')
-    arguments = [a for a in TINY if a not in ("--data.corpus", "text")]
-    options = ["--data.corpus", "jsonl", "--data.jsonl.path", str(path), "--data.jsonl.route_every", "3"]
+    arguments = [a for a in TINY if a not in ("--data.kind", "text")]
+    options = ["--data.kind", "jsonl", "--data.jsonl.path", str(path), "--data.jsonl.route_every", "3"]
     assert main(["train", *arguments, *options, "--training.tokens", "9000", "--out", str(tmp_path / "out")]) != 0
     capsys.readouterr()
     budget = [a for a in arguments if a not in ("--training.steps", "6")]
@@ -357,7 +391,7 @@ def test_bad_lines_are_counted_at_the_end(tmp_path, capsys):
 
 def test_an_existing_run_is_never_overwritten(run, book, capsys):
     before = (run / "model.safetensors").read_bytes()
-    assert "not empty" in fails(capsys, "train", *TINY, "--data.text.path", book, "--out", run)
+    assert "not empty" in fails(capsys, "train", *TINY, "--data.path", book, "--out", run)
     assert (run / "model.safetensors").read_bytes() == before
 
 

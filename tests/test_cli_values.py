@@ -18,7 +18,7 @@ from glissando.model import ModelConfig
 from glissando.cli.options import quoted
 
 TINY = [
-    "--preset", "transformer-nano", "--model.hidden_size", "16", "--model.depth.layers", "1", "--data.corpus", "text",
+    "--preset", "transformer-nano", "--model.hidden_size", "16", "--model.depth.layers", "1", "--data.kind", "text",
     "--data.seq_len", "16", "--data.batch_size", "4", "--training.steps", "4",
 ]  # fmt: skip
 
@@ -29,7 +29,7 @@ def place(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("values")
     (place / "book.txt").write_text("The fox who had a plan went out to find the hen who had none.\n" * 40)
     (place / "other.txt").write_text("Nobody had told the hen of it.\n" * 40)
-    texts = ["--data.text.path", str(place / "book.txt"), "--data.text.valid_path", str(place / "other.txt")]
+    texts = ["--data.path", str(place / "book.txt"), "--data.valid_path", str(place / "other.txt")]
     assert main(["train", *TINY, *texts, "--out", str(place / "run")]) == 0
     return place
 
@@ -62,7 +62,7 @@ def test_an_empty_key_in_the_environment_is_no_key(monkeypatch, capsys):
 @pytest.mark.parametrize(("path", "read"), [("#1.txt", "#1.txt"), ("~", "~"), ("null", None), ("a b.txt", "a b.txt")])
 @pytest.mark.parametrize("inline", [True, False])
 def test_the_name_of_a_file_is_what_was_typed(path, read, inline, capsys):
-    given = [f"--data.text.path={path}"] if inline else ["--data.text.path", path]
+    given = [f"--data.path={path}"] if inline else ["--data.path", path]
     assert main(["train", *TINY, *given, "--print_config"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["data"]["text"]["path"] == read
 
@@ -85,15 +85,15 @@ def test_what_is_no_utf_8_is_told(place, capsys):
 
 @pytest.mark.parametrize("verb", ["evaluate", "train"])
 def test_another_text_does_not_keep_the_held_out_one(verb, place, capsys):
-    """`evaluate RUN --data.text.path other` scored the run's own valid_path, and said nothing."""
+    """`evaluate RUN --data.path other` scored the run's own valid_path, and said nothing."""
     run, book, other = (str(place / name) for name in ("run", "book.txt", "other.txt"))
     command = ["evaluate", run] if verb == "evaluate" else ["train", "--from", run, "--print_config"]
-    told = fails(capsys, *command, "--data.text.path", other)
+    told = fails(capsys, *command, "--data.path", other)
     assert "would leave the run's" in told
-    assert "--data.text.valid_path too" in told
+    assert "--data.valid_path too" in told
     for held_out in ("null", book):
-        assert main([*command, "--data.text.path", other, "--data.text.valid_path", held_out]) == 0
-    assert main([*command, "--data.text.path", book]) == 0
+        assert main([*command, "--data.path", other, "--data.valid_path", held_out]) == 0
+    assert main([*command, "--data.path", book]) == 0
 
 
 def test_a_file_of_options_does_not_keep_it_either(place, capsys):
@@ -107,8 +107,8 @@ def test_a_file_of_options_does_not_keep_it_either(place, capsys):
     [
         (["--data.tokenizer.kind", "bpe"], "a run's own tokenizer reads the text"),
         (["--exact_match", "5"], "text is not of pairs"),
-        (["--file", "BOOK", "--data.text.path", "BOOK"], "--data.text.path would do nothing"),
-        (["--file", "BOOK", "--data.text.valid_fraction", "0.9"], "--data.text.valid_fraction would do nothing"),
+        (["--file", "BOOK", "--data.path", "BOOK"], "--data.path would do nothing"),
+        (["--file", "BOOK", "--data.valid_fraction", "0.9"], "--data.valid_fraction would do nothing"),
         (["--tasks", "glissando_recall", "--exact_match", "7"], "--exact_match was given too"),
         (["--tasks", "glissando_recall", "--data.seq_len", "3"], "--data.seq_len was given too"),
         (["--tasks", "glissando_recall", "--prompt", "a"], "--prompt was given too"),
@@ -185,9 +185,9 @@ def test_labels_that_a_model_is_told_are_named(tmp_path, capsys):
 
     run = tmp_path / "hybrid"
     LanguageModel.from_preset("hybrid-ode-nano", hidden_size=16).save(run)
-    few = ["--data.stories.valid_stories", "2", "--json"]
+    few = ["--data.valid_stories", "2", "--json"]
     for labelled, named in (("true", "mood, speech"), ("false", None)):
-        assert main(["evaluate", str(run), "--data.stories.labelled", labelled, *few]) == 0
+        assert main(["evaluate", str(run), "--data.labelled", labelled, *few]) == 0
         assert json.loads(capsys.readouterr().out).get("labels_told") == named
 
 

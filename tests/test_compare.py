@@ -20,12 +20,12 @@ from comparisons import comparison, model_file
 from training_runs import started
 
 from glissando.cli import main
-from glissando.lab.compare import run as compare
-from glissando.lab.compare.measure import MEASURED, read_measured
-from glissando.lab.compare.plan import Amount
-from glissando.lab.compare.results import bits_on
-from glissando.lab.compare.speed import _Entry, warm_up
-from glissando.lab.compare.table import Table
+from glissando.compare import run as compare
+from glissando.compare.measure import MEASURED, read_measured
+from glissando.compare.plan import Amount
+from glissando.compare.results import bits_on
+from glissando.compare.speed import _Entry, warm_up
+from glissando.compare.table import Table
 from glissando.runs import latest_checkpoint
 from glissando.training.metrics import read_metrics
 
@@ -278,7 +278,7 @@ NO_FILE = ["--data.corpus", "text", "--data.text.path", "no"]
         (["transformer-nano", "--out", "x"], "--budget is missing"),
         (["--budget", "steps=1", "--out", "x"], "name the models"),
         (["transformer-nan", "--budget", "steps=1", "--out", "x"], "Did you mean 'transformer-nano'"),
-        (["transformer-nano", "--budget", "weeks=1", "--out", "x"], "steps, tokens, seconds, flops"),
+        (["transformer-nano", "--budget", "weeks=1", "--out", "x"], "steps, epochs, tokens, seconds, flops"),
         (["transformer-nano", "--budget", "steps=1", "--data.corpus", "nope", "--out", "x"], "unknown corpus 'nope'"),
         (["transformer-nano", "--budget", "steps=1", *NO_FILE, "--out", "x"], "no file no;"),
         (["transformer-nano", "--budget", "steps=1", "--learning_rates", "a,b", "--out", "x"], "takes numbers"),

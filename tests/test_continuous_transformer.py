@@ -11,11 +11,11 @@ import torch
 from tolerances import assert_close
 from training_runs import assert_same_tensors, call, last_checkpoint, metrics, text_file, weights
 
+from benchmarks.rows import ROWS, select
+from benchmarks.spectral import kept_bytes
 from glissando.cli import main
 from glissando.config import from_dict, merge
 from glissando.evaluation.kernels import plot_kernels
-from glissando.lab.bench.rows import ROWS, select
-from glissando.lab.bench.spectral import kept_bytes
 from glissando.mixers.spectral import Spectral, SpectralConfig
 from glissando.model import LanguageModel
 from glissando.presets import load_preset
@@ -27,9 +27,9 @@ def options(folder, out, steps: int) -> list[str]:
     """The preset with only its size changed; non-ASCII letters among the words."""
     text = text_file(folder)
     text.write_text("é".join(text.read_text().split(" ")[i] + " " for i in range(1500)))
-    small = ["--model.hidden_size=12", "--data.seq_len=64", "--data.text.stride=16", f"--training.steps={steps}"]
+    small = ["--model.hidden_size=12", "--data.seq_len=64", "--data.stride=16", "--data.ascii_only=true", f"--training.steps={steps}"]
     often = ["--training.log_every=1", "--training.save_every=2", "--training.sample_every=4"]
-    files = ["--data.corpus=text", f"--data.text.path={text}", "--data.text.max_valid_bytes=300", f"--out={out}"]
+    files = ["--data.kind=text", f"--data.path={text}", "--data.max_valid_bytes=300", f"--out={out}"]
     return ["train", "--preset=continuous-transformer", *small, *often, *files, "--training.validate_every=4"]
 
 
@@ -39,7 +39,7 @@ def test_the_preset_trains_samples_resumes_and_is_drawn(tmp_path, capsys):
     config = Run.open(whole).read_config()
     assert config["training"]["schedule"]["kind"] == "homeostatic"
     assert config["training"]["gradient_checkpointing"] is True
-    assert (config["data"]["text"]["stride"], config["data"]["text"]["ascii_only"]) == (16, True)
+    assert (config["data"]["stride"], config["data"]["ascii_only"]) == (16, True)
     assert "--- step 4" in (whole / "samples.txt").read_text()
     # The homeostatic rate: base * sigmoid(1 / (|grad| + 1e-6) - 0.5).
     for row in metrics(whole):
@@ -48,7 +48,8 @@ def test_the_preset_trains_samples_resumes_and_is_drawn(tmp_path, capsys):
     # Going on from an earlier checkpoint ends at the same weights, optimizer and data position.
     cut = tmp_path / "cut"
     shutil.copytree(whole, cut)
-    for newer in sorted((cut / "checkpoints").iterdir(), key=lambda p: p.name)[1:]:
+    steps = [path for path in (cut / "checkpoints").iterdir() if path.name != "best"]
+    for newer in sorted(steps, key=lambda p: p.name)[1:]:
         shutil.rmtree(newer) if newer.is_dir() else newer.unlink()
     expected = weights(whole), last_checkpoint(whole)["optimizer_states"]
     assert main(["train", "--resume", str(cut)]) == 0
@@ -66,7 +67,6 @@ def test_the_published_settings_are_the_presets():
     del preset["about"]
     given = from_dict(RunConfig, merge(preset, {"training": {"steps": 1}}))
     assert (given.data.seq_len, given.data.batch_size) == (8192, 1)
-    assert (given.data.text.stride, given.data.text.ascii_only) == (512, True)
     assert given.training.optimizer.learning_rate == 3e-4
     assert given.training.optimizer.weight_decay == 0.01
 
@@ -78,15 +78,18 @@ def test_memory_is_linear_in_time():
     assert kept_bytes(model, ids) <= 2.05 * kept_bytes(model, ids[:, :1024])
 
 
-def test_rates_at_rest_are_those_of_the_dynamics():
+def test_base_rates_are_those_of_the_dynamics():
     """With r = 0 the decay is e^-gamma, in the picture and in the recurrence alike."""
     torch.manual_seed(0)
-    mixer = Spectral(SpectralConfig(horizon=50), 8)
+    mixer = Spectral(8, horizon=50)
     mixer.reset_parameters()
     with torch.no_grad():
-        gamma, turn = mixer.rates_at_rest()
-        a, _ = mixer._dynamics(torch.zeros(1, 1, 8), torch.zeros(1, 1, 8), mixer._derive())
-    assert_close(torch.view_as_real(a[0, 0]), torch.view_as_real(torch.exp(torch.complex(-gamma, turn))))
+        gamma, turn = mixer.base_rates()
+        mixer.project.weight.zero_()
+        state = mixer.init_state(1)._replace(h=torch.randn(1, 8, 2))
+        after = mixer(torch.zeros(1, 1, 8), state)[1]
+    ratio = torch.view_as_complex(after.h[0]) / torch.view_as_complex(state.h[0])
+    assert_close(torch.view_as_real(ratio), torch.view_as_real(torch.exp(torch.complex(-gamma, turn))))
     times = (1 / gamma).sort().values
     assert_close(times[[0, -1]], torch.tensor([1.0, 50.0]))
 

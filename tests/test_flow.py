@@ -13,8 +13,8 @@ from glissando.model import LanguageModel
 from glissando.training.fit import train
 
 FLOW = {"kind": "flow", "layers": 2, "n_steps": 2, "control": ["mood", "speech"]}
-STORIES = {"data": {"corpus": "stories", "seq_len": 64, "batch_size": 2, "text": {}}}
-LABELLED = {"data.stories": {"labelled": True}}
+STORIES = {"data": {"kind": "stories", "seq_len": 64, "batch_size": 2}}
+LABELLED = {"data.labelled": True}
 
 
 def test_published_size():
@@ -24,7 +24,7 @@ def test_published_size():
 
 def test_labels_train_the_dial_and_steps_change_at_inference(tmp_path):
     run, without = tmp_path / "run", tmp_path / "without"
-    small = {"model.depth": FLOW, "training": {"steps": 3}, "data.stories": {"valid_stories": 4}}
+    small = {"model.depth": FLOW, "training": {"steps": 3}, "data.valid_stories": 4}
     train(configuration(tmp_path, STORIES, small, LABELLED), run)
     train(configuration(tmp_path, STORIES, small), without)
     name = "depth.control.weight"
@@ -50,10 +50,10 @@ def test_u_of_zero_is_not_no_control():
 @pytest.mark.parametrize(
     ("depth", "message"),
     [
-        ({"n_steps": None}, "at least 1; got None"),
-        ({"layers": -1}, "at least 0, got -1"),
-        ({"flow": {"method": "rk3"}}, "Did you mean 'rk4'"),
-        ({"kind": "discrete", "n_steps": None}, "choose a depth.kind that has: flow"),
+        ({"n_steps": None}, "needs depth.n_steps, the number of its steps, at least 1"),
+        ({"layers": -1}, "layers: .*greater than or equal to 0, got -1"),
+        ({"method": "rk3"}, "Did you mean 'rk4'"),
+        ({"kind": "discrete"}, "unknown option 'model.depth.n_steps'"),
     ],
 )
 def test_mistakes_in_options(depth: dict, message: str):
@@ -70,7 +70,7 @@ def test_a_control_of_another_size_is_told():
 @pytest.mark.parametrize("backward", ["direct", "checkpoint", "reversible"])
 def test_time_steps_get_their_gradient_in_every_mode(backward: str):
     """That of autograd through the same scheme, beside a control's."""
-    depth = {"kind": "flow", "layers": 0, "n_steps": 2, "control": ["a"], "flow": {"backward": backward, "alpha": 1.0}}
+    depth = {"kind": "flow", "layers": 0, "n_steps": 2, "control": ["a"], "backward": backward, "alpha": 1.0}
     model = LanguageModel.from_config({"hidden_size": 8, "mixer": "liquid", "depth": depth}).double()
     ids = torch.randint(0, 256, (2, 7))
     dt, control = torch.rand(2, 7, dtype=torch.float64), torch.randn(2, 1, dtype=torch.float64)

@@ -21,7 +21,7 @@ def _forget_graphs():
 
 def small(preset: str, **flow: object) -> LanguageModel:
     """The preset's kind of blocks, few and narrow, and without dropout."""
-    depth = {"layers": 2, "n_steps": 2, "flow": flow}
+    depth = {"layers": 2, "n_steps": 2, **flow}
     none = {"mixer.dropout": 0.0, "block.mlp_dropout": 0.0}
     return LanguageModel.from_preset(preset, hidden_size=16, vocab_size=11, depth=depth, **none).double()
 

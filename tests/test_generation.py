@@ -172,17 +172,30 @@ def test_prompts_are_texts(model):
         next(stream(model, 5))
 
 
-def test_the_last_text_to_end_puts_training_back():
-    """Two threads compute with one model: dropout stays off in both, whoever began and whoever ends first."""
+def test_training_is_put_back_module_by_module():
+    model = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 2}).train()
+    model.depth.blocks[1].eval()  # a frozen part
+    before = [module.training for module in model.modules()]
+    pieces = stream(model, "a", max_tokens=2, temperature=0)
+    next(pieces)
+    assert [module.training for module in model.modules()] == before, "between two pieces, too"
+    assert any(before)
+    assert not all(before)
+    with computing(model):
+        assert not any(module.training for module in model.modules())
+        assert not torch.is_grad_enabled()
+
+
+def test_a_thread_that_computes_while_another_puts_training_back_is_stopped():
+    """Dropout would have been on in its text without a word."""
     model = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}).train()
     first, second = computing(model), computing(model)
     with torch.enable_grad():  # which is each thread's own; here is one, that leaves in another order than it came
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
-        assert not any(module.training for module in model.modules())
-        second.__exit__(None, None, None)
-        assert all(module.training for module in model.modules())
+        with pytest.raises(RuntimeError, match=r"call model.eval\(\) before several threads use it"):
+            second.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -14,7 +14,7 @@ from subjects import CASES, build, random_ids
 from torch import Tensor
 
 from glissando.config import to_dict
-from glissando.depth import TiedConfig
+from glissando.depth import TiedConfig, TiedDepth
 from glissando.errors import ConfigError, UnknownNameError
 from glissando.flops import applications
 from glissando.growth import grow
@@ -273,7 +273,7 @@ def test_plain_duplication_of_layers_is_not_exact():
 def test_gradients_reach_every_new_layer(case):
     """A layer that starts as the identity trains: its last projections or its a at once, all of it after a step."""
     model = build(case)
-    deeper = {"steps": 2} if model.config.depth.kind == "tied" else {"layers": 2}
+    deeper = {"steps": 2} if isinstance(model.depth, TiedDepth) else {"layers": 2}
     grown = grow(model, **deeper)
     fresh = [(n, p) for n, p in grown.named_parameters() if n not in model.state_dict() and p.requires_grad]
     ids = random_ids(model, 2, 20, 0)

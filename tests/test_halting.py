@@ -94,12 +94,11 @@ def test_padding_is_not_counted():
 @pytest.mark.parametrize("case", ["depth:flow-halting", "depth:flow-heun-halting"])
 def test_the_subjects_of_the_laws_halt_somewhere_and_not_everywhere(case):
     model = build(case)
-    model.depth.count = EvaluationCount()
-    control = torch.zeros(3, 1, dtype=torch.float64) if model.config.depth.control else None
-    with torch.no_grad():
+    control = torch.zeros(3, 1, dtype=torch.float64) if model.config.controls else None
+    with torch.no_grad(), counted(model) as count:
         model(random_ids(model, 3, 11, seed=4), control=control)
     stages = 2 if "heun" in case else 1
-    assert 2.1 * stages < model.depth.count.per_token < 4.9 * stages
+    assert 2.1 * stages < count.per_token < 4.9 * stages
 
 
 def test_leaving_out_the_mlp_where_nobody_reads_it_changes_nothing():
@@ -124,14 +123,13 @@ def test_leaving_out_the_mlp_where_nobody_reads_it_changes_nothing():
 @pytest.mark.parametrize(
     ("flow", "message"),
     [
-        ({"tolerance": 0.0}, "must be positive and finite, or absent"),
+        ({"tolerance": 0.0}, "depth.tolerance: .*greater than 0, got 0.0"),
         ({"tolerance": 0.1, "n_steps": 2}, "n_steps of at least 3, got 2"),
         ({"tolerance": 0.1, "backward": "reversible"}, "needs depth.backward `direct`"),
     ],
 )
 def test_mistakes(flow, message):
-    n_steps = flow.get("n_steps", 4)
-    depth = {"kind": "flow", "n_steps": n_steps, "flow": {k: v for k, v in flow.items() if k != "n_steps"}}
+    depth = {"kind": "flow", "n_steps": 4, **flow}
     with pytest.raises(ConfigError, match=message):
         LanguageModel.from_config({"hidden_size": 16, "depth": depth})
 
@@ -147,7 +145,9 @@ def test_measuring_counts_every_setting_and_leaves_the_model_as_it_was(tmp_path)
     ]  # fmt: skip
     assert points[0].perplexity == points[1].perplexity != points[2].perplexity
     assert torch.equal(model(ids)[0], before)
-    assert model.depth.count is None
+    with counted(model) as count:
+        measure_halting(model, batches, tolerances=())
+    assert count.tokens == 0, "variants are measured, and not the model itself"
     assert halting_table(points).count("\n") == 7
     assert plot_halting(points, tmp_path / "halting.png").stat().st_size > 1000
 
@@ -158,7 +158,7 @@ def test_what_has_no_flow_cannot_halt():
 
 
 def test_a_run_trained_with_checkpoints_can_halt_when_it_is_read(tmp_path):
-    depth = {"kind": "flow", "layers": 0, "n_steps": 4, "flow": {"backward": "checkpoint"}}
+    depth = {"kind": "flow", "layers": 0, "n_steps": 4, "backward": "checkpoint"}
     run = train(configuration(tmp_path, {"model.depth": depth, "training.steps": 1}), tmp_path / "run").path
     model = glissando.load(run, {"depth.tolerance": 1e9})
     with counted(model) as count, torch.no_grad():

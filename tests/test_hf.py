@@ -99,7 +99,9 @@ def test_a_graph_file_is_not_needed_behind_weights(tmp_path):
     graph = tmp_path / "graph.safetensors"
     save(graph, random_graph(8, 3, seed=0), {})
     tau = {"key_size": 8, "laplacian": str(graph), "laplacian_weights": "fixed"}
-    model = GlissandoForCausalLM.from_preset("tauformer-nano", hidden_size=16, depth={"layers": 1}, mixer={"kind": "tau", **tau})
+    model = GlissandoForCausalLM.from_preset(
+        "tauformer-nano", hidden_size=16, depth={"layers": 1}, mixer={"kind": "tau", **tau}
+    )
     model.save_pretrained(tmp_path / "saved")
     graph.unlink()
     again = GlissandoForCausalLM.from_pretrained(tmp_path / "saved").model.depth.blocks[0].mixer

@@ -57,7 +57,7 @@ def test_a_gradient_in_another_layout_reaches_the_first_state():
 def test_a_gate_that_is_shut_has_gradients(reading):
     """sqrt(1 - exp(-2 gamma)) is 0 there, and its slope was infinite: one such token made every gradient NaN."""
     torch.manual_seed(0)
-    mixer = Spectral(SpectralConfig(), 8)
+    mixer = Spectral(8)
     mixer.reset_parameters()
     for linear in (mixer.project, mixer.out):  # a model gives them their numbers
         torch.nn.init.normal_(linear.weight, std=0.3)

@@ -101,7 +101,7 @@ def test_memory_of_the_checkpoint_mode_is_a_state_a_step():
 def test_dropout_is_the_same_when_computed_again(mode: str):
     """Gradients of a flow with dropout, in every mode, against autograd through the same draws."""
     options = {"hidden_size": 8, "vocab_size": 11, "mixer.heads": 2, "mixer.dropout": 0.3}
-    options |= {"depth": {"kind": "flow", "layers": 0, "n_steps": 3, "flow": {"method": "heun", "backward": mode}}}
+    options |= {"depth": {"kind": "flow", "layers": 0, "n_steps": 3, "method": "heun", "backward": mode}}
     options |= {"block.mlp_dropout": 0.3}
     torch.manual_seed(0)
     model = LanguageModel.from_preset("transformer-nano", **options).double().train()
@@ -141,7 +141,7 @@ def test_mistakes_are_told():
 def test_reversible_under_autocast_evaluates_backward_what_it_did_forward():
     """Training calls backward outside autocast; the gradients are those of a call inside it."""
     torch.manual_seed(0)
-    depth = {"kind": "flow", "layers": 0, "n_steps": 4, "control": ["a"], "flow": {"backward": "reversible"}}
+    depth = {"kind": "flow", "layers": 0, "n_steps": 4, "control": ["a"], "backward": "reversible"}
     model = LanguageModel.from_config({"hidden_size": 16, "depth": depth})
     ids, control = torch.randint(0, 256, (2, 9)), torch.ones(2, 1)
 
@@ -161,7 +161,7 @@ def test_reversible_in_float32(n_steps: int):
     """Running the scheme backward rounds anew: to 1e-6 of the gradient's size at 64 steps."""
     torch.manual_seed(0)
     flow = {"backward": "reversible"}
-    depth = {"kind": "flow", "layers": 0, "n_steps": n_steps, "control": ["a"], "flow": flow}
+    depth = {"kind": "flow", "layers": 0, "n_steps": n_steps, "control": ["a"], **flow}
     model = LanguageModel.from_config({"hidden_size": 16, "depth": depth})
     ids, control = torch.randint(0, 256, (2, 9)), torch.ones(2, 1)
 

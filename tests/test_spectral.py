@@ -13,7 +13,8 @@ from torch import Tensor
 from training_runs import call
 
 from glissando.errors import ConfigError
-from glissando.mixers.spectral import Spectral, SpectralConfig
+from glissando.flops import applications
+from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 from glissando.ops import compiled
 from glissando.ops.complex_norm import complex_norm
@@ -240,7 +241,7 @@ def test_compiled_by_torch_it_computes_the_same():
 def test_what_has_no_effect_is_refused():
     for option in ({"decay": "constant"}, {"output_gate": False}, {"horizon": 5.0}, {"channels": 3}):
         with pytest.raises(ConfigError, match=next(iter(option))):
-            Spectral(SpectralConfig(projections=False, **option), 8)
+            Spectral(8, projections=False, **option)
     with pytest.raises(ConfigError, match=r"mlp\.hidden"):
         LanguageModel.from_config({"block": {"mlp": {"kind": "none", "hidden": 7}}})
 
@@ -257,8 +258,8 @@ def test_weight_decay_acts_on_matrices_alone():
 
 def test_the_published_operator_is_its_equation():
     torch.manual_seed(0)
-    options = load_preset("continuous-transformer")["model"]["mixers"]["spectral"]
-    mixer = Spectral(SpectralConfig(**options), 12)
+    options = {k: v for k, v in load_preset("continuous-transformer")["model"]["mixer"].items() if k != "kind"}
+    mixer = Spectral(12, **options)
     mixer.reset_parameters()
     mixer.double()
     with torch.no_grad():
@@ -277,7 +278,7 @@ def test_published_size():
 
 
 def test_without_projections_frequencies_are_those_published():
-    mixer = Spectral(SpectralConfig(projections=False), 16)
+    mixer = Spectral(16, projections=False)
     mixer.reset_parameters()
     n = torch.arange(mixer.channels)
     root = (2 * n + 1).sqrt()
@@ -285,9 +286,9 @@ def test_without_projections_frequencies_are_those_published():
 
 
 def test_with_projections_a_channel_turns_as_fast_as_it_decays():
-    mixer = Spectral(SpectralConfig(channels=4096), 16)
+    mixer = Spectral(16, channels=4096)
     mixer.reset_parameters()
-    gamma, turn = mixer.rates_at_rest()
+    gamma, turn = mixer.base_rates()
     log_time, log_period = -gamma.detach().log(), torch.log(2 * math.pi / turn.detach().abs())
     residue = log_period - math.log(6) - 0.7 * log_time
     assert float(log_time.exp().min()) == pytest.approx(1, abs=1e-4)
@@ -301,7 +302,7 @@ def test_state_is_as_small_as_stated_and_does_not_grow(preset: str):
     model = LanguageModel.from_preset(preset)
     if preset == "continuous-transformer":
         model = LanguageModel.from_preset(preset, hidden_size=32)
-    steps = len(model.depth.order)
+    steps = sum(times for _, times in applications(model.depth))
     conv = model.config.block.conv_width
     width = model.width
     channels = next(m.channels for m in model.modules() if isinstance(m, Spectral))
@@ -315,7 +316,7 @@ def test_state_is_as_small_as_stated_and_does_not_grow(preset: str):
 
 def test_mistakes_are_told():
     with pytest.raises(ConfigError, match="even"):
-        Spectral(SpectralConfig(projections=False), 7)
+        Spectral(7, projections=False)
     with pytest.raises(ConfigError, match="tied"):
         LanguageModel.from_config({"representation": "complex"})
     with pytest.raises(ConfigError, match="n_steps"):

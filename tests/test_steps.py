@@ -18,9 +18,9 @@ from glissando.evaluation.steps import Setting, flow_ends, measure_steps, sample
 from glissando.model import LanguageModel
 from glissando.training.fit import train
 
-FLOW = {"kind": "flow", "layers": 2, "n_steps": 3, "control": ["mood", "speech"], "flow": {"alpha": 1.0}}
+FLOW = {"kind": "flow", "layers": 2, "n_steps": 3, "control": ["mood", "speech"], "alpha": 1.0}
 TEXT = {"model.depth": FLOW, "training": {"steps": 3, "log_every": 1}}
-STORIES = {"data": {"corpus": "stories", "text": {}}, "data.stories": {"labelled": True, "valid_stories": 6}}
+STORIES = {"data": {"kind": "stories", "labelled": True, "valid_stories": 6}}
 
 
 def flowing(**depth: object) -> LanguageModel:
@@ -94,7 +94,7 @@ def test_a_sample_is_spread_and_counts_its_bytes(corpus):
 
 
 def test_a_model_without_a_flow_is_told(corpus):
-    with pytest.raises(ValueError, match="'discrete'"):
+    with pytest.raises(ValueError, match="a DiscreteDepth"):
         measure_steps(LanguageModel.from_config({"hidden_size": 16}), corpus)
 
 

@@ -55,11 +55,11 @@ def test_time_constants_are_those_of_the_equation():
         before = state.depth[1].mixer.x.unflatten(-1, (-1, 2))
         with torch.no_grad():
             _, state = model(x[:, t : t + 1], state, dt=dt[:, t : t + 1])
-            modes, z = mixer.dynamics.modes(), mixer.layer.enter(given[-1])[1][:, 0] + mixer.dynamics.bias
+            modes, z = mixer.dynamics.modes(), mixer.layer.inputs(given[-1])[1][:, 0] + mixer.dynamics.bias
         phi = torch.tanh(z + (before * modes.state).sum(-1))
         expected.append(modes.tau * (1 + modes.adaptation * phi) / modes.step)
-    want = torch.stack(expected, 1).quantile(0.5, -1)
-    assert_close(time_constants(model, x, dt)[1], want, "median")
+    expected = torch.stack(expected, 1).quantile(0.5, -1)
+    assert_close(time_constants(model, x, dt)[1], expected, "median")
     assert time_constants(model, x, dt).shape == (2, 2, 6)
     assert (time_constants(model, x, dt, share=0.9) > time_constants(model, x, dt)).all()
 
@@ -78,7 +78,7 @@ def test_a_row_an_application(options, rows):
 
 def test_models_without_a_liquid_mixer_have_none():
     with pytest.raises(ValueError, match="no liquid mixer"):
-        time_constants(language_model(mixer="attention", mixers={}), torch.zeros(1, 3).long())
+        time_constants(language_model(mixer="attention"), torch.zeros(1, 3).long())
 
 
 # ---------------------------------------------------------------------- patterns
@@ -220,7 +220,10 @@ def recorded(model: LanguageModel, *pieces: list[int], dt: torch.Tensor | None =
 @pytest.mark.parametrize(
     "options",
     [
-        {"depth": {"layers": 2, "mean_gate": True}, "mixer": {"kind": "liquid", "layer": "published", "adaptation": 0.5}},
+        {
+            "depth": {"layers": 2, "mean_gate": True},
+            "mixer": {"kind": "liquid", "layer": "published", "adaptation": 0.5},
+        },
         {"mixer": {"kind": "liquid", "dynamics": "dense", "state_size": 4, "dt": 0.5}},
         {"mixer": ["attention", "liquid", "liquid"], "depth": {"layers": 6}},
     ],
@@ -230,7 +233,7 @@ def test_diagnostics_of_a_whole_and_of_its_tokens_one_by_one(options):
     model, ids = language_model(**options), [5, 9, 200, 31, 7, 7]
     whole, single = recorded(model, ids), recorded(model, ids[:3], *([i] for i in ids[3:]))
     assert whole.ids == single.ids == ids
-    assert whole.layers == ([2, 3, 5, 6] if "mixer" in options else [1, 2])
+    assert whole.layers == ([2, 3, 5, 6] if isinstance(options["mixer"], list) else [1, 2])
     assert ("mean_gate" in whole.columns) == ("mean_gate" in options.get("depth", {}))
     for name, column in whole.columns.items():
         assert_close(single.columns[name], column, name)
@@ -286,7 +289,7 @@ def test_diagnostics_leave_nothing_behind():
     assert len(calls) == 1
     with pytest.raises(ValueError, match="of one text"):
         gather(model, [])
-    with pytest.raises(ValueError, match="no liquid mixer"), recording(language_model(mixer="attention", mixers={})):
+    with pytest.raises(ValueError, match="no liquid mixer"), recording(language_model(mixer="attention")):
         pass
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import math
-import re
 import subprocess
 import time
 
@@ -224,7 +223,7 @@ def test_ordinary_run_says_only_what_matters(tmp_path, capfd):
     assert first.startswith("device cpu, ")
     assert [line[:2] for line in lines] == ["2,", "4,", "4:"]
     assert "Lightning" not in error
-    assert not re.search(r"\b[Ww]arning", error)
+    assert "arning" not in error.replace("learning", "")
     samples = (done.path / "samples.txt").read_text()
     assert samples.startswith("--- step 4\n")
     assert not set(samples) & {chr(c) for c in [*range(9), *range(11, 32), *range(127, 160)]}

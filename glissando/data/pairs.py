@@ -134,7 +134,7 @@ class PairsCorpus(Corpus):
         return Batch(tensors[0], tensors[1], n_bytes, None if mask.all() else torch.from_numpy(mask))
 
     def _row(self, pair: Pair) -> tuple[list[int], list[int]]:
-        """What is read and what is to be said."""
+        """The input and the answer."""
         prompt = [self.tokenizer.eos_id, *self.tokenizer.encode(pair.input + "\t")]
         return prompt, [*self.tokenizer.encode(pair.output), self.tokenizer.eos_id]
 

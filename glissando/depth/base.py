@@ -26,15 +26,15 @@ BlockFactory = Callable[[int], Block]
 
 
 class Depth(nn.Module, ABC):
-    """Blocks put one after the other, or one block applied many times, or a flow."""
+    """Blocks put one after the other, or one block applied many times, or a flow.
 
-    #: recompute each block in the backward pass
-    gradient_checkpointing = False
+    A depth that calls its blocks by `run` has an attribute `gradient_checkpointing`, False at first.
+    """
 
     @property
     def accepts(self) -> frozenset[Signal]:
         """The per-token signals that every block accepts, or that the depth itself uses."""
-        return frozenset.intersection(*[block.accepts for block in self.modules() if isinstance(block, Block)])
+        return accepted_by_blocks(self)
 
     @abstractmethod
     def init_state(
@@ -50,10 +50,15 @@ class Depth(nn.Module, ABC):
         """Start the parameters that are its own and not its blocks'."""
 
     def run(self, block: nn.Module) -> Callable[..., Any]:
-        """The block, or where gradients are computed with gradient checkpointing, the block recomputed in the backward."""
+        """The block, recomputed in the backward pass with gradient checkpointing and where gradients are computed."""
         if self.gradient_checkpointing and torch.is_grad_enabled():
             return partial(checkpoint, block, use_reentrant=False)
         return block
+
+
+def accepted_by_blocks(depth: Depth) -> frozenset[Signal]:
+    """The per-token signals that every block of a depth accepts."""
+    return frozenset.intersection(*[block.accepts for block in depth.modules() if isinstance(block, Block)])
 
 
 @options

@@ -38,6 +38,7 @@ class DiscreteDepth(Depth):
 
     def __init__(self, config: DiscreteConfig, make_block: BlockFactory) -> None:
         super().__init__()
+        self.gradient_checkpointing = False
         if config.layers < 1:
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
         self.blocks = nn.ModuleList([make_block(i) for i in range(config.layers)])

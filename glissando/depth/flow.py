@@ -25,7 +25,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options, starting
-from glissando.depth.base import BlockFactory, Depth, DepthOptions, register_depth, through
+from glissando.depth.base import BlockFactory, Depth, DepthOptions, accepted_by_blocks, register_depth, through
 from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, unroll
 from glissando.errors import ConfigError, unknown_name
@@ -111,7 +111,8 @@ class FlowDepth(Depth):
 
     @property
     def accepts(self) -> frozenset[Signal]:
-        return super().accepts | {"control"} if self.control is not None else super().accepts
+        own: set[Signal] = set() if self.control is None else {"control"}
+        return accepted_by_blocks(self) | own
 
     @property
     def n_evaluations(self) -> int:
@@ -127,13 +128,19 @@ class FlowDepth(Depth):
         return FlowState(states(self.before), states([self.field] * self.n_evaluations), states(self.after))
 
     def forward(
-        self, x: Tensor, state: FlowState | None = None, ctx: Context | None = None
+        self,
+        x: Tensor,
+        state: FlowState | None = None,
+        ctx: Context | None = None,
+        watch: Watcher | None = None,
+        count: EvaluationCount | None = None,
     ) -> tuple[Tensor, FlowState | None]:
+        """As every depth; `watch` and `count` see the evaluations, see `solve`."""
         ctx = ctx or EMPTY
         inner = ctx.without("control")
         given = FlowState((None,) * len(self.before), (), (None,) * len(self.after)) if state is None else state
         x, before = through(self.before, x, given.before, inner)
-        x, flow = self.solve(x, None if state is None else state.flow, ctx)
+        x, flow = self.solve(x, None if state is None else state.flow, ctx, watch, count)
         x, after = through(self.after, x, given.after, inner)
         return x, None if state is None else FlowState(before, flow, after)
 

@@ -40,6 +40,7 @@ class TiedDepth(Depth):
 
     def __init__(self, config: TiedConfig, make_block: BlockFactory) -> None:
         super().__init__()
+        self.gradient_checkpointing = False
         if config.layers < 1:
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
         if config.n_steps is None or config.n_steps < config.layers:

@@ -78,7 +78,7 @@ def _measure(
 ) -> dict[str, Tensor]:
     """Columns (B, T) of a mixer that is given x behind `state`."""
     ctx = ctx or EMPTY
-    inputs, before = mixer.layer.enter(x), (state or mixer.init_state(len(x), x.device)).x
+    inputs, before = mixer.layer.inputs(x), (state or mixer.init_state(len(x), x.device)).x
     states = mixer.dynamics(inputs, before, ctx.dt)
     tau = mixer.dynamics.time_constants(inputs, before, ctx.dt)
     low, median, high = tau.quantile(tau.new_tensor([0.05, 0.5, 0.95]), -1).unbind()

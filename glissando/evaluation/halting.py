@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from glissando.data.base import Batch
 from glissando.depth.flow import FlowDepth
@@ -14,6 +13,7 @@ from glissando.depth.halting import EvaluationCount
 from glissando.depth.solvers import evaluations
 from glissando.errors import ConfigError
 from glissando.evaluation.scoring import score
+from glissando.evaluation.steps import Setting, solved_with
 from glissando.model import LanguageModel
 
 TOLERANCES = (0.002, 0.004, 0.008, 0.012, 0.016, 0.024, 0.032, 0.064)
@@ -26,11 +26,11 @@ def counted(model: LanguageModel) -> Iterator[EvaluationCount]:
     if not isinstance(model.depth, FlowDepth):
         yield count
         return
-    model.depth.count = count
+    hook = model.depth.register_forward_pre_hook(lambda _, args, given: (args, given | {"count": count}), with_kwargs=True)
     try:
         yield count
     finally:
-        model.depth.count = None
+        hook.remove()
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,17 @@ def measure_halting(
     """
     depth = model.depth
     if not isinstance(depth, FlowDepth) or depth.config.backward == "reversible":
-        raise ConfigError("halting is of models with depth.kind flow, and not of depth.flow.backward reversible")
-    given = depth.n_steps, depth.config.tolerance
-    try:
-        points = [_point(model, batches, given[0], None)]
-        points += [_point(model, batches, given[0], tolerance) for tolerance in tolerances]
-        points += [_point(model, batches, steps, None) for steps in range(1, given[0])]
-    finally:
-        depth.n_steps, depth.config.tolerance = given
+        raise ConfigError("halting is of models with depth.kind flow, and not of depth.backward reversible")
+    method, backward = depth.config.method, depth.config.backward
+    chosen = [*((depth.n_steps, t) for t in (None, *tolerances)), *((n, None) for n in range(1, depth.n_steps))]
+    points = []
+    for n_steps, tolerance in chosen:
+        variant = solved_with(model, Setting(method, n_steps), tolerance)
+        with counted(variant) as count:
+            perplexity = score(variant, batches).perplexity
+        per_token = evaluations(method, n_steps, backward) if tolerance is None else count.per_token
+        points.append(Point(tolerance, n_steps, float(per_token), perplexity))
     return points
-
-
-def _point(model: LanguageModel, batches: Sequence[Batch], n_steps: int, tolerance: float | None) -> Point:
-    depth: Any = model.depth
-    depth.n_steps, depth.config.tolerance = n_steps, tolerance
-    with counted(model) as count:
-        perplexity = score(model, batches).perplexity
-    whole = evaluations(depth.config.method, n_steps, depth.config.backward)
-    per_token = whole if tolerance is None else count.per_token
-    return Point(tolerance, n_steps, float(per_token), perplexity)
 
 
 def halting_table(points: Sequence[Point]) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from glissando.evaluation.layers import layer_numbers
-from glissando.evaluation.plots import figure_and_axes
+from glissando.evaluation.plots import MIXER_PICTURES, figure_and_axes
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 
@@ -30,7 +30,7 @@ def plot_kernels(model: LanguageModel, target: Path) -> Path:
     channels of the middle layer.
 
     The decay time 1 / gamma is when a kernel has fallen to 1/e, the period 2 pi / |w| how long a turn takes, both in
-    tokens. Where the decay depends on the input, this is the channel at rest: with its pre-activation at its bias.
+    tokens. Where the decay depends on the input, its pre-activation is at its bias.
 
     Raises ValueError for a model without a spectral mixer.
     """
@@ -47,8 +47,11 @@ def plot_kernels(model: LanguageModel, target: Path) -> Path:
     return target
 
 
+MIXER_PICTURES[Spectral] = ("kernels.png", plot_kernels)
+
+
 def _rates(mixer: Spectral) -> tuple[Tensor, Tensor]:
-    decay, turn = mixer.rates_at_rest()
+    decay, turn = mixer.base_rates()
     return decay.detach().double().cpu(), turn.detach().double().cpu()
 
 

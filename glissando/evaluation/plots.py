@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,12 @@ from glissando.runs import METRICS, Run
 if TYPE_CHECKING:
     from glissando.evaluation.halting import Point
     from glissando.evaluation.steps import StepCurve
+    from glissando.mixers import Mixer
     from glissando.model import LanguageModel
 
+
+#: by class of mixers, a picture of a model that has one: its file's name, and (model, target) -> target
+MIXER_PICTURES: dict[type[Mixer], tuple[str, Callable[[LanguageModel, Path], Path]]] = {}
 
 #: what `plot_run` may draw
 PICTURES = ("loss.png", "gradients.png", "kernels.png", "steps.png", "convergence.png", "halting.png")
@@ -33,16 +37,16 @@ def plot_run(
     steps   what the solver's steps of a flow were measured to do
     halting what its tolerances were measured to do
     """
+    from glissando.evaluation import kernels  # noqa: F401 (adds to MIXER_PICTURES)
     from glissando.evaluation.gradients import plot_gradients
     from glissando.evaluation.halting import plot_halting
-    from glissando.evaluation.kernels import plot_kernels, spectral_mixers
     from glissando.evaluation.steps import plot_convergence, plot_steps
 
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     pictures = [plot_loss(Path(run), out / "loss.png", floor), plot_gradients(Path(run), out / "gradients.png")]
-    if spectral_mixers(model):
-        pictures.append(plot_kernels(model, out / "kernels.png"))
+    kinds = {type(module) for module in model.modules()}
+    pictures += [draw(model, out / name) for kind, (name, draw) in MIXER_PICTURES.items() if kind in kinds]
     if steps is not None:
         pictures += [plot_steps(steps, out / "steps.png"), plot_convergence(steps, out / "convergence.png")]
     if halting:

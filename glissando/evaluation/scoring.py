@@ -20,6 +20,7 @@ from torch import Tensor
 
 from glissando.data.base import IGNORED, Batch
 from glissando.errors import DataError
+from glissando.generation import computing
 from glissando.model import LanguageModel
 
 _LOGITS = 1 << 27  # at most so many are held at once: 512 MiB in float32
@@ -145,17 +146,12 @@ def score(model: LanguageModel, batches: Iterable[Batch], device: torch.device |
     return result
 
 
-@torch.no_grad()
 def score_part(model: LanguageModel, batches: Iterable[Batch], device: torch.device | None = None) -> Score:
     """`score` for one process's share of the batches, which may hold nothing to score."""
-    was_training, device = model.training, device or model.embedding.weight.device
-    model.eval()
-    result = Score()
-    try:
+    result, device = Score(), device or model.embedding.weight.device
+    with computing(model):
         for batch in batches:
             result.add(batch, _logits(model, to_device(batch, device)))
-    finally:
-        model.train(was_training)
     return result
 
 

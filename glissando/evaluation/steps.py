@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from glissando.backbone import for_saved_weights
 from glissando.data.base import IGNORED, Batch, Corpus
 from glissando.depth.flow import FlowDepth
 from glissando.depth.solvers import TABLEAUS, evaluations
@@ -125,10 +126,10 @@ def measure_steps(
     Raises ValueError for a model without a flow, DataError if there is nothing to score.
     """
     if not isinstance(model.depth, FlowDepth):
-        raise ValueError(f"steps are those of a flow, and this model's depth.kind is {model.config.depth.kind!r}")
-    flow = model.config.depth.flow
-    trained = trained or Setting(flow.method, model.depth.n_steps)
-    models = {setting: solved_with(model, setting) for setting in settings(trained, flow.backward)}
+        raise ValueError(f"steps are those of a flow, and this model's depth is a {type(model.depth).__name__}")
+    config = model.depth.config
+    trained = trained or Setting(config.method, model.depth.n_steps)
+    models = {setting: solved_with(model, setting) for setting in settings(trained, config.backward)}
     batches = sample(corpus, sample_bytes)
     row = one_text(batches[len(batches) // 2])
     times = _latencies(models, row, rounds)
@@ -136,7 +137,7 @@ def measure_steps(
     rows = [
         Solved(
             *setting,
-            evaluations(*setting, flow.backward),
+            evaluations(*setting, config.backward),
             score(variant, batches).bits_per_byte,
             *times[setting],
             gaps[setting],
@@ -146,12 +147,13 @@ def measure_steps(
     return StepCurve(rows, trained, sum(batch.n_bytes for batch in batches), row.ids.shape[1])
 
 
-def solved_with(model: LanguageModel, setting: Setting) -> LanguageModel:
-    """The same weights, not copied, under another setting, in evaluation mode; no token halts on its grid."""
-    depth = model.config.depth
-    depth = replace(depth, n_steps=setting.n_steps, flow=replace(depth.flow, method=setting.method, tolerance=None))
+def solved_with(model: LanguageModel, setting: Setting, tolerance: float | None = None) -> LanguageModel:
+    """The same weights, not copied, under another setting, in evaluation mode; no token halts without a tolerance."""
+    depth = replace(model.config.depth, n_steps=setting.n_steps, method=setting.method, tolerance=tolerance)
+    if tolerance is not None and depth.backward == "checkpoint":
+        depth = replace(depth, backward="direct")  # the same forward, and it can halt
     with torch.device("meta"):
-        variant = LanguageModel(replace(model.config, depth=depth), model.tokenizer)
+        variant = LanguageModel(replace(for_saved_weights(model.config), depth=depth), model.tokenizer)
     variant.load_state_dict(model.state_dict(), assign=True)
     return variant.eval()
 

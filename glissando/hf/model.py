@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from glissando.backbone import for_saved_weights
 from glissando.errors import ConfigError, InputError, RunError
 from glissando.hf.cache import GlissandoCache
 from glissando.hf.config import GlissandoConfig
@@ -49,7 +50,7 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         options = config.model_config()
         if torch.empty(0).is_meta:  # from_pretrained builds without memory: its weights follow
-            options.mixers.weights_follow()
+            options = for_saved_weights(options)
         self.model = LanguageModel.from_config(options)
         self.post_init()
 
@@ -139,8 +140,8 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
         able = [module for module in self.model.modules() if hasattr(module, "gradient_checkpointing")]
         if enable and not able:
             raise ConfigError(
-                f"depth.kind {self.model.config.depth.kind!r} cannot recompute its blocks; leave "
-                "gradient checkpointing off (a flow has depth.flow.backward `checkpoint` for it)"
+                f"a {type(self.model.depth).__name__} cannot recompute its blocks; leave gradient checkpointing off (a flow "
+                "has depth.backward `checkpoint` for it)"
             )
         if enable and not (every_n_layers == 1 and _is_plain(gradient_checkpointing_func)):
             raise ConfigError(

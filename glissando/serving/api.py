@@ -132,7 +132,7 @@ class Server:
         values = self.planner.turned(sessions[0].asked, body.control)  # those of a request are turned together
         for session in sessions:
             session.turn(values)
-        names = self.engine.model.config.depth.control
+        names = self.engine.model.config.controls
         return JSONResponse({"id": id, "control": dict(zip(names, values, strict=True))})
 
     async def models(self) -> Response:

@@ -116,7 +116,7 @@ class Planner:
         except (ConfigError, UnknownNameError) as error:
             raise BadRequestError(str(error), "control") from error
         dtype = self.engine.model.embedding.weight.dtype
-        for name, value in zip(self.engine.model.config.depth.control, told, strict=True):
+        for name, value in zip(self.engine.model.config.controls, told, strict=True):
             most = torch.finfo(dtype).max
             if abs(value) > most:
                 raise BadRequestError(
@@ -127,7 +127,7 @@ class Planner:
 
     def turned(self, asked: tuple[float, ...] | None, values: Mapping[str, float]) -> tuple[float, ...]:
         """Every dial's value once those of `values` are turned; the others stay as `asked`, or 0 under no control."""
-        before = {} if asked is None else dict(zip(self.engine.model.config.depth.control, asked, strict=True))
+        before = {} if asked is None else dict(zip(self.engine.model.config.controls, asked, strict=True))
         told = self.control({**before, **values})
         assert told is not None
         return told

@@ -12,7 +12,9 @@ import torch
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
+from glissando.depth import DEPTHS
 from glissando.evaluation.looks import looks
+from glissando.mixers import MIXERS
 from glissando.serving.answers import token_text
 from glissando.serving.engine import BusyError
 from glissando.serving.group import ModelFailedError
@@ -78,13 +80,12 @@ def _file(content: bytes, kind: str) -> Any:
 
 def _about(server: Server) -> dict[str, Any]:
     config = server.engine.model.config
-    mixers = [config.mixer] if isinstance(config.mixer, str) else list(dict.fromkeys(config.mixer))
     return {
         "model": server.name,
         "parameters": server.engine.model.num_parameters(),
-        "mixers": mixers,
-        "depth": config.depth.kind,
-        "controls": list(config.depth.control),
+        "mixers": list(dict.fromkeys(MIXERS.kind_of(options) for options in config.mixers)),
+        "depth": DEPTHS.kind_of(config.depth),
+        "controls": config.controls,
         "max_tokens": server.limits.max_tokens,
         "max_prompt": server.limits.max_prompt,
         "max_length": config.max_length if config.positions == "learned" else None,

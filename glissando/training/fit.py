@@ -225,7 +225,8 @@ def _finish(loop: Loop, nothing_done: bool) -> list[str]:
     rows = read_metrics(run.path / METRICS)
     rate = loop.learning_rate or (float(rows[-1]["learning_rate"]) if rows else 0.0)
     summary = {
-        "steps": state.step, "tokens": state.tokens, "seconds": state.seconds, "flops": state.flops,
+        "steps": state.step, "tokens": state.tokens, "seconds": state.seconds,
+        "flops": None if math.isnan(state.flops) else state.flops,
         "finished": not loop.budget.interrupted,
         "learning_rate_scale": rate / t.optimizer.learning_rate,
         "weights": "latest" if best is None else BEST,

@@ -336,7 +336,7 @@ class Loop:
             "epoch": state.step * self.config.data.batch_size / rows if rows else "",
             "tokens": state.tokens,
             "seconds": state.seconds,
-            "flops": state.flops,
+            "flops": "" if math.isnan(state.flops) else state.flops,
             "train_loss": sums.nats / max(sums.targets, 1),
             "train_bits_per_byte": sums.nats / math.log(2) / max(sums.n_bytes, 1),
             "train_accuracy": "" if self.accuracy is None else self.accuracy,

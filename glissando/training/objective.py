@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from glissando.data.base import IGNORED, Batch
 from glissando.evaluation.scoring import heard_control, token_losses
-from glissando.flops import forward_flops, training_flops
+from glissando.flops import forward_flops, training_flops, training_flops_or_nan
 from glissando.model import LanguageModel
 from glissando.training.config import TrainingConfig
 from glissando.training.state import Sums
@@ -32,7 +33,9 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.weight, self.scale, self.sums = model, training.neutral_kl, scale, Sums()
         self._base = (base,)  # in a tuple, as it is no part of this module: it is neither trained nor saved
-        self._flops_at = functools.lru_cache(maxsize=_ROW_LENGTHS)(functools.partial(training_flops, model))
+        if training.flops is not None:
+            training_flops(model, 1)  # raises for a mixer or depth whose FLOPs nothing tells
+        self._flops_at = functools.lru_cache(maxsize=_ROW_LENGTHS)(functools.partial(training_flops_or_nan, model))
         # A compiled function and not a compiled module, which would register the model's weights a second time.
         self._logits: Any = _compiled(self._logits_of) if training.compile else self._logits_of
 
@@ -63,10 +66,10 @@ class Objective(nn.Module):
         return divergence(expected, self._logits(batch._replace(control=torch.zeros_like(batch.control))), batch.targets)
 
     def _cost(self, batch: Batch) -> float:
-        """FLOPs of training on it; a tie to a base adds that model's forward pass and one more of this one, trained."""
+        """FLOPs of training on it, NaN where they are not known; a tie to a base adds that model's forward pass and one more of this one, trained."""
         length = batch.ids.shape[1]
         cost = self._flops_at(length)
-        if self.base is not None:
+        if self.base is not None and not math.isnan(cost):
             cost = 2 * cost + forward_flops(self.base, length).total
         return batch.ids.numel() * cost
 

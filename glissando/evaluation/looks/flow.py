@@ -1,0 +1,30 @@
+"""Of a flow: how fast tokens move through depth."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from glissando.depth import FlowDepth
+from glissando.evaluation.looks.base import DEPTH_LOOKS, Look
+from glissando.model import LanguageModel
+
+
+def _speed(model: LanguageModel, ids: Tensor, control: Tensor | None) -> Look:
+    """How fast a token moves at each evaluation of the field, so how long its way over depth is."""
+    rows: list[str] = []
+    values: list[list[float]] = []
+
+    def watch(tau: float, slope: Tensor) -> None:
+        rows.append(f"tau {tau:.2f}")
+        values.append(slope[0].norm(dim=-1).double().cpu().tolist())
+
+    hook = model.depth.register_forward_pre_hook(lambda _, args, given: (args, given | {"watch": watch}), with_kwargs=True)
+    try:
+        model(ids, control=control)
+    finally:
+        hook.remove()
+    about = "How fast a token moves through depth, |dH/dtau|: its mean over tau is the length of the way."
+    return Look("trajectory", "Speed over depth", about, "", True, rows, values)
+
+
+DEPTH_LOOKS[FlowDepth] = _speed
