@@ -29,8 +29,8 @@ def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path):
         RunError, match=r"words\.txt is not the text that .*run was trained on: it has [\d,]+ bytes with"
     ):
         resume(run)
-    with pytest.raises(ConfigError, match=r"data\.jsonl\.path would do nothing"):
-        resume(run, texts={"data.jsonl.path": str(moved)})
+    with pytest.raises(ConfigError, match=r"has no option data\.name"):
+        resume(run, texts={"data.name": str(moved)})
     assert main(["train", f"--resume={run}", f"--data.path={moved}"]) == 0
     assert Run.open(run).read_config()["data"]["path"] == str(moved)
     words.unlink()

@@ -68,7 +68,7 @@ def put_optimizer_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Ma
                 # The fused kernel reads the count of steps where the weights are, the others on the host.
                 count = parameter.device if group.get("fused") else torch.device("cpu")
                 optimizer.state[parameter] = {
-                    key: place(value, parameter) if value.ndim else value.to(count, torch.float32, copy=True)
+                    key: value.to(count, torch.float32, copy=True) if key == "step" else place(value, parameter)
                     for key, value in saved[name].items()
                 }
 
