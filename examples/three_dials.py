@@ -25,6 +25,8 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
+from glissando.verbs.steer import table
+
 import glissando
 from glissando.cli import main as glissando_command
 from glissando.config import from_dict, merge
@@ -35,7 +37,6 @@ from glissando.loading import load_base
 from glissando.presets import load_preset
 from glissando.training.config import RunConfig
 from glissando.training.stages import train_stages
-from glissando.verbs.steer import table
 
 words = str.split
 DIALS = ("formality", "figurative", "variety")

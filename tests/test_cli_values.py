@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from glissando.cli import main
+from glissando.cli.options import quoted
 from glissando.config import from_dict
 from glissando.errors import ConfigError
 from glissando.model import ModelConfig
-from glissando.cli.options import quoted
 
 TINY = [
     "--preset", "transformer-nano", "--model.hidden_size", "16", "--model.depth.layers", "1", "--data.kind", "text",

@@ -16,7 +16,7 @@ from benchmarks.spectral import kept_bytes
 from glissando.cli import main
 from glissando.config import from_dict, merge
 from glissando.evaluation.kernels import plot_kernels
-from glissando.mixers.spectral import Spectral, SpectralConfig
+from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 from glissando.presets import load_preset
 from glissando.runs import Run

@@ -17,8 +17,8 @@ from training_runs import PLAIN, SHIFT, configuration, curve, metrics, weights
 import glissando
 from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, UnknownNameError
-from glissando.model import LanguageModel
 from glissando.generation import visible
+from glissando.model import LanguageModel
 from glissando.runs import Run
 from glissando.training.fit import quoted, train
 from glissando.training.loop import Display, Loop

@@ -127,7 +127,9 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
     # A preset's vocabulary is that of its published tokenizer; a smaller tokenizer leaves a part of it unused.
     model.vocab_size = fitted_vocabulary(given, tokens)
     if given > tokens and model.vocab_size == given:
-        notes.append(f"the tokenizer has {tokens} tokens of the model's {given:,} (--model.vocab_size {tokens}: no more)")
+        notes.append(
+            f"the tokenizer has {tokens} tokens of the model's {given:,} (--model.vocab_size {tokens}: no more)"
+        )
     elif given not in (ModelConfig.vocab_size, tokens):
         notes.append(f"model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens")
     require_rows(config, corpus)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from glissando.cli.corpora import GENERATED
 from glissando.config import from_dict
 from glissando.data.automata import ParityCorpus, TrackingCorpus, arrangements
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
@@ -25,7 +26,6 @@ from glissando.evaluation.scoring import Score, score
 from glissando.loading import load
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
-from glissando.cli.corpora import GENERATED
 
 TASKS: dict[str, type[TaskCorpus]] = {
     "recall": RecallCorpus,
