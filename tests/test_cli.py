@@ -200,7 +200,10 @@ def test_presets_and_corpora(capsys):
         (["train", "--data.text.pth", "x"], "Did you mean --data.path?"),
         (["train", "--training.steps", "five"], "training.steps: expected a whole number, got 'five'\n"),
         (["train", "--training.steps", "2.5e0"], "training.steps: expected a whole number, got 2.5\n"),
-        (["train", "--training.strategy", "dp"], "training.strategy: expected 'auto', 'ddp' or 'fsdp', got 'dp'. Did you mean 'ddp'?"),
+        (
+            ["train", "--training.strategy", "dp"],
+            "training.strategy: expected 'auto', 'ddp' or 'fsdp', got 'dp'. Did you mean 'ddp'?",
+        ),
         (["train", "--model.hidden_size", "wide"], "model.hidden_size: expected a whole number, got 'wide'"),
         (["train", "--data.kind", "storys", "--training.steps", "1", "--out", "x"], "Did you mean 'stories'"),
         (["train", "--preset", "transformer-nano", "--training.steps", "1"], "--out is missing"),
@@ -237,7 +240,10 @@ def test_presets_and_corpora(capsys):
         (["train", "--data.path"], "--data.path: expected a value\n"),
         (["evaluate", "RUN", "--steps", "perhaps"], "--steps: expected true or false, got 'perhaps'\n"),
         (["train", "--model.mixer", "["], "--model.mixer: '[' is not YAML"),
-        (["train", "--model.mixer.heads", "null"], "model.mixer.heads: expected a whole number, got null; leave it out"),
+        (
+            ["train", "--model.mixer.heads", "null"],
+            "model.mixer.heads: expected a whole number, got null; leave it out",
+        ),
         (
             ["train", "--model.mixer", "tau", "--model.mixer.kind", "liquid"],
             "--model.mixer.kind is given twice, also as --model.mixer; give it once",
@@ -246,7 +252,10 @@ def test_presets_and_corpora(capsys):
         (["generate", "RUN", "--prompt", "a", "--prompt", "b"], "--prompt is given more than once"),
         (["generate", "RUN", "--prompt", "[]"], "--prompt is an empty list"),
         (["evaluate", "RUN", "--exact_match", "0"], "at least 1"),
-        (["train", "--training.freeze", "embedding.*"], "training.freeze: expected a list, got 'embedding.*'; a list is written as '[\"a\", \"b\"]'"),
+        (
+            ["train", "--training.freeze", "embedding.*"],
+            "training.freeze: expected a list, got 'embedding.*'; a list is written as '[\"a\", \"b\"]'",
+        ),
         (["generate", "RUN", "--temperature", "-1"], "at least 0"),
         (["generate", "RUN", "--temperature", ".nan"], "at least 0"),
         (["generate", "RUN", "--seed", str(2**70)], "seed must be a whole number"),
