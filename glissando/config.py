@@ -269,6 +269,8 @@ def _located(loc: tuple, cls: Any, values: Any, where: str) -> tuple[str, Any, A
     members of a union is left out."""
     path, section = where, (cls, values)
     for key in loc:
+        if isinstance(values, str) and registry_of(cls) is not None:
+            values = {"kind": values}
         inside = isinstance(values, Mapping) and key in values
         listed = isinstance(values, list | tuple) and isinstance(key, int) and key < len(values)
         if not inside and not listed and (key != loc[-1] or isinstance(key, int) or not isinstance(values, Mapping)):

@@ -204,13 +204,13 @@ def boolean(text: str) -> bool:
 
 
 def texts(text: str) -> list[str]:
-    """A text, or a list of texts in JSON: ["a", "b"]. Raises ConfigError for bytes that are not UTF-8."""
+    """A text, or a list of texts in JSON: ["a", "b"]."""
     import json
 
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{text!r} is not UTF-8 text; write it in UTF-8, under a locale of UTF-8") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8 text; write it under a locale of UTF-8") from error
     try:
         values = json.loads(text)
     except ValueError:
