@@ -45,6 +45,8 @@ tests: .venv/.installed
 
 examples: .venv/.installed
 	@set -e; for f in examples/*.py; do echo "example: $$f"; $(BIN)/python -W error $$f --quick; done
+	@set -e; for m in envelope grow_or_scratch irregular_series shift_rule where_bits_go; do \
+		echo "experiment: $$m"; $(BIN)/python -W error -m research.$$m --quick; done
 
 slow: .venv/.installed
 	$(BIN)/python -m pytest -m slow --timeout 3600
@@ -53,7 +55,7 @@ slow: .venv/.installed
 		$$(grep -rl --include="test_*.py" "from hypothesis import" tests)
 
 bench: .venv/.installed
-	$(BIN)/glissando bench
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -34,8 +34,8 @@ from typing import Any
 import torch
 import yaml
 
+from glissando.compare.intervals import t_quantile
 from glissando.data.stories import entropy_floor, generate
-from glissando.lab.intervals import t_quantile
 from glissando.model import LanguageModel
 from glissando.presets import preset_names
 

@@ -22,11 +22,13 @@ _HOMES = {
     "register_corpus": "glissando.data.corpora",
     "register_depth": "glissando.depth",
     "register_mixer": "glissando.mixers",
+    "register_probe": "glissando.compare.probes",
     "stream": "glissando.generation",
 }
 __all__ = ["__version__", *sorted(_HOMES)]
 
 if TYPE_CHECKING:
+    from glissando.compare.probes import register_probe as register_probe
     from glissando.data.corpora import register_corpus as register_corpus
     from glissando.depth import register_depth as register_depth
     from glissando.generation import generate as generate

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
@@ -60,6 +61,8 @@ class Registry(Generic[T]):
     def __init__(self, what: str, default: str, shared: type | None = None) -> None:
         self.what, self.default = what, default
         self.shared = frozenset() if shared is None else frozenset(f.name for f in dataclasses.fields(shared))
+        #: the section that a bare text stands for
+        self.named: Callable[[str], dict[str, str]] = lambda text: {"kind": text}
         self._classes: dict[str, Any] = {}
         self.options: dict[str, type] = {}
 
@@ -125,7 +128,7 @@ class Registry(Generic[T]):
         if type(value) in self.options.values():
             return value
         if isinstance(value, str):
-            value = {"kind": value}
+            value = self.named(value)
         if not isinstance(value, Mapping):
             raise ValueError(f"expected a {self.what}, such as {{kind: {next(iter(self))}}}, got {value!r}")
         kind = value.get("kind", self.default)
@@ -217,8 +220,12 @@ def _explained(error: ValidationError, cls: type, values: Any, where: str) -> st
     message, given = first["msg"].removeprefix("Value error, "), first["input"]
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         name, known = str(first["loc"][-1]), _names(section, value)
-        close = nearest(name, known)
-        hint = f" Did you mean {close!r}?" if close else ""
+        registry, close = registry_of(section), nearest(name, known)
+        others = [] if registry is None else [k for k, cls in registry.options.items() if name in hints_of(cls)]
+        hint = f" Did you mean {close!r}?" if close and not others else ""
+        if registry is not None and others:
+            kind = value.get("kind", registry.default) if isinstance(value, Mapping) else value
+            hint = f" It is one of {registry.what} {', '.join(others)}, and the kind is {kind}."
         return f"unknown option {path!r}.{hint} Known here: {', '.join(known)}."
     if first["type"] == "missing" and isinstance(first["loc"][-1], int):
         return f"{path}: entry {first['loc'][-1] + 1} is missing, got {given!r}"
@@ -234,13 +241,27 @@ def _explained(error: ValidationError, cls: type, values: Any, where: str) -> st
             if message.startswith(("names", "is "))
             else f"{path}: {message}"
         )
+    hint = ""
     if first["type"] == "literal_error":
-        close = nearest(
-            str(given), [word.strip("'") for word in first["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-        )
-        message += f"; did you mean {close!r}?" if close else ""
+        close = nearest(str(given), re.findall(r"'([^']*)'", first["ctx"]["expected"]))
+        hint = f". Did you mean {close!r}?" if close else ""
+    elif given is None:
+        hint = "; leave it out for the default"
+    elif first["type"] == "list_type":
+        hint = """; a list is written as '["a", "b"]'"""
+    expected = re.sub(r", (unable to|got a number with).*", "", message)
+    for formal, plain in _WORDS.items():
+        expected = expected.replace(formal, plain)
     shown = "null" if given is None else repr(given)
-    return f"{path}: {message[0].lower()}{message[1:]}, got {shown}"
+    return f"{path}: {expected[0].lower()}{expected[1:]}, got {shown}{hint}"
+
+
+#: pydantic's words, and those of an error here
+_WORDS = {
+    "Input should be less": "expected a number less", "Input should be greater": "expected a number greater",
+    "Input should be": "expected", "a valid integer": "a whole number", "a valid number": "a number",
+    "a valid boolean": "true or false", "a valid string": "a text", "a valid list": "a list",
+}  # fmt: skip
 
 
 def _located(loc: tuple, cls: Any, values: Any, where: str) -> tuple[str, Any, Any]:
@@ -248,6 +269,8 @@ def _located(loc: tuple, cls: Any, values: Any, where: str) -> tuple[str, Any, A
     members of a union is left out."""
     path, section = where, (cls, values)
     for key in loc:
+        if isinstance(values, str) and registry_of(cls) is not None:
+            values = {"kind": values}
         inside = isinstance(values, Mapping) and key in values
         listed = isinstance(values, list | tuple) and isinstance(key, int) and key < len(values)
         if not inside and not listed and (key != loc[-1] or isinstance(key, int) or not isinstance(values, Mapping)):
@@ -265,10 +288,15 @@ def section_class(hint: Any, value: Any) -> Any:
     for part in (hint, *typing.get_args(hint)):
         if isinstance(part, type) and dataclasses.is_dataclass(part):
             return part
-    registry = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Registry)), None)
+    registry = registry_of(hint)
     if registry is None:
         return None
     return registry.options.get(value.get("kind", registry.default) if isinstance(value, Mapping) else value)
+
+
+def registry_of(hint: Any) -> Registry | None:
+    """The registry of a section's type; None for other types."""
+    return next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Registry)), None)
 
 
 def _names(hint: Any, value: Any) -> list[str]:
@@ -311,8 +339,11 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in new.items():
         registry, before = _REGISTRIES.get(key), merged.get(key)
         if registry is not None:
-            before = {"kind": before} if isinstance(before, str) else before
-            value = {"kind": value} if isinstance(value, str) else value
+            before = registry.named(before) if isinstance(before, str) else before
+            value = registry.named(value) if isinstance(value, str) else value
+            if isinstance(before, list) and isinstance(value, Mapping) and "kind" not in value:
+                merged[key] = _over_members(registry, before, value)
+                continue
         if not isinstance(before, Mapping) or not isinstance(value, Mapping):
             merged[key] = value
             continue
@@ -321,6 +352,34 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
             before = {name: kept for name, kept in before.items() if name in registry.shared}
         merged[key] = _merged(before, value)
     return merged
+
+
+def _over_members(registry: Registry, members: list[Any], new: Mapping[str, Any]) -> list[Any]:
+    """Each option goes to those members of a list whose kind has it; to all, and is refused there, where none has."""
+    old = [{"kind": member} if isinstance(member, str) else member for member in members]
+    has = [_names(registry.section(), member) for member in old]
+    known = {name for names in has for name in names}
+    return [
+        _merged(member, {name: value for name, value in new.items() if name in names or name not in known})
+        for member, names in zip(old, has, strict=True)
+    ]
+
+
+def unregistered(values: Any) -> list[str]:
+    """The kinds that nested `values` name and no registry has, such as "mixer 'average'"."""
+    if isinstance(values, list | tuple):
+        return [name for value in values for name in unregistered(value)]
+    if not isinstance(values, Mapping):
+        return []
+    found: list[str] = []
+    for key, value in values.items():
+        found += unregistered(value)
+        registry = _REGISTRIES.get(key)
+        for member in value if isinstance(value, list) else [value]:
+            kind = member.get("kind") if isinstance(member, Mapping) else member
+            if registry is not None and isinstance(kind, str) and kind not in registry:
+                found.append(f"{registry.what} {kind!r}")
+    return list(dict.fromkeys(found))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from glissando.lab.compare.plan import Comparison
-    from glissando.lab.compare.results import ModelResult
+    from glissando.compare.plan import Comparison
+    from glissando.compare.results import ModelResult
 
 SECONDS = 32
 #: the baseline, then the five systems, all of about 1M parameters
@@ -28,8 +28,8 @@ PRESETS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train each for as many seconds, show the table, and name the report; returns the program's exit status."""
     from glissando.allocator import keep_freed_memory
+    from glissando.compare.run import compare
     from glissando.errors import GlissandoError
-    from glissando.lab.compare.run import compare
 
     comparison = _comparison(_options(arguments))
     each = f"{comparison.budget.value:g} s each"
@@ -43,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nstopped; go on with: {sys.executable} -m glissando.demo --out {comparison.out}", file=sys.stderr)
         return 130
-    _tell(results)
+    _print_bits(results)
     print(f"report: {report}")
     return 0
 
 
 def _comparison(options: argparse.Namespace) -> Comparison:
-    from glissando.lab.compare.plan import Amount, Comparison
+    from glissando.compare.plan import Amount, Comparison
 
     return Comparison(
         options.presets.split(","),
@@ -57,20 +57,20 @@ def _comparison(options: argparse.Namespace) -> Comparison:
         Amount("seconds", options.seconds),
         contexts=[256, 1024],
         # Small steps, because their number is what counts so early; few held-out stories, because time is short.
-        data={"corpus": "stories", "batch_size": 2, "stories": {"valid_stories": 32, "labelled": False}},
+        data={"kind": "stories", "batch_size": 2, "valid_stories": 32, "labelled": False},
         training={"precision": _precision(), "schedule": {"warmup_steps": 20}, "validate_every": 100},
     )
 
 
-def _tell(results: Sequence[ModelResult]) -> None:
+def _print_bits(results: Sequence[ModelResult]) -> None:
     for result in results:
         if result.bits is not None:
             low, high = result.bits.low, result.bits.high
             print(f"{result.model:28} {result.bits.value:.3f} bits per byte (95 %: {low:.3f} to {high:.3f})")
     floors = [result.floor for result in results if result.floor is not None]
     if floors:
-        print(f"{'entropy floor':28} {floors[0]:.3f} bits per byte: what the same stories cost who knows their rules")
-    print("\nSo early the order says who learns fastest, not who learns most: `glissando compare` trains longer.")
+        print(f"{'entropy floor':28} {floors[0]:.3f} bits per byte: the least that these stories cost")
+    print("\nThis early the order is of speed of learning, not of what is learned: `glissando compare` trains longer.")
 
 
 def _precision() -> str:

@@ -51,15 +51,15 @@ class MissingExtraError(GlissandoError, ImportError):
 
 
 class Stopped(KeyboardInterrupt):
-    """Training that ended because a signal asked for it, with everything saved, and the user told so."""
+    """Training that ended because a signal asked for it, with everything saved and a message printed."""
 
     def __init__(self, message: str = "", number: int | None = None) -> None:
         super().__init__(message)
-        self.number = number or 2  # SIGINT: another process was asked
+        self.number = number or 2  # SIGINT: another process received it
 
     @property
     def status(self) -> int:
-        """The exit status that says so, as shells have it."""
+        """The exit status for it, as shells define it."""
         return 128 + self.number
 
 
@@ -70,9 +70,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], listed_by: str | None = None) -> UnknownNameError:
-    """An error for `name` that offers the nearest and lists what is known, or says what lists it."""
+    """An error for `name` that offers the nearest and lists the known ones, or names the command that lists them."""
     known = sorted(known)
     close = nearest(name, known)
     hint = f" Did you mean {close!r}?" if close else ""
-    told = f"Known: {', '.join(known)}" if listed_by is None else f"{listed_by} lists all {len(known):,}"
-    return UnknownNameError(f"unknown {kind} {name!r}.{hint} {told}.")
+    listed = f"Known: {', '.join(known)}" if listed_by is None else f"{listed_by} lists all {len(known):,}"
+    return UnknownNameError(f"unknown {kind} {name!r}.{hint} {listed}.")

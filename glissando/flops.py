@@ -79,6 +79,14 @@ def training_flops(model: LanguageModel, length: int) -> float:
     return 3.0 * forward_flops(model, length).total
 
 
+def training_flops_or_nan(model: LanguageModel, length: int) -> float:
+    """As `training_flops`; NaN where nothing is registered for a mixer or the depth of the model."""
+    try:
+        return training_flops(model, length)
+    except ConfigError:
+        return math.nan
+
+
 # ---------------------------------------------------------------------- mixers
 
 
@@ -86,7 +94,7 @@ def training_flops(model: LanguageModel, length: int) -> float:
 def mixer_flops(mixer: Mixer, length: int) -> Flops:
     """Operations per token at `length` tokens, beside those of the mixer's linear maps."""
     raise ConfigError(
-        f"nothing is registered that says how many FLOPs the mixer {type(mixer).__name__} takes; register a function "
+        f"nothing is registered for how many FLOPs the mixer {type(mixer).__name__} takes; register a function "
         "with glissando.flops.mixer_flops.register"
     )
 
@@ -126,7 +134,7 @@ def _(mixer: Liquid, length: int) -> Flops:
 def applications(depth: Depth) -> list[tuple[Block, int]]:
     """Each block, and how often it is applied to a token."""
     raise ConfigError(
-        f"nothing is registered that says how often the depth {type(depth).__name__} applies its blocks; register a "
+        f"nothing is registered for how often the depth {type(depth).__name__} applies its blocks; register a "
         "function with glissando.flops.applications.register"
     )
 

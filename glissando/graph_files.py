@@ -45,7 +45,7 @@ def read_graph(path: Path, holds: Holds | None = None) -> tuple[Tensor, str]:
         raise ConfigError(f"{bad} of the entries of {path} are not finite; correct or drop them")
     slack = _SLACK * float(matrix.abs().max())
     lowest, off = float(matrix.min()), float(matrix.sum(1).abs().max())
-    why = "as --holds says"
+    why = "given by --holds"
     if holds is None:
         if lowest >= 0:
             holds, why = "adjacency", "no entry is below 0"
@@ -74,7 +74,7 @@ def _check_adjacency(matrix: Tensor, path: Path, slack: float) -> None:
     if broken := [f"{law} {float(amount):.3g}" for law, amount in amounts.items() if float(amount) > slack]:
         raise ConfigError(
             f"{path} is no adjacency matrix: {'; '.join(broken)}. Write symmetric weights of at least 0 with a 0 "
-            "diagonal; if it is a Laplacian, say --holds laplacian"
+            "diagonal; if it is a Laplacian, give --holds laplacian"
         )
 
 

@@ -25,20 +25,20 @@ def load_base(path: str | Path, overrides: Mapping[str, Any] | None = None) -> L
     return load(base, overrides) if base.is_dir() else None
 
 
-def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> LanguageModel:
+def load(path: str | Path, overrides: Mapping[str, Any] | None = None, trust_imports: bool = False) -> LanguageModel:
     """The model of a run directory or of one of its checkpoints, in evaluation mode, with its tokenizer; in float32, or
     in float64 where its weights are (`training.precision: 64-true`).
 
     `overrides` change its configuration ({"depth.n_steps": 8}, or nested); those that change a tensor's shape do not
-    load.
+    load. `trust_imports` executes the Python files that the run was made with, where it needs them.
 
     Raises ConfigError for an override that would do nothing, RunError if the directory is no run, incomplete or
     damaged; nothing of it is ever unpickled.
     """
     run = Run.open(path)
-    given = run.read_config().get("model")
+    given = run.read_config(trust_imports).get("model")
     if not isinstance(given, dict):
-        raise RunError(f"{run.path / CONFIG} says nothing of a model: it has no section `model`, or it is no mapping")
+        raise RunError(f"{run.path / CONFIG} describes no model: it has no section `model`, or it is no mapping")
     changes = merge(overrides or {})
     values = merge(given, changes)
     if changes.get("depth", {}).get("tolerance") and values["depth"].get("backward") == "checkpoint":
@@ -47,7 +47,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
     _require_effect(config, from_dict(ModelConfig, given, "model"), flat(changes))
     tokens = run.path / TOKENIZER
     model = LanguageModel(for_saved_weights(config), load_tokenizer(tokens) if tokens.is_file() else None)
-    weights = run.read_state_dict()  # its RunError is a RuntimeError too, and says more than the one below
+    weights = run.read_state_dict()  # its RunError is a RuntimeError too, and its message has more than the one below
     if any(weights[name].dtype == torch.float64 for name, _ in model.named_parameters() if name in weights):
         model.double()
     try:
@@ -59,8 +59,8 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Langua
 
 
 def _require_effect(config: ModelConfig, saved: ModelConfig, changes: Collection[str]) -> None:
-    """Raise ConfigError for a change of an option that only says where new numbers start: these are the run's own."""
+    """Raise ConfigError for a change of an option that only sets where new numbers start: these are the run's own."""
     for each in starting_differences(config, saved, "model"):
         name = each.path.removeprefix("model.")
         if name in changes:
-            raise ConfigError(f"{name} says where new numbers start, and the weights have theirs; leave it out")
+            raise ConfigError(f"{name} sets where new numbers start, and the weights have theirs; leave it out")

@@ -3,6 +3,7 @@
 config.yaml         resolved configuration
 model.safetensors   weights
 tokenizer.json      tokenizer, if the model has one
+imports/            copies of the Python files that registered what it is made of, if it needed any
 optimizer.safetensors  moments of the optimizer, of a run made by growing another
 environment.json    machine, versions, commit and command line that made it
 metrics.csv         what was logged while training
@@ -35,6 +36,7 @@ import yaml
 from torch import Tensor
 
 from glissando.errors import ConfigError, RunError, nearest
+from glissando.imports import IMPORTS, keep_imports, require_registered
 from glissando.migration import migrated
 from glissando.storage import (
     MANIFEST,
@@ -60,7 +62,7 @@ METRICS, ENVIRONMENT, CHECKPOINTS = "metrics.csv", "environment.json", "checkpoi
 SUMMARY, BEST = "summary.json", "best"
 LISTED = (CONFIG, ENVIRONMENT, METRICS, MODEL, OPTIMIZER, SUMMARY, TOKENIZER)
 PACKAGES = ("glissando", "lightning", "numpy", "safetensors", "tokenizers", "torch")
-MODULE_PREFIX = "model."  # the attribute under which the training module holds the language model
+MODULE_PREFIX = "model."  # the attribute under which the training objective holds the language model
 _STEP = re.compile(r"\.?step-(\d{8,})(\.old-.*)?")
 
 
@@ -107,7 +109,7 @@ class Run:
         run = cls(path)
         run._require_complete()
         run._verify_listed(CONFIG, TOKENIZER)
-        if (path / ENVIRONMENT).is_file():  # says where the run came from, and nothing that the model needs
+        if (path / ENVIRONMENT).is_file():  # provenance, nothing that the model needs
             run._verify_listed(ENVIRONMENT)
         return run
 
@@ -122,8 +124,12 @@ class Run:
         return run
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Writes config.yaml if it differs. Raises ConfigError if it holds other than plain YAML values."""
+        """Writes config.yaml if it differs, and copies of the files that it imports.
+
+        Raises ConfigError if it holds other than plain YAML values.
+        """
         text = config_text(config)
+        keep_imports(self.path, config)
         target = self.path / CONFIG
         if not target.is_file() or target.read_bytes() != text:
             self._replace(CONFIG, text)
@@ -155,8 +161,12 @@ class Run:
             kept = None
         return (self.best_checkpoint() if kept == BEST else None) or self.latest_checkpoint()
 
-    def read_config(self) -> dict[str, Any]:
-        """The configuration, in today's form. Raises RunError if config.yaml is missing, damaged or malformed."""
+    def read_config(self, trust_imports: bool = False) -> dict[str, Any]:
+        """The configuration, in today's form.
+
+        Raises RunError if config.yaml is missing, damaged or malformed, and where it names a mixer or another kind that
+        is not registered, unless `trust_imports` has the run's own files executed, which register it.
+        """
         path = self.path / CONFIG
         if not path.is_file():
             raise RunError(f"{path} is missing. {self._advice(CONFIG)}")
@@ -168,7 +178,9 @@ class Run:
             raise RunError(f"{path} is malformed: {error}. {self._advice(CONFIG)}") from error
         if not isinstance(config, dict):
             raise RunError(f"{path} is malformed: it holds no mapping. {self._advice(CONFIG)}")
-        return migrated(config)
+        config = migrated(config)
+        require_registered(self.path, config, trust_imports)
+        return config
 
     def read_state_dict(self) -> dict[str, Tensor]:
         """The model's weights on the CPU, after checking their digest; a checkpoint's lose MODULE_PREFIX.
@@ -185,7 +197,8 @@ class Run:
 
     def refresh_manifest(self) -> None:
         """Lists the files as they are now. Raises RunError if the manifest cannot be written."""
-        write_manifest(self.path, [name for name in LISTED if (self.path / name).is_file()])
+        names = [*LISTED, *(f"{IMPORTS}/{copy.name}" for copy in (self.path / IMPORTS).glob("*.py"))]
+        write_manifest(self.path, [name for name in names if (self.path / name).is_file()])
 
     def latest_checkpoint(self) -> Path | None:
         """The newest complete checkpoint, or None."""
@@ -210,7 +223,7 @@ class Run:
         save_manifest(self.path, entries | {name: new})
 
     def _verify_listed(self, *names: str) -> None:
-        """A checkpoint has a manifest of its own: damage to the run's is told then, and no hindrance."""
+        """A checkpoint has a manifest of its own: damage to the run's is reported then, and does not block it."""
         try:
             listed = read_manifest(self.path)
         except RunError as error:
@@ -223,7 +236,7 @@ class Run:
                 verify_manifest(self.path, [name], partial(self._advice, name))
 
     def require_run(self) -> None:
-        """Raises RunError if there is no such directory, or nothing in it says that it was made as a run."""
+        """Raises RunError if there is no such directory, or it was not made as a run."""
         require_directory(self.path)
         if not (self.path / ENVIRONMENT).is_file() and not (self.path / CONFIG).is_file():
             inside = sorted(path.parent.name for path in self.path.glob(f"*/{CONFIG}"))
@@ -310,7 +323,10 @@ def _is_checkpoint(path: Path) -> bool:
 def saved_step(checkpoint: Path) -> int:
     """The optimizer step of a checkpoint, whatever its name. Raises RunError if it is damaged."""
     step = checkpoint_step(checkpoint)
-    return step if step >= 0 else int(load_tree(checkpoint, "trainer")["global_step"])
+    if step >= 0:
+        return step
+    saved = load_tree(checkpoint, "trainer")
+    return int(saved["step"] if "step" in saved else saved["global_step"])  # as versions before named it
 
 
 def choose_checkpoint(path: str | Path, name: str) -> Path:

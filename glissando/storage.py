@@ -119,7 +119,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _keeping_the_old(path: Path) -> Iterator[None]:
-    """Prepares the parent directory; says in every error that `path` was not written and what stands."""
+    """Prepares the parent directory; every error names `path` as not written, and what stands."""
     stands = f"The old {path.name} stands" if path.exists() else f"No {path.name} was left behind"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

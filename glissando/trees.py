@@ -72,7 +72,7 @@ def _encode_dict(node: dict[Any, Any], path: tuple[str | int, ...], tensors: dic
 
 
 def _register(tensor: Tensor, path: tuple[str | int, ...], tensors: dict[str, Tensor]) -> str:
-    """Stores the tensor under its path; a suffix tells apart paths that read the same, as keys 0 and "0"."""
+    """Stores the tensor under its path; a suffix distinguishes paths that read the same, as keys 0 and "0"."""
     stem = "/".join(map(str, path)).encode("ascii", "backslashreplace").decode() or "tensor"
     names = itertools.chain([stem], (f"{stem}#{count}" for count in itertools.count(1)))
     name = next(name for name in names if name not in tensors and name != "__metadata__")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from glissando.lab.compare.plan import Amount, Comparison
+from glissando.compare.plan import Amount, Comparison
 
 
 def comparison(tmp_path: Path, **changes: Any) -> Comparison:

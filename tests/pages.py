@@ -21,7 +21,11 @@ from glissando.serving.limits import Limits, patient_protocol
 
 PRESETS = {
     "liquid-ssm-nano": {"hidden_size": 32, "depth": {"layers": 2}},
-    "hybrid-ode-nano": {"hidden_size": 32, "mixer": {"kind": "attention", "heads": 2}, "depth": {"flow": {"alpha": 2.0}}},
+    "hybrid-ode-nano": {
+        "hidden_size": 32,
+        "mixer": {"kind": "attention", "heads": 2},
+        "depth": {"flow": {"alpha": 2.0}},
+    },
 }
 LIMITS = Limits(max_prompt=60, max_tokens=2000, max_body=4000)
 KEY = "glis-sándo"

@@ -12,18 +12,18 @@ import torch
 from tolerances import assert_close
 from training_runs import configuration, text_file
 
-from glissando.cli import main
-from glissando.lab.audit.claim import Claim, Finding, Plan
-from glissando.lab.audit.claims import CLAIMS, measure, report, select, write
-from glissando.lab.audit.hybrid import adjoint as hybrid_adjoint
-from glissando.lab.audit.hybrid import costs as hybrid_costs
-from glissando.lab.audit.hybrid import gradients as hybrid_gradients
-from glissando.lab.audit.hybrid import solvers as hybrid_solvers
-from glissando.lab.audit.hybrid import training as hybrid_training
-from glissando.lab.audit.hybrid.steering import at_least, near_zero
-from glissando.lab.published.hybrid_ode import PublishedHybrid, preset_weights
 from glissando.model import LanguageModel
 from glissando.training.fit import train
+from research.audit.__main__ import main
+from research.audit.claim import Claim, Finding, Plan
+from research.audit.claims import CLAIMS, measure, report, select, write
+from research.audit.hybrid import adjoint as hybrid_adjoint
+from research.audit.hybrid import costs as hybrid_costs
+from research.audit.hybrid import gradients as hybrid_gradients
+from research.audit.hybrid import solvers as hybrid_solvers
+from research.audit.hybrid import training as hybrid_training
+from research.audit.hybrid.steering import at_least, near_zero
+from research.published.hybrid_ode import PublishedHybrid, preset_weights
 
 QUICK = Plan(quick=True)
 
@@ -216,12 +216,9 @@ def test_both_models_read_the_same_windows():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("steered")
-    stories = {"data": {"corpus": "stories", "seq_len": 64, "batch_size": 2, "text": {}}}
-    labelled = {"data.stories": {"labelled": True, "valid_stories": 2}}
+    stories = {"data": {"kind": "stories", "seq_len": 64, "batch_size": 2, "labelled": True, "valid_stories": 2}}
     depth = {"kind": "flow", "layers": 0, "n_steps": 1, "control": ["mood", "speech"]}
-    return train(
-        configuration(folder, stories, labelled, {"model.depth": depth, "training": {"steps": 2}}), folder / "run"
-    ).path
+    return train(configuration(folder, stories, {"model.depth": depth, "training": {"steps": 2}}), folder / "run").path
 
 
 @pytest.mark.parametrize("name", ["hybrid-steering", "hybrid-dial", "hybrid-neutral", "hybrid-solver"])
@@ -234,13 +231,27 @@ def test_a_run_is_measured(name: str, run, tmp_path):
     assert "mood" in found.said or str(run) in found.said
 
 
-def test_the_verb(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hybrid", "--form", "publishd"], "invalid choice: 'publishd'"),
+        (["hybrid", "--steps", "0"], "invalid positive number value: '0'"),
+        (["--ledger", "audit.md", "--out", "here"], "not allowed with argument"),
+    ],
+)
+def test_usage(arguments: list[str], message: str, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_the_program(tmp_path, capsys):
     out = tmp_path / "audit"
-    assert main(["audit"]) == 0
+    assert main([]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in CLAIMS)
     text = str(text_file(tmp_path))
-    assert main(["audit", "hybrid-gradients", "--quick", "--steps", "4", "--text", text, "--out", str(out)]) == 0
+    assert main(["hybrid-gradients", "--quick", "--steps", "4", "--text", text, "--out", str(out)]) == 0
     told = capsys.readouterr().out
     assert text in told
     assert "verdict" in told
@@ -251,17 +262,13 @@ def test_the_verb(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["hybrid-memry"], "Did you mean 'hybrid-memory'"),
-        (["hybrid", "--form", "publishd"], "Did you mean 'published'"),
         (["hybrid-gradients", "--quick", "--text", "nowhere.txt"], "cannot read --text nowhere.txt"),
-        (["hybrid", "--steps", "0"], "--steps must be at least 1, got 0"),
-        (["--steps", "5"], "--steps needs claims to measure"),
-        (["--quick", "--out", "here"], "--quick needs claims to measure"),
         (["hybrid-dial", "--form", "corrected", "--run", "nowhere"], "no run at nowhere"),
     ],
 )
 def test_mistakes_are_told(arguments: list[str], message: str, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["audit", *arguments]) == 1
+    assert main(arguments) == 1
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -269,11 +276,11 @@ def test_mistakes_are_told(arguments: list[str], message: str, tmp_path, monkeyp
 def test_a_ledger_is_written_over_and_nothing_else(tmp_path, capsys):
     """Neither a file that is none, nor what was measured by what is of toy sizes."""
     (tmp_path / "README.md").write_text("# Mine\n")
-    assert main(["audit", "tau-perplexities", "--ledger", str(tmp_path / "README.md")]) == 1
+    assert main(["tau-perplexities", "--ledger", str(tmp_path / "README.md")]) == 1
     assert "is no ledger; nothing is overwritten" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["README.md"]
     assert (tmp_path / "README.md").read_text() == "# Mine\n"
-    command = ["audit", "tau-perplexities", "--ledger", str(tmp_path / "audit.md")]
+    command = ["tau-perplexities", "--ledger", str(tmp_path / "audit.md")]
     assert main(command) == 0
     assert main([*command, "--again"]) == 0
     record = tmp_path / "audit/tau-perplexities.json"
@@ -289,5 +296,5 @@ def test_a_ledger_is_written_over_and_nothing_else(tmp_path, capsys):
 
 def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "here").write_text("x")
-    assert main(["audit", "hybrid-memory", "--quick", "--out", str(tmp_path)]) == 1
+    assert main(["hybrid-memory", "--quick", "--out", str(tmp_path)]) == 1
     assert "nothing is overwritten" in capsys.readouterr().err

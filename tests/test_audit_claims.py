@@ -12,20 +12,22 @@ import pytest
 import torch
 from tolerances import assert_close
 
-from glissando.cli import main
-from glissando.lab.audit.claim import Plan
-from glissando.lab.audit.claims import CLAIMS
-from glissando.lab.audit.continuous import form as continuous_form
-from glissando.lab.audit.hybrid import flow as hybrid_flow
-from glissando.lab.audit.ledger import write_ledger
-from glissando.lab.audit.liquid import form as liquid_form
-from glissando.lab.audit.liquid import series as liquid_series
-from glissando.lab.audit.minimal import form as minimal_form
-from glissando.lab.audit.minimal import growth as minimal_growth
-from glissando.lab.audit.minimal import training as minimal_training
-from glissando.lab.audit.tau import form as tau_form
-from glissando.lab.audit.tau import training as tau_training
-from glissando.lab.audit.training import (
+from glissando.model import LanguageModel
+from glissando.training.schedules import HomeostaticOptions, Progress, build_schedule
+from research.audit.__main__ import main
+from research.audit.claim import Plan
+from research.audit.claims import CLAIMS
+from research.audit.continuous import form as continuous_form
+from research.audit.hybrid import flow as hybrid_flow
+from research.audit.ledger import write_ledger
+from research.audit.liquid import form as liquid_form
+from research.audit.liquid import series as liquid_series
+from research.audit.minimal import form as minimal_form
+from research.audit.minimal import growth as minimal_growth
+from research.audit.minimal import training as minimal_training
+from research.audit.tau import form as tau_form
+from research.audit.tau import training as tau_training
+from research.audit.training import (
     Bytes,
     Learning,
     cosine,
@@ -36,10 +38,8 @@ from glissando.lab.audit.training import (
     seeded,
     tuned,
 )
-from glissando.lab.published.minimal_transformer import PublishedMinimal, preset_weights
-from glissando.lab.published.tauformer import PublishedTauformer
-from glissando.model import LanguageModel
-from glissando.training.schedules import Progress, ScheduleConfig, build_schedule
+from research.published.minimal_transformer import PublishedMinimal, preset_weights
+from research.published.tauformer import PublishedTauformer
 
 QUICK = Plan(quick=True)
 
@@ -131,7 +131,7 @@ def test_a_rate_is_chosen_on_text_that_is_not_reported():
 
 @pytest.mark.parametrize("norm", [1e-8, 0.3, 1.0, 7.0])
 def test_the_homeostatic_factor_is_the_one_that_training_uses(norm: float):
-    theirs = build_schedule(ScheduleConfig(kind="homeostatic", warmup_steps=0)).factor(Progress(3, 0.1, norm))
+    theirs = build_schedule(HomeostaticOptions(warmup_steps=0)).factor(Progress(3, 0.1, norm))
     assert homeostatic(3, 10, norm) == pytest.approx(theirs)
 
 
@@ -237,10 +237,10 @@ def test_growth_is_exact_and_mirroring_is_not():
 def test_no_run_that_grows_is_cheaper_for_counting_all_of_its_stages():
     cost = minimal_growth.Cost(scratch=100.0, grown=95.0, last_stage=75.0, ends=(0.1, 0.1))
     never = minimal_growth.Cost(scratch=100.0, grown=None, last_stage=None, ends=(0.1, 0.3))
-    told = minimal_growth._told(QUICK, (cost, never), [cost.grown, never.grown], "counting all stages")
+    told = minimal_growth._described(QUICK, (cost, never), [cost.grown, never.grown], "counting all stages")
     assert told.figures["shares"] == [0.95, None]
     assert told.checks == {"cheaper in the median": False, "cheaper for every seed": False}
-    last = minimal_growth._told(QUICK, (cost,), [cost.last_stage], "counting the last stage alone")
+    last = minimal_growth._described(QUICK, (cost,), [cost.last_stage], "counting the last stage alone")
     assert last.figures["shares"] == [0.75]
     assert all(last.checks.values())
 
@@ -259,12 +259,12 @@ def test_stages_are_added_up_to_where_the_grown_run_is_as_good(tmp_path: Path):
 
 def test_the_jacobian_is_that_of_the_step():
     """Power iterations against the matrix itself, for a field small enough to write it out."""
-    from glissando.lab.audit.hybrid.solvers import entering
-    from glissando.lab.audit.hybrid.training import build
+    from research.audit.hybrid.solvers import flow_input
+    from research.audit.hybrid.training import build
 
     model = build(QUICK, ode=True, seed=0)
     norm, alpha = hybrid_flow._step_norm(model, QUICK)
-    given, block = entering(model, QUICK)
+    given, block = flow_input(model, QUICK)
     matrix = torch.autograd.functional.jacobian(lambda h: block.field(torch.zeros((), dtype=h.dtype), h) / 4, given[:1])
     exact = torch.linalg.matrix_norm(matrix.reshape(given[0].numel(), -1), 2)
     assert norm == pytest.approx(float(exact), rel=0.02)
@@ -368,7 +368,7 @@ def test_a_liquid_model_sees_the_time_by_its_states_or_as_a_feature(knows, reads
 
 
 def test_the_peer_has_the_same_parameters():
-    from glissando.lab.audit.training import parameters
+    from research.audit.training import parameters
 
     ours = liquid_series.Liquid(24, knows_time=True)
     assert parameters(liquid_series.gru_like(ours)) == pytest.approx(parameters(ours), rel=0.05)
@@ -379,16 +379,16 @@ def test_the_peer_has_the_same_parameters():
 
 def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     ledger = tmp_path / "docs" / "audit.md"
-    asked = ["audit", "tau-perplexities", "minimal-parameters", "continuous-causality", "--quick"]
+    asked = ["tau-perplexities", "minimal-parameters", "continuous-causality", "--quick"]
     assert main([*asked, "--ledger", str(ledger)]) == 0
     record = ledger.with_suffix("") / "minimal-parameters.json"
     told = json.loads(record.read_text())
-    assert told["command"] == "glissando audit minimal-parameters --quick"
+    assert told["command"] == "python -m research.audit minimal-parameters --quick"
     assert told["published"]["outcome"] == "does not hold"
     text = ledger.read_text()
     for line in (
         "### tau-perplexities",
-        "`glissando audit tau-perplexities --quick`",
+        "`python -m research.audit tau-perplexities --quick`",
         "does not hold (toy sizes)",
         "![continuous-causality, published](audit/continuous-causality-published.png)",
     ):
@@ -400,14 +400,14 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     assert main([*asked, "--ledger", str(ledger)]) == 0
     assert "kept: minimal-parameters" in capsys.readouterr().err
     assert "1999-01-01" in ledger.read_text()
-    assert main(["audit", "minimal-parameters", "--quick", "--again", "--ledger", str(ledger)]) == 0
+    assert main(["minimal-parameters", "--quick", "--again", "--ledger", str(ledger)]) == 0
     assert "1999-01-01" not in ledger.read_text()
-    full = ["audit", "minimal-parameters", "--ledger", str(ledger)]
+    full = ["minimal-parameters", "--ledger", str(ledger)]
     assert main(full) == 0
     assert "(toy sizes)" not in next(line for line in ledger.read_text().splitlines() if "[`minimal-par" in line)
     capsys.readouterr()
     assert main([*full, "--quick"]) == 0, "toy sizes never take the place of full ones"
-    assert "kept: minimal-parameters, of `glissando audit minimal-parameters`" in capsys.readouterr().err
+    assert "kept: minimal-parameters, of `python -m research.audit minimal-parameters`" in capsys.readouterr().err
     record.write_text(json.dumps(told | {"date": "1999-01-01", "claim": "The model has 3 parameters"}))
     assert main([*asked, "--ledger", str(ledger)]) == 0
     assert "1999-01-01" not in ledger.read_text(), "a record of a claim that read otherwise"
@@ -419,6 +419,7 @@ def test_the_checked_in_ledger_is_written_from_its_records(tmp_path: Path):
     shutil.copytree(docs / "audit", tmp_path / "audit", ignore=shutil.ignore_patterns("*.png"))
     write_ledger(copy, CLAIMS.values())
     assert copy.read_text() == (docs / "audit.md").read_text()
+    assert [line.removeprefix("### ") for line in copy.read_text().splitlines() if line.startswith("### ")] == [*CLAIMS]
     assert not [path.name for path in (docs / "audit").glob("*.json") if json.loads(path.read_text())["quick"]]
 
 
@@ -426,14 +427,12 @@ def test_the_checked_in_ledger_is_written_from_its_records(tmp_path: Path):
     ("arguments", "message"),
     [
         (["--ledger", "audit.txt"], "--ledger must name a Markdown file"),
-        (["--ledger", "audit.md", "--out", "here"], "leave --out and --form out"),
-        (["hybrid", "--again"], "--again is for --ledger"),
         (["minimal-pairs", "--pairs", "a.b64", "b.b64"], "cannot read --pairs a.b64"),
     ],
 )
 def test_mistakes_are_told(arguments: list[str], message: str, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["audit", *arguments]) == 1
+    assert main(arguments) == 1
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -442,5 +441,5 @@ def test_a_damaged_record_is_told(tmp_path: Path, capsys):
     ledger = tmp_path / "audit.md"
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "tau-cache.json").write_text("{}")
-    assert main(["audit", "tau-cache", "--ledger", str(ledger)]) == 1
+    assert main(["tau-cache", "--ledger", str(ledger)]) == 1
     assert "remove it" in capsys.readouterr().err

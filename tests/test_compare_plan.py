@@ -12,17 +12,23 @@ from typing import Any
 import pytest
 from comparisons import comparison, model_file
 
+import glissando
+from glissando.compare import plan as compare_plan
+from glissando.compare import probes as compare_probes
+from glissando.compare import run as compare
+from glissando.compare.measure import MEASURED, _digest, training_digest
+from glissando.compare.plan import Amount, Comparison, Job
+from glissando.compare.probes import PROBES, select_probes
+from glissando.compare.report import Runs
+from glissando.compare.results import Finished, beyond, choose
+from glissando.compare.results import finished as measured_of
+from glissando.compare.table import Table
 from glissando.data import corpora
+from glissando.data.corpora import RecallOptions
+from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
-from glissando.lab.compare import plan as compare_plan
-from glissando.lab.compare import run as compare
-from glissando.lab.compare.measure import MEASURED, _digest, training_digest
-from glissando.lab.compare.plan import Amount, Comparison, Job
-from glissando.lab.compare.report import Runs
-from glissando.lab.compare.results import Finished, beyond, choose
-from glissando.lab.compare.results import finished as measured_of
-from glissando.lab.compare.table import Table
-from glissando.lab.probes import PROBES, select_probes
+from glissando.mixers import AttentionConfig, SpectralConfig, TauConfig
+from glissando.model import ModelConfig
 
 
 def test_amounts():
@@ -42,9 +48,38 @@ def test_models_read_the_same_batches_under_the_same_seed(tmp_path):
         assert first.data == second.data
         assert first.data.seed == 5 + seed
         assert first.training.seed == second.training.seed == seed
-    labelled = comparison(tmp_path)
-    labelled.given = ["transformer-nano", "hybrid-ode-nano"]
-    assert not labelled.config(Job("run", "hybrid-ode-nano", 0, 1e-3)).data.stories.labelled
+    hybrid = comparison(tmp_path)
+    hybrid.given = ["transformer-nano", "hybrid-ode-nano"]
+    assert not hybrid.config(Job("run", "hybrid-ode-nano", 0, 1e-3)).data.labelled
+
+
+@pytest.mark.parametrize(
+    ("names", "shortened"),
+    [
+        (["hybrid-ode", "gpt"], {}),
+        (["gpt", "transformer-nano"], {}),
+        (["transformer-nano", "hybrid-ode"], {"seq_len": 128, "stories.cut": True}),
+        (["hybrid-ode-nano", "gpt"], {"seq_len": 128, "stories.cut": True}),
+        (["liquid-ssm", "liquid-ssm-dense"], {"stories.cut": True}),
+        (["tauformer", "liquid-ssm-dense"], {"seq_len": 512, "stories.cut": True}),
+        (["transformer-nano", "continuous-transformer"], {}),
+    ],
+)
+def test_rows_are_as_short_as_every_model_needs(tmp_path, names, shortened):
+    asked = Comparison(names, tmp_path, Amount("steps", 1), allow_unequal=True)
+    assert asked.shortened == shortened
+    asked.check()
+    configs = [asked.config(Job("run", name, 0, 1e-3)) for name in names]
+    assert configs[0].data == configs[1].data
+    own = from_dict(RunConfig, {"data": asked.models[names[0]].get("data", {})}).data
+    assert configs[0].data.seq_len == shortened.get("seq_len", own.seq_len)
+
+
+def test_parameters_are_counted_at_the_published_vocabulary(tmp_path):
+    asked = Comparison(["hybrid-ode", "gpt"], tmp_path, Amount("steps", 1))
+    assert asked.parameters() == {"hybrid-ode": 29_781_249, "gpt": 30_503_424}
+    job = Job("run", "gpt", 0, 1e-3)
+    assert asked.with_vocabulary(job).model.vocab_size == 50_257
 
 
 def test_options_of_all_come_after_the_presets_own(tmp_path):
@@ -54,9 +89,10 @@ def test_options_of_all_come_after_the_presets_own(tmp_path):
     assert config.training.optimizer.learning_rate == 0.25
     assert config.training.schedule.final_ratio == 0.02  # the preset's
     assert config.training.steps == 1
-    assert config.model.mixer == "tau"
+    assert isinstance(config.model.mixer, TauConfig)
     probe = asked.config(Job("probe", "tauformer-nano", 0, 0.25, "recall-8"))
-    assert (probe.data.corpus, probe.data.recall.pairs, probe.training.steps) == ("recall", 8, 500)
+    assert isinstance(probe.data, RecallOptions)
+    assert (probe.data.pairs, probe.training.steps) == (8, 500)
 
 
 def test_a_file_is_a_model_with_the_name_of_the_file(tmp_path):
@@ -74,14 +110,29 @@ def test_a_file_is_a_model_with_the_name_of_the_file(tmp_path):
     job = Job("run", "mine", 0, asked.rates("mine")[0])
     config = asked.config(job)
     assert job.path(asked.out).parent == asked.out / "runs/mine"
-    assert (config.preset, config.model.hidden_size, config.model.mixer) == (
-        "composite-nano", 64, ["spectral", "attention"],
-    )  # fmt: skip
+    assert (config.preset, config.model.hidden_size) == ("composite-nano", 64)
+    assert [type(mixer) for mixer in config.model.mixer] == [SpectralConfig, AttentionConfig]
     assert config.model.block.conv_width == 4  # the preset's
     assert (config.model.depth.layers, config.training.optimizer.learning_rate) == (2, 0.25)
     assert config.data == asked.config(Job("run", "transformer-nano", 0, 0.25)).data
     bared = asked.config(Job("run", "bare", 0, asked.rates("bare")[0]))
     assert (bared.preset, bared.model.hidden_size) == (None, 48)
+
+
+def test_a_model_may_be_options_or_a_config(tmp_path):
+    asked = comparison(tmp_path)
+    asked.given = {
+        "baseline": "transformer-nano",
+        "wide": {"preset": "transformer-nano", "model": {"block": {"mlp": {"hidden": 96}}}},
+        "tau": ModelConfig(mixer=TauConfig(heads=2)),
+    }
+    asked.check()
+    models = {name: asked.config(Job("run", name, 0, 1e-3)).model for name in asked.names}
+    assert asked.names == ["baseline", "wide", "tau"]
+    assert models["wide"].block.mlp.hidden == 96
+    assert models["wide"].hidden_size == models["tau"].hidden_size == 16
+    assert isinstance(models["tau"].mixer, TauConfig)
+    assert json.loads(asked.write_plan().read_bytes())["models"]["tau"]["mixer"]["heads"] == 2
 
 
 @pytest.mark.parametrize(
@@ -90,16 +141,13 @@ def test_a_file_is_a_model_with_the_name_of_the_file(tmp_path):
         ("hello", "must hold a mapping"),
         ("model: {hiden_size: 3}", r"mine\.yaml: unknown option 'model\.hiden_size'\. Did you mean 'hidden_size'"),
         ("preset: transformer-nan", "Did you mean 'transformer-nano'"),
-        ("start_from: runs/first", "take start_from out"),
+        ("start_from: runs/first", "remove start_from"),
         ("training: {tokens: 5}", r"training\.tokens is given by --budget"),
         ("data: {seq_len: 5}", "all models read the first one's data"),
-        (
-            "model: {mixers: {tau: {heads: 2}}}",
-            r"mine: model\.mixers\.tau\.heads would do nothing: model\.mixer is att",
-        ),
-        ("training: {sample_every: 3}", r"take training\.sample_every out"),
+        ("model: {mixer: {kind: spectral, heads: 2}}", r"mine\.yaml: unknown option 'model\.mixer\.heads'"),
+        ("training: {sample_every: 3}", r"remove training\.sample_every"),
         ("model: {hidden_size: abc}", r"mine\.yaml: .*hidden_size"),
-        ("preset: 5", r"mine\.yaml: "),
+        ("preset: 5", "unknown preset '5'"),
     ],
 )
 def test_mistakes_in_a_file(text, message, tmp_path):
@@ -112,7 +160,7 @@ def test_mistakes_in_a_file(text, message, tmp_path):
 def test_files_have_names_of_their_own(tmp_path):
     asked = comparison(tmp_path)
     for text, message in (
-        (model_file(tmp_path, "preset: transformer-nano", "tauformer-nano.yaml"), "has the name of the preset"),
+        (model_file(tmp_path, "preset: transformer-nano", "tauformer-nano.yaml"), "is the name of a preset"),
         (str(tmp_path / "missing.yaml"), "cannot read"),
         ("transformer-nano", "two models are called 'transformer-nano'"),
         (model_file(tmp_path, "preset: transformer-nano", "...yaml"), "gives the model no name"),
@@ -141,13 +189,13 @@ def test_unequal_models_are_refused(tmp_path):
         ({"training": {"optimizer.learning_rate": 1.0}}, "given by --learning_rates"),
         ({"training": {"tokens": 3}}, r"training\.tokens is given by --budget"),
         ({"training": {"devices": 2}}, "in one process on one device"),
-        ({"training": {"early_stopping": 3}}, "early_stopping is 3 .* at a budget of its own"),
+        ({"training": {"early_stopping": 3}}, "early_stopping is 3 .* a budget of its own"),
         ({"model": {"hiden_size": 3}}, "Did you mean 'hidden_size'"),
-        ({"data": {"corpus": "text", "batch_size": 0}}, "batch_size"),
-        ({"data": {"text.path": "mine.txt"}}, r"--data\.text\.path would do nothing: data\.corpus is stories"),
-        ({"model": {"mixer.state_size": 3}}, r"--model\.mixers\.liquid\.state_size would do nothing"),
-        ({"training": {"schedule.plateau_cuts": 3}}, r"--training\.schedule\.plateau_cuts would do nothing"),
-        ({"data": {"stories.valid_stories": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
+        ({"data": {"kind": "text", "batch_size": 0}}, "batch_size"),
+        ({"data": {"path": "mine.txt"}}, r"transformer-nano: unknown option 'data\.path'"),
+        ({"model": {"mixer.state_size": 3}}, r"transformer-nano: unknown option 'model\.mixer\.state_size'"),
+        ({"training": {"schedule.cuts": 3}}, r"unknown option 'training\.schedule\.cuts'"),
+        ({"data": {"valid_stories": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
         (
             {"model": {"positions": "learned", "max_length": 64}, "data": {"seq_len": 128}},
             "longer than model.max_length 64",
@@ -158,13 +206,13 @@ def test_unequal_models_are_refused(tmp_path):
         ),
     ],
 )
-def test_mistakes_are_told_before_anything_is_trained(changes, message, tmp_path):
+def test_mistakes_are_reported_before_anything_is_trained(changes, message, tmp_path):
     with pytest.raises((ConfigError, DataError, UnknownNameError), match=message):
         comparison(tmp_path, **changes).check()
 
 
 def bpe(vocab_size: int) -> dict[str, Any]:
-    return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": vocab_size, "stories.valid_stories": 4}
+    return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": vocab_size, "valid_stories": 4}
 
 
 def test_seeds_have_one_vocabulary(tmp_path, monkeypatch):
@@ -196,7 +244,7 @@ def test_rows_are_counted_as_they_will_be_read(tmp_path):
     """Two held-out rows of bytes are one of longer tokens, which cannot be dealt out to a sweep."""
     file = tmp_path / "text.txt"
     file.write_text("again and again " * 300)
-    data = {"corpus": "text", "text.path": str(file), "seq_len": 256}
+    data = {"kind": "text", "path": str(file), "seq_len": 256}
     rates = [1e-3, 2e-3]
     comparison(tmp_path, data=data, learning_rates=rates).check()
     pieces = {"tokenizer.kind": "bpe", "tokenizer.vocab_size": 270}
@@ -204,12 +252,12 @@ def test_rows_are_counted_as_they_will_be_read(tmp_path):
         comparison(tmp_path, data=pieces | data, learning_rates=rates).check()
 
 
-def test_what_was_trained_on_is_told_apart(tmp_path):
+def test_what_was_trained_on_is_identified(tmp_path):
     """The same for every seed; another where a byte of the file is."""
     file, found = tmp_path / "text.txt", []
     for end in "ab":
         file.write_text("one and another " * 200 + end)
-        data = {"corpus": "text", "text.path": str(file), "seq_len": 16, "batch_size": 2}
+        data = {"kind": "text", "path": str(file), "seq_len": 16, "batch_size": 2}
         asked = comparison(tmp_path, data=data)
         configs = [asked.config(Job("run", "transformer-nano", seed, 1e-3)) for seed in (0, 1)]
         found.append({training_digest(c.data, seed, asked.tokenizer) for seed, c in enumerate(configs)})
@@ -217,7 +265,7 @@ def test_what_was_trained_on_is_told_apart(tmp_path):
     assert found[0] != found[1]
 
 
-def test_the_seed_that_is_told_is_the_one_that_was_used(tmp_path):
+def test_the_reported_seed_is_the_one_that_was_used(tmp_path):
     asked = comparison(tmp_path, training={"seed": 5})
     run = Finished(Job("run", "transformer-nano", 1, 1e-3), tmp_path, {})
     assert Runs(asked, []).seed(run) == 6
@@ -230,12 +278,24 @@ def test_probes_are_chosen_by_name_and_by_beginning():
         select_probes(["inductoin"])
 
 
+def test_a_probe_can_be_registered_anywhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_probes, "PROBES", PROBES.copy())
+    monkeypatch.setattr(compare_plan, "PROBES", compare_probes.PROBES)
+    data = {"kind": "recall", "pairs": 4, "seq_len": 16}
+    glissando.register_probe("few", data, "4 pairs")
+    assert select_probes(["few"]) == ["few"]
+    assert comparison(tmp_path).config(Job("probe", "transformer-nano", 0, 1e-3, "few")).data.pairs == 4
+    glissando.register_probe("few", data, "4 pairs")
+    with pytest.raises(ConfigError, match="'few' is registered already"):
+        glissando.register_probe("few", {"kind": "copy"})
+
+
 @pytest.mark.parametrize("name", PROBES)
 def test_probes_are_corpora_that_fit_their_rows(name, tmp_path):
     if name.endswith("4096"):
         pytest.skip("rows of 4096 take seconds to draw")
     corpus = corpora.build_corpus(comparison(tmp_path).config(Job("probe", "transformer-nano", 0, 1e-3, name)).data)
-    assert next(corpus.batches("train")).ids.shape[0] == PROBES[name].batch_size
+    assert next(corpus.batches("train")).ids.shape[0] == PROBES[name].data.get("batch_size", 32)
     assert 0 < float(corpus.describe()["chance_accuracy"]) < 1  # type: ignore[arg-type]
 
 
@@ -247,7 +307,7 @@ def test_the_example_files_can_be_compared_with_the_baseline(tmp_path):
     asked.check()
     for name in asked.names[1:]:
         model = asked.config(Job("run", name, 0, 1e-3)).model
-        assert isinstance(model.mixer, list) or model.depth.kind == "flow"
+        assert isinstance(model.mixer, list) or isinstance(model.depth, FlowConfig)
 
 
 def test_a_sweep_goes_on_while_the_best_is_at_its_edge(tmp_path, monkeypatch):
@@ -313,11 +373,11 @@ def test_weights_without_a_checkpoint_are_not_removed(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "environment.json").write_text("{}")
-    compare._clear_stillborn(run)
+    compare._remove_unsaved(run)
     assert not run.exists()
     run.mkdir()
     (run / "environment.json").write_text("{}")
     (run / "model.safetensors").write_text("weights")
     with pytest.raises(RunError, match="nothing is removed"):
-        compare._clear_stillborn(run)
+        compare._remove_unsaved(run)
     assert (run / "model.safetensors").read_text() == "weights"

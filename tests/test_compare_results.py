@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from glissando.compare.measure import epiplexity
+from glissando.compare.memory import forget_peak, peak_bytes, resident_bytes
+from glissando.compare.plan import Amount, Comparison, Job
+from glissando.compare.results import Finished, _welch, accuracy, choose, difference, estimate
+from glissando.compare.speed import _Entry, _memory
+from glissando.compare.table import Table
 from glissando.errors import ConfigError
-from glissando.lab.compare.measure import epiplexity
-from glissando.lab.compare.plan import Amount, Comparison, Job
-from glissando.lab.compare.results import Finished, _welch, accuracy, choose, difference, estimate
-from glissando.lab.compare.speed import _Entry, _memory
-from glissando.lab.compare.table import Table
-from glissando.lab.memory import forget_peak, peak_bytes, resident_bytes
 from glissando.model import LanguageModel
 
 
@@ -141,7 +141,7 @@ def test_a_peak_is_counted_from_where_it_was_forgotten():
 
 def memory(tmp_path: Path, hidden_size: int, layers: int) -> float:
     sizes: dict[str, Any] = {"hidden_size": hidden_size, "depth.layers": layers}
-    data = {"batch_size": 2, "stories.valid_stories": 4}
+    data = {"batch_size": 2, "valid_stories": 4}
     training = {"accelerator": "cpu"}
     asked = Comparison(["transformer-nano"], tmp_path, Amount("steps", 1), model=sizes, data=data, training=training)
     config = asked.with_vocabulary(Job("run", "transformer-nano", 0, 1e-3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glissando import demo
-from glissando.lab.compare import run as compare
+from glissando.compare import run as compare
 
 TIMED = {"decode": {}, "state": {}, "train": {"median": 1.0, "low": 1.0, "high": 1.0}, "memory_mib": 1.0}
 

@@ -18,11 +18,11 @@ from torchdiffeq._impl.fixed_grid import RK4
 from torchdiffeq._impl.odeint import SOLVERS
 from torchdiffeq._impl.rk_common import rk4_step_func
 
+from benchmarks import flow as bench
+from benchmarks.rows import ROWS
 from glissando.depth.flow import FlowDepth
 from glissando.depth.solvers import TABLEAUS, Tableau, integrate
 from glissando.errors import GlissandoError
-from glissando.lab.bench import flow as lab
-from glissando.lab.bench.rows import ROWS
 from glissando.mixers import Context
 from glissando.model import LanguageModel
 
@@ -68,16 +68,15 @@ def test_a_field_given_by_a_formula(method: str, n_steps: int):
 
 def small(method: str, n_steps: int) -> tuple[FlowDepth, Tensor, Tensor]:
     """A flow of attention and MLP whose field is as large as what flows, its input and its control."""
-    flow = {"method": method, "alpha": 1.0}
-    depth = lab.flow_depth(8, n_steps=n_steps, flow=flow).double()
+    depth = bench.flow_depth(8, n_steps=n_steps, method=method, alpha=1.0).double()
     x, u = (torch.randn(2, *shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 8), (1, 4)))
     return depth, x, u
 
 
-def outcome(y: Tensor, wanted: list[Tensor]) -> list[Tensor | None]:
+def outcome(y: Tensor, of: list[Tensor]) -> list[Tensor | None]:
     """y, and the gradient of a random weighting of it."""
     weights = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
-    return [y.detach(), *torch.autograd.grad((y * weights).sum(), wanted, allow_unused=True)]
+    return [y.detach(), *torch.autograd.grad((y * weights).sum(), of, allow_unused=True)]
 
 
 @methods
@@ -86,9 +85,9 @@ def outcome(y: Tensor, wanted: list[Tensor]) -> list[Tensor | None]:
 def test_values_and_gradients_of_a_flow(method: str, n_steps: int, mode: str):
     depth, x, u = small(method, n_steps)
     depth.config.backward = mode
-    wanted = [x, u, *depth.parameters()]
-    ours = outcome(depth(x, None, Context(control=u[:, 0]))[0], wanted)
-    theirs = outcome(odeint(lab.Equation(depth, u), x, grid(n_steps), method=THEIRS[method])[-1], wanted)
+    inputs = [x, u, *depth.parameters()]
+    ours = outcome(depth(x, None, Context(control=u[:, 0]))[0], inputs)
+    theirs = outcome(odeint(bench.Equation(depth, u), x, grid(n_steps), method=THEIRS[method])[-1], inputs)
     for got, expected in zip(ours, theirs, strict=True):
         assert got is not None
         assert expected is not None
@@ -101,7 +100,7 @@ def test_the_adjoint_method_is_wrong_for_few_steps(every_state: bool):
     depth, x, u = small("euler", 4)
     weights = list(depth.parameters())
     ours = outcome(depth(x, None, Context(control=u[:, 0]))[0], [u, *weights])[2:]
-    equation, times = lab.Equation(depth, u), grid(4) if every_state else grid(1)
+    equation, times = bench.Equation(depth, u), grid(4) if every_state else grid(1)
     plain = outcome(odeint(equation, x, grid(4), method="euler")[-1], [u, *weights])[2:]
     options = {} if every_state else {"options": {"step_size": 0.25}}
     _, of_control, *adjoint = outcome(odeint_adjoint(equation, x, times, method="euler", **options)[-1], [u, *weights])
@@ -127,13 +126,13 @@ def test_multiplications_are_counted():
     blocks = LanguageModel.from_preset("gpt", **options).eval()
     tokens, tau, head = batch * length, size + size * size, size * vocab
     block = tokens * (12 * size * size + 2 * length * size)
-    whole = lab.Case(batch, 0, head=False)
-    assert lab.multiplications(blocks, whole) == 6 * block
-    assert lab.multiplications(flow, whole) == 8 * block + 4 * tau
-    assert lab.multiplications(flow, lab.Case(batch, 0, head=True)) == 8 * block + 4 * tau + tokens * head
+    whole = bench.Case(batch, 0, head=False)
+    assert bench.multiplications(blocks, whole) == 6 * block
+    assert bench.multiplications(flow, whole) == 8 * block + 4 * tau
+    assert bench.multiplications(flow, bench.Case(batch, 0, head=True)) == 8 * block + 4 * tau + tokens * head
     # Token by token behind 12: the attention of each reads as many keys as there are.
     read = sum(12 * size * size + 2 * seen * size for seen in range(13, length + 1))
-    assert lab.multiplications(flow, lab.Case(1, 12, head=True)) == 8 * read + 4 * (4 * tau + head)
+    assert bench.multiplications(flow, bench.Case(1, 12, head=True)) == 8 * read + 4 * (4 * tau + head)
 
 
 def test_the_published_baseline_of_the_latency():
@@ -142,20 +141,20 @@ def test_the_published_baseline_of_the_latency():
 
 
 def test_rows_of_latency(capsys):
-    assert [name for name in ROWS if name.startswith("flow-latency-")] == [f"flow-latency-{c}" for c in lab.CASES]
+    assert [name for name in ROWS if name.startswith("flow-latency-")] == [f"flow-latency-{c}" for c in bench.CASES]
     options = {"hidden_size": 8, "vocab_size": 11, "max_length": 16}
     flow, blocks = (LanguageModel.from_preset(name, **options).eval() for name in ("hybrid-ode", "gpt"))
-    row = lab.compare("decoding-trunk", flow, blocks, lab.Case(1, 8, head=False), rounds=1)
+    row = bench.compare("decoding-trunk", flow, blocks, bench.Case(1, 8, head=False), rounds=1)
     assert row.ratio == pytest.approx(row.ours / row.peer)
     assert row.met is (row.ratio <= 1.05)
     assert "multiplications" in capsys.readouterr().out
     with pytest.raises(GlissandoError, match="sequences-head"):
-        lab.latency("sequence-head", 1)
+        bench.latency("sequence-head", 1)
 
 
 def test_memory_by_way_and_steps(monkeypatch):
     few, many = 2, 32
-    table = lab.memory_table((few, many), hidden_size=8, length=4)
+    table = bench.memory_table((few, many), hidden_size=8, length=4)
     state = 4 * 8 * 4
     assert table["reversible"] == [2 * state] * 2
     assert table["checkpoint"][1] - table["checkpoint"][0] == (many - few) * state
@@ -165,4 +164,4 @@ def test_memory_by_way_and_steps(monkeypatch):
     assert every[1] - every[0] >= (many - few) * state
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     with pytest.raises(GlissandoError, match="pip install torchdiffeq"):
-        lab.memory_table((1,))
+        bench.memory_table((1,))

@@ -12,7 +12,7 @@ from glissando.model import LanguageModel
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_transformer_is_llama(kv_heads: int):
     pytest.importorskip("transformers", reason="needs transformers, the peer of the comparison")
-    from glissando.lab.bench.speed import llama_like
+    from benchmarks.speed import llama_like
 
     model = LanguageModel.from_preset("transformer-nano", mixer={"kind": "attention", "kv_heads": kv_heads}).double()
     peer = llama_like(model.float()).double()

@@ -47,6 +47,16 @@ def test_every_preset_trains_evaluates_and_generates(name, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("Once")
 
 
+def test_a_comparison_of_two_published_models_takes_rows_that_both_can_read(tmp_path, capsys):
+    small = ["--model.hidden_size", "8", "--model.mixers.attention.heads", "2", "--data.batch_size", "2"]
+    given = ["--budget", "steps=2", "--allow_unequal", "--contexts", "8", "--data.stories.valid_stories", "1"]
+    out = str(tmp_path / "out")
+    assert main(["compare", "transformer-nano", "hybrid-ode", *small, *given, "--out", out]) == 0
+    told = capsys.readouterr().err
+    assert "all models are trained with data.seq_len 128, data.stories.cut true" in told
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
 PUBLISHED = {
     "hybrid-ode": {"rate": 3e-4, "decay": 0.01, "kind": "constant", "warmup": 0, "batch": (32, 64), "length": 128},
     "gpt": {"rate": 3e-4, "decay": 0.01, "kind": "constant", "warmup": 0, "batch": (32, 64), "length": 128},

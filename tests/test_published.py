@@ -8,7 +8,7 @@ import pytest
 import torch
 from tolerances import assert_close
 
-from glissando.lab.published.continuous_transformer import (
+from research.published.continuous_transformer import (
     CONTEXT,
     PublishedContinuousTransformer,
     frequencies,

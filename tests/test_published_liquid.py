@@ -7,8 +7,8 @@ import torch
 from tolerances import assert_close
 from torch import Tensor
 
-from glissando.lab.published.liquid_ssm import END, Core, PublishedLiquid, called_hippo
 from glissando.ops import discretize, hippo_legs
+from research.published.liquid_ssm import END, Core, PublishedLiquid, called_hippo
 
 #: what the liquid part would learn, if it learned
 DETACHED = ("core.A", "core.B", "core.log_tau", "core.a", "core.phi")

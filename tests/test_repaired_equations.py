@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from tolerances import assert_close
 from torch import Tensor
 
-from glissando.lab.published.tauformer import PublishedTauformer
 from glissando.model import LanguageModel
+from research.published.tauformer import PublishedTauformer
 
 Weights = Mapping[str, Tensor]
 VOCAB, LENGTH = 11, 7

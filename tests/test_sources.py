@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from tolerances import assert_close
 from torch import Tensor, nn
 
-from glissando.lab.published.continuous_transformer import PublishedContinuousTransformer
-from glissando.lab.published.hybrid_ode import PublishedHybrid
-from glissando.lab.published.liquid_ssm import Core, PublishedLiquid
-from glissando.lab.published.minimal_transformer import TAB, PublishedMinimal
+from research.published.continuous_transformer import PublishedContinuousTransformer
+from research.published.hybrid_ode import PublishedHybrid
+from research.published.liquid_ssm import Core, PublishedLiquid
+from research.published.minimal_transformer import TAB, PublishedMinimal
 
 pytestmark = pytest.mark.sources
 SAME = 1e-6

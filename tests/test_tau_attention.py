@@ -14,7 +14,7 @@ from glissando.errors import ConfigError, UnknownNameError
 from glissando.ops.tau_attention import attend, exponents, tau_attention
 
 BOUND = {torch.float32: 1e-5, torch.float64: 1e-10}
-NAMES = ("o", "lse", "lambda_q", "lambda_k", "v", "key_bias", "log_forget", "temperature")
+NAMES = ("o", "lse", "lambda_q", "lambda_k", "v", "key_bias", "cumulative_log_forget", "temperature")
 #: batch, heads, heads of values, queries, keys
 SHAPES = {
     "one": (2, 2, 2, 1, 1),
@@ -154,13 +154,13 @@ def test_a_query_without_a_key_is_refused():
     assert earlier.isfinite().all()
 
 
-@pytest.mark.parametrize("broken", ["key", "key_bias", "log_forget", "v"])
+@pytest.mark.parametrize("broken", ["key", "key_bias", "cumulative_log_forget", "v"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_nan_is_never_swallowed(dtype: torch.dtype, broken: str):
     """Whoever sees a key that is not a number says so."""
     inputs = dict(
         zip(
-            ("q", "key", "v", "key_bias", "log_forget", "t"),
+            ("q", "key", "v", "key_bias", "cumulative_log_forget", "t"),
             problem("random", (1, 1, 1, 200, 200), dtype, 0.1),
             strict=True,
         )
@@ -168,7 +168,13 @@ def test_a_nan_is_never_swallowed(dtype: torch.dtype, broken: str):
     where = inputs[broken][0, 0, 50]
     where.fill_(torch.nan)
     o = tau_attention(
-        inputs["q"], inputs["key"], inputs["v"], inputs["t"], inputs["key_bias"], inputs["log_forget"], backend="fast"
+        inputs["q"],
+        inputs["key"],
+        inputs["v"],
+        inputs["t"],
+        inputs["key_bias"],
+        inputs["cumulative_log_forget"],
+        backend="fast",
     )
     assert o[0, 0, 50:].isnan().any(-1).all()
     assert o[0, 0, :50].isfinite().all()
@@ -264,7 +270,7 @@ def test_mistakes_are_named():
         tau_attention(q, k, v, torch.ones(3))
     with pytest.raises(ValueError, match=r"temperature must be a number or a tensor, got '0\.1'"):
         tau_attention(q, k, v, "0.1")  # type: ignore[arg-type]
-    for name in ("key_bias", "log_forget"):
+    for name in ("key_bias", "cumulative_log_forget"):
         with pytest.raises(ValueError, match=rf"{name} must be \(1, 2, 8\), got \(1, 1, 8\)"):
             tau_attention(q, k, v, 0.1, **{name: q[:, :1]})
     with pytest.raises(ValueError, match=r"v must be floating point, got torch\.int64"):

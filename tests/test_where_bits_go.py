@@ -1,24 +1,21 @@
-"""The example that says where a model's bits go: its parts add up, and are what they are called."""
+"""Where a model's bits go: its parts add up, and are what they are called."""
 
 from __future__ import annotations
 
-import runpy
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 import torch
 
 from glissando.data.stories.stories import generate, story_bits
 from glissando.model import LanguageModel
-
-EXAMPLE = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "where_bits_go.py"))
+from research import where_bits_go
 
 
 def spans(text: str) -> dict[str, list[str]]:
     """The words told, by kind: a first byte and the rest behind it."""
     found: dict[str, list[str]] = defaultdict(list)
-    for letter, kind in zip(text, EXAMPLE["kinds_of"](text), strict=True):
+    for letter, kind in zip(text, where_bits_go.kinds_of(text), strict=True):
         name, _, part = kind.partition(", ")
         if part == "first byte":
             found[name].append(letter)
@@ -45,14 +42,14 @@ def test_the_parts_add_up():
     model = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}).eval()
     with torch.no_grad():
         model.embedding.weight.zero_()
-    kinds, floor, (spent,) = EXAMPLE["measure"]([model], EXAMPLE["stories"](3))
+    kinds, floor, (spent,) = where_bits_go.measure([model], where_bits_go.stories(3))
     texts = [generate(0, "valid", index).text for index in range(3)]
     assert kinds.total() == sum(map(len, texts))
     assert floor.total() == pytest.approx(sum(map(story_bits, texts)))
     for kind, count in kinds.items():
         assert spent[kind] == pytest.approx(8 * count, rel=1e-5)
-    pieces = EXAMPLE["rows"]("Once upon a time there was Lily. " * 4, 2, 40)
-    kinds, floor, (spent,) = EXAMPLE["measure"]([model], pieces)
+    pieces = where_bits_go.rows("Once upon a time there was Lily. " * 4, 2, 40)
+    kinds, floor, (spent,) = where_bits_go.measure([model], pieces)
     assert kinds.total() == 80
     assert floor is None
     assert spent.total() == pytest.approx(640, rel=1e-5)
@@ -60,7 +57,7 @@ def test_the_parts_add_up():
 
 def test_a_text_has_names_and_words_by_their_capitals():
     text = "Once Lily met Émile. The dog, Émile said, saw Lily. She met the café's owner and Lily again; once."
-    found = EXAMPLE["words"](text)
+    found = where_bits_go.words(text)
     data = text.encode()
     assert all(data[at:].startswith(word.encode()) for at, word, _ in found)
     assert {word for _, word, name in found if name} == {"Lily", "Émile"}
@@ -69,7 +66,7 @@ def test_a_text_has_names_and_words_by_their_capitals():
 
 def test_the_rows_of_a_text_follow_it_byte_by_byte():
     text = "Ah, Lily saw the moon. Lily saw the Möön moon, Lily.\n" * 3
-    pieces = list(EXAMPLE["rows"](text, 4, 36))
+    pieces = list(where_bits_go.rows(text, 4, 36))
     assert b"".join(piece.data for piece in pieces) == text.encode()[1 : 1 + 4 * 36]
     assert [piece.before for piece in pieces] == [text.encode()[36 * row] for row in range(4)]
     first = pieces[0].kinds
@@ -87,7 +84,7 @@ def test_the_rows_of_a_text_follow_it_byte_by_byte():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--rows", "4"], "--rows is of a text"),
         (["--text", "{text}", "--stories", "4"], "--stories is of the stories"),
@@ -97,10 +94,10 @@ def test_the_rows_of_a_text_follow_it_byte_by_byte():
         (["--text", "{text}x"], "cannot be read as UTF-8"),
     ],
 )
-def test_a_mistake_is_told(arguments, words, tmp_path, monkeypatch, capsys):
+def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
     text = tmp_path / "text.txt"
     text.write_text("Lily saw the moon, so.")
-    monkeypatch.setattr("sys.argv", ["where_bits_go.py", *(a.format(text=text) for a in arguments)])
+    monkeypatch.setattr("sys.argv", ["where_bits_go", *(a.format(text=text) for a in arguments)])
     with pytest.raises(SystemExit) as error:
-        EXAMPLE["main"]()
-    assert words in f"{error.value.code} {capsys.readouterr().err}"
+        where_bits_go.main()
+    assert message in f"{error.value.code} {capsys.readouterr().err}"

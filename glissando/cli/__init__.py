@@ -23,12 +23,10 @@ COMMANDS = {
     "presets": "list the presets, or show one",
     "corpora": "list the corpora, or show samples of one",
     "laplacian": "build a graph over features for a Tauformer, or show one",
-    "bench": "measure speed against named peers",
-    "audit": "measure published claims, as published and corrected",
 }
 
 #: commands whose product is no text on stdout
-_MAKERS = ("train", "serve", "grow", "compare", "steer", "audit")
+_MAKERS = ("train", "serve", "grow", "compare", "steer")
 
 _USAGE = """usage: glissando COMMAND [options]
 

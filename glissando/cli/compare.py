@@ -7,25 +7,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.options import explain, parse, parser_for
-from glissando.config import merge
+from glissando.cli.options import (
+    Options,
+    Parser,
+    add_import_option,
+    number,
+    parse,
+    parser_for,
+    require_out,
+    whole,
+    words,
+)
 from glissando.errors import ConfigError
 
 if TYPE_CHECKING:
-    from glissando.lab.compare.plan import Comparison
+    from glissando.compare.plan import Comparison
 
 EXAMPLE = (
     "glissando compare transformer-nano transformer-plus-nano liquid-ssm-nano --budget tokens=2e6 --seeds 3 "
     "--learning_rates 1e-3,2e-3,4e-3 --probes recall,induction,tracking --out runs/compare"
 )
-_SECTIONS = ("model", "data", "training")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train what is missing, measure, and write the report."""
-    comparison = _comparison(*_parse(arguments))
+    comparison = _comparison(parse(_parser(), arguments))
     from glissando.allocator import keep_freed_memory
-    from glissando.lab.compare.run import compare
+    from glissando.compare.run import compare
 
     keep_freed_memory()
     try:
@@ -36,12 +44,20 @@ def main(arguments: Sequence[str]) -> None:
     print(f"report: {report}")
 
 
-def _comparison(options: Any, given: Sequence[str]) -> Comparison:
-    for name, example in {"out": "--out runs/compare", "budget": "--budget tokens=2e6"}.items():
-        if getattr(options, name) is None:
-            raise ConfigError(f"--{name} is missing, such as {example}")
-    from glissando.lab.compare.plan import Amount, Comparison
-    from glissando.lab.probes import select_probes
+def _comparison(options: Options) -> Comparison:
+    require_out(options, "name the directory of the comparison, such as --out runs/compare")
+    if options.budget is None:
+        raise ConfigError("--budget is missing, such as --budget tokens=2e6")
+    swept = len(words(options.learning_rates)) > 1
+    for name, used, needs in (
+        ("sweep_share", swept, "several --learning_rates"),
+        ("sweep_beyond", swept, "several --learning_rates"),
+        ("probe_budget", options.probes, "--probes"),
+    ):
+        if name in options.given and not used:
+            raise ConfigError(f"--{name} would do nothing without {needs}: leave it out, or give those as well")
+    from glissando.compare.plan import Amount, Comparison
+    from glissando.compare.probes import select_probes
 
     return Comparison(
         list(options.models),
@@ -51,40 +67,16 @@ def _comparison(options: Any, given: Sequence[str]) -> Comparison:
         learning_rates=_numbers(options.learning_rates, "--learning_rates", float),
         sweep_share=options.sweep_share,
         sweep_beyond=options.sweep_beyond,
-        probes=select_probes(_words(options.probes)),
+        probes=select_probes(words(options.probes)),
         probe_budget=Amount.parse(options.probe_budget, "--probe_budget"),
         contexts=_numbers(options.contexts, "--contexts", int),
         allow_unequal=options.allow_unequal,
-        **{section: _section(options, section, given) for section in _SECTIONS},
+        **{name: options.sections.get(name, {}) for name in ("model", "data", "training")},
     )
 
 
-def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
-    """The options, and the names of those that were given: what was not given is each preset's own."""
-    given = _given(arguments)
-    options = parse(_parser(), arguments)
-    _require_used(options, [argument.partition("=")[0] for argument in arguments])
-    for name in given:
-        if hasattr(options[name], "__dict__"):
-            first = next(iter(vars(options[name])))
-            raise ConfigError(f"--{name} is a section: give one option at a time, such as --{name}.{first}")
-    return options, given
-
-
-def _require_used(options: Any, typed: Sequence[str]) -> None:
-    """Raise ConfigError for what does nothing without a sweep or a probe."""
-    swept = len(_words(options.learning_rates)) > 1
-    for name, used, needs in (
-        ("--sweep_share", swept, "several --learning_rates"),
-        ("--sweep_beyond", swept, "several --learning_rates"),
-        ("--probe_budget", options.probes, "--probes"),
-    ):
-        if name in typed and not used:
-            raise ConfigError(f"{name} would do nothing without {needs}: leave it out, or give those as well")
-
-
-def _parser() -> Any:
-    from glissando.training.config import RunConfig
+def _parser() -> Parser:
+    from glissando.cli.train import add_sections
 
     parser = parser_for("compare", "Train several models under one budget and write a report.", EXAMPLE)
     parser.add_argument(
@@ -93,13 +85,15 @@ def _parser() -> Any:
         default=[],
         help="presets, and YAML files of options as `train --config` reads them; others are held to the first",
     )
-    parser.add_argument("--out", help="directory of the comparison; the same command again does what is missing")
-    parser.add_argument("--budget", help="of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
-    parser.add_argument("--seeds", type=int, default=1, help="trainings of each model")
-    parser.add_argument("--learning_rates", help="with commas, tried for each model; by default each preset's own")
-    parser.add_argument("--sweep_share", type=float, default=0.25, help="of the budget, to try a learning rate")
     parser.add_argument(
-        "--sweep_beyond", type=int, default=3, help="rates to try beyond the lowest or highest while it is the best"
+        "--out", metavar="DIR", help="directory of the comparison; the same command again does what is missing"
+    )
+    parser.add_argument("--budget", help="of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
+    parser.add_argument("--seeds", type=whole, default=1, help="trainings of each model")
+    parser.add_argument("--learning_rates", help="with commas, tried for each model; by default each preset's own")
+    parser.add_argument("--sweep_share", type=number, default=0.25, help="of the budget, to try a learning rate")
+    parser.add_argument(
+        "--sweep_beyond", type=whole, default=3, help="rates to try beyond the lowest or highest while it is the best"
     )
     parser.add_argument("--probes", help="with commas: recall, copy, induction, selective_copy, parity, tracking")
     parser.add_argument("--probe_budget", default="steps=500", help="of each training on a probe")
@@ -107,35 +101,14 @@ def _parser() -> Any:
         "--contexts", default="256,1024,4096", help="with commas, tokens behind which decoding is timed"
     )
     parser.add_argument("--allow_unequal", action="store_true", help="compare models of different size")
-    parser.add_class_arguments(RunConfig, None, skip={"start_from", "stages", "grown", "preset"})
-    explain(parser, RunConfig)
+    add_import_option(parser)
+    add_sections(parser)
     return parser
-
-
-def _given(arguments: Sequence[str]) -> list[str]:
-    """Names of the sections' options among `arguments`. Raises ConfigError for a section as a whole."""
-    names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-    given = [name[2:].removesuffix("+") for name in names if name.partition(".")[0][2:] in _SECTIONS]
-    if whole := [name for name in given if "." not in name]:
-        raise ConfigError(
-            f"--{whole[0]} takes one option at a time, such as --{whole[0]}.seed or as its --help names it"
-        )
-    return given
-
-
-def _section(options: Any, section: str, given: Sequence[str]) -> dict[str, Any]:
-    """What was given of a section, nested."""
-    chosen = {name.partition(".")[2]: options[name] for name in given if name.startswith(f"{section}.")}
-    return merge(chosen)
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def _numbers(text: str | None, option: str, kind: type) -> list[Any]:
     try:
-        return [kind(word) for word in _words(text)]
+        return [kind(word) for word in words(text)]
     except ValueError as error:
         such = "256,1024" if kind is int else "1e-3,2e-3"
         raise ConfigError(f"{option} takes numbers with commas between, such as {such}; got {text!r}") from error

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.cli.options import (
+    Options,
     add_checkpoint_option,
     add_inference_options,
-    explain,
+    boolean,
     inference_overrides,
     parse,
     parser_for,
-    plain,
     require_own_held_out,
     require_writable,
     take_checkpoint,
+    whole,
 )
-from glissando.config import flat, from_dict, require_chosen, to_dict
-from glissando.data.corpora import CORPORA, DataConfig, TextOptions, build_corpus
-from glissando.data.textfile import open_file
+from glissando.config import from_dict, merge, to_dict
+from glissando.data.corpora import CORPORA, build_corpus
 from glissando.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -38,60 +38,54 @@ EXAMPLE = "glissando evaluate runs/first --file book.txt"
 
 def main(arguments: Sequence[str]) -> None:
     """Score the run's own held-out text, a file, or another corpus."""
-    from glissando.runs import Run
-
     parser = parser_for("evaluate", "Score a run on held-out text.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--file", help="score every byte of this text file")
-    parser.add_argument("--exact_match", type=int, default=256, help="pairs to answer, where the corpus is of pairs")
+    parser.add_argument("--exact_match", type=whole, default=256, help="pairs to answer, where the corpus is of pairs")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plots", help="directory for pictures: loss, gradients, steps of a flow")
-    parser.add_argument("--steps", type=bool, default=False, help="measure every solver and number of steps of a flow")
-    parser.add_argument("--diagnostics", help="directory for tables and pictures of a liquid model, token by token")
-    parser.add_argument("--prompt", help="that text; if absent, the beginning of the held-out one")
+    parser.add_argument("--plots", metavar="DIR", help="directory for pictures: loss, gradients, steps of a flow")
+    parser.add_argument("--steps", type=boolean, default=False, help="measure every solver and step number of a flow")
+    parser.add_argument(
+        "--diagnostics", metavar="DIR", help="directory for tables and pictures of a liquid model, token by token"
+    )
+    parser.add_argument("--prompt", help="the text of --diagnostics; if absent, the beginning of the held-out one")
     parser.add_argument("--tasks", help="tasks of lm-eval with commas between, or `list`; glissando_* need no network")
-    parser.add_argument("--limit", type=int | None, default=None, help="documents of each of the --tasks")
+    parser.add_argument("--limit", type=whole, help="documents of each of the --tasks")
     add_inference_options(parser)
     add_checkpoint_option(parser)
-    parser.add_argument("--data", type=DataConfig, default=DataConfig())
-    explain(parser, DataConfig, "data.")
-    # Once to know the run, once more with the run's own data as the defaults.
-    run = Run.open(take_checkpoint(parse(parser, arguments)).run)
-    trained = to_dict(from_dict(DataConfig, run.read_config().get("data", {}), "data"))
-    parser.set_defaults(flat({"data": trained}))
+    parser.add_section("data", CORPORA.section())
     options = take_checkpoint(parse(parser, arguments))
     if options.exact_match < 1:
         raise ConfigError(f"--exact_match must be at least 1, got {options.exact_match}")
-    typed = [a.partition("=")[0] for a in arguments if a.startswith("--")]
-    _refuse_mixed(options, typed)
-    _require_used(options, trained, typed)
+    _refuse_mixed(options)
     if options.tasks is not None:
         _tasks(options)
-        return
-    given = {argument.partition("=")[0].removeprefix("--data.text.") for argument in arguments}
-    _score(run, trained, options, given)
+    else:
+        _score(options)
 
 
-def _score(run: Run, trained: dict[str, Any], options: Any, given: Set[str]) -> None:
-    """The run's own text, a file or another corpus, and what else was asked for; `given`: of --data.text alone."""
+def _score(options: Options) -> None:
+    """The run's own text, a file or another corpus, and what else was asked for."""
+    from glissando.data.textfile import open_file
     from glissando.loading import load
+    from glissando.runs import Run
 
-    config = from_dict(DataConfig, plain(options.data), "data")
+    run = Run.open(options.run)
     if options.file is not None:
         open_file(options.file, "--file")
-        # Every byte of the file, whatever part of its own text the run has held out.
-        asked = {name: value for name, value in vars(config.text).items() if name in given}
-        config.corpus, config.text = "text", TextOptions(**asked | {"path": options.file, "valid_path": options.file})
+    trained = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
+    config = _scored(options, to_dict(trained))
     model = load(options.run, inference_overrides(options))
     corpus = build_corpus(config, model.tokenizer)
-    _require_pairs(corpus, config.corpus, given)
+    kind = CORPORA.kind_of(config)
+    _require_pairs(corpus, kind, options)
     _require_flow(model, options)
     _require_liquid(model, options)
     _require_places(options)
     drawn = _held_out(corpus) if options.diagnostics else []
-    # A model that is told something of each text must not be set beside one that is not, unseen.
-    told = {"labels_told": ", ".join(corpus.control_names)} if corpus.control_names else {}
-    result = {"corpus": config.corpus} | told | measure(model, corpus, options.exact_match)
+    # A model that is given labels of each text must not be set beside one that is not, unseen.
+    labels = {"labels_given": ", ".join(corpus.control_names)} if corpus.control_names else {}
+    result = {"corpus": kind} | labels | measure(model, corpus, options.exact_match)
     if not options.json:
         print(table(result), flush=True)
     steps = _steps(run, model, corpus) if options.plots or options.steps else None
@@ -111,67 +105,69 @@ def _score(run: Run, trained: dict[str, Any], options: Any, given: Set[str]) -> 
     if options.plots:
         from glissando.evaluation.plots import plot_run
 
-        floor = build_corpus(from_dict(DataConfig, trained, "data"), model.tokenizer).entropy_floor
+        floor = build_corpus(trained, model.tokenizer).entropy_floor
         for picture in plot_run(run.path, model, Path(options.plots).expanduser(), floor, steps, halting):
             print(f"picture: {picture}", file=sys.stderr)
     if options.diagnostics:
         _diagnostics(model, drawn, options)
 
 
-def _require_used(options: Any, trained: dict[str, Any], given: Sequence[str]) -> None:
-    """Raise ConfigError for options of a corpus that is not scored, and for those that would deal out a file's held-out
-    batches otherwise than training did."""
+def _scored(options: Options, trained: dict[str, Any]) -> Any:
+    """The options of the corpus to score: the run's own, changed by those that were given, or every byte of --file.
+
+    Raises ConfigError for those that would deal out a file's held-out batches otherwise than training did.
+    """
+    asked = options.sections.get("data", {})
     if options.file is not None:
-        others = {f"--data.{name}" for name in CORPORA if name != "text"}
-        for name in given:
-            if name in _NOT_OF_A_FILE or name.rpartition(".")[0] in (*others, "--data.tokenizer"):
-                raise ConfigError(f"{name} would do nothing: --file is scored as text. Leave one of the two out")
-        return
-    corpus = options.data.corpus
-    for name in given:
-        if name.startswith("--data.tokenizer"):
-            raise ConfigError(f"{name} would do nothing: a run's own tokenizer reads the text. Leave it out")
-        require_chosen(name, "data", CORPORA, [corpus], "data.corpus", corpus)
-    names = [name.removeprefix("--") for name in given]
-    require_own_held_out(names, flat({"data": plain(options.data)}), flat({"data": trained}))
-    if corpus == trained["corpus"] == "jsonl":
-        _require_same_lines(flat(plain(options.data)), flat(trained))
+        if lost := [name for name in asked if name in _NOT_OF_A_FILE]:
+            raise ConfigError(f"--data.{lost[0]} would do nothing: --file is scored whole. Leave one of the two out")
+        # Every byte of the file, whatever part of its own text the run has held out.
+        sizes = {name: trained[name] for name in CORPORA.shared if name in trained}
+        whole_file = {"kind": "text", "path": options.file, "valid_path": options.file}
+        return from_dict(CORPORA.section(), {**sizes, **asked, **whole_file}, "data")
+    config = from_dict(CORPORA.section(), merge({"data": trained}, {"data": asked})["data"], "data")
+    if config.tokenizer != from_dict(CORPORA.section(), trained, "data").tokenizer:
+        raise ConfigError("--data.tokenizer would do nothing: a run's own tokenizer reads the text. Leave it out")
+    now = to_dict(config)
+    require_own_held_out(options.given, now, trained)
+    if now["kind"] == trained["kind"] == "jsonl":
+        _require_same_lines(now, trained)
+    return config
 
 
-#: options that say which text is scored, and what is asked of it, beside which --file says otherwise
-_NOT_OF_A_FILE = ("--data.corpus", "--data.text.path", "--data.text.valid_path", "--data.text.valid_fraction")
+#: options that choose the text and the tokenizer, which --file and the run choose
+_NOT_OF_A_FILE = ("kind", "path", "valid_path", "valid_fraction", "tokenizer")
 
 
 def _require_same_lines(asked: dict[str, Any], trained: dict[str, Any]) -> None:
     """Raise ConfigError where other lines of the trained file would be held out than training held out."""
-    if asked["jsonl.valid_path"] is not None:
+    if asked["valid_path"] is not None:
         return
-    here, there = (Path(values["jsonl.path"]).expanduser().resolve() for values in (asked, trained))
+    here, there = (Path(values["path"]).expanduser().resolve() for values in (asked, trained))
     if here != there:
         return
-    for name in ("batch_size", "seq_len", "jsonl.route_every", "jsonl.valid_path"):
+    for name in ("batch_size", "seq_len", "route_every", "valid_path"):
         now, then = asked[name], trained[name]
         if now != then:
             raise ConfigError(
-                f"--data.{name} {now} would score text that was trained on: which lines of {asked['jsonl.path']} are "
+                f"--data.{name} {now} would score text that was trained on: which lines of {asked['path']} are "
                 f"held out follows from it, and training had {then}. Leave it out, or name held-out text with "
-                "--data.jsonl.valid_path"
+                "--data.valid_path"
             )
 
 
-def _refuse_mixed(options: Any, given: Sequence[str]) -> None:
+def _refuse_mixed(options: Options) -> None:
+    """Raise ConfigError for options beside --tasks that it does not use, and for --limit without it."""
     if options.tasks is None:
         if options.limit is not None:
             raise ConfigError(f"--limit {options.limit} is for --tasks, and none are given; name some or leave it out")
         return
-    for name in given:
-        if name in ("--file", "--plots", "--steps", "--diagnostics", "--prompt", "--exact_match", "--data") or (
-            name.startswith("--data.")
-        ):
-            raise ConfigError(f"--tasks scores texts of its own, and {name} was given too; leave one of them out")
+    for name in options.given:
+        if name in ("file", "plots", "steps", "diagnostics", "prompt", "exact_match") or name.startswith("data"):
+            raise ConfigError(f"--tasks measures tasks alone, and --{name} was given too; leave one of them out")
 
 
-def _tasks(options: Any) -> None:
+def _tasks(options: Options) -> None:
     """The tasks of lm-eval in place of the run's own text."""
     from glissando.evaluation.harness import run_tasks, task_names
     from glissando.loading import load
@@ -192,24 +188,25 @@ def _tasks(options: Any) -> None:
             print(f"{task:24} {name:16} {value:.4f}" + ("" if error is None else f" +- {error:.4f}"))
 
 
-def _require_pairs(corpus: Corpus, name: str, given: Set[str]) -> None:
+def _require_pairs(corpus: Corpus, name: str, options: Options) -> None:
     from glissando.data.pairs import PairsCorpus
 
-    if "--exact_match" in given and not isinstance(corpus, PairsCorpus):
+    if "exact_match" in options.given and not isinstance(corpus, PairsCorpus):
         raise ConfigError(f"--exact_match counts answers of pairs, and {name} is not of pairs; leave it out")
 
 
-def _require_flow(model: LanguageModel, options: Any) -> None:
+def _require_flow(model: LanguageModel, options: Options) -> None:
+    from glissando.depth import DEPTHS
     from glissando.evaluation.steps import has_flow
 
     if options.steps and not has_flow(model):
         raise ConfigError(
-            f"--steps measures the solver of a flow, and the depth.kind of {options.run} is "
-            f"{model.config.depth.kind}; leave it out"
+            f"--steps measures the solver of a flow, and the depth of {options.run} is "
+            f"{DEPTHS.kind_of(model.config.depth)}; leave it out"
         )
 
 
-def _require_liquid(model: LanguageModel, options: Any) -> None:
+def _require_liquid(model: LanguageModel, options: Options) -> None:
     from glissando.evaluation.time_constants import require_drawable
 
     if options.prompt == "":
@@ -227,12 +224,11 @@ def require_diagnostics(model: LanguageModel, run: str, folder: str, more: Seque
     """Raise ConfigError for a model without a liquid mixer, and where a file of --diagnostics cannot be written."""
     from glissando.evaluation.diagnostics import PICTURE, TABLE
     from glissando.evaluation.time_constants import liquid_mixers
+    from glissando.mixers import MIXERS
 
     if not liquid_mixers(model):
-        raise ConfigError(
-            f"--diagnostics is of liquid mixers, and {run} has none (its model.mixer is {model.config.mixer}); leave "
-            "it out"
-        )
+        kinds = ", ".join(dict.fromkeys(MIXERS.kind_of(mixer) for mixer in model.config.mixers))
+        raise ConfigError(f"--diagnostics is of liquid mixers, and {run} has none (its mixer is {kinds}); leave it out")
     place = Path(folder).expanduser()
     require_writable("--diagnostics", place)
     _require_none("--diagnostics", [place / name for name in (TABLE, PICTURE, *more)])
@@ -242,7 +238,7 @@ def require_diagnostics(model: LanguageModel, run: str, folder: str, more: Seque
 TIME_CONSTANTS, PATTERNS = "time-constants.png", "patterns.png"
 
 
-def _require_places(options: Any) -> None:
+def _require_places(options: Options) -> None:
     """What will be drawn has a place to lie in, where nothing lies yet."""
     from glissando.evaluation.plots import PICTURES
 
@@ -274,7 +270,7 @@ def _held_out(corpus: Corpus) -> list[int]:
     return ids
 
 
-def _diagnostics(model: LanguageModel, ids: list[int], options: Any) -> None:
+def _diagnostics(model: LanguageModel, ids: list[int], options: Options) -> None:
     """Every quantity of every token, and what patterns over time do to tau."""
     import torch
 
@@ -316,9 +312,8 @@ def _steps(run: Run, model: LanguageModel, corpus: Corpus) -> StepCurve | None:
     if not has_flow(model):
         return None
     depth = from_dict(ModelConfig, run.read_config()["model"], "model").depth
-    assert depth.n_steps is not None
     print(f"solving the flow in other ways, on about {steps.SAMPLE_BYTES:,} bytes of the text", file=sys.stderr)
-    trained = Setting(depth.flow.method, depth.n_steps)
+    trained = Setting(depth.method, depth.n_steps)
     return measure_steps(model, corpus, trained, sample_bytes=steps.SAMPLE_BYTES)
 
 
@@ -328,7 +323,7 @@ def _halting(run: Run, model: LanguageModel, corpus: Corpus) -> list[Point]:
     from glissando.evaluation.steps import SAMPLE_BYTES, sample
     from glissando.loading import load
 
-    if model.config.depth.flow.backward == "reversible":
+    if model.config.depth.backward == "reversible":
         return []
     return measure_halting(load(run.checkpoint or run.path), sample(corpus, SAMPLE_BYTES))
 

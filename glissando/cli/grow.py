@@ -5,36 +5,42 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from glissando.cli.options import explain, parse, parser_for
-from glissando.errors import ConfigError
+from glissando.cli.options import add_import_option, documented, number, parse, parser_for, require_out, whole
+from glissando.config import hints_of
 from glissando.growth import Growth
 
 EXAMPLE = "glissando grow runs/first --width 2 --layers 2 --out runs/grown"
+_TYPES = {int: whole, int | None: whole, float: number}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Grow, compare the logits of both, and say how to go on."""
+    """Grow, compare the logits of both, and print how to go on."""
     usage = "glissando grow RUN --out DIR [--width FACTOR] [--layers NUMBER] [options]"
     parser = parser_for("grow", "Make a run's model larger without changing what it computes.", EXAMPLE, usage)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument("--out", help="run directory to make")
-    parser.add_class_arguments(Growth, None, skip={"vocab"})  # a run's vocabulary is its tokenizer's
-    explain(parser, Growth)
+    parser.add_argument("--out", metavar="DIR", help="run directory to make")
+    about, by = documented(Growth), {name: hint for name, hint in hints_of(Growth).items() if name != "vocab"}
+    for name, hint in by.items():  # a run's vocabulary is its tokenizer's
+        kind, default = _TYPES.get(hint, str), getattr(Growth, name)
+        parser.add_argument(f"--{name}", type=kind, default=default, help=about[name])
+    add_import_option(parser)
     options = parse(parser, arguments)
-    if options.out is None:
-        raise ConfigError("--out is missing: name the run directory to make, such as --out runs/grown")
+    require_out(options, "name the run directory to make, such as --out runs/grown")
     from glissando.flops import training_flops
     from glissando.loading import load
     from glissando.training.growing import difference, grow_run
 
-    by = Growth(**{name: options[name] for name in Growth.__dataclass_fields__ if name != "vocab"})
+    growth = Growth(**{name: getattr(options, name) for name in by})
     small = load(options.run)  # whose weights may be damaged, before anything is written
-    run = grow_run(options.run, options.out, by)
+    run = grow_run(options.run, options.out, growth)
     large = load(run.path)
     length = large.config.max_length or 256
     costs = [training_flops(model, length) for model in (small, large)]
     print(f"parameters             {small.num_parameters():,} -> {large.num_parameters():,}")
     print(f"training FLOPs a token {costs[0]:.4g} -> {costs[1]:.4g}, at {length} tokens")
     print(f"logits                 differ by {difference(small, large):.1e}, of sizes up to {difference(small):.3g}")
+    if by.dropout != "kept":
+        before, after = (model.config.block.mixer_dropout for model in (small, large))
+        print(f"dropout                {before:.4g} -> {after:.4g}")
     out = shlex.quote(str(run.path))
     print(f"go on with: glissando train --from {out} --training.tokens 1000000 --out {out}-trained")

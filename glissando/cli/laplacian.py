@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from glissando.cli.options import parse, parser_for
+from glissando.cli.options import Options, parse, parser_for, whole
 from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ NEIGHBORS = 8
 TOKENS = 1_000_000
 
 _OF_TEXT = ("neighbors", "tokens", "vocabulary", "features", "basis")
-#: source -> the options that say more of it
+#: source -> its further options
 SOURCES: dict[str, tuple[str, ...]] = {
     "embeddings": ("neighbors", "tensor"),
     "run": ("neighbors",),
@@ -48,13 +48,13 @@ def main(arguments: Sequence[str]) -> None:
         "--graph", help="source: an edge list (.csv, .tsv) or a sparse matrix (.mtx, .npz) of another program"
     )
     parser.add_argument("--chain", action="store_true", help="source: a path, the plain default")
-    parser.add_argument("--size", type=int | None, default=None, help="project to this head size; of a chain, its size")
-    parser.add_argument("--neighbors", type=int | None, default=None, help=f"links a feature chooses ({NEIGHBORS})")
+    parser.add_argument("--size", type=whole, help="project to this head size; of a chain, its size")
+    parser.add_argument("--neighbors", type=whole, help=f"links a feature chooses ({NEIGHBORS})")
     parser.add_argument("--tensor", help="for --embeddings: which, if the file has several")
     parser.add_argument("--holds", help="for --graph: adjacency, or laplacian; if absent, the file's row sums decide")
-    parser.add_argument("--tokens", type=int | None, default=None, help=f"for a text: tokens to read ({TOKENS:,})")
-    parser.add_argument("--vocabulary", type=int | None, default=None, help="for a text: tokens of a BPE; else bytes")
-    parser.add_argument("--features", type=int | None, default=None, help="for a text: F (64, or all there are)")
+    parser.add_argument("--tokens", type=whole, help=f"for a text: tokens to read ({TOKENS:,})")
+    parser.add_argument("--vocabulary", type=whole, help="for a text: tokens of a BPE; else bytes")
+    parser.add_argument("--features", type=whole, help="for a text: F (64, or all there are)")
     parser.add_argument("--basis", help="for a text: features are contexts (default), or svd")
     parser.add_argument("--out", help="for build: the file to write")
     options = parse(parser, arguments)
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
     print(build(options) if options.action == "build" else show(options), flush=True)
 
 
-def build(options: Any) -> str:
+def build(options: Options) -> str:
     """Makes the file; what was made of what, in two lines."""
     source = _source(options)
     if options.file is not None:
@@ -81,7 +81,7 @@ def build(options: Any) -> str:
     return f"written: {options.out}, {len(laplacian)} nodes, {n_edges} edges\n{listed}"
 
 
-def show(options: Any) -> str:
+def show(options: Options) -> str:
     """A saved Laplacian in figures, one a line."""
     if given := _given(options, (*SOURCES, *_DETAILS, "size", "out")):
         raise ConfigError(f"show takes a file alone; leave out --{', --'.join(given)}")
@@ -113,7 +113,7 @@ def _figures(laplacian: Tensor) -> dict[str, str]:
     return figures | {"largest eigenvalue": f"{float(eigenvalues[-1]):.4g}"}
 
 
-def _source(options: Any) -> str:
+def _source(options: Options) -> str:
     """The one source that is given. Raises ConfigError for none, several, and an option that it has no use for."""
     given = _given(options, SOURCES)
     choice = ", ".join(f"--{name}" for name in SOURCES)
@@ -124,13 +124,13 @@ def _source(options: Any) -> str:
     for name in _given(options, _DETAILS):
         if name not in SOURCES[source]:
             users = ", ".join(f"--{other}" for other, uses in SOURCES.items() if name in uses)
-            raise ConfigError(f"--{name} says nothing of --{source}; leave it out, or build from {users}")
+            raise ConfigError(f"--{name} does nothing for --{source}; leave it out, or build from {users}")
     if source == "chain" and options.size is None:
         raise ConfigError("--chain needs --size, the head size, such as --size 64")
     return source
 
 
-def _graph(source: str, options: Any) -> tuple[Tensor, dict[str, str]]:
+def _graph(source: str, options: Options) -> tuple[Tensor, dict[str, str]]:
     """The Laplacian, of the size that is asked for, and what to say of it."""
     from glissando.laplacian import chain, from_embeddings, normalise, project
 
@@ -149,11 +149,11 @@ def _graph(source: str, options: Any) -> tuple[Tensor, dict[str, str]]:
     return normalise(laplacian if options.size is None else project(laplacian, options.size)), about
 
 
-def _given(options: Any, names: Iterable[str]) -> list[str]:
-    return [name for name in names if options[name] is not None and options[name] is not False]
+def _given(options: Options, names: Iterable[str]) -> list[str]:
+    return [name for name in names if (value := getattr(options, name)) is not None and value is not False]
 
 
-def _embed(source: str, options: Any) -> tuple[Tensor, Tensor | None, dict[str, str]]:
+def _embed(source: str, options: Options) -> tuple[Tensor, Tensor | None, dict[str, str]]:
     """Embeddings (n, F), how often each row counts, and what to say of them: names of files, never their folders."""
     if source == "embeddings":
         path = Path(options.embeddings)
@@ -166,7 +166,7 @@ def _embed(source: str, options: Any) -> tuple[Tensor, Tensor | None, dict[str, 
     return _embed_corpus(options)
 
 
-def _embed_corpus(options: Any) -> tuple[Tensor, Tensor, dict[str, str]]:
+def _embed_corpus(options: Options) -> tuple[Tensor, Tensor, dict[str, str]]:
     from glissando.data.tokenizers import train_bpe
     from glissando.laplacian import token_embeddings_from_corpus
 
@@ -186,21 +186,20 @@ def _embed_corpus(options: Any) -> tuple[Tensor, Tensor, dict[str, str]]:
     return vectors, counts, {"source": name, "tokenizer": kind, "tokens": str(int(counts.sum())), "basis": basis}
 
 
-def _corpus(options: Any) -> Corpus:
+def _corpus(options: Options) -> Corpus:
     """Text to count in, of which the held-out part stays unseen."""
-    from glissando.data.corpora import CORPORA, DataConfig, TextOptions, build_corpus
+    from glissando.data.corpora import CORPORA, TextOptions, build_corpus
 
     if options.text is not None:
         if not Path(options.text).expanduser().is_file():
             raise ConfigError(f"cannot read --text {options.text}: there is no such file")
-        return build_corpus(DataConfig(corpus="text", text=TextOptions(path=options.text)))
-    if options.corpus not in CORPORA:
-        raise unknown_name("corpus", options.corpus, CORPORA)
-    config = DataConfig(corpus=options.corpus)
-    if hasattr(getattr(config, options.corpus), "path"):
-        free = ", ".join(name for name in CORPORA if not hasattr(getattr(config, name), "path"))
+        return build_corpus(TextOptions(path=options.text))
+    CORPORA.require(options.corpus)
+    files = [name for name, cls in CORPORA.options.items() if "path" in cls.__dataclass_fields__]
+    if options.corpus in files:
+        free = ", ".join(name for name in CORPORA if name not in files)
         raise ConfigError(f"the corpus {options.corpus} is a file: give --text FILE, or one that needs none: {free}")
-    return build_corpus(config)
+    return build_corpus(CORPORA.read(options.corpus))
 
 
 def _sequences(corpus: Corpus, tokenizer: Tokenizer, tokens: int) -> Iterator[list[int]]:

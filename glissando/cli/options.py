@@ -4,57 +4,92 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import re
+import shutil
 import tempfile
+import textwrap
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
-from glissando.config import Registry, hints_of, section_class
+from glissando.config import hints_of, merge, registry_of, section_class
 from glissando.errors import ConfigError, nearest
 
 
 class Options(argparse.Namespace):
-    """Parsed options; `sections` holds the dotted ones as nested texts and numbers, ready for `merge`."""
+    """Parsed options by name; `sections` holds the dotted ones, nested and ready for `merge`, and `given` the names of
+    all that were given."""
 
     sections: dict[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
+    given: list[str]
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose errors are ConfigErrors and which also takes `--section.option value` of dataclasses."""
+    """argparse whose errors are ConfigErrors, and which also takes `--section.option VALUE` of configurations."""
 
     def __init__(self, command: str, about: str, example: str, usage: str | None = None) -> None:
         super().__init__(
-            prog=f"glissando {command}",
-            usage=usage,
-            description=about,
-            epilog=f"example:  {example}",
-            allow_abbrev=False,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            prog=f"glissando {command}", usage=usage, description=about, allow_abbrev=False, formatter_class=_Formatter
         )
+        self.example = example
         self.dotted: dict[str, Any] = {}
 
     def add_section(self, name: str, hint: Any) -> None:
-        """Take `--NAME.option` of the dataclass or the registry `hint`."""
+        """Take `--NAME.option` of `hint`, a dataclass of options or the type of a registry's section."""
         self.dotted[name] = hint
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise ConfigError(message.removeprefix("argument "))
 
     def format_help(self) -> str:
-        plain = super().format_help()
-        if not self.dotted:
-            return plain
-        lines = [line for name, hint in self.dotted.items() for line in _described(hint, name)]
-        body, _, example = plain.rpartition("\nexample:")
-        return "\n".join(
-            [body, "options of the configuration (--config takes them from YAML):", *lines, "", f"example:{example}"]
-        )
+        if self.usage is None:
+            places = [f"[{a.dest}]" if a.nargs in ("?", "*") else a.dest for a in self._get_positional_actions()]
+            self.usage = " ".join([self.prog, *places, "[options]"])
+        parts = [super().format_help()]
+        if self.dotted:
+            lines = [line for name, hint in self.dotted.items() for line in _described(hint, name)]
+            parts.append(
+                "options of the configuration, in YAML or as --SECTION.OPTION VALUE:\n" + "\n".join(lines) + "\n"
+            )
+        return "\n".join([*parts, "example:\n" + _command(self.example)])
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Between 80 and 100 columns, with the defaults that there are."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=_COLUMN, width=_width())
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        shown = action.nargs != 0 and action.default not in (None, "", [], [""], argparse.SUPPRESS)
+        return (action.help or "") + (" (default: %(default)s)" if shown else "")
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return _METAVARS.get(action.type, action.dest.rpartition(".")[2].upper())
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+def _command(example: str) -> str:
+    """A command line of several lines, for a shell, broken before options."""
+    lines = [""]
+    for part in re.split(r" (?=--)", example):
+        if lines[-1] and len(lines[-1]) + len(part) > _width() - 6:
+            lines.append("")
+        lines[-1] += f" {part}" if lines[-1] else part
+    return "  " + " \\\n    ".join(lines) + "\n"
+
+
+#: where an option's text begins
+_COLUMN = 30
+
+
+def _width() -> int:
+    return min(100, max(80, shutil.get_terminal_size().columns)) - 2
 
 
 def parser_for(command: str, about: str, example: str, usage: str | None = None) -> Parser:
@@ -62,123 +97,178 @@ def parser_for(command: str, about: str, example: str, usage: str | None = None)
     return Parser(command, about, example, usage)
 
 
-def parse(parser: Parser, arguments: Sequence[str], context: Callable[[], Mapping[str, Any]] = dict) -> Options:
-    """Parsed arguments. `context` returns the configuration that dotted options change: it tells which kind a section
-    is of where the options do not.
+def parse(parser: Parser, arguments: Sequence[str]) -> Options:
+    """Parsed arguments, after the files of --import have been imported: what they register are options too.
 
-    Raises ConfigError for an unknown option, naming the nearest one, and for a value of the wrong type.
+    Raises ConfigError for an unknown option, naming the nearest one, one that is repeated, and a value of the wrong
+    type; the types of dotted options are checked when the configuration is read.
     """
-    plain, dotted = _split(parser, arguments)
+    for option, value in zip(arguments, [*arguments[1:], ""], strict=False):
+        if option.partition("=")[0] == "--import" and "--import" in parser._option_string_actions:
+            from glissando.imports import import_file
+
+            import_file(option.partition("=")[2] or value)
+    plain, dotted, given = _split(parser, arguments)
     options = parser.parse_args(plain, Options())
-    nested: dict[str, Any] = {}
-    for name, text in dotted:
-        place = nested
-        *path, last = name.split(".")
-        for part in path:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
-                raise ConfigError(f"--{name} reaches into --{'.'.join(path)}, which was given as a whole")
-        place[last] = text
-    known = context() if nested else {}
-    options.sections = {
-        name: _typed(parser.dotted[name], value, known.get(name), f"--{name}") for name, value in nested.items()
-    }
+    values = {name: _value(_hints(parser, name), name, text) for name, text in dotted.items()}
+    # A section as a whole, or its kind, comes before what is changed inside it.
+    ordered = sorted(values, key=lambda name: name.removesuffix(".kind").count("."))
+    options.sections = merge(*({name: values[name]} for name in ordered))
+    options.given = given
     return options
 
 
-def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Arguments for argparse, and (name, text) of the dotted ones."""
+def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
+    """Arguments for argparse, the texts of dotted options, and the names of all options that are given."""
     plain: list[str] = []
-    dotted: list[tuple[str, str]] = []
-    seen: set[str] = set()
+    dotted: dict[str, str] = {}
+    given: list[str] = []
     known = parser._option_string_actions
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
-        name, sign, value = argument.partition("=")
-        if argument == "--" or not name.startswith("--"):
+        option, sign, value = argument.partition("=")
+        if not option.startswith("--") or option == "--":
             plain.append(argument)
             continue
-        if name in seen and not isinstance(known.get(name), argparse._AppendAction):
-            raise ConfigError(f"{name} is given more than once; give it once")
-        seen.add(name)
-        head = name.removeprefix("--").partition(".")[0]
-        if name in known:
-            plain.append(argument)
-            if not sign and known[name].nargs is None and rest and known[name].nargs != 0:
-                plain[-1] = f"{name}={rest.pop(0)}"
-        elif head in parser.dotted:
-            if not sign and not rest:
-                raise ConfigError(f"{name}: expected a value")
-            dotted.append((name.removeprefix("--"), value if sign else rest.pop(0)))
-        else:
-            names = [option for option in known if option.startswith("--") and option != "--help"]
-            names += [f"--{full}" for section, hint in parser.dotted.items() for full in _names(hint, section)]
-            close = _nearest_option(name, names)
+        name, action = option.removeprefix("--"), known.get(option)
+        if action is None and not _hints(parser, name):
+            close = _nearest_option(option, parser)
             hint = f" Did you mean {close}?" if close else ""
-            raise ConfigError(f"unknown option {name}.{hint} See `{parser.prog} --help`.")
-    return plain, dotted
+            raise ConfigError(f"unknown option {option}.{hint} See `{parser.prog} --help`.")
+        if name in given and not isinstance(action, argparse._AppendAction):
+            raise ConfigError(f'{option} is given more than once; give it once (a list: \'["a", "b"]\')')
+        if (twin := name.removesuffix(".kind") if name.endswith(".kind") else f"{name}.kind") in given:
+            raise ConfigError(f"{option} is given twice, also as --{twin}; give it once")
+        given.append(name)
+        if action is not None and action.nargs is not None:  # a flag, or several values
+            plain.append(argument)
+            continue
+        if not sign:
+            if not rest or rest[0].partition("=")[0] in known:
+                raise ConfigError(f"{option}: expected a value")
+            value = rest.pop(0)
+        if action is not None:
+            plain.append(f"{option}={value}")  # in one piece: a value may begin with a dash
+        else:
+            dotted[name] = value
+    return plain, dotted, given
 
 
-def _nearest_option(name: str, names: Sequence[str]) -> str | None:
-    """The option meant by `name`: one whose last part is like that of `name`, or one that is like it as a whole."""
-    last = nearest(_last(name), {_last(option) for option in names})
-    same = [option for option in names if last is not None and _last(option) == last]
-    return nearest(name, same) or (same[0] if same else nearest(name, names))
+def _nearest_option(option: str, parser: Parser) -> str | None:
+    """The option meant by `option`: one whose last part is like its last part, or one that is like it as a whole."""
+    options = [name for name in parser._option_string_actions if name.startswith("--") and name != "--help"]
+    options += [f"--{name}" for section, hint in parser.dotted.items() for name in _names(hint, section)]
+    close = difflib.get_close_matches(_last(option), sorted({_last(name) for name in options}), n=1, cutoff=0.75)
+    if not close:
+        return nearest(option, options)
+    return difflib.get_close_matches(option, [o for o in options if _last(o) == close[0]], n=1, cutoff=0.0)[0]
 
 
 def _last(option: str) -> str:
     return option.removeprefix("--").rpartition(".")[2]
 
 
-# ---------------------------------------------------------------------- values
+# ---------------------------------------------------------------------- values of plain options
+
+
+def whole_or_text(text: str) -> int | str:
+    """A whole number, or the text as it is."""
+    try:
+        return whole(text)
+    except ValueError:
+        return text
 
 
 def whole(text: str) -> int:
-    """An int from a text, also one written as 2e6."""
-    if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE]\+?\d{1,3}", text) and Decimal(text) == int(Decimal(text)):
-        return int(Decimal(text))
-    return int(text)
+    """A whole number, also one written as 2e6."""
+    if (number := _exponential(text)) is not None and number == int(number):
+        return int(number)
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+
+
+def number(text: str) -> float:
+    try:
+        return float(text.replace(".nan", "nan").replace(".inf", "inf"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
+def boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
+    return text == "true"
 
 
 def texts(text: str) -> list[str]:
-    """A text, or a list of texts in YAML: ["a", "b"]."""
+    """A text, or a list of texts in JSON: ["a", "b"]."""
+    import json
+
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8 text; write it under a locale of UTF-8") from error
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return [text]
+    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else [text]
+
+
+def numbers(text: str) -> list[float]:
+    """A list of numbers: [-1, 0, 1]."""
+    try:
+        return [float(part) for part in text.strip().removeprefix("[").removesuffix("]").split(",") if part.strip()]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a list of numbers, such as '[-1, 0, 1]', got {text!r}") from None
+
+
+_METAVARS: dict[Any, str] = {
+    whole: "NUMBER", number: "NUMBER", numbers: "NUMBERS", texts: "TEXT", boolean: "true|false"
+}  # fmt: skip
+
+
+def _exponential(text: str) -> Decimal | None:
+    """The number that a text such as 2e6 is, to which YAML would need a point and a sign; else None."""
+    return Decimal(text) if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}", text) else None
+
+
+# ---------------------------------------------------------------------- values of dotted options
+
+
+def _hints(parser: Parser, name: str) -> list[Any]:
+    """The types of a dotted option, one for each kind that has it; none for an unknown option."""
+    head, *path = name.split(".")
+    hints = [parser.dotted[head]] if head in parser.dotted else []
+    for part in path:
+        hints = [inner for hint in hints for field, inner in _fields(hint) if field == part]
+    return hints
+
+
+def _fields(hint: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of a section with their types, of every kind."""
+    registry = registry_of(hint)
+    if registry is not None:
+        yield "kind", str
+    for cls in [section_class(hint, {})] if registry is None else registry.options.values():
+        yield from hints_of(cls).items()
+
+
+def _value(hints: list[Any], name: str, text: str) -> Any:
+    """A dotted option's text as its field reads it: a text stays as it is, everything else is YAML."""
+    if all(map(text_like, hints)):
+        return None if text == "null" and any(type(None) in typing.get_args(hint) for hint in hints) else text
+    if (value := _exponential(text)) is not None:
+        return int(value) if value == int(value) else float(value)
     import yaml
 
-    if not text.startswith("["):
-        return [text]
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return [text]
-    return [str(value) for value in values] if isinstance(values, list) else [text]
-
-
-whole.__name__, texts.__name__ = "whole number", "list of texts"
-
-
-def _typed(hint: Any, value: Any, context: Any, where: str) -> Any:
-    """A dotted option's text as its field reads it: texts stay texts, everything else is YAML."""
-    if isinstance(value, dict):
-        kind = value.get("kind") if isinstance(value.get("kind"), str) else None
-        seen = context if isinstance(context, Mapping) else {"kind": context} if isinstance(context, str) else {}
-        cls = section_class(hint, {"kind": kind} if kind else seen)
-        fields = {} if cls is None else hints_of(cls)
-        same = not kind or seen.get("kind") == kind
-        return {
-            name: text if name == "kind" else _typed(fields.get(name), text, seen.get(name) if same else None, where)
-            for name, text in value.items()
-        }
-    if text_like(hint):
-        return None if value == "null" and type(None) in typing.get_args(hint) else value
-    import yaml
-
-    if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}", value):
-        return int(Decimal(value)) if Decimal(value) == int(Decimal(value)) else float(value)
-    try:
-        return yaml.safe_load(value)
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: {value!r} is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"--{name}: {text!r} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def text_like(hint: Any) -> bool:
@@ -186,63 +276,86 @@ def text_like(hint: Any) -> bool:
     parts = typing.get_args(hint)
     if typing.get_origin(hint) is typing.Literal:
         return all(isinstance(part, str) for part in parts)
-    return hint is str or (
-        bool(parts) and any(text_like(part) for part in parts) and typing.get_origin(hint) not in (list, tuple, dict)
-    )
+    if typing.get_origin(hint) in (list, tuple, dict) or registry_of(hint) is not None:
+        return False
+    return hint is str or any(map(text_like, parts))
+
+
+def _names(hint: Any, prefix: str) -> Iterator[str]:
+    """The dotted names of all options below a section, of every kind."""
+    for name, inner in _fields(hint):
+        if _is_section(inner):
+            yield from _names(inner, f"{prefix}.{name}")
+        else:
+            yield f"{prefix}.{name}"
+
+
+def _is_section(hint: Any) -> bool:
+    return registry_of(hint) is not None or section_class(hint, {}) is not None
 
 
 # ---------------------------------------------------------------------- help
 
 
-def _names(hint: Any, prefix: str) -> Iterator[str]:
-    """The dotted names of all options below a section, of every kind."""
-    registry = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Registry)), None)
-    if registry is not None:
-        yield f"{prefix}.kind"
-    for cls in [section_class(hint, {})] if registry is None else registry.options.values():
-        for name, inner in ({} if cls is None else hints_of(cls)).items():
-            if _is_section(inner):
-                yield from _names(inner, f"{prefix}.{name}")
-            elif not name.startswith("byte_"):
-                yield f"{prefix}.{name}"
-
-
-def _is_section(hint: Any) -> bool:
-    return (
-        any(isinstance(m, Registry) for m in getattr(hint, "__metadata__", ())) or section_class(hint, {}) is not None
-    )
-
-
 def _described(hint: Any, prefix: str) -> Iterator[str]:
-    """Lines of help: a section's title, then its options with their defaults."""
-    registry = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Registry)), None)
-    kinds = {"": section_class(hint, {})} if registry is None else registry.options
-    if registry is not None:
-        yield f"\n{prefix}.kind: {', '.join(registry)}"
-    for kind, cls in kinds.items():
-        if cls is None:
+    """Lines of help: a section's title, its options with their defaults, then the sections inside it."""
+    registry = registry_of(hint)
+    if registry is None:
+        cls = section_class(hint, {})
+        yield from _listed(f"{prefix}: {_first_line(cls)}", cls, prefix, ())
+        return
+    yield from ("", *_filled(f"{prefix}.kind: {', '.join(registry)} (default: {registry.default})", ""))
+    shared = registry.shared
+    if shared:
+        of_all = next(iter(registry.options.values()))
+        others = {field.name for field in dataclasses.fields(of_all)} - shared
+        yield from _listed(None, of_all, prefix, others)
+    for kind, cls in registry.options.items():
+        if len(dataclasses.fields(cls)) > len(shared):
+            yield from _listed(f"{prefix}, kind {kind}: {_first_line(cls)}", cls, prefix, shared)
+
+
+def _listed(title: str | None, cls: Any, prefix: str, left_out: Collection[str]) -> Iterator[str]:
+    if title is not None:
+        yield from ("", *_filled(title, ""))
+    texts, inner = documented(cls), []
+    for field in dataclasses.fields(cls):
+        hint = hints_of(cls)[field.name]
+        if field.name in left_out:
             continue
-        about = (cls.__doc__ or "").strip().splitlines()[0]
-        yield f"\n{prefix}{f' (kind: {kind})' if kind else ''}: {about}"
-        told, inner = documented(cls), []
-        for field in dataclasses.fields(cls):
-            own = hints_of(cls)[field.name]
-            if _is_section(own):
-                inner.append((own, f"{prefix}.{field.name}"))
-            else:
-                default = "" if field.default is dataclasses.MISSING else f" (default: {_shown(field.default)})"
-                yield f"  --{prefix}.{field.name:24} {told.get(field.name, '')}{default}"
-        for own, name in inner:
-            if not kind or name.count(".") < 2:
-                yield from _described(own, name)
+        if _is_section(hint):
+            inner.append((hint, f"{prefix}.{field.name}"))
+        else:
+            yield from _entry(f"--{prefix}.{field.name}", f"{texts.get(field.name, '')}{_default(field)}".strip())
+    for hint, name in inner:
+        yield from _described(hint, name)
 
 
-def _shown(value: Any) -> str:
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value))
-        if not isinstance(value, int | float) or isinstance(value, bool)
-        else str(value)
-    )
+def _entry(option: str, text: str) -> Iterator[str]:
+    lines = textwrap.wrap(text, _width() - _COLUMN, break_on_hyphens=False) or [""]
+    head = f"  {option}"
+    if len(head) > _COLUMN - 2:
+        yield head
+        head = ""
+    for line in lines:
+        yield f"{head:{_COLUMN}}{line}".rstrip()
+        head = ""
+
+
+def _filled(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _width(), initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
+
+
+def _first_line(cls: Any) -> str:
+    return " ".join((cls.__doc__ or "").strip().partition("\n\n")[0].split()).rstrip(".:")
+
+
+def _default(field: dataclasses.Field) -> str:
+    made = field.default_factory is not dataclasses.MISSING
+    default = field.default_factory() if made else field.default  # type: ignore[misc]
+    if default is None or default is dataclasses.MISSING:
+        return ""
+    return f" (default: {str(default).lower() if isinstance(default, bool) else default})"
 
 
 def documented(cls: type) -> dict[str, str]:
@@ -265,27 +378,68 @@ def documented(cls: type) -> dict[str, str]:
 # ---------------------------------------------------------------------- shared options
 
 
+def add_import_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="Python file to run first, which registers mixers, depths or corpora of your own; may be repeated",
+    )
+
+
+#: what may be changed of a trained model: how its depth is computed, and what it remembers
+_INFERENCE = {
+    "depth.n_steps": (whole, "steps of a flow, if other than trained"),
+    "depth.method": (str, "a flow's solver, if other than trained"),
+    "depth.tolerance": (number, "relative error at which a token halts in a flow"),
+    "mixer.cache": (str, "of tau: exact, or binned, whose memory is constant"),
+    "mixer.bins": (whole, "of tau: how many bins a binned cache has"),
+}
+
+
 def add_inference_options(parser: Parser) -> None:
-    """What may be changed of a trained model: how its depth is computed, and what it remembers."""
-    from glissando.backbone import BackboneConfig
-
-    hints = hints_of(BackboneConfig)
-    for name in ("depth", "mixer"):
-        parser.add_section(name, hints[name])
+    """What may be changed of a trained model, and the files that it needs."""
+    for name, (kind, text) in _INFERENCE.items():
+        parser.add_argument(f"--{name}", type=kind, help=text)
+    add_import_option(parser)
 
 
-def quoted(texts: list[str]) -> str:
-    """Texts as a YAML list on one line that reads back as they were.
+def inference_overrides(options: Options) -> dict[str, Any]:
+    """Those of `add_inference_options` that were given."""
+    return {name: getattr(options, name) for name in _INFERENCE if getattr(options, name) is not None}
 
-    Raises ConfigError for bytes that were no UTF-8.
-    """
-    import yaml
 
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{texts!r} is not UTF-8 text; write it in UTF-8, under a locale of UTF-8") from error
-    return yaml.safe_dump(texts, default_style='"', default_flow_style=True, allow_unicode=False, width=2**62).strip()
+def add_checkpoint_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        help="best (by validation), last, or a step, of the run's checkpoints; by default the run's own weights",
+    )
+
+
+def take_checkpoint(options: Options) -> Options:
+    """`options` with the run's checkpoint in the place of the run, where one is asked for."""
+    from glissando.runs import choose_checkpoint
+
+    if options.checkpoint is not None:
+        options.run = str(choose_checkpoint(options.run, options.checkpoint))
+    return options
+
+
+# ---------------------------------------------------------------------- shared checks
+
+
+def require_out(options: Options, example: str) -> None:
+    """Raise ConfigError where --out is missing."""
+    if options.out is None:
+        raise ConfigError(f"--out is missing: {example}")
+
+
+def require_empty(out: Path) -> None:
+    """Raise ConfigError where there is something at --out."""
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise ConfigError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
 
 
 def require_writable(option: str, folder: Path) -> None:
@@ -307,18 +461,16 @@ def require_own_held_out(given: Collection[str], asked: Mapping[str, Any], run: 
     """Raise ConfigError where another text than a run's is asked for, and the run's held-out text would stay with it.
 
     given       names of options
-    asked, run  options of data, flat: as they would be, and the run's own
+    asked, run  sections `data`: as it would be, and the run's own
     """
-    for corpus in ("text", "jsonl"):
-        path, held_out = f"data.{corpus}.path", f"data.{corpus}.valid_path"
-        if None in (run.get(path), run.get(held_out), asked.get(path)):
-            continue
-        moved = Path(asked[path]).expanduser().resolve() != Path(run[path]).expanduser().resolve()
-        if moved and held_out not in given:
-            raise ConfigError(
-                f"--{path} {asked[path]} alone would leave the run's {run[held_out]} as held-out text; give "
-                f"--{held_out} too (null: a part of {asked[path]})"
-            )
+    path, before, held_out = asked.get("path"), run.get("path"), run.get("valid_path")
+    if asked["kind"] != run.get("kind") or None in (path, before, held_out) or "data.valid_path" in given:
+        return
+    if Path(str(path)).expanduser().resolve() != Path(str(before)).expanduser().resolve():
+        raise ConfigError(
+            f"--data.path {path} alone would leave the run's {held_out} as held-out text; give --data.valid_path too "
+            f"(null: a part of {path})"
+        )
 
 
 def named_values(text: str) -> dict[str, float]:
@@ -340,17 +492,6 @@ def named_values(text: str) -> dict[str, float]:
     return values
 
 
-def add_checkpoint_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--checkpoint",
-        help="best (by validation), last, or a step, of the run's checkpoints; by default the run's own weights",
-    )
-
-
-def take_checkpoint(options: Options) -> Options:
-    """`options` with the run's checkpoint in the place of the run, where one is asked for."""
-    from glissando.runs import choose_checkpoint
-
-    if options.checkpoint is not None:
-        options.run = str(choose_checkpoint(options.run, options.checkpoint))
-    return options
+def words(text: str | None) -> list[str]:
+    """The words of "a, b" and of none."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.cli.options import add_inference_options, inference_overrides, parse, parser_for
+from glissando.cli.options import Options, add_inference_options, inference_overrides, number, parse, parser_for, whole
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError
 
 EXAMPLE = "glissando serve runs/first --port 8000"
@@ -20,41 +20,43 @@ def main(arguments: Sequence[str]) -> None:
     parser = parser_for("serve", "Serve a run over HTTP, as OpenAI's interface does, and a page at /.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; the default is this machine alone")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument("--port", type=whole, default=8000, help="0 takes a free one")
     parser.add_argument("--name", help="the model's name; by default the run's")
     parser.add_argument("--api_key", help=f"asked of clients; also read from {KEY}")
-    parser.add_argument("--chat_template", help="Jinja file: messages to a prompt")
-    parser.add_argument("--max_sessions", type=int, default=64, help="texts written at a time; others wait")
-    parser.add_argument("--max_waiting", type=int, default=256, help="texts that may wait; beyond, 429")
-    parser.add_argument("--max_prompt", type=int, default=16384, help="tokens of a prompt")
-    parser.add_argument("--max_tokens", type=int, default=4096, help="tokens that a text may ask for")
-    parser.add_argument("--max_body", type=int, default=2**20, help="bytes of a request")
-    parser.add_argument("--patience", type=float, default=30.0, help="seconds to send a request and to take an answer")
-    parser.add_argument("--prefix_mib", type=int, default=256, help="kept for prompts' states, to go on from; 0: none")
-    parser.add_argument("--threads", type=int | None, default=None, help="of PyTorch; by default one a core")
+    parser.add_argument("--chat_template", metavar="FILE", help="Jinja file: messages to a prompt")
+    parser.add_argument("--max_sessions", type=whole, default=64, help="texts written at a time; others wait")
+    parser.add_argument("--max_waiting", type=whole, default=256, help="texts that may wait; beyond, 429")
+    parser.add_argument("--max_prompt", type=whole, default=16384, help="tokens of a prompt")
+    parser.add_argument("--max_tokens", type=whole, default=4096, help="tokens that a text may ask for")
+    parser.add_argument("--max_body", type=whole, default=2**20, help="bytes of a request")
+    parser.add_argument("--patience", type=number, default=30.0, help="seconds to send a request and to take an answer")
+    parser.add_argument(
+        "--prefix_mib", type=whole, default=256, help="kept for prompts' states, to go on from; 0: none"
+    )
+    parser.add_argument("--threads", type=whole, help="of PyTorch; by default one a core")
     add_inference_options(parser)
     options = parse(parser, arguments)
     _check(options)
     serve(options)
 
 
-def _check(o: Any) -> None:
+def _check(o: Options) -> None:
     lowest = {"port": 0, "prefix_mib": 0, "max_waiting": 0}
     counts = ("max_sessions", "max_prompt", "max_tokens", "max_body", "threads")
     for name in (*lowest, *counts):
         least = lowest.get(name, 1)
-        if o[name] is not None and o[name] < least:
-            raise ConfigError(f"--{name} must be at least {least}, got {o[name]}")
-    if o["port"] > 65535:
+        if getattr(o, name) is not None and getattr(o, name) < least:
+            raise ConfigError(f"--{name} must be at least {least}, got {getattr(o, name)}")
+    if o.port > 65535:
         raise ConfigError(f"--port must be at most 65535, got {o['port']}")
-    for given, key in (("--api_key", o["api_key"]), (KEY, os.environ.get(KEY))):
+    for given, key in (("--api_key", o.api_key), (KEY, os.environ.get(KEY))):
         if key == "":
             raise ConfigError(f"{given} is empty, and anyone could come in; give a key, or leave {given} out")
-    if not 0 < o["patience"] < float("inf"):
+    if not 0 < o.patience < float("inf"):
         raise ConfigError(f"--patience must be a positive number of seconds, got {o['patience']}")
 
 
-def serve(o: Any) -> None:
+def serve(o: Options) -> None:
     """Open the run and listen. Raises MissingExtraError without the packages, RunError for what is no run."""
     try:
         import uvicorn
@@ -68,25 +70,25 @@ def serve(o: Any) -> None:
 
     from glissando.loading import load
 
-    if o["threads"] is not None:
-        torch.set_num_threads(o["threads"])
-    model = load(o["run"], inference_overrides(o))
-    key = o["api_key"] or os.environ.get(KEY)
+    if o.threads is not None:
+        torch.set_num_threads(o.threads)
+    model = load(o.run, inference_overrides(o))
+    key = o.api_key or os.environ.get(KEY)
     limits = Limits(
-        max_prompt=o["max_prompt"], max_tokens=o["max_tokens"], max_copies=o["max_sessions"], max_body=o["max_body"],
-        patience=o["patience"],
+        max_prompt=o.max_prompt, max_tokens=o.max_tokens, max_copies=o.max_sessions, max_body=o.max_body,
+        patience=o.patience,
     )  # fmt: skip
-    name = o["name"] or Path(o["run"]).resolve().name
-    local = o["host"] in _LOOPBACK
+    name = o.name or Path(o.run).resolve().name
+    local = o.host in _LOOPBACK
     server = Server(
-        model, name, limits=limits, api_key=key, template=ChatTemplate(o["chat_template"]),
+        model, name, limits=limits, api_key=key, template=ChatTemplate(o.chat_template),
         hosts=_LOOPBACK if local else None,
-        max_sessions=o["max_sessions"], max_waiting=o["max_waiting"], prefix_bytes=o["prefix_mib"] * 2**20,
+        max_sessions=o.max_sessions, max_waiting=o.max_waiting, prefix_bytes=o.prefix_mib * 2**20,
     )  # fmt: skip
     if not local and key is None:
         print(f"anyone who reaches {o['host']} can use this server: set --api_key or {KEY} to ask for a key")
     config = uvicorn.Config(
-        server.app, host=o["host"], port=o["port"], http=patient_protocol(limits.patience), ws="none",
+        server.app, host=o.host, port=o.port, http=patient_protocol(limits.patience), ws="none",
         limit_concurrency=limits.connections, timeout_keep_alive=int(max(1, limits.patience)), access_log=False,
         log_level="warning", server_header=False, timeout_graceful_shutdown=5,
     )  # fmt: skip
@@ -94,10 +96,10 @@ def serve(o: Any) -> None:
 
 
 def _run(config: Any, name: str, give_up: Callable[[], None]) -> None:
-    """`give_up` tells who is being answered that the server stops, so that stopping waits for no text to end."""
+    """`give_up` ends the answers in progress, so that stopping waits for no text to end."""
     import uvicorn
 
-    class Telling(uvicorn.Server):
+    class Announcing(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
@@ -109,10 +111,10 @@ def _run(config: Any, name: str, give_up: Callable[[], None]) -> None:
             give_up()
             await super().shutdown(sockets)
 
-    server = Telling(config)
+    server = Announcing(config)
     try:
         server.run()
-    except SystemExit as error:  # uvicorn's own way to say that it could not listen
+    except SystemExit as error:  # as uvicorn ends where it cannot listen
         raise _not_listening(config) from error
     if not server.started:
         raise _not_listening(config)

@@ -10,33 +10,50 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.options import add_inference_options, inference_overrides, parse, parser_for, require_writable
+from glissando.cli.options import (
+    Options,
+    Parser,
+    add_inference_options,
+    boolean,
+    inference_overrides,
+    number,
+    numbers,
+    parse,
+    parser_for,
+    require_empty,
+    require_out,
+    require_writable,
+    texts,
+    whole,
+    whole_or_text,
+)
 from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from glissando.evaluation.steering import Cost, Sweep, Trial
     from glissando.evaluation.steering_baselines import Comparison
     from glissando.evaluation.steering_pair import PairGrid
+    from glissando.evaluation.word_sets import WordSweep
     from glissando.model import LanguageModel
 
 EXAMPLE = "glissando steer runs/steered --out runs/steered-dial --prompts 64"
 NO_BASE = (
     "no baselines: they need the uncontrolled base that the run was steered from. Train one, then steer from it: "
-    "glissando train --from BASE --training.neutral_kl 1.0 --data.stories.labelled true --out RUN"
+    "glissando train --from BASE --training.neutral_kl 1.0 --data.labelled true --out RUN"
 )
 
 
 def main(arguments: Sequence[str]) -> None:
     """Sweep every dial, or those of --dials, and pairs of them; beside the baselines where the run holds its base.
 
+    With --words also, and for a corpus without an oracle only, by the probabilities of two sets of words.
+
     Writes DIR/steering.json, DIR/texts.jsonl and pictures: one a dial, one a pair, one a comparison.
     """
     options = parse(_parser(), arguments)
-    if options.out is None:
-        raise ConfigError("--out is missing: name the directory to make, such as --out runs/steered-dial")
+    require_out(options, "name the directory to make, such as --out runs/steered-dial")
     out = Path(options.out).expanduser()
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise ConfigError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
+    require_empty(out)
     report = Report()
     for _ in _measure(options, report):
         # After every part, so that one which fails or is ended loses no other.
@@ -45,32 +62,38 @@ def main(arguments: Sequence[str]) -> None:
         print(f"picture: {picture}", file=sys.stderr)
 
 
-def _parser() -> Any:
+def _parser() -> Parser:
     parser = parser_for("steer", "Turn a model's dials and judge what it writes.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument("--out", help="directory to make for the tables, the texts and the pictures")
-    parser.add_argument("--dials", type=list[str], default=[], help="which dials, a list; all by default")
+    parser.add_argument("--out", metavar="DIR", help="directory to make for the tables, the texts and the pictures")
+    parser.add_argument("--dials", metavar="NAMES", type=texts, default=[], help="which dials, a list; all by default")
+    parser.add_argument("--values", type=numbers, default=[], help="values of u; by default -1.5 to 1.5 in quarters")
     parser.add_argument(
-        "--values", type=list[float], default=[], help="values of u; by default -1.5 to 1.5 in quarters"
+        "--pair_values", type=numbers, default=[], help="values of two dials turned at once; by default -1, 0, 1"
     )
     parser.add_argument(
-        "--pair_values", type=list[float], default=[], help="values of two dials turned at once; by default -1, 0, 1"
-    )
-    parser.add_argument("--prompts", type=int, default=32, help="held-out beginnings, the same at every value")
-    parser.add_argument(
-        "--cost_rows", type=int, default=32, help="held-out rows to read at every value, for the cost; 0: all"
-    )
-    parser.add_argument("--max_tokens", type=int, default=700)
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--baselines", type=bool, default=True, help="prefixes and activation addition, where the run holds its base"
+        "--prompts",
+        type=whole_or_text,
+        default=32,
+        help="how many held-out beginnings, or a file of your own, one a line",
     )
     parser.add_argument(
-        "--strengths", type=list[float], default=[], help="of activation addition; by default 2, 4, ..., 64"
+        "--words", nargs="+", default=[], help="two files, one word or phrase a line: P(set | prompt) at every value"
     )
     parser.add_argument(
-        "--selection_prompts", type=int, default=12, help="other beginnings, to choose the baselines' options by"
+        "--cost_rows", type=whole, default=32, help="held-out rows to read at every value, for the cost; 0: all"
+    )
+    parser.add_argument("--max_tokens", type=whole, default=700, help="of each text")
+    parser.add_argument("--temperature", type=number, default=0.8, help="of drawing")
+    parser.add_argument("--seed", type=whole, default=0, help="of the prompts and of drawing")
+    parser.add_argument(
+        "--baselines", type=boolean, default=True, help="prefixes and activation addition, where the run holds its base"
+    )
+    parser.add_argument(
+        "--strengths", type=numbers, default=[], help="of activation addition; by default 2, 4, ..., 64"
+    )
+    parser.add_argument(
+        "--selection_prompts", type=whole, default=12, help="other beginnings, to choose the baselines' options by"
     )
     add_inference_options(parser)
     return parser
@@ -82,39 +105,60 @@ class Report:
 
     base: Cost | None = None
     sweeps: list[Sweep] = field(default_factory=list)
+    words: list[WordSweep] = field(default_factory=list)
     pairs: list[PairGrid] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     cost_rows: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        dials = [sweep.as_dict() for sweep in self.sweeps]
+        swept = [*self.sweeps, *self.words]
+        dials = [sweep.as_dict() for sweep in swept]
         return {
             "perplexity_at_0_against_base": dials[0]["perplexity_at_0_against_base"] if dials else None,
             "perplexity_base": None if self.base is None else self.base.perplexity,
-            "perplexity_uncontrolled": self.sweeps[0].uncontrolled.perplexity if dials else None,
+            "perplexity_uncontrolled": swept[0].uncontrolled.perplexity if swept else None,
             "cost_rows": self.cost_rows,
-            "dials": dials,
+            "dials": dials[: len(self.sweeps)],
+            "words": dials[len(self.sweeps) :],
             "pairs": [pair.as_dict() for pair in self.pairs],
             "comparisons": [comparison.as_dict() for comparison in self.comparisons],
         }
 
 
-def _measure(options: Any, report: Report) -> Any:
+def _measure(options: Options, report: Report) -> Any:
     """Fill `report` and print it part by part, yielding after each."""
     from glissando.evaluation.steering import Dials, sweep
     from glissando.evaluation.steering_baselines import compare
     from glissando.evaluation.steering_pair import pair_grids
+    from glissando.evaluation.word_sets import read_word_sets, word_rows, word_sweep
     from glissando.loading import load, load_base
 
     model = load(options.run, inference_overrides(options))
     names, values, pair_values, strengths = _checked(options, model)
+    sets = read_word_sets(options.words) if options.words else None
     trial = _trial(options, model)
+    judged = trial.corpus.has_oracle
+    if sets is not None:
+        word_rows(trial.corpus.tokenizer, trial.prompts, [word for each in sets for word in each.words])
+    elif not judged:
+        raise ConfigError(
+            f"{type(trial.corpus).__name__} has no oracle to judge texts by: give two files of words whose "
+            "probabilities a dial should move, --words good.txt bad.txt"
+        )
     base = load_base(options.run, inference_overrides(options))
-    selection = _selection(options, trial, names) if options.baselines and base is not None else None
+    selection = _selection(options, trial, names) if judged and options.baselines and base is not None else None
     dials = Dials(model, trial)
     report.base = None if base is None else trial.read(base)
     report.cost_rows = len(trial.held_out)
     yield  # a place that cannot be written to shows before minutes are spent
+    if sets is not None:
+        for name in names:
+            report.words.append(word_sweep(dials, name, sets, values, report.base))
+            print(table(report.words[-1].as_dict()), flush=True)
+            yield
+    if not judged:
+        print("no texts are written: the corpus has no oracle to judge them by")
+        return
     for name in names:
         report.sweeps.append(sweep(dials, name, values, report.base))
         print(table(report.sweeps[-1].as_dict()), flush=True)
@@ -133,13 +177,13 @@ def _measure(options: Any, report: Report) -> Any:
         yield
 
 
-def _checked(options: Any, model: LanguageModel) -> tuple[list[str], Any, Any, Any]:
+def _checked(options: Options, model: LanguageModel) -> tuple[list[str], Any, Any, Any]:
     """The dials, and the values of --values, --pair_values and --strengths: mistakes are told before anything runs."""
     from glissando.evaluation.steering import VALUES, check_values
     from glissando.evaluation.steering_baselines import STRENGTHS, check_strengths
     from glissando.evaluation.steering_pair import PAIR_VALUES, check_pair_values
 
-    names = model.config.depth.control
+    names = model.config.controls
     if not names:
         raise ConfigError(f"the model of {options.run} has no dials; train one whose depth.control names them")
     for name in options.dials:
@@ -147,28 +191,31 @@ def _checked(options: Any, model: LanguageModel) -> tuple[list[str], Any, Any, A
             raise unknown_name("dial", name, names)
     if len(set(options.dials)) < len(options.dials):
         raise ConfigError(f"--dials names a dial twice: {options.dials}")
-    values = check_values(options["values"] or VALUES)
+    values = check_values(options.values or VALUES)
     pair_values = check_pair_values(options.pair_values or PAIR_VALUES)
     return options.dials or names, values, pair_values, check_strengths(options.strengths or STRENGTHS)
 
 
-def _trial(options: Any, model: LanguageModel) -> Trial:
+def _trial(options: Options, model: LanguageModel) -> Trial:
     from glissando.config import from_dict
-    from glissando.data.corpora import DataConfig, build_corpus
+    from glissando.data.corpora import CORPORA, build_corpus
     from glissando.evaluation.steering import trial
+    from glissando.evaluation.word_sets import read_lines
     from glissando.runs import Run
 
-    data = from_dict(DataConfig, Run.open(options.run).read_config().get("data", {}), "data")
+    data = from_dict(CORPORA.section(), Run.open(options.run).read_config().get("data", {}), "data")
     chosen = {k: getattr(options, k) for k in ("prompts", "cost_rows", "max_tokens", "temperature", "seed")}
+    if isinstance(options.prompts, str):
+        chosen["prompts"] = read_lines(options.prompts, "--prompts")
     return trial(build_corpus(data, model.tokenizer), **chosen)
 
 
-def _selection(options: Any, trial: Trial, names: Sequence[str]) -> Trial:
+def _selection(options: Options, trial: Trial, names: Sequence[str]) -> Trial:
     from glissando.evaluation.rows import labelled_texts
     from glissando.evaluation.steering_baselines import selection_trial
 
     for name in names:
-        labelled_texts(trial.corpus, name, 1)  # a missing label is told now, not after the sweeps
+        labelled_texts(trial.corpus, name, 1)  # a missing label shows now, not after the sweeps
     return selection_trial(trial, options.selection_prompts)
 
 
@@ -183,7 +230,7 @@ def table(figures: dict[str, Any]) -> str:
     against_base = f["perplexity_against_base"] or [math.nan] * len(f["u"])
     at_0 = f["perplexity_at_0_against_base"]
     lines = [
-        f"dial {f['dial']}, {f['prompts']} held-out prompts",
+        f"dial {f['dial']}, {f['prompts']} prompts" + (f", label {f['measure']}" if "sets" in f else ""),
         f"  success at +1      {share('success_at_+1')}",
         f"  success at -1      {share('success_at_-1')}",
         f"  Spearman           {f['spearman']:.3f}",
@@ -198,6 +245,13 @@ def table(figures: dict[str, Any]) -> str:
     for u, mean, evidence, bits, ratio, base in zip(*(f[column] for column in columns), against_base, strict=True):
         last = "-" if math.isnan(base) else f"{base:.4f}"
         lines.append(f"  {u:6.2f}   {mean:10.3f}   {evidence:8.1%}   {bits:13.4f}   {ratio:10.4f}   {last:>8}")
+    if "sets" in f:
+        titles = [f"{kind}P({each['name']})" for kind in ("", "normalised ") for each in f["sets"]]
+        by_set = [each[kind] for kind in ("probability", "normalised") for each in f["sets"]]
+        lines.append("       u   " + "   ".join(f"{title:>10}" for title in titles))
+        for u, *row in zip(f["u"], *by_set, strict=True):
+            cells = (f"{value:{max(len(title), 10)}.4g}" for title, value in zip(titles, row, strict=True))
+            lines.append(f"  {u:6.2f}   " + "   ".join(cells))
     return "\n".join(lines)
 
 
@@ -276,6 +330,7 @@ def _draw(out: Path, report: Report) -> list[Path]:
 
     return [
         *(plot_dial(result, out / f"{result.name}.png") for result in report.sweeps),
+        *(plot_dial(result, out / f"{result.name}-words.png") for result in report.words),
         *(plot_pair(pair, out / f"{'-'.join(pair.names)}.png") for pair in report.pairs),
         *(plot_comparison(result, out / f"{result.name}-baselines.png") for result in report.comparisons),
     ]

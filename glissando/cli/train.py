@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.cli.options import explain, parse, parser_for, plain, require_own_held_out
-from glissando.config import check_keys, flat, from_dict, merge, read_options, require_chosen, to_dict
-from glissando.data.corpora import CORPORA
+from glissando.cli.options import (
+    Options,
+    Parser,
+    add_import_option,
+    parse,
+    parser_for,
+    require_out,
+    require_own_held_out,
+)
+from glissando.config import flat, from_dict, hints_of, merge, read_options, to_dict, unregistered
 from glissando.errors import ConfigError
-from glissando.mixers import MIXERS
+from glissando.imports import imported
 from glissando.presets import load_preset
-from glissando.training.config import BUDGETS, MACHINE, RunConfig, require_effect
+from glissando.training.config import BUDGETS, MACHINE, RunConfig
 
 EXAMPLE = (
-    "glissando train --preset transformer-nano --data.corpus text --data.text.path book.txt "
+    "glissando train --preset transformer-nano --data.kind text --data.path book.txt "
     "--training.tokens 2000000 --out runs/book"
 )
+_USAGE = (
+    "glissando train --preset NAME --out DIR [options]\n       glissando train --from RUN --out DIR [options]\n"
+    "       glissando train --resume DIR"
+)
+#: options of a corpus's files, which may have moved before a run is resumed
+_TEXTS = ("data.path", "data.valid_path")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train, or with --resume go on."""
-    path = _named(arguments, "--config")
-    file = {} if path is None else read_options(path, f"--config {path}")
-    parser = _parser(_named(arguments, "--preset"), _named(arguments, "--from"), file)
-    # jsonargparse gives --print_config a meaning of its own, so it is taken out before parsing.
-    print_only = "--print_config" in arguments
-    options = parse(parser, [a for a in arguments if a != "--print_config"])
-    if options.resume:
-        _resume(arguments, options)
+    options = parse(_parser(), arguments)
+    if options.resume is not None:
+        _resume(options)
         return
-    chosen = {k: plain(options[k]) for k in ("preset", "model", "data", "training")}
-    chosen["start_from"] = getattr(options, "from") or file.get("start_from")
-    config = from_dict(RunConfig, {**chosen, "stages": file.get("stages") or []})
-    if config.start_from is not None:
-        names = [a.removeprefix("--").partition("=")[0] for a in arguments if a.startswith("--")]
-        require_own_held_out([*names, *flat(file)], flat(config.as_dict()), flat(_of_run(config.start_from)))
-    _require_used(arguments, file, config)
-    if print_only:
+    config = _config(options)
+    if options.print_config:
         import yaml
 
         print(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
         return
-    if options.out is None:
-        raise ConfigError("--out is missing: name the run directory to make, such as --out runs/first")
+    require_out(options, "name the run directory to make, such as --out runs/first")
     from glissando.allocator import keep_freed_memory
     from glissando.training.fit import train
     from glissando.training.stages import train_stages
@@ -56,90 +57,49 @@ def main(arguments: Sequence[str]) -> None:
         train(config, options.out)
 
 
-def _require_used(arguments: Sequence[str], file: Mapping[str, Any], config: RunConfig) -> None:
-    """Raise ConfigError for an option, on the command line or in the file, of a mixer or a corpus that the run does not
-    have, and for one on the command line that does nothing beside the others. A file may have more than is used where
-    the command line chooses otherwise than it does."""
-    if config.stages:
-        return  # each names its own
-    typed = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-    for given in typed:
-        require_effect(config, given.removeprefix("--").removesuffix("+"), told=given)
-    mixers = config.as_dict()["model"]["mixers"]
-    for given in _sections(file, typed):
-        require_chosen(given, "model.mixers", MIXERS, mixers, "model.mixer", config.model.mixer)
-        require_chosen(given, "data", CORPORA, [config.data.corpus], "data.corpus", config.data.corpus)
-
-
-def _sections(file: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
-    """The options in a file's sections of mixers and corpora, but where the command line chooses itself."""
-    found = []
-    for prefix, chosen in (("model.mixers", "--model.mixer"), ("data", "--data.corpus")):
-        values: Any = file
-        for name in prefix.split("."):
-            values = values.get(name) or {}
-        if chosen not in typed:
-            found += [name for name in flat(values, f"{prefix}.") if name.count(".") > prefix.count(".") + 1]
-    return found
-
-
-def _resume(arguments: Sequence[str], options: Any) -> None:
-    from glissando.training.files import text_options
-
-    path, machine = options.resume, [f"--training.{name}" for name in MACHINE]
-    texts = [f"--{name}" for name in text_options()]
-    given = [name for name in (a.partition("=")[0] for a in arguments) if name.startswith("--") and name != "--resume"]
-    others = [name for name in given if name not in (*machine, *texts)]
-    if others:
-        raise ConfigError(
-            f"--resume goes on exactly as {path}/config.yaml says and takes no other options than "
-            f"{', '.join(machine)}, and where its texts lie now, such as --data.text.path; got {' '.join(others)}"
-        )
-    from glissando.allocator import keep_freed_memory
-    from glissando.training.fit import resume
-    from glissando.training.stages import STAGES, resume_stages
-
-    keep_freed_memory()
-    chosen = {name.rpartition(".")[2]: options[name[2:]] for name in given if name in machine}
-    moved = {name[2:]: options[name[2:]] for name in given if name in texts}
-    if (Path(path).expanduser() / STAGES).is_file():
-        resume_stages(path, chosen, moved)
-    else:
-        resume(path, chosen, texts=moved)
-
-
-def _parser(preset: str | None, start: str | None, values: Mapping[str, Any]) -> Any:
-    """All options of RunConfig, by default those of the run started from, then the preset's, then the file's."""
-    usage = (
-        "glissando train --preset NAME --out DIR [options]\n       glissando train --from RUN --out DIR [options]\n"
-        "       glissando train --resume DIR"
-    )
-    parser = parser_for("train", "Train a model into a run directory.", EXAMPLE, usage)
-    parser.add_argument("--config", help="YAML file of options; the command line comes after it")
-    parser.add_argument("--out", help="run directory to make")
-    parser.add_argument("--from", help="run whose weights, tokenizer and options to start with")
+def _parser() -> Parser:
+    parser = parser_for("train", "Train a model into a run directory.", EXAMPLE, _USAGE)
+    parser.add_argument("--preset", help="a system with its habits of training; see glissando presets")
+    parser.add_argument("--out", metavar="DIR", help="run directory to make")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line comes after it")
     parser.add_argument(
-        "--resume", help="run directory to go on with; beside it only options of the machine, and of moved texts"
+        "--from", dest="start_from", metavar="RUN", help="run whose weights, tokenizer and options to start with"
     )
     parser.add_argument(
-        "--print_config", dest="print_only", action="store_true", help="print the resolved options and stop"
+        "--resume", metavar="RUN", help="run to go on with; beside it only options of the machine, and of moved texts"
     )
-    parser.add_class_arguments(RunConfig, None, skip={"start_from", "stages", "grown"})  # no place on a command line
-    explain(parser, RunConfig)
-    check_keys(RunConfig, values)
-    preset, start = preset or values.get("preset"), start or values.get("start_from")
+    parser.add_argument("--print_config", action="store_true", help="print the resolved options and stop")
+    add_import_option(parser)
+    add_sections(parser)
+    return parser
+
+
+def add_sections(parser: Parser) -> None:
+    """The options of a run's sections."""
+    for name in ("model", "data", "training"):
+        parser.add_section(name, hints_of(RunConfig)[name])
+
+
+def _config(options: Options) -> RunConfig:
+    """The run started from, then the preset, then the file of --config, then the command line."""
+    file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
+    preset, start = (getattr(options, name) or file.get(name) for name in ("preset", "start_from"))
     for name, value in (("preset", preset), ("start_from", start)):
         if value is not None and not isinstance(value, str):
             raise ConfigError(f"{name} must be a text, got {value!r}: name a {'preset' if name == 'preset' else 'run'}")
-    before = _of_run(start) if start else {}
-    chosen = load_preset(preset) if preset else {}
-    chosen = {key: value for key, value in chosen.items() if key != "about"}
-    values = {key: value for key, value in values.items() if key not in ("start_from", "stages", "grown")}
-    preset = preset or before.get("preset")
-    resolved = to_dict(from_dict(RunConfig, merge(before, chosen, values, {"preset": preset})))
-    del resolved["start_from"], resolved["stages"], resolved["grown"]
-    parser.set_defaults(flat(resolved))
-    return parser
+    if file.get("imports") and (missing := unregistered(file)):
+        raise ConfigError(
+            f"--config {options.config} needs {', '.join(missing)}, which nothing has registered yet; if you trust "
+            f"them, add --import {' --import '.join(file['imports'])}"
+        )
+    before = {} if start is None else _of_run(start)
+    chosen = {} if preset is None else {key: value for key, value in load_preset(preset).items() if key != "about"}
+    last = {"preset": preset or before.get("preset"), "start_from": start, "imports": imported()}
+    config = from_dict(RunConfig, merge(before, chosen, file, options.sections, last))
+    if start is not None:
+        given = [*options.given, *flat(file)]
+        require_own_held_out(given, to_dict(config.data), before.get("data", {}))
+    return config
 
 
 def _of_run(path: str) -> dict[str, Any]:
@@ -154,13 +114,22 @@ def _of_run(path: str) -> dict[str, Any]:
     return config
 
 
-def _named(arguments: Sequence[str], option: str) -> str | None:
-    """The value of an option that is needed before the parser can be built."""
-    for i, argument in enumerate(arguments):
-        name, sign, value = argument.partition("=")
-        if name == option:
-            if sign:
-                return value
-            if i + 1 < len(arguments):
-                return arguments[i + 1]
-    return None
+def _resume(options: Options) -> None:
+    path, machine = options.resume, [f"training.{name}" for name in MACHINE]
+    if others := [name for name in options.given if name not in ("resume", "import", *machine, *_TEXTS)]:
+        raise ConfigError(
+            f"--resume goes on exactly as {path}/config.yaml has it and takes no other options than --"
+            f"{', --'.join(machine)}, and where its texts lie now, --{' and --'.join(_TEXTS)}; "
+            f"got --{' --'.join(others)}"
+        )
+    from glissando.allocator import keep_freed_memory
+    from glissando.training.fit import resume
+    from glissando.training.stages import STAGES, resume_stages
+
+    keep_freed_memory()
+    chosen = options.sections.get("training", {})
+    moved = flat({"data": options.sections.get("data", {})})
+    if (Path(path).expanduser() / STAGES).is_file():
+        resume_stages(path, chosen, moved)
+    else:
+        resume(path, chosen, texts=moved)

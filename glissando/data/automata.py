@@ -41,7 +41,7 @@ class Automaton(NamedTuple):
 
 
 class AutomatonCorpus(TaskCorpus):
-    """Random letters, after each of which the state that an automaton is in must be said.
+    """Random letters, after each of which the state of an automaton is to be given.
 
         eos x_1 ... x_L        after x_i: s_i = step(x_i, s_{i-1})
 
@@ -88,9 +88,9 @@ class AutomatonCorpus(TaskCorpus):
     def _answers(self, read: np.ndarray) -> np.ndarray:
         return self._automaton.run(read)
 
-    def _text(self, read: str, said: str) -> str:
+    def _text(self, read: str, answers: str) -> str:
         """The letters, and under each of them the state."""
-        return f"{read}\n{said}\n"
+        return f"{read}\n{answers}\n"
 
     def _prompt(self, read: str) -> str:
         """The whole row: what comes next is its last state."""
@@ -112,7 +112,7 @@ class AutomatonCorpus(TaskCorpus):
 
 
 class ParityCorpus(AutomatonCorpus):
-    """Random bits, after each of which the parity so far must be said: e for an even number of ones, o for an odd.
+    """Random bits, after each of which the parity so far is to be given: e for an even number of ones, o for an odd.
 
     The defaults are lengths of Delétang et al., "Neural networks and the Chomsky hierarchy", 2023 (arXiv 2207.02098),
     who train on 1 to 40 and validate on up to 500.
@@ -157,7 +157,7 @@ def arrangements(items: int) -> Automaton:
 
 
 class TrackingCorpus(AutomatonCorpus):
-    """Random moves of `items` things in a row, after each of which their arrangement must be said, a character each.
+    """Random moves of `items` things in a row, after each of which their arrangement is to be given, a character each.
 
     `items` 2 is a parity, 3 and 4 give solvable groups, and 5 the word problem of S_5, which is complete for NC^1.
 
@@ -187,7 +187,7 @@ class TrackingCorpus(AutomatonCorpus):
         super().__init__(tokenizer, sizes, arrangements(items), min_len, max_len, valid_len)
 
     def describe(self) -> dict[str, object]:
-        """With what each character says: A 123 is the start."""
+        """With the meaning of each character: A 123 is the start."""
         named = zip(self._automaton.states, permutations("12345"[: self._items]), strict=True)
         return super().describe() | {
             "moves": {"k": "keep", "s": "swap the first two", "r": "first to the end"},

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     """One step's rows. B rows, T tokens, C control dimensions."""
 
     ids: Tensor  # (B, T) int64, what the model reads
-    targets: Tensor  # (B, T) int64, what it must say next; IGNORED where nothing is scored
+    targets: Tensor  # (B, T) int64, the next token; IGNORED where nothing is scored
     n_bytes: int  # how many bytes of text the scored targets stand for
     mask: Tensor | None = None  # (B, T) bool, True at real tokens; None when there is no padding
     control: Tensor | None = None  # (B, C) labels
@@ -67,6 +67,11 @@ class Corpus(ABC):
         return None
 
     @property
+    def has_oracle(self) -> bool:
+        """Whether it can judge a text."""
+        return type(self).judge is not Corpus.judge
+
+    @property
     def problems(self) -> str | None:
         """What of the source could not be used so far, in one line for a person; None if nothing."""
         return None
@@ -80,13 +85,13 @@ class Corpus(ABC):
         """`n` held-out beginnings for samples; deterministic in `seed`."""
 
     def judge(self, text: str) -> dict[str, float | None]:
-        """What a text says of each label, in [-1, 1]; None where it gives no evidence.
+        """A text's labels as the corpus's oracle reads them, in [-1, 1]; None where it gives no evidence.
 
         Raises ConfigError for a corpus without an oracle.
         """
         raise ConfigError(
             f"{type(self).__name__} cannot judge a text: it has no oracle for its labels. The built-in stories have "
-            "one: --data.corpus stories"
+            "one: --data.kind stories"
         )
 
     def texts(self, split: Split = "train") -> Iterator[str]:
@@ -96,7 +101,7 @@ class Corpus(ABC):
                 yield self.tokenizer.decode(row[real].tolist())
 
     def describe(self) -> dict[str, object]:
-        """What a person wants to know of it, for `glissando corpora` and the run's record."""
+        """A description for a person, for `glissando corpora` and the run's record."""
         return {"entropy_floor": self.entropy_floor, "control_names": list(self.control_names)}
 
 

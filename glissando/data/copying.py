@@ -17,9 +17,9 @@ _BLANK, _ASK = ".", ":"
 
 
 class _Copying(TaskCorpus):
-    """Rows of one length, scored at their end; what is said there is not read, as in the published tasks.
+    """Rows of one length, scored at their end; the answers there are not inputs, as in the published tasks.
 
-    What is read where a symbol is due says nothing of it, so that a model cannot lean on its earlier answers.
+    What is read where a symbol is due carries no information, so that a model cannot lean on its earlier answers.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, sizes: Sizes, symbols: str, marks: str, longest: int) -> None:
@@ -31,9 +31,9 @@ class _Copying(TaskCorpus):
         numbers = random_below(len(self._symbols), seed, _SYMBOLS, *draw, rows[:, None], np.arange(shape[1]))  # type: ignore[arg-type]
         return codes(self._symbols)[numbers]
 
-    def _text(self, read: str, said: str) -> str:
-        """What is read, and under it what is to be said."""
-        return f"{read}\n{said}\n"
+    def _text(self, read: str, answers: str) -> str:
+        """The inputs, and the answers below them."""
+        return f"{read}\n{answers}\n"
 
     def chance(self) -> dict[str, float]:
         """Of saying any symbol."""
@@ -41,12 +41,12 @@ class _Copying(TaskCorpus):
 
 
 class CopyCorpus(_Copying):
-    """`symbols` = S symbols of eight, a blank, and a question after which they must be said in their order.
+    """`symbols` = S symbols of eight, a blank, and a question after which they are to be given in their order.
 
         eos s_1 ... s_S  . . . . :  . . .        after the colon and the S - 1 dots behind it: s_1 ... s_S
 
     `delay` - 1 dots lie between the last symbol and the colon: T in the source, which has S = 10 and T = 100, 200,
-    300 and 500. Unlike there only the S answers are scored, and not that nothing is said before.
+    300 and 500. Unlike there only the S answers are scored, and not the blanks before them.
 
     Source: Arjovsky, Shah and Bengio, "Unitary evolution recurrent neural networks", 2016 (arXiv 1511.06464), 4.1.
     """
@@ -78,9 +78,9 @@ class CopyCorpus(_Copying):
         return read
 
     def _answers(self, read: np.ndarray) -> np.ndarray:
-        said = np.zeros_like(read)
-        said[:, -self._count :] = read[:, : self._count]
-        return said
+        answers = np.zeros_like(read)
+        answers[:, -self._count :] = read[:, : self._count]
+        return answers
 
     def _prompt(self, read: str) -> str:
         """Up to the question: the next character is the first symbol."""
@@ -91,7 +91,7 @@ class CopyCorpus(_Copying):
 
 
 class SelectiveCopyCorpus(_Copying):
-    """`symbols` = S symbols of fourteen at random places among `length` - S dots, then S questions: say them in order.
+    """`symbols` = S symbols of fourteen at random places among `length` - S dots, then S questions: they are to be given in order.
 
         eos . . s_1 . s_2 s_3 . . . : : :        after the colons: s_1 s_2 s_3
 
@@ -131,11 +131,11 @@ class SelectiveCopyCorpus(_Copying):
         return read
 
     def _answers(self, read: np.ndarray) -> np.ndarray:
-        said = np.zeros_like(read)
+        answers = np.zeros_like(read)
         scattered = read[:, : self._length]
         # In every row as many places are no dots, so that they come out as a rectangle, row by row.
-        said[:, self._length :] = scattered[scattered != ord(_BLANK)].reshape(len(read), self._count)
-        return said
+        answers[:, self._length :] = scattered[scattered != ord(_BLANK)].reshape(len(read), self._count)
+        return answers
 
     def _prompt(self, read: str) -> str:
         """Up to the first question: the next character is the first symbol."""
@@ -146,7 +146,7 @@ class SelectiveCopyCorpus(_Copying):
 
 
 class InductionCorpus(_Copying):
-    """Random symbols of fifteen with a mark once among them; at the end the mark once more: say what stood behind it.
+    """Random symbols of fifteen with a mark once among them; at the end the mark once more: the symbol behind it is to be given.
 
         eos x_1 ... x_i : s x_{i+3} ... x_{L-1} :        after the last: s
 
@@ -188,10 +188,10 @@ class InductionCorpus(_Copying):
         return read
 
     def _answers(self, read: np.ndarray) -> np.ndarray:
-        said = np.zeros_like(read)
+        answers = np.zeros_like(read)
         first = (read == ord(_ASK)).argmax(axis=1)
-        said[:, -1] = read[np.arange(len(read)), first + 1]
-        return said
+        answers[:, -1] = read[np.arange(len(read)), first + 1]
+        return answers
 
     def _prompt(self, read: str) -> str:
         """The whole row: what comes next is the answer."""

@@ -1,7 +1,7 @@
 """Tasks that probe memory: what they have in common, and recall of what was bound. Parity and tracking: automata.py.
 
 What is scored follows from what was read without a doubt: the entropy floor is 0, and accuracy is what a model can
-hold. `describe` says what accuracy and bits chance has.
+hold. `describe` has the accuracy and bits of chance.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ASCII = 128
 
 
 class Sizes(NamedTuple):
-    """What every task is told."""
+    """Options of every task."""
 
     seq_len: int
     batch_size: int
@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
 
 
 class TaskCorpus(Corpus):
-    """Rows `eos c_1 ... c_L` of single characters, scored where the task has something to say after c_i.
+    """Rows `eos c_1 ... c_L` of single characters, scored where the task has an answer after c_i.
 
     Targets are IGNORED elsewhere, so that loss, accuracy and n_bytes are of the answers alone. Each character is a
     token, whatever the tokenizer; the end token is a newline for bytes. Training row n is a pure function of
@@ -86,11 +86,11 @@ class TaskCorpus(Corpus):
 
     @abstractmethod
     def _answers(self, read: np.ndarray) -> np.ndarray:
-        """(n, L) uint8, the character to be said after each of `read` (n, L); 0 where nothing is scored."""
+        """(n, L) uint8, the answer after each of `read` (n, L); 0 where nothing is scored."""
 
     @abstractmethod
-    def _text(self, read: str, said: str) -> str:
-        """A row for a person and for a tokenizer; `said` has the answers without what lies between them."""
+    def _text(self, read: str, answers: str) -> str:
+        """A row for a person and for a tokenizer; `answers` without what lies between them."""
 
     @abstractmethod
     def _prompt(self, read: str) -> str:
@@ -137,15 +137,17 @@ class TaskCorpus(Corpus):
     def _batch(self, read: np.ndarray, mine: Sequence[int]) -> Batch:
         """Rows `mine` of the global batch `read`, whose longest row sets the length on every shard."""
         read = read[list(mine), : lengths_of(read).max()]
-        said = self._answers(read)
+        answers = self._answers(read)
         ids = _behind(self.tokenizer.eos_id, self._ids[read])
-        targets = _behind(IGNORED, np.where(said > 0, self._ids[said], IGNORED))
+        targets = _behind(IGNORED, np.where(answers > 0, self._ids[answers], IGNORED))
         mask = torch.from_numpy(_behind(True, read > 0))
         tensors = torch.from_numpy(ids), torch.from_numpy(targets)
-        return Batch(*tensors, int((said > 0).sum()), None if mask.all() else mask, floor_bits=0.0)
+        return Batch(*tensors, int((answers > 0).sum()), None if mask.all() else mask, floor_bits=0.0)
 
     def _texts(self, read: np.ndarray) -> list[str]:
-        return [self._text(_string(row), _string(said)) for row, said in zip(read, self._answers(read), strict=True)]
+        return [
+            self._text(_string(row), _string(answers)) for row, answers in zip(read, self._answers(read), strict=True)
+        ]
 
     def _rows(self, rows: np.ndarray, seed: int, *, held_out: bool) -> np.ndarray:
         """What is read in the rows numbered `rows`, each redrawn until it lies on its side of the split."""
@@ -223,10 +225,10 @@ class RecallCorpus(TaskCorpus):
         eos k_1 v_1 ... k_P v_P  q_1 a_1 ... q_Q a_Q        a_j = v_i where q_j = k_i
 
     Only the a_j are scored. Keys are distinct characters from ! to O, values distinct ones from P to ~ (47 each), and
-    no key is asked twice. `queries` None asks for every key.
+    no key is queried twice. `queries` None queries every key.
 
-    Besides chance, which may say any value not yet said, `describe` has the figures of `unbound`: who remembers which
-    values there were and which have been said, but not whose they are.
+    Besides chance, which may give any value not yet given, `describe` has the figures of `unbound`: a model that knows which
+    values there were and which have been given, but not their keys.
 
     Source: Arora et al., "Zoology: Measuring and improving recall in efficient language models", 2023
     (arXiv 2312.04927), without its filler between queries.
@@ -250,11 +252,11 @@ class RecallCorpus(TaskCorpus):
             raise ConfigError(f"pairs must be from 1 to {most}, since keys are distinct characters; got {pairs}")
         if queries is not None and not 1 <= queries <= pairs:
             raise ConfigError(
-                f"queries must be from 1 to pairs ({pairs}), since no key is asked twice; got {queries}; raise pairs"
+                f"queries must be from 1 to pairs ({pairs}), since no key is queried twice; got {queries}; raise pairs"
             )
         self._pairs, self._queries = pairs, pairs if queries is None else queries
         sizes = Sizes(seq_len, batch_size, seed, valid_rows)
-        longest = 2 * (pairs + self._queries)  # the last answer is said and not read
+        longest = 2 * (pairs + self._queries)  # the last answer is no input
         super().__init__(tokenizer, sizes, _KEY_CHARACTERS + _VALUE_CHARACTERS, longest)
 
     def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
@@ -262,27 +264,29 @@ class RecallCorpus(TaskCorpus):
         keys = codes(_KEY_CHARACTERS)[shuffled(len(_KEY_CHARACTERS), seed, _KEYS, *draw)[:, : self._pairs]]
         values = codes(_VALUE_CHARACTERS)[shuffled(len(_VALUE_CHARACTERS), seed, _VALUES, *draw)[:, : self._pairs]]
         bound = np.stack([keys, values], axis=2)
-        asked = shuffled(self._pairs, seed, _QUERIES, *draw)[:, : self._queries]
-        asked_bound = np.take_along_axis(bound, asked[:, :, None], axis=1)
+        queried = shuffled(self._pairs, seed, _QUERIES, *draw)[:, : self._queries]
+        asked_bound = np.take_along_axis(bound, queried[:, :, None], axis=1)
         return np.concatenate([bound, asked_bound], axis=1).reshape(len(rows), -1)[:, :-1]
 
     def _answers(self, read: np.ndarray) -> np.ndarray:
         first = 2 * self._pairs
-        keys, values, asked = read[:, 0:first:2], read[:, 1:first:2], read[:, first::2]
-        said = np.zeros_like(read)
-        said[:, first::2] = np.take_along_axis(values, (asked[:, :, None] == keys[:, None, :]).argmax(axis=2), axis=1)
-        return said
+        keys, values, queried = read[:, 0:first:2], read[:, 1:first:2], read[:, first::2]
+        answers = np.zeros_like(read)
+        answers[:, first::2] = np.take_along_axis(
+            values, (queried[:, :, None] == keys[:, None, :]).argmax(axis=2), axis=1
+        )
+        return answers
 
-    def _text(self, read: str, said: str) -> str:
-        return f"{read}{said[-1]}\n"
+    def _text(self, read: str, answers: str) -> str:
+        return f"{read}{answers[-1]}\n"
 
     def _prompt(self, read: str) -> str:
         """The pairs and the first query."""
         return read[: 2 * self._pairs + 1]
 
     def chance(self) -> dict[str, float]:
-        accuracy, bits = _mean_guess([len(_VALUE_CHARACTERS) - said for said in range(self._queries)])
-        unbound_accuracy, unbound_bits = _mean_guess([self._pairs - said for said in range(self._queries)])
+        accuracy, bits = _mean_guess([len(_VALUE_CHARACTERS) - answers for answers in range(self._queries)])
+        unbound_accuracy, unbound_bits = _mean_guess([self._pairs - answers for answers in range(self._queries)])
         return {
             "chance_accuracy": accuracy,
             "chance_bits": bits,

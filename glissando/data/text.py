@@ -35,7 +35,7 @@ _PROMPT_REACH = 4096
 class TextCorpus(Corpus):
     """Windows of `seq_len` tokens of the file at `path`.
 
-    A window at token o reads tokens o - 1 .. o + T - 2 and says tokens o .. o + T - 1; before token 0 the
+    A window at token o reads tokens o - 1 .. o + T - 2 and predicts tokens o .. o + T - 1; before token 0 the
     model reads the end-of-document id, so that every token of the file can be scored.
 
     Training windows: at offsets drawn uniformly for each (seed, row number) if `stride` is None, else at
@@ -77,7 +77,7 @@ class TextCorpus(Corpus):
         self._stride, self._eval_stride = stride, eval_stride or seq_len
         self._ascii_only = ascii_only
         _check_options(valid_fraction, stride, eval_stride, max_valid_bytes, seq_len, batch_size)
-        self.path = open_file(path, "data.text.path")
+        self.path = open_file(path, "data.path")
         check_text(self.path, encoding_errors)
         whole = map_bytes(self.path)
         if valid_path is None:
@@ -85,7 +85,7 @@ class TextCorpus(Corpus):
             split = character_start(whole, int(len(whole) * (1 - valid_fraction)))
             self._train_bytes, self._valid_bytes = whole[:split], whole[split:]
         else:
-            self.valid_path = open_file(valid_path, "data.text.valid_path")
+            self.valid_path = open_file(valid_path, "data.valid_path")
             check_text(self.valid_path, encoding_errors)
             self._train_bytes, self._valid_bytes = whole, map_bytes(self.valid_path)
         if max_valid_bytes is not None:
@@ -144,7 +144,7 @@ class TextCorpus(Corpus):
             yield batch if scored else unscored(batch)
 
     def _valid_batch(self, rows: np.ndarray) -> Batch:
-        """Window k says tokens from k * eval_stride on, and is scored on those no window before it said."""
+        """Window k predicts tokens from k * eval_stride on, and is scored on those that no window before it predicted."""
         length = len(self._valid.ids)
         first = rows * self._eval_stride
         end = np.minimum(first + self.seq_len, length)

@@ -76,7 +76,7 @@ def _decoded_length(path: Path, data: bytes, offset: int, errors: str, final: bo
     try:
         return codecs.utf_8_decode(data, errors, final)[1]
     except UnicodeDecodeError as error:
-        fix = "convert it (`iconv -t UTF-8`) or give --data.text.encoding_errors ignore"
+        fix = "convert it (`iconv -t UTF-8`) or give --data.encoding_errors ignore"
         _refuse(path, offset + error.start, f"a byte that is not UTF-8 ({error.reason}); {fix}")
         raise
 

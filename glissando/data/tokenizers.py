@@ -137,7 +137,7 @@ class HFTokenizer(Tokenizer):
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def backend_json(self) -> str:
-        """Hugging Face's own file, which need not say which token ends a document."""
+        """Hugging Face's own file, which need not name the token that ends a document."""
         return self._tokenizer.to_str()
 
     def to_json(self) -> str:

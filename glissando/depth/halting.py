@@ -1,4 +1,4 @@
-"""Per-token adaptive depth on a fixed grid: a token stops asking for its slope once that can be foretold.
+"""Per-token adaptive depth on a fixed grid: a token is not evaluated any more once its slope can be extrapolated.
 
 With s_j the slope of step j of size d (the tableau's increment over d), a token whose estimated error is small,
 
@@ -67,8 +67,8 @@ def unroll_halting(
     for step in range(n_steps):
         if count is not None:
             count.evaluations += tableau.stages * int((active if mask is None else active & mask).sum())
-        foretold = None if slope is None or change is None else slope + change
-        new = _Step(field, tableau, step * size, size, args).slope(h, foretold, active)
+        extrapolated = None if slope is None or change is None else slope + change
+        new = _Step(field, tableau, step * size, size, args).slope(h, extrapolated, active)
         if slope is not None:
             change = new - slope
             active = active & (size * _rms(change) > tolerance * _rms(h))
@@ -89,20 +89,20 @@ class _Step:
     size: float
     args: Sequence[Tensor]
 
-    def slope(self, h: Tensor, foretold: Tensor | None, active: Tensor) -> Tensor:
-        """The step's increment over its size; `foretold` where a token has halted."""
-        if foretold is None:
+    def slope(self, h: Tensor, extrapolated: Tensor | None, active: Tensor) -> Tensor:
+        """The step's increment over its size; `extrapolated` where a token has halted."""
+        if extrapolated is None:
             return self._increment(h, None, None)
         if self.field.idle(active):
-            return foretold
-        return torch.where(active.unsqueeze(-1), self._increment(h, foretold, active), foretold)
+            return extrapolated
+        return torch.where(active.unsqueeze(-1), self._increment(h, extrapolated, active), extrapolated)
 
-    def _increment(self, h: Tensor, foretold: Tensor | None, active: Tensor | None) -> Tensor:
+    def _increment(self, h: Tensor, extrapolated: Tensor | None, active: Tensor | None) -> Tensor:
         slopes: list[Tensor] = []
         for row, share in zip(self.tableau.a, self.tableau.c, strict=True):
             at = h if not any(row) else h + self.size * _weighted(row, slopes)
-            if foretold is not None and active is not None and share:
-                at = torch.where(active.unsqueeze(-1), at, h + share * self.size * foretold)
+            if extrapolated is not None and active is not None and share:
+                at = torch.where(active.unsqueeze(-1), at, h + share * self.size * extrapolated)
             slopes.append(self.field(self.tau + share * self.size, at, *self.args, active=active))
         return _weighted(self.tableau.b, slopes)
 

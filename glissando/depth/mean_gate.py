@@ -1,4 +1,4 @@
-"""A gate by the mean of what a block has contributed so far: what enters the residual is multiplied by
+"""A gate by the mean of what a block has contributed so far: what is added to the residual is multiplied by
 
     g_t = sigmoid(w gelu(W m_t + b) + c),     m_t = sum_{s <= t} dt_s y_s / sum_{s <= t} dt_s
 

@@ -40,8 +40,8 @@ Backward = Literal["direct", "checkpoint", "reversible"]
 #: how strongly the reversible coupling ties its two halves; nearer 1 is nearer to free, smaller is more stable forward
 COUPLING = 0.99
 
-#: the share of a gradient that rounding may take before it is told
-_TOLD = 0.01
+#: the share of a gradient that rounding may take before a warning
+_WARNED = 0.01
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def integrate(
     if n_steps < 1:
         raise ConfigError(f"n_steps must be at least 1, got {n_steps}")
     tableau, args, size = TABLEAUS[method], tuple(args), 1 / n_steps
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (h, *args, *params))
-    if not wanted or backward == "direct":
+    needed = torch.is_grad_enabled() and any(t.requires_grad for t in (h, *args, *params))
+    if not needed or backward == "direct":
         return unroll(field, h, args=args, n_steps=n_steps, method=method, reversible=backward == "reversible")
     if backward == "reversible":
         _tell_rounding(n_steps, h.dtype)
@@ -124,7 +124,7 @@ def integrate(
 
 def _tell_rounding(n_steps: int, dtype: torch.dtype) -> None:
     """Undoing a step divides by l, so that rounding grows as l^-n."""
-    most = math.floor(math.log(torch.finfo(dtype).eps / _TOLD) / math.log(COUPLING))
+    most = math.floor(math.log(torch.finfo(dtype).eps / _WARNED) / math.log(COUPLING))
     if n_steps > most:
         warnings.warn(
             f"backward `reversible` over {n_steps} steps in {str(dtype).removeprefix('torch.')}: rounding makes its "
@@ -249,8 +249,8 @@ class _Gradients:
     ) -> None:
         self.field, self.tableau, self.arithmetic = field, tableau, arithmetic
         self.args = [a.detach().requires_grad_(a.requires_grad) for a in args]
-        self.wanted = [t for t in (*self.args, *params) if t.requires_grad]
-        self.sums: list[Tensor | None] = [None] * len(self.wanted)
+        self.needed = [t for t in (*self.args, *params) if t.requires_grad]
+        self.sums: list[Tensor | None] = [None] * len(self.needed)
         self.order = [t.requires_grad for t in (*self.args, *params)]
 
     def of(self, tau: float, size: float, h: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,7 +258,7 @@ class _Gradients:
         with torch.enable_grad(), self.arithmetic():
             h = h.detach().requires_grad_()
             moved = increment(self.field, self.tableau, tau, size, h, *self.args)
-        pulled, *others = torch.autograd.grad(moved, [h, *self.wanted], grad, allow_unused=True)
+        pulled, *others = torch.autograd.grad(moved, [h, *self.needed], grad, allow_unused=True)
         for i, other in enumerate(others):
             if other is not None:
                 before = self.sums[i]
@@ -267,6 +267,6 @@ class _Gradients:
 
     @property
     def totals(self) -> list[Tensor | None]:
-        """One for each argument and weight, None where none was wanted or used."""
+        """One for each argument and weight, None where none was needed or used."""
         sums = iter(self.sums)
-        return [next(sums) if wanted else None for wanted in self.order]
+        return [next(sums) if needed else None for needed in self.order]

@@ -18,13 +18,13 @@ from glissando.growth.rules import Growth
 def grown_depth(depth: Depth, options: Any, by: Growth) -> Any:
     """The depth's options with the layers or steps that are added. Raises ConfigError for what would compute something
     else."""
-    raise ConfigError(f"grow: nothing is registered that says how the depth {type(depth).__name__} grows")
+    raise ConfigError(f"grow: no rule is registered for how the depth {type(depth).__name__} grows")
 
 
 @singledispatch
 def depth_table(depth: Depth, grown: Any, width: Lift) -> Table:
     """How its parameters go into those of `grown`, where the old blocks have their old names."""
-    raise ConfigError(f"grow: nothing is registered that says how the depth {type(depth).__name__} grows")
+    raise ConfigError(f"grow: no rule is registered for how the depth {type(depth).__name__} grows")
 
 
 def begin(depth: Depth, grown: Depth) -> None:

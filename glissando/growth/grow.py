@@ -59,7 +59,7 @@ def grow(
 
     With `vocab`, the logits of the old tokens are the same; the tokenizer stays, and knows no new ones.
 
-    Raises ConfigError for an axis that the model does not have, or that cannot be grown exactly, and says why.
+    Raises ConfigError for an axis that the model does not have, or that cannot be grown exactly, with the reason.
     """
     by = Growth(width, heads, ffn, state, layers, steps, head_size, vocab, noise, seed, dropout)
     return grow_by(model, by).model
@@ -101,7 +101,9 @@ def grow_by(model: LanguageModel, by: Growth) -> Grown:
             new[name].copy_(grows)
             continue
         if (shapes := grows.shape) != (list(old[name].shape), list(new[name].shape)):
-            raise ValueError(f"{name} is {list(old[name].shape)} and {list(new[name].shape)}, its growth says {shapes}")
+            raise ValueError(
+                f"{name} is {list(old[name].shape)} and {list(new[name].shape)}, its growth table has {shapes}"
+            )
         new[name].copy_(grows.value(old[name], new[name], by.noise, generator))
     begin(model.depth, grown.depth)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -179,5 +181,5 @@ def _require_whole(table: Table, old: dict[str, Tensor]) -> None:
     missing = sorted(set(old) - set(table))
     if missing:
         raise ConfigError(
-            f"grow: nothing says how {', '.join(missing[:6])} grow; add them to its table in glissando.growth"
+            f"grow: no rule for how {', '.join(missing[:6])} grow; add them to its table in glissando.growth"
         )

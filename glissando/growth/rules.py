@@ -1,6 +1,6 @@
 """What growth needs to know of each class of module, registered from outside the class.
 
-A mixer without a rule trains, streams and is compared all the same; growing a model that has one says which it is.
+A mixer without a rule trains, streams and is compared all the same; growing a model that has one names it in the error.
 """
 
 from __future__ import annotations
@@ -110,6 +110,5 @@ def mixer_rule(mixer: Mixer | type[Mixer]) -> MixerRule:
         if base in MIXER_RULES:
             return MIXER_RULES[base]
     raise ConfigError(
-        f"grow: nothing is registered that says how the mixer {cls.__name__} grows; add it to "
-        "glissando.growth.MIXER_RULES"
+        f"grow: no rule is registered for how the mixer {cls.__name__} grows; add it to glissando.growth.MIXER_RULES"
     )

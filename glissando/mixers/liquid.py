@@ -2,7 +2,7 @@
 
     dx/dt = (A - 1 / tau(x, u)) x + B u,     tau = tau0 (1 + a phi(x, u)),  phi in (-1, 1)
 
-tau and the input are held over a token, which takes the time dt (1 by default), and the rest is exact (zero-order
+tau and the input are held over a token, which takes the time dt (1 by default), and the step is exact (zero-order
 hold).
 
 `diagonal` (glissando/ops/liquid.py): A = diag(l) are the modes of the normal part of HiPPO-LegS, complex pairs of which
@@ -132,7 +132,7 @@ class Published(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """B and C ~ N(0, 0.1), D = 0; the rest as the model's initialisation has it."""
+        """B and C ~ N(0, 0.1), D = 0; others as the model's initialisation starts them."""
         for matrix in (self.b, self.c):
             if matrix is not None:
                 nn.init.normal_(matrix.weight, std=0.1)

@@ -41,7 +41,7 @@ class LiquidConfig:
     dt                dense: the time that a token takes where none is given, and the unit of a given one; 1 if None
     steps             diagonal: steps of the modes start spread from the first to the second, in their logarithm;
                       [0.001, 0.1] if None
-    coupled           diagonal: the input enters divided by tau, as in a liquid time-constant cell
+    coupled           diagonal: the input is divided by tau, as in a liquid time-constant cell
     turns             diagonal: the modes' turning starts from HiPPO-LegS (`legs`, if None), or `matched` to the steps,
                       fast where they decay fast
     dropout           published layer: before its last matrix
@@ -250,5 +250,5 @@ class Dense(_Adaptive):
         """exp(dt [[A - 1/tau, B u], [0, 0]]) [x, 1]: the input is held, and A may be singular."""
         with without_autocast(x.device.type):
             rates = exact(self.a) - torch.diag_embed(1 / tau)
-            kept, entered = discretize(rates, drive.unsqueeze(-1), time)
-            return (kept @ x.unsqueeze(-1) + entered).squeeze(-1)
+            kept, added = discretize(rates, drive.unsqueeze(-1), time)
+            return (kept @ x.unsqueeze(-1) + added).squeeze(-1)

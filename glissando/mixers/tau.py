@@ -16,7 +16,7 @@ State: v and lambda_k of the tokens seen, (K + 1) numbers a key and head where s
 number with g or C; and with `keys: previous` the lambdas of the latest token. Or, `cache: binned`, a memory of constant
 size; see glissando/mixers/tau_cache.py.
 
-Tauformer: published as posts and code in 2026; its defects and figures are told in docs/tauformer.md. Forget gate: Lin
+Tauformer: published as posts and code in 2026; see docs/tauformer.md. Forget gate: Lin
 et al. 2025, arXiv 2503.02130.
 """
 
@@ -182,7 +182,7 @@ class Tau(Mixer):
         self.log_temperature.copy_(torch.linspace(low, high, self.heads))
         nn.init.constant_(self.tau, c.tau)
         source = "chain" if c.laplacian_weights == "diagonal" else c.laplacian  # nothing reads it beside a diagonal
-        with torch.device("cpu"):  # a model that is built without memory asks for a graph with values all the same
+        with torch.device("cpu"):  # also for a model on the meta device the graph has values
             graph = starting_laplacian(source, self.key_size)
         self.laplacian.copy_(graph)
         if self.forget is not None:

@@ -1,4 +1,4 @@
-"""What the tau mixer remembers of the tokens it has seen: all of them, or their sums in bins along lambda.
+"""The caches of the tau mixer: all tokens seen, or their sums in bins along lambda.
 
 `exact` keeps v and lambda_k, and e = g - C where there is an importance or a gate. Bytes of a layer and row at context
 L, in float32:  4 L (G K + H), and 8 L H for e, beside 8 L H K for the cache of softmax attention.

@@ -44,7 +44,7 @@ def attention(
     dropout   probability of dropping a weight.
 
     `auto` is PyTorch's fused scaled_dot_product_attention; `reference` forms the T x L matrix.
-    Raises ValueError if "causal" is asked for with L != T, a window is below 1 or asked for without "causal", or heads
+    Raises ValueError if "causal" is given with L != T, a window is below 1 or given without "causal", or heads
     cannot share those of keys evenly; UnknownNameError for a backend, or a name of `visible`, that there is not.
     """
     require_backend("attention", backend, ("auto", "reference"))
@@ -154,7 +154,7 @@ def _fused(
         extra = _coordinates(key_bias / scale, k.dtype)
         q = F.pad(q, (0, extra.shape[-1]), value=1.0)
         k = torch.cat([k, extra], -1)
-        v = F.pad(v, (0, extra.shape[-1]))  # the fused CPU kernel wants one head size for all three
+        v = F.pad(v, (0, extra.shape[-1]))  # the fused CPU kernel needs one head size for all three
     if isinstance(visible, _Band):
         return visible.attend(q, k, v, scale, dropout)[..., :size]
     mask = visible if isinstance(visible, Tensor) else None

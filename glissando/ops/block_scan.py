@@ -62,8 +62,8 @@ def doubling(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
     first = x[:, :1] + (a[:, :1] * h0[:, None, :, None]).sum(-1)
     h, reach = torch.cat([first, x[:, 1:]], 1), 1
     while reach < x.shape[1]:
-        heard = (a[:, reach:] * h[:, :-reach].unsqueeze(-2)).sum(-1)
-        h = torch.cat([h[:, :reach], h[:, reach:] + heard], 1)
+        carried = (a[:, reach:] * h[:, :-reach].unsqueeze(-2)).sum(-1)
+        h = torch.cat([h[:, :reach], h[:, reach:] + carried], 1)
         a = torch.cat([a[:, :reach], a[:, reach:] @ a[:, :-reach]], 1)
         reach *= 2
     return h

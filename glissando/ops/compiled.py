@@ -52,7 +52,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 @cache
 def _sources(folder: Path) -> str:
-    """A digest of the files in the folder that define kernels, and of this one, which says how they are compiled."""
+    """A digest of the files in the folder that define kernels, and of this one, which compiles them."""
     digest = sha256()
     for path in (Path(__file__), *sorted(folder.glob("*.py"))):
         text = path.read_bytes() if path.is_file() else b""  # there are no files in an archive
@@ -67,7 +67,7 @@ def _warn_once(message: str) -> None:
 
 
 def use_numba(operation: str, backend: str, x: Tensor) -> bool:
-    """`numba` and `reference` as asked; `auto` is the kernel on a CPU, and plain tensor code elsewhere and where
+    """`numba` and `reference` as given; `auto` is the kernel on a CPU, and plain tensor code elsewhere and where
     torch.compile looks on, which cannot see into a kernel.
 
     Raises UnknownNameError for another name, ConfigError for `numba` where the tensors are not on a CPU.
@@ -110,11 +110,11 @@ def require_kinds(operation: str, **tensors: tuple[Tensor, bool]) -> None:
     """Raise ValueError unless all are of one precision, single or double, complex where True stands beside them."""
     parts = {_REAL.get(tensor.dtype) if is_complex else tensor.dtype for tensor, is_complex in tensors.values()}
     if len(parts) > 1 or not parts <= {torch.float32, torch.float64}:
-        told = ", ".join(
+        types = ", ".join(
             f"{name} {'complex' if is_complex else 'real'} (got {tensor.dtype})"
             for name, (tensor, is_complex) in tensors.items()
         )
-        raise ValueError(f"{operation}: all must be of single or all of double precision: {told}")
+        raise ValueError(f"{operation}: all must be of single or all of double precision: {types}")
 
 
 def as_rows(tensor: Tensor, leading: int) -> Any:

@@ -2,7 +2,7 @@
 
 In edges, x'Lx = sum over {i, j} of w_ij (x_i - x_j)^2, so E is 0 for a constant vector and at most the largest
 eigenvalue of L. Both forms take statistics at least in float32, also under autocast, and return them so: what is made
-of an energy (lambda = E / (E + tau)) tells near ones apart. x = 0 has E = 0 and gradient 0.
+of an energy (lambda = E / (E + tau)) distinguishes near ones. x = 0 has E = 0 and gradient 0.
 
 Source: Chung 1997, Spectral Graph Theory, section 1.2.
 """

@@ -7,7 +7,7 @@ and k = step * dt, the time that passes in a mode's own units:
 
     x_t = exp(k zeta) x_{t-1} + expm1(k zeta) / zeta b_t
 
-exact for any k >= 0; k = 0 leaves x alone. If `coupled`, b / tau enters in place of b, as in a liquid time-constant
+exact for any k >= 0; k = 0 leaves x alone. If `coupled`, b / tau takes the place of b, as in a liquid time-constant
 cell (Hasani et al. 2021, arXiv 2006.04439): where tau is short, a mode forgets and takes what comes; where it is long,
 it keeps what it has and takes little. l: Gu et al. 2022 (S4D), arXiv 2206.11893.
 
@@ -58,8 +58,8 @@ def liquid(
 ) -> tuple[Tensor, newton.Report | None]:
     """x_t for t = 1..T, from x0 -> x (B, T, N, 2), and what it took where Newton's method was used.
 
-    b   (B, T, N), or (B, T, N, 2) if complex: what enters a mode
-    z   (B, T, N): what the input says to the time constant
+    b   (B, T, N), or (B, T, N, 2) if complex: the input of a mode
+    z   (B, T, N): what the input adds to the time constant's pre-activation
     x0  (B, N, 2);  dt  (B, T) >= 0, 1 if None
     packed  `pack(modes)` from before, for the kernel without gradients and dt
 

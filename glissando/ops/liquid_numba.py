@@ -39,7 +39,7 @@ def _expm1_of_type(x):
     c5, c6, c7, one = np.float32(1 / 120), np.float32(1 / 720), np.float32(1 / 5040), np.float32(1)
 
     def expm1_32(x):
-        y = lowest if x <= lowest else x  # so asked, a NaN stays one
+        y = lowest if x <= lowest else x  # compared this way, a NaN stays NaN
         n = np.floor(y * log2e + half)
         f = y - n * high - n * low
         p = f * (one + f * (c2 + f * (c3 + f * (c4 + f * (c5 + f * (c6 + f * c7))))))
@@ -66,9 +66,9 @@ def forward(b, z, x0, time, tables, vectors, coupled, x, first, last):
         for t in range(steps):
             i, j = row if by_row else 0, t if by_step else 0
             dt, sines, versines = time[i, j], tables[0, i, j], tables[1, i, j]
-            entry, says, out = b[row, t], z[row, t], x[row, t]
+            entry, pre, out = b[row, t], z[row, t], x[row, t]
             for n in range(size):
-                s = says[n] + p[n] * u[n] + q[n] * v[n]
+                s = pre[n] + p[n] * u[n] + q[n] * v[n]
                 e = _expm1(-two * abs(s))
                 phi = -e / (two + e)
                 phi = -phi if s < 0 else phi
@@ -81,9 +81,9 @@ def forward(b, z, x0, time, tables, vectors, coupled, x, first, last):
                 c_real = (less * real + turned * imag) * scale
                 c_imag = (turned * real - less * imag) * scale
                 keep = less + one
-                enters, across = (entry[2 * n], entry[2 * n + 1]) if is_complex else (entry[n], zero)
-                new_u = keep * u[n] - turned * v[n] + c_real * enters - c_imag * across
-                new_v = turned * u[n] + keep * v[n] + c_imag * enters + c_real * across
+                drive, across = (entry[2 * n], entry[2 * n + 1]) if is_complex else (entry[n], zero)
+                new_u = keep * u[n] - turned * v[n] + c_real * drive - c_imag * across
+                new_v = turned * u[n] + keep * v[n] + c_imag * drive + c_real * across
                 u[n] = new_u
                 v[n] = new_v
                 out[2 * n] = new_u
@@ -106,12 +106,12 @@ def backward(x, b, z, x0, time, tables, vectors, coupled, grad, grad_b, grad_z, 
         for t in range(steps - 1, -1, -1):
             i, j = row if by_row else 0, t if by_step else 0
             dt, sines, versines = time[i, j], tables[0, i, j], tables[1, i, j]
-            entry, says, arrived = b[row, t], z[row, t], grad[row, t]
+            entry, pre, arrived = b[row, t], z[row, t], grad[row, t]
             past = x[row, t - 1] if t > 0 else x0[row]
             out_b, out_z = grad_b[row, t], grad_z[row, t]
             for n in range(size):
                 u, v = past[2 * n], past[2 * n + 1]
-                s = says[n] + p[n] * u + q[n] * v
+                s = pre[n] + p[n] * u + q[n] * v
                 e = _expm1(-two * abs(s))
                 phi = -e / (two + e)
                 phi = -phi if s < 0 else phi
@@ -127,7 +127,7 @@ def backward(x, b, z, x0, time, tables, vectors, coupled, grad, grad_b, grad_z, 
                 i_real, i_imag = real * square, -imag * square
                 c_real = less * i_real - turned * i_imag
                 c_imag = less * i_imag + turned * i_real
-                enters, across = (entry[2 * n], entry[2 * n + 1]) if is_complex else (entry[n], zero)
+                drive, across = (entry[2 * n], entry[2 * n + 1]) if is_complex else (entry[n], zero)
                 g, h = arrived[2 * n] + carry[2 * n], arrived[2 * n + 1] + carry[2 * n + 1]
                 gain = rate if coupled else one
                 # of b: conj(c) G
@@ -135,7 +135,7 @@ def backward(x, b, z, x0, time, tables, vectors, coupled, grad, grad_b, grad_z, 
                 out_b[2 * n] = gain * back
                 out_b[2 * n + 1] = gain * aside
                 # G_c = G conj(b), then G_lambda = G conj(x) + G_c conj(1 / zeta)
-                gc_real, gc_imag = gain * (g * enters + h * across), gain * (h * enters - g * across)
+                gc_real, gc_imag = gain * (g * drive + h * across), gain * (h * drive - g * across)
                 gl_real = g * u + h * v + gc_real * i_real + gc_imag * i_imag
                 gl_imag = h * u - g * v + gc_imag * i_real - gc_real * i_imag
                 # conj(lambda) G_lambda serves dzeta = k conj(lambda) G_lambda - conj(c / zeta) G_c and dk
@@ -144,7 +144,7 @@ def backward(x, b, z, x0, time, tables, vectors, coupled, grad, grad_b, grad_z, 
                 z_real = k * ml_real - (d_real * gc_real + d_imag * gc_imag)
                 z_imag = k * ml_imag - (d_real * gc_imag - d_imag * gc_real)
                 slope_k = real * ml_real + imag * ml_imag
-                of_rate = (enters * back + across * aside if coupled else zero) - z_real
+                of_rate = (drive * back + across * aside if coupled else zero) - z_real
                 of_tau = -rate * rate * of_rate
                 of_s = of_tau * tau[n] * adapt[n] * (one - phi * phi)
                 out_z[n] = of_s

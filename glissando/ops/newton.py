@@ -8,7 +8,7 @@ Channels do not couple, so that J_t is a number or a 2 x 2 block for each. The f
 the linear recurrence without the dependence on the state. k iterations are exact for the first k steps, so that T are
 always enough; a contraction takes few. Gradients need no unrolling: at the solution they are one reversed scan,
 
-    s_t = g_t + J'_{t+1} s_{t+1},     dx0 = J'_1 s_1,     and the rest by one vector-Jacobian product of F with s.
+    s_t = g_t + J'_{t+1} s_{t+1},     dx0 = J'_1 s_1,     and the others by one vector-Jacobian product of F with s.
 
 Lim et al. 2024 (DEER), arXiv 2309.12252; Gonzalez et al. 2024 (damping, quasi-Newton), arXiv 2407.19115.
 """
@@ -72,7 +72,7 @@ def solve(
 
     A row whose change falls below the tolerance is frozen, and computed no more: rows know nothing of each other. Where
     a row's change grows, its Jacobian is damped by a half, which leaves the solution where it is. A row that has not
-    converged after `max_iterations` is computed one step after the other, and a warning says so.
+    converged after `max_iterations` is computed one step after the other, with a warning.
 
     Raises ValueError for shapes that do not fit, or an x0 that is neither float32 nor float64.
     """
@@ -136,8 +136,8 @@ class _Solve(torch.autograd.Function):
         *rest: Tensor,
     ) -> Tensor:
         inputs, weights = rest[:n], rest[n:]
-        x, told = _iterate(step, linearise, x0, inputs, weights, tolerance, limit)
-        report.append(told)
+        x, found = _iterate(step, linearise, x0, inputs, weights, tolerance, limit)
+        report.append(found)
         ctx.step, ctx.linearise, ctx.n = step, linearise, n
         ctx.save_for_backward(x, x0, *rest)
         return x
@@ -150,14 +150,14 @@ class _Solve(torch.autograd.Function):
         past = _shift(x, x0)
         jacobian = ctx.linearise(past, *inputs, *weights)[1]
         carried, first = _adjoint(jacobian, grad)
-        wanted = [i for i, needs in enumerate(ctx.needs_input_grad[7:]) if needs]
+        needed = [i for i, needs in enumerate(ctx.needs_input_grad[7:]) if needs]
         found: list[Tensor | None] = [None] * len(rest)
-        if wanted:
+        if needed:
             with torch.enable_grad():
-                given = [tensor.detach().requires_grad_(i in wanted) for i, tensor in enumerate(rest)]
+                given = [tensor.detach().requires_grad_(i in needed) for i, tensor in enumerate(rest)]
                 out = ctx.step(past, *given)
-            grads = torch.autograd.grad(out, [given[i] for i in wanted], carried, allow_unused=True)
-            for i, value in zip(wanted, grads, strict=True):
+            grads = torch.autograd.grad(out, [given[i] for i in needed], carried, allow_unused=True)
+            for i, value in zip(needed, grads, strict=True):
                 found[i] = value
         return None, None, None, None, None, None, first, *found
 

@@ -35,7 +35,7 @@ def rms_norm(
                the plain formula by itself
 
     Only `reference` has second derivatives. Raises ValueError for shapes that do not fit, or types that the kernel
-    asked for does not take; UnknownNameError for a backend that there is not.
+    given does not take; UnknownNameError for an unknown backend.
     """
     require_backend("rms_norm", backend, ("auto", "closed", "numba", "reference"))
     require_shapes("rms_norm", weight=(weight, x.shape[-1:]))
@@ -45,7 +45,7 @@ def rms_norm(
     if backend != "closed" and use_numba("rms_norm", backend, x) and (backend == "numba" or _pays(x, weight)):
         require_types("rms_norm", x=x, weight=weight)
         run = _Kernel.apply if torch.is_grad_enabled() else _in_one_pass
-        if torch.compiler.is_compiling():  # it cannot see into the kernel that was asked for
+        if torch.compiler.is_compiling():  # it cannot trace the kernel
             run = torch.compiler.disable(run)
         return run(x, weight, eps)[0]
     if not torch.is_grad_enabled():

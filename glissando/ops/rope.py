@@ -45,7 +45,7 @@ def rotation(positions: Tensor, head_size: int, base: float, width: int, dtype: 
 def rotation_from_zero(
     length: int, head_size: int, base: float, width: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """`rotation` at positions 0 .. length - 1, remembered: every layer of every step asks for the same."""
+    """`rotation` at positions 0 .. length - 1, cached: every layer of every step uses the same."""
     # A compiled graph has its own ways to share it, and cannot read our memory; what is made under a mode such as
     # FakeTensorMode holds no numbers, and is not to be remembered.
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():

@@ -1,11 +1,11 @@
 """The scan on a GPU: chunks of time in parallel, compiled by Triton.
 
-A chunk of steps maps the state c that enters it to P c + e, with P the product of its factors and e what it makes of
+A chunk of steps maps its incoming state c to P c + e, with P the product of its factors and e what it makes of
 zero. So, for rows, chunks and blocks of features all at once:
 
 1. every chunk but the last one, from zero, writes only its P and e;
 2. a scan over chunks, h_k = P_k h_{k-1} + e_k, the same problem 64 times shorter, gives every chunk's incoming state;
-3. every chunk, from its incoming state, writes what was asked for.
+3. every chunk, from its incoming state, writes its results.
 
 That reads the input twice and writes the output once. The backward does the same with time reversed: with
 s_t = g_t + c_{t+1} and c_t = conj(a_t) s_t, c is what one chunk hands to the next. Chunks are counted in the order of
@@ -196,7 +196,7 @@ def _scan(a: Tensor, x: Tensor, start: Tensor, pairs: bool) -> Tensor:
 
 
 def _incoming(a: Tensor, x: Tensor, start: Tensor, pairs: bool, reverse: bool) -> Tensor:
-    """What enters every chunk (B, pieces, width), in the order of processing: passes 1 and 2."""
+    """The incoming state of every chunk (B, pieces, width), in the order of processing: passes 1 and 2."""
     whole = -(-x.shape[1] // _length(x)) - 1
     if whole == 0:
         return start.unsqueeze(1)
@@ -222,7 +222,7 @@ def _launch(kernel: Any, like: Tensor, pieces: int, pairs: bool, *arrays: Tensor
     blocks = triton.cdiv(like.shape[2], _BLOCK * (2 if pairs else 1))
     if like.numel() > 0:
         grid = (like.shape[0] * pieces, blocks)
-        # Fused multiply-add is asked for by name, as Triton 3.9 warns that it will stop being the default.
+        # Fused multiply-add is called by name, as Triton 3.9 warns that it will stop being the default.
         tuning = {"num_warps": _BLOCK // 32, "enable_fp_fusion": True}
         kernel[grid](*arrays, pieces=pieces, BLOCK=_BLOCK, **tuning, **options)
 

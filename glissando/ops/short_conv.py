@@ -20,7 +20,7 @@ def short_conv(
     `reference` is W shifted multiply-adds, several times faster on a CPU than torch's grouped conv1d for W <= 8; the
     kernel makes them in one pass, and has no second derivatives. `auto` is the kernel in float32 and float64 on a CPU.
 
-    Raises ValueError for shapes that do not fit, or types that the kernel asked for does not take.
+    Raises ValueError for shapes that do not fit, or types that the kernel does not take.
     """
     require_shapes("short_conv", weight=(weight, (x.shape[-1], weight.shape[-1])))
     if past is not None:

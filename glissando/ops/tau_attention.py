@@ -32,7 +32,7 @@ def tau_attention(
     v: Tensor,
     temperature: Tensor | float,
     key_bias: Tensor | None = None,
-    log_forget: Tensor | None = None,
+    cumulative_log_forget: Tensor | None = None,
     backend: Backend = "auto",
     past: Tensor | None = None,
 ) -> Tensor:
@@ -40,7 +40,7 @@ def tau_attention(
 
     temperature  T > 0, a number or (H,); a tensor's values are not looked at
     key_bias     g (B, H, L): added to the logits of a key; -inf hides it. Each query must see one that is not hidden.
-    log_forget   C (B, H, L): cumulative, so that differences are what counts; float64 keeps them exact at any length
+    cumulative_log_forget  C (B, H, L): only its differences count, which float64 keeps exact at any length
     past         (B,) int64: query i of row b sees the keys 0 .. past_b + i. L - T by default: causal if L = T.
     backend      `fast`       O(N log N) time and O(N) memory, on a CPU
                  `reference`  the T x L matrix, on any device
@@ -53,18 +53,20 @@ def tau_attention(
     Raises ValueError for shapes that do not fit and for a query without a key, ConfigError for a backend that cannot
     run here.
     """
-    _check_terms(lambda_k, v, key_bias, log_forget, past)
+    _check_terms(lambda_k, v, key_bias, cumulative_log_forget, past)
     if key_bias is not None and not torch.compiler.is_compiling():
         _require_a_key(lambda_q, lambda_k, v, key_bias, past)
-    o, _ = attend(lambda_q, lambda_k, v, temperature, exponents(lambda_k, key_bias, log_forget), backend, past)
+    o, _ = attend(
+        lambda_q, lambda_k, v, temperature, exponents(lambda_k, key_bias, cumulative_log_forget), backend, past
+    )
     return o
 
 
 def _check_terms(
-    lambda_k: Tensor, v: Tensor, key_bias: Tensor | None, log_forget: Tensor | None, past: Tensor | None
+    lambda_k: Tensor, v: Tensor, key_bias: Tensor | None, cumulative_log_forget: Tensor | None, past: Tensor | None
 ) -> None:
     """Raises ValueError for terms of another shape than the keys, which would broadcast, and for types."""
-    for name, term in (("key_bias", key_bias), ("log_forget", log_forget)):
+    for name, term in (("key_bias", key_bias), ("cumulative_log_forget", cumulative_log_forget)):
         if term is not None:
             require_shapes("tau_attention", **{name: (term, tuple(lambda_k.shape))})
     if not v.is_floating_point():
@@ -88,10 +90,10 @@ def _require_a_key(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, past: Tens
         )
 
 
-def exponents(lambda_k: Tensor, key_bias: Tensor | None, log_forget: Tensor | None) -> Tensor:
+def exponents(lambda_k: Tensor, key_bias: Tensor | None, cumulative_log_forget: Tensor | None) -> Tensor:
     """e_j = g_j - C_j (B, H, L) in float64. C_i is the same for all keys of a query, and cancels."""
     e = torch.zeros_like(lambda_k, dtype=torch.float64) if key_bias is None else key_bias.double()
-    return e if log_forget is None else e - log_forget.double()
+    return e if cumulative_log_forget is None else e - cumulative_log_forget.double()
 
 
 def attend(

@@ -1,6 +1,6 @@
 """Attention by |lambda_q - lambda_k| without its matrix: what forward and backward have in common.
 
-Time is halved again and again. At each cut the queries of the right half hear the keys of the left half, all of which
+Time is halved again and again. At each cut the queries of the right half attend to the keys of the left half, all of which
 are in their past, so that only the order along lambda matters:
 
     sum_j exp(e_j - |q - k_j| / T) v_j  =  exp(-q / T) sum_{k_j < q} exp(e_j + k_j / T) v_j
@@ -25,7 +25,7 @@ from numba.extending import overload
 
 from glissando.ops.compiled import kernel
 
-#: positions that hear each other directly
+#: positions that attend to each other directly
 _BLOCK = 32
 #: exp of less than this is 0: beside a weight of 1 it is nothing, in float64 too
 _NOTHING = -60.0
@@ -47,7 +47,7 @@ def _exp_of_type(x):
     zero = np.float32(0)
 
     def exp32(x):
-        y = nothing if x <= nothing else x  # so asked, a NaN stays one
+        y = nothing if x <= nothing else x  # compared this way, a NaN stays NaN
         n = np.floor(y * log2e + half)
         f = y - n * high - n * low
         p = one + f * (one + f * (c2 + f * (c3 + f * (c4 + f * (c5 + f * (c6 + f * c7))))))

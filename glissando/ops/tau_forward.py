@@ -1,7 +1,7 @@
 """Attention by |lambda_q - lambda_k| on a CPU, forward: compiled by Numba, one head after the other.
 
 At each cut of tau_cut.py one walk up the sorted keys and one down give every query of the right half its two sums over
-the left half, in a vector that stays in the first-level cache; they are added to what the query has heard so far in the
+the left half, in a vector that stays in the first-level cache; they are added to what the query has summed so far in the
 log-sum-exp manner. Blocks of `_BLOCK` positions are done directly.
 """
 
@@ -101,7 +101,7 @@ def _walk_down(room, n_keys, n_queries, v, o):
 
 @kernel
 def _cut(q, k, e, v, inverse, m, total, o, room, n_keys, n_queries):
-    """The right queries hear the left keys."""
+    """The right queries attend to the left keys."""
     gather(room, q, k, e, inverse, n_keys, n_queries)
     strictly(room.x, room.y, n_queries, room.below, room.strict)
     running(room.x, room.e, n_keys, True, room.top_up, room.up)

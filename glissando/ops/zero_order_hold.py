@@ -16,7 +16,7 @@ from torch import Tensor
 #: how near to I, in the 1-norm, a root must be for the quadrature of the logarithm to be exact to float64
 _NEAR = 0.25
 _NODES = 7
-#: square roots, and Denman-Beavers steps for each; what needs more is told by the residual
+#: square roots, and Denman-Beavers steps for each; the residual shows what needs more
 _ROOTS, _STEPS = 64, 100
 #: how far exp(log F) may be from F, relative to the largest entry of F, where F came in this type
 _RESIDUAL = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -42,12 +42,12 @@ def undiscretize(Ad: Tensor, Bd: Tensor, dt: Tensor | float) -> tuple[Tensor, Te
     """The inverse of `discretize`: (A, B) from dt [[A, B], [0, 0]] = log [[Ad, Bd], [0, I]], the principal logarithm.
 
     Shapes as in `discretize`; computed in float64 and returned in the common type of Ad and Bd. Gradients for Ad, Bd
-    and dt. Of all A that give Ad it is the one whose frequencies are below pi / dt: faster ones cannot be told from
+    and dt. Of all A that give Ad it is the one whose frequencies are below pi / dt: faster ones cannot be distinguished from
     their aliases.
 
     Raises ValueError for shapes or types that do not fit, values that are not finite, dt = 0, an Ad with an eigenvalue
     at 0 or on the negative real axis, and where `discretize` would not give Ad and Bd back to 1e-9 (float32: 1e-5) of
-    their largest entries: the condition of Ad limits what can be told, and it grows like exp(dt |A|).
+    their largest entries: the condition of Ad limits what can be determined, and it grows like exp(dt |A|).
 
     Inverse scaling and squaring, log F = 2^s log F^(1/2^s), with the roots by the product form of the Denman-Beavers
     iteration and a Gauss-Legendre rule near I: Cheng, Higham, Kenney and Laub 2001, "Approximating the logarithm of a

@@ -1,4 +1,4 @@
-"""How much of the budget is spent, what is due when, and when training ends."""
+"""How much of a training's budget is spent, what is due after a step, and when training stops."""
 
 from __future__ import annotations
 
@@ -6,59 +6,30 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.fabric import Fabric
 
-from glissando.training.module import TrainingModule
+from glissando.data.base import Corpus
+from glissando.data.corpora import CORPORA
+from glissando.errors import ConfigError
+from glissando.training.config import RunConfig
+from glissando.training.state import TrainState
 
 #: steps between validations, checkpoints and samples of a training that only Ctrl-C ends, unless they are given
 ENDLESS_EVERY = 1000
+#: seconds after which such a training saves in any case
+ENDLESS_SECONDS = 600.0
 
 
-class StepEnd(Callback):
-    """Base of callbacks that act once an optimizer step is done, not after every micro-batch."""
+class Clock:
+    """Wall time of this process; `aside` is for what is not part of a step."""
 
-    def on_train_batch_end(
-        self, trainer: Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(module, TrainingModule)
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
-            self.after_step(trainer, module, trainer.global_step)
-
-    def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
-        """`step` optimizer steps are done."""
-
-
-class Budget(StepEnd):
-    """Counts what is spent, over resumptions too, and ends training when the budget, if there is one, is spent or when
-    somebody asks.
-
-    Every process goes by the first one's clock and by anybody's request: what is due on one is due on all.
-
-    ends          this is the last step of the run
-    interrupted   training stops here, but the run could go on: what is due after this step is done all the same, for
-                  resuming begins with the next one
-    """
-
-    def __init__(
-        self,
-        steps: int | None = None,
-        tokens: int | None = None,
-        seconds: float | None = None,
-        flops: float | None = None,
-    ) -> None:
-        self.steps, self.tokens, self.seconds, self.flops = steps, tokens, seconds, flops
-        self.endless = steps is tokens is seconds is flops is None
-        self.share = self.share_before_step = 0.0  # of the budget, at the end of the last two steps
-        self.asked_to_stop = self.ends = self.interrupted = False
-        self.spent = 0.0  # seconds at the end of the last step
-        self._before, self._started, self._aside = 0.0, time.perf_counter(), 0.0
+    def __init__(self, before: float = 0.0) -> None:
+        self._before, self._started, self._aside = before, time.perf_counter(), 0.0
 
     def elapsed(self) -> float:
-        """Seconds of the whole run until now."""
+        """Seconds of the whole run until now, resumptions added up."""
         return self._before + time.perf_counter() - self._started
 
     def working(self) -> float:
@@ -67,71 +38,79 @@ class Budget(StepEnd):
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """What happens inside is no step."""
         began = time.perf_counter()
         try:
             yield
         finally:
             self._aside += time.perf_counter() - began
 
+
+class Budget:
+    """What has been spent, counted over resumptions too.
+
+    share   of the budget that is spent, at most 1
+    ended   the step just done was the last one of the run
+    asked   somebody asked to stop: the run can go on, and what is due after this step is done all the same, for
+            resuming begins with the next one
+    """
+
+    def __init__(self, steps: int | None, tokens: int | None, seconds: float | None, flops: float | None) -> None:
+        self.limits = {"step": steps, "tokens": tokens, "seconds": seconds, "flops": flops}
+        self.steps, self.seconds = steps, seconds
+        self.endless = not any(self.limits.values())
+        self.share = self.share_before = 0.0  # at the end of the last two steps
+        self.ended = self.asked = False
+
+    @classmethod
+    def of(cls, config: RunConfig, corpus: Corpus) -> Budget:
+        """Raises ConfigError for epochs of a corpus that has no known end."""
+        t, steps = config.training, config.training.steps
+        if t.epochs is not None and corpus.epoch_rows is None:
+            raise ConfigError(
+                "training.epochs counts passes over a text or over pairs, and corpus "
+                f"{CORPORA.kind_of(config.data)} has no known end: give training.steps or another budget"
+            )
+        if t.epochs is not None and corpus.epoch_rows is not None:
+            steps = max(1, math.ceil(t.epochs * corpus.epoch_rows / config.data.batch_size))
+        return cls(steps, t.tokens, t.seconds, t.flops)
+
+    @property
+    def stopping(self) -> bool:
+        return self.ended or self.asked
+
+    @property
+    def interrupted(self) -> bool:
+        return self.asked and not self.ended
+
+    def begin(self, state: TrainState) -> None:
+        """Take note of where a training starts."""
+        self.spend(state)
+        self.share_before = self.share
+
+    def spend(self, state: TrainState) -> None:
+        """Take note of a step that is done."""
+        share = next((getattr(state, name) / limit for name, limit in self.limits.items() if limit), 0.0)
+        self.share_before, self.share = self.share, min(1.0, share)
+        self.ended = self.share >= 1
+
     def due(self, every: int | None, step: int) -> bool:
         """Whether something is due after `step`: every so many steps, or ten times a run; and at its end.
 
         Where there is no budget, every ENDLESS_EVERY steps.
         """
-        if self.ends:
+        if self.ended:
             return True
-        if self.endless:
-            return step % (every or ENDLESS_EVERY) == 0
-        if every is None and self.steps is None:
-            return int(10 * self.share) > int(10 * self.share_before_step)
-        return step % (every or max(1, (self.steps or 0) // 10)) == 0
+        if every is None and self.steps is None and not self.endless:
+            return int(10 * self.share) > int(10 * self.share_before)
+        return step % (every or (ENDLESS_EVERY if self.endless else max(1, (self.steps or 0) // 10))) == 0
 
-    def end(self, trainer: Trainer) -> None:
-        """Makes the step in progress the last one of the run."""
-        self.ends, self.interrupted = True, False
-        trainer.should_stop = True
 
-    def on_train_start(self, trainer: Trainer, module: pl.LightningModule) -> None:
-        self._started, self._aside = time.perf_counter(), 0.0
-        self._share(module, trainer.global_step)
-        self.share_before_step = self.share
-        if self.share >= 1:
-            trainer.should_stop = True
-
-    def after_step(self, trainer: Trainer, module: TrainingModule, step: int) -> None:
-        asked = self.asked_to_stop
-        self.spent = self.elapsed()
-        if trainer.world_size > 1:
-            asked = self._agree(trainer, module)
-        self._share(module, step)
-        if self.share >= 1:
-            self.end(trainer)
-        elif asked:
-            self.interrupted = trainer.should_stop = True
-
-    def _agree(self, trainer: Trainer, module: TrainingModule) -> bool:
-        """Takes the first process's clock, and says whether any process was asked to stop."""
-        mine = [float(self.asked_to_stop), self.spent if trainer.is_global_zero else 0.0]
-        both = torch.tensor(mine, dtype=torch.float64, device=module.device)
-        torch.distributed.all_reduce(both)
-        asked, self.spent = both.tolist()
-        return asked > 0
-
-    def _share(self, module: Any, step: int) -> None:
-        self.share_before_step = self.share
-        if self.steps is not None:
-            share = step / self.steps
-        elif self.tokens is not None:
-            share = module.tokens / self.tokens
-        elif self.flops is not None:
-            share = module.flops / self.flops
-        else:
-            share = max(self.spent, self._before) / (self.seconds or math.inf)
-        self.share = module.share = min(1.0, share)
-
-    def state_dict(self) -> dict[str, float]:
-        return {"spent": self.elapsed()}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self._before = self.spent = state["spent"]
+def agree(fabric: Fabric, seconds: float, asked: bool) -> tuple[float, bool]:
+    """The first process's clock, and whether any process was asked to stop."""
+    if fabric.world_size == 1:
+        return seconds, asked
+    both = torch.tensor(
+        [seconds if fabric.is_global_zero else 0.0, float(asked)], dtype=torch.float64, device=fabric.device
+    )
+    torch.distributed.all_reduce(both)
+    return both[0].item(), both[1].item() > 0

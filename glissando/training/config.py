@@ -193,6 +193,7 @@ class RunConfig:
     stages      trainings in a row, each from the end of the one before; see glissando.training.stages
     grown       what growth has left to remember: [share, copies, released] by parameter, see
                 glissando.training.parts.Share; it comes with the run that is started from
+    imports     the Python files that registered what the run is made of (--import on the command line)
     """
 
     preset: str | None = None
@@ -202,6 +203,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     stages: list[Stage] = field(default_factory=list)
     grown: dict[str, list[float]] = field(default_factory=dict)
+    imports: list[str] = field(default_factory=list)
 
     def check(self, processes: int) -> None:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
@@ -210,7 +212,8 @@ class RunConfig:
         if not isinstance(self.training.calibration, FixedOptions) and "tau" not in mixers:
             raise ConfigError(
                 f"training.calibration.kind is {CALIBRATIONS.kind_of(self.training.calibration)!r}, but the model's "
-                f"mixer is {', '.join(mixers)}, which has no tau: leave training.calibration out, or set model.mixer: tau"
+                f"mixer is {', '.join(mixers)}, which has no tau: leave training.calibration out, or set "
+                "model.mixer: tau"
             )
         parts = self.training.accumulate * processes
         if self.data.batch_size % parts:
@@ -222,7 +225,7 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values."""
         values = to_dict(self)
-        return {k: v for k, v in values.items() if v or k not in ("start_from", "stages", "grown")}
+        return {k: v for k, v in values.items() if v or k not in ("start_from", "stages", "grown", "imports")}
 
 
 def fitted_vocabulary(given: int, tokens: int) -> int:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from glissando.data.corpora import CORPORA, DataConfig
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.runs import ENVIRONMENT
 from glissando.storage import record
@@ -24,39 +23,40 @@ _WHOLE_BYTES, _END_BYTES = 1 << 30, 1 << 24
 
 
 def text_options() -> list[str]:
-    """The options that name a corpus's files, such as data.text.path."""
-    sections = {name: vars(getattr(DataConfig(), name)) for name in CORPORA}
-    return [f"data.{corpus}.{name}" for corpus, options in sections.items() for name in _NAMES if name in options]
+    """The options that name a corpus's files."""
+    return [f"data.{name}" for name in _NAMES]
 
 
-def put_texts(data: DataConfig, texts: Mapping[str, str]) -> None:
-    """Sets options of `text_options`: where the files lie now. Raises ConfigError for one of another corpus."""
+def put_texts(data: Any, texts: Mapping[str, str]) -> None:
+    """Sets options of `text_options`: where the files lie now. Raises ConfigError for one that the corpus lacks."""
     for option, path in texts.items():
-        _, corpus, name = option.split(".")
-        if corpus != data.corpus:
-            raise ConfigError(f"{option} would do nothing: the run's data.corpus is {data.corpus}. Leave it out")
-        setattr(getattr(data, corpus), name, path)
+        name = option.removeprefix("data.")
+        if name not in _NAMES or not hasattr(data, name):
+            raise ConfigError(f"the run's corpus has no option {option}: leave it out")
+        setattr(data, name, path)
 
 
-def fingerprints(data: DataConfig) -> dict[str, dict[str, Any]]:
+def fingerprints(data: Any) -> dict[str, dict[str, Any]]:
     """SHA-256 and size of each file that `data` names, by its option; of one above 1 GiB, the digest of its first and
     last 16 MiB."""
     return {option: _fingerprint(path) for option, path in _texts(data).items()}
 
 
-def require_texts(data: DataConfig, run: Path) -> None:
+def require_texts(data: Any, run: Path) -> None:
     """Raises DataError for a file that is not where `run` has it, RunError for one that is not what it was.
 
-    A run from before there was a record of it is taken at its word.
+    A run without a record of its texts is not checked.
     """
+    try:
+        known = json.loads((run / ENVIRONMENT).read_bytes()).get(TEXTS, {})
+    except (OSError, ValueError, AttributeError):
+        known = {}
     for option, path in _texts(data).items():
         if not path.is_file():
             raise DataError(
                 f"there is no file {path}, which {run} is trained on; if it has moved, name its place: "
                 f"glissando train --resume {run} --{option} FILE"
             )
-    known = _recorded(run)
-    for option, path in _texts(data).items():
         if option in known and (now := _fingerprint(path)) != (then := known[option]):
             raise RunError(
                 f"{path} is not the text that {run} was trained on: it has {_shown(now)}, and that had {_shown(then)}. "
@@ -90,9 +90,8 @@ def alone(run: Path) -> Iterator[None]:
         yield
 
 
-def _texts(data: DataConfig) -> dict[str, Path]:
-    options = vars(getattr(data, data.corpus))
-    return {f"data.{data.corpus}.{n}": Path(options[n]).expanduser() for n in _NAMES if options.get(n)}
+def _texts(data: Any) -> dict[str, Path]:
+    return {f"data.{n}": Path(getattr(data, n)).expanduser() for n in _NAMES if getattr(data, n, None)}
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -105,13 +104,6 @@ def _fingerprint(path: Path) -> dict[str, Any]:
         file.seek(-_END_BYTES, os.SEEK_END)
         digest.update(file.read(_END_BYTES))
     return {"sha256_of_ends": digest.hexdigest(), "size": size}
-
-
-def _recorded(run: Path) -> dict[str, Any]:
-    try:
-        return json.loads((run / ENVIRONMENT).read_bytes()).get(TEXTS, {})
-    except (OSError, ValueError, AttributeError):
-        return {}
 
 
 def _shown(fingerprint: Mapping[str, Any]) -> str:

@@ -4,100 +4,81 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import itertools
-import logging
 import math
 import shlex
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
-import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.fabric import seed_everything
 
+from glissando.backbone import for_saved_weights
 from glissando.config import from_dict, merge
 from glissando.data.base import Corpus
-from glissando.data.corpora import build_corpus
+from glissando.data.corpora import CORPORA, build_corpus
 from glissando.data.tokenizers import load_tokenizer
+from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, RunError, Stopped
-from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel, ModelConfig
-from glissando.runs import BEST, CHECKPOINTS, METRICS, TOKENIZER, Run, checkpoint_step, config_text
+from glissando.runs import BEST, CHECKPOINTS, METRICS, TOKENIZER, Run, config_text, saved_step
 from glissando.storage import MANIFEST
 from glissando.training import launch
-from glissando.training.budget import Budget
-from glissando.training.calibration import Calibration
-from glissando.training.callbacks import Metrics, Samples, Saver, Validation, read_metrics
-from glissando.training.checkpoint import PatientCheckpointIO, RandomState, ShardedStrategy
-from glissando.training.config import MACHINE, RunConfig, TrainingConfig, fitted_vocabulary
+from glissando.training.config import CALIBRATIONS, MACHINE, RunConfig, fitted_vocabulary
 from glissando.training.files import TEXTS, alone, fingerprints, put_texts, require_texts
-from glissando.training.module import TrainingModule
-from glissando.training.progress import Progress, say
-from glissando.training.start import (
-    keep_base,
-    load_start,
-    require_base,
-    stage_base,
-    start_moments,
-    start_tokenizer,
-    take_growth,
-)
-from glissando.training.stopping import Stopping
-from glissando.training.summary import summarize, told
-
-_ASIDES = (
-    ".*does not have many workers.*",
-    ".*available but not used.*",
-    ".*IterableDataset.*",
-    r".*treespec, LeafSpec.*",  # Lightning 2.6 calls what torch 2.13 deprecates
-    ".*Dynamo detected a call to a `functools.lru_cache`.*",  # the tables cached so are constants
-)
-
-#: builds the callback that shows how training goes
-ShownBy = Callable[[Budget, Validation, Metrics], Progress]
+from glissando.training.growing import remembered
+from glissando.training.hooks import Observation
+from glissando.training.loop import Display, Loop
+from glissando.training.metrics import read_metrics
+from glissando.training.optimizer import read_moments
+from glissando.training.progress import Progress
+from glissando.training.start import keep_base, load_base, load_start, require_base, start_tokenizer
+from glissando.training.summary import summarize, summary_lines
 
 
-def train(config: RunConfig, out: str | Path, progress: ShownBy = Progress) -> Run:
-    """Train as `config` says into the new run directory `out`; `progress` shows it.
+def train(config: RunConfig, out: str | Path, progress: Display | None = None) -> Run:
+    """Train as `config` says into the new run directory `out`; `progress` shows it, a bar by default.
 
     Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C, SIGTERM and SIGHUP
     raise Stopped, a KeyboardInterrupt, once the step in progress is saved.
     """
     config = copy.deepcopy(config)  # what is found out about this run is not the caller's
-    take_growth(config)
     config.check(math.prod(launch.processes(config.training)))
-    pl.seed_everything(config.training.seed, verbose=False)
-    corpus = build_corpus(config.data, start_tokenizer(config))
-    _fit_vocabulary(config, corpus)
-    require_rows(config, corpus)
-    _require_room(config, corpus)
-    _require_dials(config, corpus)
-    _require_shardable(config)
-    require_base(config, corpus.control_names)
-    job = _Job.build(config, Run(Path(out).expanduser()), corpus, resuming=False, progress=progress)
-    load_start(config, job.module.model)
-    job.module.moments = start_moments(config)
-    _require_laplacian(config, job.module.model)
+    tokenizer = start_tokenizer(config)
+    if config.start_from is not None:
+        config.grown = remembered(Run.open(config.start_from))
+    elif config.grown:
+        raise ConfigError("grown is what `glissando grow` left in a run: start from that with --from, or leave it out")
+    seed_everything(config.training.seed, verbose=False)
+    corpus = build_corpus(config.data, tokenizer)
+    progress = progress or Progress()
+    for note in fit_to_corpus(config, corpus):
+        if launch.rank() == 0:
+            progress.say(note)
+    loop = _build(config, Run(Path(out).expanduser()), corpus, progress, resuming=False)
+    load_start(config, loop.model)
+    if config.start_from is not None:
+        loop.moments = {name: own.state() for name, own in read_moments(Run.open(config.start_from)).items()}
+    if loop.moments and config.training.strategy == "fsdp":
+        raise ConfigError(
+            f"{config.start_from} comes with its optimizer's state, which training.strategy `fsdp` cannot take up: use "
+            "`ddp` or `auto`"
+        )
     config_text(config.as_dict())
     # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
     if launch.rank() == 0:
         Run.create(out, notes={TEXTS: fingerprints(config.data)}).write_config(config.as_dict())
-        corpus.tokenizer.save(job.run.path / TOKENIZER)
+        corpus.tokenizer.save(loop.run.path / TOKENIZER)
         if config.training.neutral_kl:
-            keep_base(config, job.run)
-    return job.fit(resume_from=None)
+            keep_base(config, loop.run)
+    return _fit(loop)
 
 
 def resume(
     path: str | Path,
     machine: Mapping[str, Any] | None = None,
-    progress: ShownBy = Progress,
+    progress: Display | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> Run:
     """Go on from the newest complete checkpoint of the run directory `path`, to bit-identical weights.
@@ -107,7 +88,7 @@ def resume(
     `machine` replaces training options that say what to train on and not how: those in MACHINE. A run may go
     on with another number of processes, where sums are rounded differently.
 
-    `texts` says where files of the corpus lie now, {"data.text.path": "book.txt"}; the run keeps that.
+    `texts` says where files of the corpus lie now, {"data.path": "book.txt"}; the run keeps that.
 
     Raises RunError if there is no checkpoint to resume from, a text is not what it was, or another process trains
     there, ConfigError for another option; else as `train`.
@@ -118,15 +99,14 @@ def resume(
     put_texts(config.data, texts or {})
     config.training = replace(config.training, **machine_only(machine or {}))
     config.check(math.prod(launch.processes(config.training)))
-    checkpoint = run.latest_checkpoint()
+    checkpoint = run.latest_checkpoint() or run.best_checkpoint()  # killed early, it may have the latter alone
     if checkpoint is None:
         raise RunError(f"{path} has no complete checkpoint to resume from; train again into another directory")
     if (run.path / MANIFEST).is_file() and not (run.path / TOKENIZER).is_file():
         Run.open(checkpoint)  # says what is missing and what to do
     require_texts(config.data, run.path)
     corpus = build_corpus(config.data, load_tokenizer(run.path / TOKENIZER))
-    job = _Job.build(config, run, corpus, resuming=True, progress=progress)
-    return job.fit(resume_from=checkpoint, texts=texts)
+    return _fit(_build(config, run, corpus, progress or Progress(), resuming=True), checkpoint, texts)
 
 
 def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -137,97 +117,127 @@ def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-@dataclass
-class _Job:
-    """A run ready to start: whatever may be wrong with a configuration has shown while this was built."""
+def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
+    """Give the model the corpus's vocabulary; returns what a person should know of how they fit.
 
-    config: RunConfig
-    run: Run
-    corpus: Corpus
-    module: TrainingModule
-    trainer: pl.Trainer
-    budget: Budget
-    validation: Validation
-    stopping: Stopping
-
-    @classmethod
-    def build(cls, config: RunConfig, run: Run, corpus: Corpus, resuming: bool, progress: ShownBy) -> _Job:
-        model = LanguageModel(
-            _followed(config.model) if resuming or config.start_from else config.model, corpus.tokenizer
+    Raises ConfigError or DataError for options that do not fit the corpus.
+    """
+    notes, model = [], config.model
+    given, tokens = model.vocab_size, corpus.tokenizer.vocab_size
+    # A preset's vocabulary is that of its published tokenizer; a smaller tokenizer leaves a part of it unused.
+    model.vocab_size = fitted_vocabulary(given, tokens)
+    if given > tokens and model.vocab_size == given:
+        notes.append(
+            f"the tokenizer has {tokens} tokens of the model's {given:,} (--model.vocab_size {tokens}: no more)"
         )
-        if config.training.precision == "64-true":
-            model.double()  # Lightning would do so after it has loaded the checkpoint into float32
-        base = stage_base(config, run.path if resuming else None, model)
-        module = TrainingModule(config, model, corpus, base)
-        files = PatientCheckpointIO()
-        budget, validation, callbacks = _callbacks(config, run, corpus, files, progress)
-        stopping = Stopping(budget)
-        with _quiet():
-            trainer = _trainer(config, budget.steps, [*callbacks, stopping], files)
-        _say_what_emulation_costs(trainer)
-        return cls(config, run, corpus, module, trainer, budget, validation, stopping)
+    elif given not in (ModelConfig.vocab_size, tokens):
+        notes.append(f"model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens")
+    require_rows(config, corpus)
+    prompt = config.training.sample_prompt
+    if model.max_length is not None and prompt is not None:
+        if (length := len(corpus.tokenizer.encode(prompt))) >= model.max_length:
+            raise ConfigError(
+                f"training.sample_prompt has {length} tokens, and model.max_length {model.max_length} leaves no more: "
+                "shorten it"
+            )
+    labels = list(corpus.control_names)
+    if model.controls and not labels:
+        notes.append(f"the corpus has no labels: the dials {', '.join(model.controls)} are not trained")
+    if model.controls and labels and model.controls != labels:
+        raise ConfigError(
+            f"model.depth.control is {model.controls}, and the corpus's labels are {labels}: give both the same names "
+            "in the same order"
+        )
+    if config.training.strategy == "fsdp" and isinstance(model.depth, FlowConfig):
+        raise ConfigError(
+            "training.strategy `fsdp` cannot shard a flow, whose field is evaluated by parts and again in the backward "
+            "pass; use `ddp`"
+        )
+    require_base(config, corpus.control_names)
+    return notes
 
-    def fit(self, resume_from: Path | None, texts: Mapping[str, str] | None = None) -> Run:
-        if launch.rank() > 0:
-            return self._fit(resume_from)
-        with alone(self.run.path):
-            if resume_from is not None:
-                Run.create(self.run.path, resume=True)
+
+def require_rows(config: RunConfig, corpus: Corpus) -> None:
+    """Raises DataError if there is too little to train on, ConfigError for rows longer than learned positions."""
+    width = max(batch.ids.shape[1] for batch in itertools.islice(corpus.batches("train"), 4))  # rows may vary
+    limit, given = config.model.max_length, config.data.seq_len
+    if limit is None:
+        return
+    if given > limit:
+        raise ConfigError(f"data.seq_len {given} is longer than model.max_length {limit}: lower it to {limit} or less")
+    if width > limit:
+        fix = "--data.cut true" if hasattr(config.data, "cut") else "another corpus"
+        raise ConfigError(
+            f"corpus {CORPORA.kind_of(config.data)} has rows of {width} tokens, whatever data.seq_len is, and "
+            f"model.max_length is {limit}: give {fix}, or --model.max_length {width}"
+        )
+
+
+def _build(config: RunConfig, run: Run, corpus: Corpus, progress: Display, resuming: bool) -> Loop:
+    saved = resuming or config.start_from is not None
+    model = LanguageModel(for_saved_weights(config.model) if saved else config.model, corpus.tokenizer)
+    if config.training.precision == "64-true":
+        model.double()  # before weights are loaded into it
+    base = load_base(config, run.path if resuming else None, model)
+    calibration = config.training.calibration
+    hooks = [Observation(), CALIBRATIONS.class_of(calibration)(calibration)]
+    return Loop(config, run, corpus, model, base, hooks, progress)
+
+
+def _fit(loop: Loop, checkpoint: Path | None = None, texts: Mapping[str, str] | None = None) -> Run:
+    run, is_first = loop.run, launch.rank() == 0
+    with alone(run.path) if is_first else contextlib.nullcontext():
+        if is_first and checkpoint is not None:
+            Run.create(run.path, resume=True)
             if texts:
-                self.run.write_config(merge(self.run.read_config(), texts))
-            return self._fit(resume_from)
-
-    def _fit(self, resume_from: Path | None) -> Run:
-        # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
-        pl.seed_everything(self.config.training.seed + launch.rank(), verbose=False)
-        trainer, run = self.trainer, self.run
-        with self.stopping, _quiet(), launch.ended_together(trainer):
-            trainer.fit(self.module, ckpt_path=resume_from)
-        if launch.rank() == 0:
-            self._finish(nothing_done=resume_from is not None and trainer.global_step == checkpoint_step(resume_from))
-        if self.budget.interrupted:
-            where = f"stopped and saved at step {trainer.global_step}"
-            _say(f"\n{where}; go on with: glissando train --resume {shlex.quote(str(run.path))}")
-            raise Stopped(f"training was stopped at step {trainer.global_step} and saved", self.stopping.asked)
-        if resume_from is not None and trainer.global_step == checkpoint_step(resume_from):
-            _say(f"{run.path} is finished, at step {trainer.global_step}: nothing is left to train")
-        if self.corpus.problems:
-            _say(self.corpus.problems)
-        _say(f"run: {run.path}   (try: {_example(run, self.corpus)})")
-        return run
-
-    def _finish(self, nothing_done: bool) -> None:
-        """The summary; and the run's own weights, unless they are those that the last step has left there."""
-        run, t, step = self.run, self.config.training, self.trainer.global_step
-        best = run.best_checkpoint() if t.early_stopping is not None and not self.budget.interrupted else None
-        checkpoint = best or (run.latest_checkpoint() if nothing_done else None)
-        if checkpoint is not None:
-            run.write_model(Run(run.path, checkpoint).read_state_dict(), run.read_config())
-        rows = read_metrics(run.path / METRICS)
-        rate = self.module.learning_rate or (float(rows[-1]["learning_rate"]) if rows else 0.0)
-        summary = {
-            "steps": step, "tokens": self.module.tokens, "seconds": self.budget.spent, "flops": self.module.flops,
-            "finished": not self.budget.interrupted,
-            "learning_rate_scale": rate / t.optimizer.learning_rate,
-            "weights": "latest" if best is None else BEST,
-            **summarize(rows, self.validation.best_step),
-        }  # fmt: skip
-        run.write_summary(summary)
-        for line in told(summary, str(run.path / CHECKPOINTS / BEST)):
-            _say(line)
+                run.write_config(merge(run.read_config(), texts))
+        with loop.stopping, launch.quiet(), launch.ended_together(loop.fabric):
+            try:
+                loop.train(checkpoint)
+            finally:
+                loop.close()
+        nothing_done = checkpoint is not None and loop.state.step == saved_step(checkpoint)
+        lines = _finish(loop, nothing_done) if is_first else []
+    if loop.budget.interrupted:
+        lines.append(
+            f"\nstopped and saved at step {loop.state.step}; go on with: glissando train --resume "
+            f"{shlex.quote(str(run.path))}"
+        )
+    else:
+        if nothing_done:
+            lines.append(f"{run.path} is finished, at step {loop.state.step}: nothing is left to train")
+        if loop.corpus.problems:
+            lines.append(loop.corpus.problems)
+        lines.append(f"run: {run.path}   (try: {_example(run, loop.corpus)})")
+    if is_first:
+        for line in lines:
+            loop.display.say(line)
+    if loop.budget.interrupted:
+        raise Stopped(f"training was stopped at step {loop.state.step} and saved", loop.stopping.asked)
+    return run
 
 
-def _say_what_emulation_costs(trainer: pl.Trainer) -> None:
-    """Measured for the nano presets on a processor with AVX2 alone: 450 tokens/s in bf16-mixed, 3,400 in 32-true."""
-    processor = torch.cpu.get_capabilities()
-    emulated = processor.get("architecture") == "x86_64" and not processor.get("avx512_bf16")
-    if trainer.precision == "bf16-mixed" and trainer.strategy.root_device.type == "cpu" and emulated:
-        _say("this processor has no bfloat16 arithmetic: bf16-mixed is emulated, several times slower than 32-true")
-
-
-def _say(line: str) -> None:
-    if launch.rank() == 0:
-        say(line, sys.stderr)
+def _finish(loop: Loop, nothing_done: bool) -> list[str]:
+    """Write the summary, and the run's own weights where they are not those of the last step; the summary in lines."""
+    run, t, state = loop.run, loop.config.training, loop.state
+    best = run.best_checkpoint() if t.early_stopping is not None and not loop.budget.interrupted else None
+    if best is not None and saved_step(best) != state.best_step:
+        best = None  # of steps that a crash undid
+    checkpoint = best or (run.latest_checkpoint() if nothing_done else None)
+    if checkpoint is not None:
+        run.write_model(Run(run.path, checkpoint).read_state_dict(), run.read_config())
+    rows = read_metrics(run.path / METRICS)
+    rate = loop.learning_rate or (float(rows[-1]["learning_rate"]) if rows else 0.0)
+    summary = {
+        "steps": state.step, "tokens": state.tokens, "seconds": state.seconds,
+        "flops": None if math.isnan(state.flops) else state.flops,
+        "finished": not loop.budget.interrupted,
+        "learning_rate_scale": rate / t.optimizer.learning_rate,
+        "weights": "latest" if best is None else BEST,
+        **summarize(rows, state.best_step),
+    }  # fmt: skip
+    run.write_summary(summary)
+    return summary_lines(summary, str(run.path / CHECKPOINTS / BEST))
 
 
 def _example(run: Run, corpus: Corpus) -> str:
@@ -244,179 +254,3 @@ def quoted(text: str) -> str:
     named = {"\t": "\\t", "\n": "\\n", "\\": "\\\\", "'": "\\'"}
     escaped = (named.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in text)
     return f"$'{''.join(escaped)}'"
-
-
-def _callbacks(
-    config: RunConfig, run: Run, corpus: Corpus, files: PatientCheckpointIO, shown_by: ShownBy
-) -> tuple[Budget, Validation, list[pl.Callback]]:
-    t = config.training
-    budget = Budget(_steps(config, corpus), t.tokens, t.seconds, t.flops)
-    calibration = Calibration(t.calibration, budget)
-    validation = Validation(budget, t.validate_every, t.early_stopping)
-    metrics = Metrics(run.path, t.log_every, validation, budget, t.tensorboard, calibration)
-    progress = shown_by(budget, validation, metrics)
-    samples = Samples(run.path, budget, t.sample_every, progress.say, t.sample_prompt)
-    saver = Saver(run, budget, t.save_every, t.keep_checkpoints, files, validation)
-    # The order is the order within a step: what is saved must know of what was validated.
-    callbacks = [RandomState(), budget, calibration, validation, metrics, progress, samples, saver]
-    return budget, validation, callbacks
-
-
-def _steps(config: RunConfig, corpus: Corpus) -> int | None:
-    """The budget in steps, where it is one of steps or epochs."""
-    epochs = config.training.epochs
-    if epochs is None:
-        return config.training.steps
-    if corpus.epoch_rows is None:
-        raise ConfigError(
-            f"training.epochs counts passes over a text or over pairs, and corpus {config.data.corpus} has no known "
-            "end: give training.steps or another budget"
-        )
-    return max(1, math.ceil(epochs * corpus.epoch_rows / config.data.batch_size))
-
-
-def _trainer(
-    config: RunConfig, steps: int | None, callbacks: list[pl.Callback], files: PatientCheckpointIO
-) -> pl.Trainer:
-    t = config.training
-    devices, nodes = launch.processes(t)
-    build = functools.partial(
-        pl.Trainer,
-        accelerator=t.accelerator,
-        devices=devices,
-        num_nodes=nodes,
-        strategy=_strategy(t, devices * nodes),
-        precision=t.precision,
-        max_steps=steps or -1,
-        max_epochs=-1,
-        accumulate_grad_batches=t.accumulate,
-        callbacks=callbacks,
-        plugins=[files],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-    )
-    try:
-        return build()
-    except (MisconfigurationException, ImportError, ValueError) as error:
-        here = sorted(name for name, entry in AcceleratorRegistry.items() if entry["accelerator"].is_available())
-        raise ConfigError(
-            f"training.accelerator {t.accelerator!r} with {devices} device(s), strategy {t.strategy}, precision "
-            f"{t.precision} does not work here: {' '.join(str(error).split())} "
-            f"Available here: {', '.join(['auto', *here])}."
-        ) from error
-
-
-def _strategy(training: TrainingConfig, processes: int) -> Any:
-    if training.strategy == "fsdp":
-        # Lightning's own choice is tensor parallelism within a node, which would shard no weight at all here.
-        return ShardedStrategy(data_parallel_size=processes, tensor_parallel_size=1)
-    return "ddp" if training.strategy == "ddp" or processes > 1 else "auto"
-
-
-def _require_dials(config: RunConfig, corpus: Corpus) -> None:
-    """Labels train the dials of the same names; without labels a flow is trained without its control."""
-    names, labels = config.model.depth.control, list(corpus.control_names)
-    if names and not labels:
-        _say(f"the corpus has no labels: the dials {', '.join(names)} are not trained")
-    if names and labels and names != labels:
-        raise ConfigError(
-            f"model.depth.control is {names}, and the corpus's labels are {labels}: give both the same names in the "
-            "same order"
-        )
-
-
-def _followed(config: ModelConfig) -> ModelConfig:
-    """Of a model whose weights are loaded next: what only a new one reads, such as a Laplacian's file, may be gone."""
-    config = copy.deepcopy(config)
-    config.mixers.weights_follow()
-    return config
-
-
-def _require_laplacian(config: RunConfig, model: LanguageModel) -> None:
-    """Raises ConfigError where a tau mixer has no Laplacian, or would not have the one that is asked for."""
-    lacking = [name for name, m in model.named_modules() if isinstance(m, Tau) and not m.laplacian.isfinite().all()]
-    asked = config.model.mixers.tau.laplacian
-    if lacking and config.start_from is None:
-        raise ConfigError(
-            f"model.mixers.tau.laplacian is {asked!r}, but a new model has no weights to take it from: give `chain`, "
-            "or a file of `glissando laplacian build`; or start with --from a run that has one"
-        )
-    if lacking:
-        raise ConfigError(f"{config.start_from} has no Laplacian for {', '.join(lacking)}: give both the same layers")
-    if config.start_from is None or not any(isinstance(m, Tau) for m in model.modules()):
-        return
-    theirs = Run.open(config.start_from).read_config()["model"]["mixers"]["tau"]["laplacian"]
-    if asked not in (theirs, "saved"):
-        raise ConfigError(
-            f"model.mixers.tau.laplacian is {asked!r}, but the weights of {config.start_from} come with their own, "
-            f"{theirs!r}: leave the option out, or train a new model"
-        )
-
-
-def _require_shardable(config: RunConfig) -> None:
-    if config.training.strategy == "fsdp" and config.model.depth.kind == "flow":
-        raise ConfigError(
-            "training.strategy `fsdp` cannot shard a flow, whose field is evaluated by parts and again in the backward "
-            "pass; use `ddp`"
-        )
-
-
-def _require_room(config: RunConfig, corpus: Corpus) -> None:
-    limit, prompt = config.model.max_length, config.training.sample_prompt
-    if config.model.positions != "learned" or limit is None or prompt is None:
-        return
-    if (tokens := len(corpus.tokenizer.encode(prompt))) >= limit:
-        raise ConfigError(
-            f"training.sample_prompt has {tokens} tokens, and model.max_length {limit} leaves no more: shorten it"
-        )
-
-
-def _fit_vocabulary(config: RunConfig, corpus: Corpus) -> None:
-    """A preset's vocabulary is that of its published tokenizer; a smaller tokenizer leaves a part of it unused."""
-    given, tokens = config.model.vocab_size, corpus.tokenizer.vocab_size
-    config.model.vocab_size = fitted_vocabulary(given, tokens)
-    if given > tokens and config.model.vocab_size == given:
-        _say(f"the tokenizer has {tokens} tokens of the model's {given:,} (--model.vocab_size {tokens}: no more)")
-    elif given not in (ModelConfig.vocab_size, tokens):
-        _say(f"model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens (data.tokenizer)")
-
-
-def require_rows(config: RunConfig, corpus: Corpus) -> None:
-    """Raises DataError if there is too little to train on, ConfigError for rows longer than learned positions."""
-    width = max(batch.ids.shape[1] for batch in itertools.islice(corpus.batches("train"), 4))  # rows may vary
-    limit, given = config.model.max_length, config.data.seq_len
-    if config.model.positions != "learned" or limit is None:
-        return
-    if given > limit:
-        raise ConfigError(f"data.seq_len {given} is longer than model.max_length {limit}: lower it to {limit} or less")
-    if width > limit:
-        fix = "--data.stories.cut true" if config.data.corpus == "stories" else "another corpus"
-        raise ConfigError(
-            f"corpus {config.data.corpus} has rows of {width} tokens, whatever data.seq_len is, and model.max_length "
-            f"is {limit}: give {fix}, or --model.max_length {width}"
-        )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Lightning's banners and its advice about loaders of its own kind say nothing to our users."""
-    names = ("pytorch", "pytorch.utilities.rank_zero", "fabric", "fabric.utilities.distributed")
-    wanted = {f"lightning.{name}": logging.WARNING for name in names}
-    wanted["torch._dynamo"] = logging.ERROR  # that a model is compiled in pieces
-    loggers = [logging.getLogger(name) for name in wanted]
-    levels = [logger.level for logger in loggers]
-    for logger, level in zip(loggers, wanted.values(), strict=True):
-        logger.setLevel(level)
-    try:
-        with warnings.catch_warnings():
-            for message in _ASIDES:
-                warnings.filterwarnings("ignore", message)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -9,24 +9,23 @@ from typing import Any
 
 import torch
 
-from glissando.config import from_dict, to_dict
+from glissando.config import to_dict
 from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError
 from glissando.growth import Grown, Growth, grow_by
 from glissando.growth.lifts import Grows
 from glissando.loading import load
-from glissando.model import LanguageModel, ModelConfig
+from glissando.model import LanguageModel
 from glissando.runs import TOKENIZER, Run, saved_step
-from glissando.training.config import OptimizerConfig
-from glissando.training.moments import checkpoint_moments, grow_moments, read_moments, write_moments
+from glissando.training.config import OPTIMIZERS
+from glissando.training.optimizer import checkpoint_moments, grow_moments, read_moments, write_moments
 from glissando.training.parts import Share
 
 
 def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     """The run at `source`, or one of its checkpoints, grown into the new run `out`, for `train --from`.
 
-    Its optimizer's state is grown along: that of its newest checkpoint, or what an earlier growth has left. Where there
-    is none, that is said.
+    Its optimizer's state is grown along: that of its newest checkpoint, or what an earlier growth has left.
 
     Raises ConfigError for what cannot be grown exactly, RunError for a run that is missing or damaged or `out` that
     is not empty.
@@ -41,10 +40,10 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     grown = grow_by(load(checkpoint or run.path), by)
     moments = grow_moments(read_moments(run) if checkpoint is None else checkpoint_moments(checkpoint), grown)
     if not moments:
-        print(f"{source} has no state of an optimizer that says whose it is: it starts anew", file=sys.stderr)
+        print(f"{source} has no state of an optimizer: it starts anew", file=sys.stderr)
     before = run.read_config()
     config = {name: value for name, value in before.items() if name not in ("start_from", "grown")}
-    config["model"] = used_options(grown.model.config)
+    config["model"] = to_dict(grown.model.config)
     if noted := record(grown, before.get("grown", {}), _held(before, checkpoint)):
         config["grown"] = noted
     new = Run.create(out)
@@ -59,7 +58,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
 def record(grown: Grown, before: Mapping[str, list[float]], held: float = 1.0) -> dict[str, list[float]]:
     """[share, copies, released] of every parameter that is not as it would be in a new model, over all growths so far.
 
-    held  how much of the shares before was left at the end of training, see OptimizerConfig.held
+    held  how much of the shares before was left at the end of training, see AdamWOptions.held
     """
     found: dict[str, list[float]] = {}
     for name, _ in grown.model.named_parameters():
@@ -76,7 +75,7 @@ def remembered(run: Run) -> dict[str, list[float]]:
     """What the next training has to remember of a run's growth: its record, with what its own training has released."""
     before = run.read_config()
     held = _held(before, run.checkpoint or run.own_checkpoint())
-    shares = {name: Share(*told) for name, told in before.get("grown", {}).items()}
+    shares = {name: Share(*noted) for name, noted in before.get("grown", {}).items()}
     return {name: _noted(old.share, old.copies, _released(old, held)) for name, old in shares.items()}
 
 
@@ -89,9 +88,9 @@ def _noted(share: float, copies: float, released: float) -> list[float]:
 
 
 def _held(config: Mapping[str, Any], checkpoint: Path | None) -> float:
-    """At the end of a run's training."""
-    options = config.get("training", {}).get("optimizer", {})
-    return 1.0 if checkpoint is None else from_dict(OptimizerConfig, options, "optimizer").held(saved_step(checkpoint))
+    """How much of growth's shares is left at the end of a run's training, see AdamWOptions."""
+    options = OPTIMIZERS.read(config.get("training", {}).get("optimizer", {}))
+    return 1.0 if checkpoint is None else options.held(saved_step(checkpoint))
 
 
 @torch.no_grad()
@@ -101,9 +100,3 @@ def difference(small: LanguageModel, large: LanguageModel | None = None, length:
     ids = torch.randint(0, small.config.vocab_size, (4, length), generator=torch.Generator().manual_seed(0))
     logits = small(ids)[0]
     return float((logits if large is None else large(ids)[0][..., : logits.shape[-1]] - logits).abs().max())
-
-
-def used_options(config: ModelConfig) -> dict[str, Any]:
-    """A model's options as plain values, without those of mixers that it does not have."""
-    values, names = to_dict(config), [config.mixer] if isinstance(config.mixer, str) else config.mixer
-    return values | {"mixers": {name: values["mixers"][name] for name in names}}

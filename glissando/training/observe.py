@@ -8,7 +8,7 @@ calibrated. A block that is applied several times counts once for each.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,19 +19,25 @@ from glissando.data.base import Batch
 from glissando.mixers import EMPTY, Context, Liquid, Mixer, Tau
 from glissando.model import LanguageModel
 from glissando.training.observe_liquid import observe_liquid
-from glissando.training.observe_tau import observe_tau
+from glissando.training.observe_tau import collapses, observe_tau
 
 #: shown a mixer's input: (mixer, x (B, T, D), context)
 Watcher = Callable[[Any, Tensor, Context], None]
 
 
 class Observer(NamedTuple):
-    """names: of what is measured; first: those of which the first layer's is a column too; measure(mixer, x, ctx): a
-    number () for each name, of a call without state."""
+    """How a class of mixers is observed.
+
+    names     of what is measured
+    first     those of which the first layer's is a column too
+    measure   (mixer, x, ctx) -> a number () for each name, of a call without state
+    warnings  (a row of the log) -> what is wrong with it, by kind: (category, message)
+    """
 
     names: tuple[str, ...]
     first: tuple[str, ...]
     measure: Callable[[Any, Tensor, Context], tuple[Tensor, ...]]
+    warnings: Callable[[Mapping[str, float]], dict[str, tuple[type[Warning], str]]] = lambda row: {}
 
 
 _ENERGIES = ("energy_p05", "energy_p50", "energy_p95")
@@ -40,6 +46,7 @@ OBSERVERS: dict[type[Mixer], Observer] = {
         (*_ENERGIES, "tau", "temperature", "attention_entropy", "effective_keys", "effective_share"),
         _ENERGIES,
         observe_tau,
+        collapses,
     ),
     Liquid: Observer(
         ("tau_p05", "tau_p50", "tau_p95", "adaptation", "newton_iterations", "newton_residual"), (), observe_liquid
@@ -57,6 +64,12 @@ def columns(model: LanguageModel) -> list[str]:
     observers = [OBSERVERS[type(mixer)] for mixer in observing(model)]
     names = [name for observer in observers for name in observer.names]
     return list(dict.fromkeys([*names, *(f"{name}/first" for observer in observers for name in observer.first)]))
+
+
+def observed_warnings(model: LanguageModel, row: Mapping[str, float]) -> dict[str, tuple[type[Warning], str]]:
+    """What the observers of the model's mixers find wrong with a row of the log, by kind."""
+    observers = {OBSERVERS[type(mixer)] for mixer in observing(model)}
+    return {kind: found for observer in observers for kind, found in observer.warnings(row).items()}
 
 
 def observe(

@@ -1,6 +1,9 @@
-"""What a tau mixer measures for the training log."""
+"""What a tau mixer measures for the training log, and the warning where its attention is nearly an average."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +14,16 @@ from glissando.ops.tau_attention import exponents
 
 #: attention entropy is the mean over so many queries of a row
 _QUERIES = 16
+#: energies closer together than this share of their median: at T = 0.05 their lambdas give logits within 0.1
+_LEAST_SPREAD = 0.02
+#: at init T = 1 gives a share of 0.9999 of the keys, 0.1 gives 0.98, 0.05 gives 0.92 (chain over 64 features)
+_LARGEST_SHARE = 0.95
+#: of so few keys even a selective head attends to most
+_FEW_KEYS = 16
+
+
+class CollapseWarning(UserWarning):
+    """Tau attention weighs all keys nearly alike."""
 
 
 def observe_tau(mixer: Tau, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
@@ -46,3 +59,27 @@ def _late_positions(counts: Tensor, number: int) -> Tensor:
     first = counts.unsqueeze(1) // 2
     share = torch.linspace(0, 1, number, device=counts.device)
     return (first + share * (counts.unsqueeze(1) - 1 - first)).round().long().clamp_min(0)
+
+
+def collapses(observed: Mapping[str, float]) -> dict[str, tuple[type[Warning], str]]:
+    """What is wrong with the attention that was observed, by kind: `energies`, `attention`; {} if nothing is.
+
+    Both are judged by means over the layers: one layer may well average.
+    """
+    found = {}
+    low, middle, high = (observed.get(f"energy_{q}", math.nan) for q in ("p05", "p50", "p95"))
+    if high - low <= _LEAST_SPREAD * middle:
+        found["energies"] = (
+            f"the keys' energies are nearly all the same: from their 5th to their 95th percentile they differ by "
+            f"{high - low:.3g} around {middle:.3g}, and tau attention distinguishes keys by nothing else. Learn L "
+            "(model.mixer.laplacian_weights: learned or diagonal), or take another model.mixer.laplacian"
+        )
+    keys, share = (observed.get(name, math.nan) for name in ("effective_keys", "effective_share"))
+    if share > _LARGEST_SHARE and keys > _FEW_KEYS:
+        found["attention"] = (
+            f"attention is nearly an average: {share:.1%} of the visible keys are attended to alike. Lower the "
+            f"temperature (model.mixer.temperature; it is {observed['temperature']:.3g}), let it be learned if it is "
+            "not (model.mixer.learn_temperature: true), or recalibrate tau if it is far from the energies (it is "
+            f"{observed['tau']:.3g}, their median {middle:.3g}; training.calibration.kind)"
+        )
+    return {kind: (CollapseWarning, message) for kind, message in found.items()}

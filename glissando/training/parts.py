@@ -36,8 +36,8 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 class Share:
     """What growth has left to remember of a parameter: `copies` of each entry of a smaller model's, times `share`.
 
-    The factors with which Adam moves every copy as it would have moved the entry, see glissando.growth.lifts.Grows. `released`
-    is what earlier trainings have given back of the learning rate, see OptimizerConfig.
+    The factors with which Adam moves every copy as it would have moved the entry, see glissando.growth.lifts.Grows.
+    `released` is what earlier trainings have given back of the learning rate, see AdamWOptions.
     """
 
     share: float = 1.0
@@ -141,6 +141,10 @@ def part_norms(norms: Mapping[str, float]) -> dict[str, float]:
 def local(tensor: Tensor) -> Tensor:
     """This process's share of a sharded tensor, and any other tensor as it is; the storage is the same."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return any(local(p) is not p for p in model.parameters())
 
 
 def local_norms(tensors: Iterable[Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """Several runs, each from where the one before it ended, described by one configuration.
 
     stages:
-      - {name: pretrain, training: {tokens: 4000000}, data: {stories: {labelled: false}}}
+      - {name: pretrain, training: {tokens: 4000000}, data: {labelled: false}}
       - {name: steer, training: {tokens: 1000000, neutral_kl: 1.0, freeze: [embedding.*]}}
 
 A stage is the whole configuration with its own options over it. Stage k becomes the run OUT/k-NAME, like any other, and
@@ -16,26 +16,29 @@ of the loss against FLOPs.
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from glissando.config import from_dict, merge
+from glissando.backbone import for_saved_weights
+from glissando.config import from_dict, merge, to_dict
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grown_config
+from glissando.migration import migrated
 from glissando.model import LanguageModel
 from glissando.runs import Run, config_text, latest_checkpoint
 from glissando.storage import MANIFEST, write_atomic
 from glissando.training import launch
 from glissando.training.config import BUDGETS, RunConfig, Stage
 from glissando.training.files import put_texts
-from glissando.training.growing import grow_run, used_options
+from glissando.training.fit import machine_only, resume, train
+from glissando.training.growing import grow_run
 from glissando.training.start import plan_starts
 
 STAGES = "stages.yaml"
@@ -71,7 +74,7 @@ def resume_stages(
         values = yaml.safe_load((out / STAGES).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RunError(f"cannot read {out / STAGES}: {error}; train again into another directory") from error
-    return _run_all(from_dict(RunConfig, values, STAGES), out, machine or {}, texts or {})
+    return _run_all(from_dict(RunConfig, migrated(values), STAGES), out, machine or {}, texts or {})
 
 
 class Plan(NamedTuple):
@@ -138,12 +141,10 @@ def _grown(stage: Stage, before: list[Plan], where: str) -> tuple[Growth | None,
         raise ConfigError(f"{where}: grow makes the model of the stage before larger, and this is the first stage")
     config = before[-1].config.model
     if not stage.grow:
-        return None, {"model": used_options(config)}
+        return None, {"model": to_dict(config)}
     growth = from_dict(Growth, stage.grow, f"{where}.grow")
-    followed = copy.deepcopy(config)
-    followed.mixers.weights_follow()
     try:
-        return growth, {"model": used_options(grown_config(LanguageModel(followed), growth))}
+        return growth, {"model": to_dict(grown_config(LanguageModel(for_saved_weights(config)), growth))}
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -160,8 +161,6 @@ def _require_name(stage: Stage, stages: list[Stage]) -> None:
 
 
 def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any], texts: Mapping[str, str]) -> list[Run]:
-    from glissando.training.fit import machine_only
-
     machine_only(machine)
     staged = plans(config, out)
     runs = []
@@ -181,11 +180,8 @@ def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any], texts: Ma
 
 def _run(plan: Plan, out: Path, machine: Mapping[str, Any], texts: Mapping[str, str]) -> Run:
     """Train the stage, or go on with it."""
-    from glissando.training.fit import resume, train
-
     if not plan.path.exists():
-        for name, value in machine.items():
-            setattr(plan.config.training, name, value)
+        plan.config.training = replace(plan.config.training, **machine)
         put_texts(plan.config.data, texts)
         return train(plan.config, plan.path)
     if latest_checkpoint(plan.path / "checkpoints") is None:

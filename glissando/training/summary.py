@@ -25,7 +25,7 @@ def _validation(row: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def told(summary: Mapping[str, Any], best_path: str) -> list[str]:
+def summary_lines(summary: Mapping[str, Any], best_path: str) -> list[str]:
     """The summary in a few lines for a person."""
     best, last, steps = summary["best"], summary["last"], summary["steps"]
     scale, tokens, seconds = summary["learning_rate_scale"], summary["tokens"], summary["seconds"]
@@ -36,7 +36,7 @@ def told(summary: Mapping[str, Any], best_path: str) -> list[str]:
     figures = "loss {loss:.4f}, perplexity {perplexity:.4g}, {bits_per_byte:.4f} bits/byte"
     lines.append(f"best validation: {at}: {figures.format(**best)}; {best_path}")
     if best["step"] == last["step"]:
-        lines.append("best stopping point: the last validation; the loss was still falling")
+        lines.append("best stopping point: the last validation")
     else:
         rise = last["loss"] - best["loss"]
         lines.append(

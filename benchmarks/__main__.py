@@ -1,0 +1,36 @@
+"""Print one line for each row: `python -m benchmarks [rows] --rounds N`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure speed against named peers.")
+    parser.add_argument("rows", nargs="*", help="names, or how they begin (scan, spectral); all by default")
+    parser.add_argument("--rounds", type=int, default=5, help="paired rounds; the median counts")
+    options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {options.rounds}")
+    import torch
+
+    from benchmarks.rows import ROWS, select
+    from glissando.allocator import keep_freed_memory
+    from glissando.errors import GlissandoError
+
+    try:
+        rows = select(options.rows)
+        keep_freed_memory()  # as `train` does; it serves both sides
+        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.rounds} rounds")
+        for name in rows:
+            print(ROWS[name](options.rounds).line(), flush=True)
+    except GlissandoError as error:
+        print(f"python -m benchmarks: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

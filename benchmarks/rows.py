@@ -1,0 +1,53 @@
+"""The benchmarks by name. Adding one is a function that returns a Row, and its line in `ROWS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks import flow, liquid, scans, serving, spectral, speed, tau
+from benchmarks.speed import Row
+from glissando.errors import unknown_name
+
+ROWS: dict[str, Callable[[int], Row]] = {
+    "training": speed.training,
+    "decoding": speed.decoding,
+    "start-up": speed.start_up,
+    "loop-cost": speed.loop_cost,
+    "spectral-training": spectral.training,
+    "spectral-decoding": spectral.decoding,
+    "spectral-long": spectral.long_text,
+    "spectral-nano-long": spectral.long_text_nano,
+    "spectral-context": spectral.context,
+    "spectral-memory": spectral.memory,
+    **{f"flow-latency-{case}": partial(flow.latency, case) for case in flow.CASES},
+    "flow-memory": flow.memory,
+    **{f"tau-forward-{case}": partial(tau.forward, case) for case in tau.FORWARD},
+    **{f"tau-backward-{case}": partial(tau.backward, case) for case in tau.BACKWARD},
+    "tau-long": tau.long_text,
+    "tau-million": tau.million,
+    "liquid-published": liquid.published,
+    "liquid-dense": liquid.dense,
+    **{f"liquid-training-{case}": partial(liquid.training, case) for case in liquid.PAIRS},
+    "liquid-context": liquid.context,
+    "liquid-memory": liquid.memory,
+    "liquid-cfc": liquid.cfc,
+    **{f"serving-whole-{case}": partial(serving.throughput, case, False) for case in serving.MODELS},
+    **{f"serving-streamed-{case}": partial(serving.throughput, case, True) for case in serving.MODELS},
+    "serving-generate": serving.against_generate,
+    **{f"scan-{case}": partial(scans.scan_row, case) for case in scans.CASES},
+}
+
+
+def select(names: list[str]) -> list[str]:
+    """The rows so named and those whose names begin so: `scan` is every scan-...; all of them for no name.
+
+    Raises UnknownNameError for a name that is no row and begins none.
+    """
+    chosen = []
+    for name in names:
+        found = [row for row in ROWS if row == name or row.startswith(f"{name}-")]
+        if not found:
+            raise unknown_name("benchmark", name, {*ROWS, *(row.partition("-")[0] for row in ROWS if "-" in row)})
+        chosen += found
+    return chosen or list(ROWS)

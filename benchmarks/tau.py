@@ -1,0 +1,107 @@
+"""Speed of attention by |lambda_q - lambda_k| beside PyTorch's fused causal attention, and its memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.speed import Row, paired, random_bytes
+from glissando.compare.memory import peak_bytes
+from glissando.compare.speed import trainer
+from glissando.model import LanguageModel
+from glissando.ops.tau_attention import tau_attention
+
+HEADS, SIZE = 6, 64
+#: name -> length and what the ratio should reach
+FORWARD = {"4k": (4096, 8), "16k": (16384, 20), "64k": (65536, 45)}
+BACKWARD = {"4k": (4096, 4), "16k": (16384, 12)}
+_MILLION = 1_000_000
+_ROOM = 24 * 2**30
+
+
+def forward(case: str, rounds: int) -> Row:
+    """Milliseconds of a forward without gradients, importance and gate on."""
+    length, goal = FORWARD[case]
+    with torch.no_grad():
+        ours, peer, ratio = _paired(length, rounds, with_gradients=False)
+    return Row(f"tau attention, T {case}", ours, peer, "calls/s", ratio, f"{goal}x", ratio >= goal, "fused softmax")
+
+
+def backward(case: str, rounds: int) -> Row:
+    """Forward and backward with the gradients of lambdas, values, temperature, importance and gate."""
+    length, goal = BACKWARD[case]
+    ours, peer, ratio = _paired(length, rounds, with_gradients=True)
+    name = f"tau attention and gradients, T {case}"
+    return Row(name, ours, peer, "calls/s", ratio, f"{goal}x", ratio >= goal, "fused softmax")
+
+
+def _paired(length: int, rounds: int, with_gradients: bool) -> tuple[float, float, float]:
+    tau, standard = tau_call(length, with_gradients), standard_call(length, with_gradients)
+    return paired(lambda: _rate(tau), lambda: _rate(standard), rounds)
+
+
+def _rate(call: Callable[[], object]) -> float:
+    """Calls/s over a fifth of a second, after one more: threads that PyTorch left spinning would slow the first."""
+    call()
+    began, calls = time.perf_counter(), 0
+    while not calls or time.perf_counter() - began < 0.2:
+        call()
+        calls += 1
+    return calls / (time.perf_counter() - began)
+
+
+def tau_call(length: int, with_gradients: bool) -> Callable[[], object]:
+    """One call at 6 heads of 64, every option on."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, bias = (torch.rand(1, HEADS, length, generator=generator) for _ in range(3))
+    v = torch.randn(1, HEADS, length, SIZE, generator=generator)
+    forget = -0.1 * torch.rand(1, HEADS, length, generator=generator, dtype=torch.float64).cumsum(-1)
+    temperature = torch.full((HEADS,), 0.05)
+    inputs = (q, k, v, temperature, bias, forget)
+    return _call(lambda: tau_attention(q, k, v, temperature, bias, forget, "fast"), inputs, with_gradients)
+
+
+def standard_call(length: int, with_gradients: bool) -> Callable[[], object]:
+    """PyTorch's scaled_dot_product_attention at the same heads."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, HEADS, length, SIZE, generator=generator) for _ in range(3))
+    return _call(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), with_gradients)
+
+
+def _call(
+    run: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...], with_gradients: bool
+) -> Callable[[], object]:
+    if not with_gradients:
+        return run
+    for tensor in inputs:
+        tensor.requires_grad_()
+    return lambda: torch.autograd.grad(run().sum(), inputs)
+
+
+def long_text(rounds: int) -> Row:
+    """Training tokens/s at T = 8192 of the nano size beside `transformer-nano`."""
+    ids = random_bytes(1, 8193)
+    ours, peer = (LanguageModel.from_preset(name) for name in ("tauformer-nano", "transformer-nano"))
+    a, b, ratio = paired(trainer(ours, ids), trainer(peer, ids), rounds)
+    label = f"attention ({peer.num_parameters():,} parameters; ours {ours.num_parameters():,})"
+    return Row("tauformer-nano training, T 8192", a, b, "tokens/s", ratio, "above 1x", ratio > 1, label)
+
+
+def million(rounds: int) -> Row:
+    """Peak memory of a process that attends over a million tokens, 6 heads of 64, importance and gate on."""
+    code = "from benchmarks.tau import peak_of_a_million; print(peak_of_a_million())"
+    peak = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    name = "tau attention, a million tokens"
+    return Row(name, peak / 2**30, None, "GiB at the peak", None, "below 24", peak < _ROOM)
+
+
+def peak_of_a_million() -> int:
+    """Bytes; of this process, so that it should be a fresh one."""
+    with torch.no_grad():
+        tau_call(_MILLION, with_gradients=False)()
+    return peak_bytes()

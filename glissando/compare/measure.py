@@ -1,0 +1,201 @@
+"""What is measured of one finished training, kept in its run directory as measured.json.
+
+Held-out rows are kept one by one, so that models can be compared on the very same rows. Where learning rates are swept
+the rows are dealt out: those of even number choose the rate, those of odd number are reported.
+
+Epiplexity, as measured here, is the area under the training loss above its end,
+
+    E = sum_t (loss_t - loss_end) tokens_t / ln 2    bits
+
+where loss_t is measured before step t learns from its batch. The sum of loss_t is the length of the prequential code of
+the training text; loss_end tokens is what the same text costs once learned. What lies between is what the weights have
+taken up: how much structure the model absorbed, seen by its own learning. loss_end is the mean over the last tenth of
+the tokens. Source: Dawid, "Present position and potential developments: the prequential approach", 1984; Finzi et al.,
+"From entropy to epiplexity", 2026.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from glissando.compare.plan import MEASURED, Job
+from glissando.compare.speed import device_of
+from glissando.config import from_dict
+from glissando.data.base import Batch, Corpus
+from glissando.data.corpora import DataOptions, build_corpus
+from glissando.data.tokenizers import Tokenizer
+from glissando.errors import RunError
+from glissando.evaluation.scoring import score
+from glissando.generation import generate, room_after, visible
+from glissando.loading import load
+from glissando.model import LanguageModel
+from glissando.runs import ENVIRONMENT, METRICS, Run
+from glissando.storage import write_atomic
+from glissando.training.config import RunConfig
+from glissando.training.metrics import read_metrics
+
+_SAMPLE_TOKENS = 300
+#: the share of the tokens, at the end, over which the end's loss is averaged
+_END = 0.1
+#: how many training batches are looked at to see that runs read the same text
+_BATCHES = 4
+
+#: rows of metrics.csv with numbers for text
+Rows = list[dict[str, float]]
+
+
+def read_measured(path: Path) -> dict[str, Any] | None:
+    """What was measured of the run at `path`; None if nothing was yet.
+
+    Raises RunError for a file that is no JSON.
+    """
+    file = path / MEASURED
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError as error:
+        raise RunError(f"{file} is malformed ({error}): delete it, and it is measured again") from error
+
+
+def measure(job: Job, path: Path) -> dict[str, Any]:
+    """Measure the finished run at `path` and write it there; returns what was written."""
+    run = Run.open(path)
+    config = from_dict(RunConfig, run.read_config(), "config.yaml")
+    model = load(path).to(device_of(config))
+    corpus = build_corpus(config.data, model.tokenizer)
+    rows = metric_rows(path)
+    result = score(model, corpus.batches("valid"))
+    figures: dict[str, Any] = {
+        **_described(job),
+        "parameters": model.num_parameters(),
+        "held_out": {
+            "nats": result.nats,
+            "targets": result.targets,
+            "correct": result.correct,
+            "bytes": result.row_bytes,
+            "floor_bits": floor_by_row(config, corpus),
+            "digest": _digest(corpus.batches("valid")),
+        },
+        "training_digest": None if job.kind == "probe" else training_digest(config.data, job.seed, corpus.tokenizer),
+        "entropy_floor": corpus.entropy_floor,
+        "chance_accuracy": corpus.describe().get("chance_accuracy"),
+        "spent": {name: rows[-1].get(name) for name in ("step", "tokens", "flops", "seconds")},
+        "tokens_per_second": statistics.median(row["tokens_per_second"] for row in rows),
+        "epiplexity": epiplexity(rows),
+        "provenance": provenance(path),
+    }
+    if job.kind == "run":
+        figures["sample"] = sample(model, corpus)
+    return _write(path, figures)
+
+
+def record_failure(job: Job, path: Path, reason: str) -> dict[str, Any]:
+    """That this training diverged: the same settings would end there again, so it is not repeated."""
+    return _write(path, {**_described(job), "failed": reason, "provenance": provenance(path)})
+
+
+def _described(job: Job) -> dict[str, Any]:
+    named = ("kind", "model", "seed", "learning_rate", "task")
+    return {name: getattr(job, name) for name in named}
+
+
+def _write(path: Path, figures: dict[str, Any]) -> dict[str, Any]:
+    write_atomic(path / MEASURED, (json.dumps(figures) + "\n").encode())
+    return figures
+
+
+def _digest(batches: Iterable[Batch]) -> str:
+    """Of the ids: runs of another text cannot be compared with these."""
+    digest = hashlib.sha256()
+    for batch in batches:
+        digest.update(batch.ids.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def training_digest(data: DataOptions, seed: int, tokenizer: Tokenizer) -> str:
+    """Of what run number `seed` was trained on, the same for every seed: the first batches of seed 0, and the file."""
+    first = build_corpus(replace(data, seed=data.seed - seed), tokenizer)
+    digest = _digest(itertools.islice(first.batches("train"), _BATCHES))
+    path = getattr(data, "path", None)
+    if path is None:
+        return digest
+    stat = Path(path).stat()
+    return f"{digest} {_file_digest(path, stat.st_size, stat.st_mtime_ns)}"
+
+
+@functools.lru_cache(maxsize=1)
+def _file_digest(path: str, size: int, changed: int) -> str:
+    """Read once for all runs of a command; `size` and `changed` change with the file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def floor_by_row(config: RunConfig, corpus: Corpus) -> list[float] | None:
+    """Exact bits of each held-out row, where the corpus knows them; None elsewhere."""
+    if corpus.entropy_floor is None:
+        return None
+    alone = build_corpus(replace(config.data, batch_size=1), corpus.tokenizer)
+    bits = [batch.floor_bits for batch in alone.batches("valid")]
+    known = [value for value in bits if value is not None]
+    return known if len(known) == len(bits) else None
+
+
+def sample(model: LanguageModel, corpus: Corpus) -> dict[str, str]:
+    """How the model goes on from a prompt that is the same for every model and seed."""
+    prompt = corpus.prompts(1, seed=0)[0]
+    assert model.tokenizer is not None
+    tokens = min(_SAMPLE_TOKENS, room_after(model, 1 + len(model.tokenizer.encode(prompt))))
+    text = generate(model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9, seed=0)[0] if tokens > 0 else ""
+    return {"prompt": visible(prompt), "text": visible(text)}
+
+
+def metric_rows(path: Path) -> Rows:
+    """metrics.csv as numbers; what was not measured in a row is not in it.
+
+    Raises RunError if nothing was logged.
+    """
+    rows = [{k: float(v) for k, v in row.items() if v} for row in read_metrics(path / METRICS)]
+    if not rows:
+        raise RunError(f"{path / METRICS} has no rows; train for longer than training.log_every steps")
+    return rows
+
+
+def epiplexity(rows: Rows) -> dict[str, float]:
+    """E in bits and the loss at the end in nats per token; see the module. A row's loss is the mean since the last."""
+    losses = [row["train_loss"] for row in rows]
+    tokens = [b["tokens"] - a for a, b in zip([0.0, *(row["tokens"] for row in rows)], rows, strict=False)]
+    begins = (1 - _END) * rows[-1]["tokens"]
+    late = [(loss, n) for loss, n, row in zip(losses, tokens, rows, strict=True) if row["tokens"] > begins]
+    end = sum(loss * n for loss, n in late) / sum(n for _, n in late)
+    area = sum((loss - end) * n for loss, n in zip(losses, tokens, strict=True))
+    return {"bits": area / math.log(2), "end_loss": end}
+
+
+def provenance(path: Path) -> dict[str, Any]:
+    """Where a run comes from: commit, machine, date and versions, from its environment.json."""
+    return origin(json.loads((path / ENVIRONMENT).read_bytes()))
+
+
+def origin(environment: dict[str, Any]) -> dict[str, Any]:
+    """What the report contains of an environment.json."""
+    git = environment.get("git") or {}
+    return {
+        "commit": git.get("commit"),
+        "modified": git.get("modified"),
+        "machine": environment["cpu"] if environment["devices"] == ["cpu"] else ", ".join(environment["devices"]),
+        "cores": environment["cores"],
+        "threads": environment["threads"],
+        "date": environment["date"],
+        "torch": environment["versions"]["torch"],
+        "resumed": len(environment.get("resumed", [])),
+    }

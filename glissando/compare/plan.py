@@ -1,0 +1,391 @@
+"""What a comparison is made of: models x seeds x learning rates x tasks, each a run directory of its own.
+
+OUT/sweep/PRESET/lr-0.002-seed-0          a smaller budget, to choose each model's learning rate
+OUT/runs/PRESET/lr-0.002-seed-1           what is compared
+OUT/probes/TASK/PRESET/lr-0.002-seed-1    the same model trained on a probe
+OUT/plan.json                             the options of the last command
+OUT/tokenizer.json                        where data.tokenizer.kind is bpe: trained once, with the first seed, for all
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from glissando.compare.models import Given, read_models
+from glissando.compare.probes import PROBES
+from glissando.config import from_dict, merge, to_dict
+from glissando.data.base import Corpus
+from glissando.data.corpora import BpeOptions, DataOptions, FileOptions, StoriesOptions, build_corpus, build_tokenizer
+from glissando.data.tokenizers import Tokenizer, load_tokenizer
+from glissando.errors import ConfigError, DataError, RunError
+from glissando.imports import imported
+from glissando.migration import migrated
+from glissando.model import LanguageModel
+from glissando.runs import CONFIG, TOKENIZER, Run
+from glissando.storage import write_atomic
+from glissando.training.config import BUDGETS, RunConfig, fitted_vocabulary
+
+PLAN = "plan.json"
+#: in each run's directory: what was measured of it, or that it has failed
+MEASURED = "measured.json"
+#: how far parameter counts may lie from the first model's
+TOLERANCE = 0.05
+_NEVER = 10**9
+
+
+class Amount(NamedTuple):
+    """How long to train: one of the budgets of training, and how much of it."""
+
+    kind: str
+    value: float
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Amount:
+        """ "tokens=2e6". Raises ConfigError for what is not of this form."""
+        kind, _, value = text.partition("=")
+        try:
+            amount = cls(kind.strip(), float(value))
+        except ValueError:
+            amount = cls(kind, math.nan)
+        if amount.kind not in BUDGETS or not 0 < amount.value < math.inf:
+            raise ConfigError(f"{option} is KIND=NUMBER with KIND one of {', '.join(BUDGETS)}; got {text!r}")
+        return amount
+
+    def options(self) -> dict[str, float | int]:
+        """As training options; steps and tokens are whole, at least 1."""
+        whole = self.kind in ("steps", "tokens")
+        return {self.kind: max(1, round(self.value)) if whole else self.value}
+
+    def times(self, share: float) -> Amount:
+        return Amount(self.kind, self.value * share)
+
+    def __str__(self) -> str:
+        return f"{self.value:,.10g} {self.kind}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training. `kind` is `sweep`, `run` or `probe`; `task` names the probe."""
+
+    kind: str
+    model: str
+    seed: int
+    learning_rate: float
+    task: str = ""
+
+    def path(self, out: Path) -> Path:
+        above = {"sweep": "sweep", "run": "runs", "probe": f"probes/{self.task}"}[self.kind]
+        return out / above / self.model / f"lr-{self.learning_rate:g}-seed-{self.seed}"
+
+    @property
+    def title(self) -> str:
+        what = {"sweep": "learning rate", "run": "run", "probe": self.task}[self.kind]
+        return f"{self.model}, {what}, seed {self.seed}, learning rate {self.learning_rate:g}"
+
+
+@dataclass
+class Comparison:
+    """What to compare.
+
+    given           presets and YAML files of options, or name -> preset, file, options or ModelConfig; the others are
+                    compared with the first
+    learning_rates  tried for each model at `sweep_share` of the budget; none: each preset's own; one: that
+    sweep_beyond    while the best is the lowest or the highest, the next one beyond is tried: at most so many
+    seeds           trainings of each model, from training.seed and data.seed upwards
+    probes          names in PROBES
+    contexts        tokens behind which decoding is timed
+    allow_unequal   compare models of different size
+    model, data, training   options that differ from the models'; data is one for all, the first model's by default
+    """
+
+    given: Sequence[str] | Mapping[str, Given]
+    out: Path
+    budget: Amount
+    seeds: int = 1
+    learning_rates: list[float] = field(default_factory=list)
+    sweep_share: float = 0.25
+    sweep_beyond: int = 3
+    probes: list[str] = field(default_factory=list)
+    probe_budget: Amount = field(default=Amount("steps", 500))
+    contexts: list[int] = field(default_factory=lambda: [256, 1024, 4096])
+    allow_unequal: bool = False
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise ConfigError, UnknownNameError or DataError for what cannot be compared, before anything is written."""
+        if not self.given:
+            raise ConfigError("name the models to compare: glissando compare transformer-nano liquid-ssm-nano ...")
+        if len(set(self.learning_rates)) < len(self.learning_rates):
+            raise ConfigError(f"learning_rates are given twice: {self.learning_rates}; give each once")
+        self._check_numbers()
+        if "learning_rate" in self._changes("training").get("optimizer", {}):
+            raise ConfigError("the learning rate is given by --learning_rates (one value: no sweep)")
+        if given := set(BUDGETS) & set(self.training):
+            raise ConfigError(f"training.{min(given)} is given by --budget, such as --budget {min(given)}=1000")
+        configs = {name: self.config(Job("run", name, 0, self.rates(name)[0])) for name in self.names}
+        for name, config in configs.items():
+            config.check(1)
+            if config.training.devices * config.training.num_nodes > 1:
+                raise ConfigError("compare trains in one process on one device; remove training.devices and num_nodes")
+            if config.training.early_stopping is not None:
+                raise ConfigError(
+                    f"training.early_stopping is {config.training.early_stopping} ({name}), which would give each "
+                    "model a budget of its own; remove it, or give --training.early_stopping null"
+                )
+        self._check_data()
+        counts = self.parameters()
+        if not self.allow_unequal:
+            self._require_equal(counts)
+
+    def _check_data(self) -> None:
+        """Raise DataError or ConfigError where a corpus cannot be opened, or not read by every model."""
+        from glissando.training.fit import require_rows
+
+        for task in ["", *self.probes]:
+            kind = "probe" if task else "run"
+            data = self.config(Job(kind, self.names[0], 0, 1.0, task)).data
+            corpus = build_corpus(data, None if task else self.tokenizer)
+            for name in self.names:
+                require_rows(self.config(Job(kind, name, 0, 1.0, task)), corpus)
+            if self.sweeps and not task and _rows(corpus) < 2:
+                raise DataError(
+                    "the held-out text has a single row, and a sweep needs rows to choose by and others to report; "
+                    "give more held-out text, or one learning rate"
+                )
+
+    def _check_numbers(self) -> None:
+        for rate in self.learning_rates:
+            if not 0 < rate < math.inf:
+                raise ConfigError(f"--learning_rates must be positive, got {rate}")
+        if self.seeds < 1:
+            raise ConfigError(f"--seeds must be at least 1, got {self.seeds}")
+        if not 0 < self.sweep_share <= 1:
+            raise ConfigError(f"--sweep_share must be above 0 and at most 1, got {self.sweep_share}")
+        if self.sweep_beyond < 0:
+            raise ConfigError(f"--sweep_beyond must be at least 0, got {self.sweep_beyond}")
+        if not self.contexts or min(self.contexts) < 1:
+            raise ConfigError(f"--contexts must be token counts of at least 1, got {self.contexts}")
+
+    def parameters(self) -> dict[str, int]:
+        """Trainable numbers of each model; a complex number counts twice."""
+        counts = {}
+        for name in self.names:
+            config = self.config(Job("run", name, 0, 1.0))
+            config.model.vocab_size = fitted_vocabulary(config.model.vocab_size, self.tokenizer.vocab_size)
+            with torch.device("meta"):  # counted, not computed with
+                counts[name] = LanguageModel.from_config(config.model).num_parameters()
+        return counts
+
+    def _require_equal(self, counts: dict[str, int]) -> None:
+        first = counts[self.names[0]]
+        if any(abs(count - first) > TOLERANCE * first for count in counts.values()):
+            sizes = ", ".join(f"{name} {count:,} ({count / first - 1:+.1%})" for name, count in counts.items())
+            raise ConfigError(
+                f"parameters differ by more than {TOLERANCE:.0%} from the first model's: {sizes}. Change a size, such "
+                "as --model.hidden_size, name other models, or compare them nevertheless with --allow_unequal"
+            )
+
+    @functools.cached_property
+    def models(self) -> dict[str, dict[str, Any]]:
+        """The sections of each model by its name."""
+        return read_models(self.given)
+
+    @property
+    def names(self) -> list[str]:
+        """The models' names, as of run directories."""
+        return list(self.models)
+
+    # ------------------------------------------------------------------ jobs
+
+    def rates(self, name: str) -> list[float]:
+        """The learning rates to try."""
+        if self.learning_rates:
+            return self.learning_rates
+        training = {"optimizer": self.models[name].get("training", {}).get("optimizer", {})}
+        return [from_dict(RunConfig, {"training": training}).training.optimizer.learning_rate]
+
+    @property
+    def sweeps(self) -> bool:
+        return len(self.learning_rates) > 1
+
+    def sweep_jobs(self) -> list[Job]:
+        """The requested rates, and those that an earlier command has tried: what was measured is never left out."""
+        if not self.sweeps:
+            return []
+        return [Job("sweep", name, 0, rate) for name in self.names for rate in [*self.rates(name), *self._others(name)]]
+
+    def _others(self, name: str) -> list[float]:
+        """Learning rates of the model that have been measured, or have failed, and are not requested."""
+        requested = {Job("sweep", name, 0, rate).path(self.out) for rate in self.rates(name)}
+        found = []
+        for path in {file.parent for file in (self.out / "sweep" / name).glob(f"lr-*-seed-0/{MEASURED}")} - requested:
+            with contextlib.suppress(ValueError):  # a directory of the user's own
+                rate = float(path.name.removeprefix("lr-").removesuffix("-seed-0"))
+                found += [rate] if Job("sweep", name, 0, rate).path(self.out) == path else []
+        return sorted(found)
+
+    def run_jobs(self, chosen: dict[str, float]) -> list[Job]:
+        """Seed by seed, so that all models have one before any has two; a model without a rate is left out."""
+        return [Job("run", p, seed, chosen[p]) for seed in range(self.seeds) for p in self.names if p in chosen]
+
+    def probe_jobs(self, chosen: dict[str, float]) -> list[Job]:
+        seeds, names = range(self.seeds), [p for p in self.names if p in chosen]
+        return [Job("probe", p, seed, chosen[p], task) for task in self.probes for seed in seeds for p in names]
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """One for all trainings but probes; of kind bpe the one that an earlier command kept, or trained now.
+
+        Each seed reads other text, and would have another vocabulary if it trained its own.
+        """
+        if self._kept_tokenizer():
+            return load_tokenizer(self.out / TOKENIZER)
+        return build_tokenizer(self._first_data())
+
+    def _first_data(self) -> DataOptions:
+        """Of the first seed, with the tokenizer as requested."""
+        return from_dict(RunConfig, {"data": self.shared_data()}).data
+
+    def _trained_on(self) -> dict[str, Any] | None:
+        """The data options that the tokenizer is trained on; None where none is trained."""
+        data = self._first_data()
+        return to_dict(data) if isinstance(data.tokenizer, BpeOptions) else None
+
+    def _kept_tokenizer(self) -> bool:
+        """Whether OUT has the tokenizer of these very options."""
+        plan, requested = self.out / PLAN, self._trained_on()
+        if requested is None or not plan.is_file() or not (self.out / TOKENIZER).is_file():
+            return False
+        return migrated({"data": json.loads(plan.read_bytes()).get("tokenizer")})["data"] == requested
+
+    def with_vocabulary(self, job: Job) -> RunConfig:
+        """As `config`, with the vocabulary of the tokenizer in the place of the model's."""
+        config = self.config(job)
+        config.model.vocab_size = fitted_vocabulary(config.model.vocab_size, build_tokenizer(config.data).vocab_size)
+        return config
+
+    def config(self, job: Job) -> RunConfig:
+        """The resolved configuration of one training. All models read the same batches under the same seed."""
+        model = self.models[job.model]
+        data = PROBES[job.task].data if job.kind == "probe" else self.shared_data()
+        sizes = {"run": self.budget, "sweep": self.budget.times(self.sweep_share), "probe": self.probe_budget}
+        rate = {"optimizer": {"learning_rate": job.learning_rate}}
+        training = merge(
+            model.get("training", {}), {"sample_every": _NEVER}, self.training, rate, sizes[job.kind].options()
+        )
+        values = {"preset": model["preset"], "model": merge(model["model"], self.model), "data": data}
+        try:
+            config = from_dict(RunConfig, values | {"training": training, "imports": imported()})
+        except ConfigError as error:
+            raise ConfigError(f"{job.model}: {error}") from error
+        if job.kind != "probe" and isinstance(config.data.tokenizer, BpeOptions):
+            config.data.tokenizer = FileOptions(path=str(self.out / TOKENIZER))
+        config.data.seed += job.seed
+        config.training.seed += job.seed
+        return config
+
+    def shared_data(self) -> dict[str, Any]:
+        """The first model's data options with the requested changes; stories where it names no corpus."""
+        return merge(self._data(), self.shortened)
+
+    def _data(self) -> dict[str, Any]:
+        return merge({"data": self.models[self.names[0]].get("data", {})}, {"data": self.data})["data"]
+
+    def _changes(self, section: str) -> dict[str, Any]:
+        return merge(getattr(self, section))
+
+    @functools.cached_property
+    def shortened(self) -> dict[str, Any]:
+        """Data options that were not requested, so that rows fit into the shortest table of positions of all models."""
+        limits = [limit for limit in map(self._positions, self.names) if limit is not None]
+        if not limits:
+            return {}
+        data, found = from_dict(RunConfig, {"data": self._data()}).data, dict[str, Any]()
+        if data.seq_len > min(limits) and "seq_len" not in self.data:
+            found["seq_len"] = min(limits)
+        if isinstance(data, StoriesOptions) and not data.cut and "cut" not in self.data:
+            found["cut"] = True
+        return found
+
+    def _positions(self, name: str) -> int | None:
+        model = merge(self.models[name]["model"], self.model)
+        return model.get("max_length") if model.get("positions") == "learned" else None
+
+    # ------------------------------------------------------------------ on disk
+
+    def require_same(self, job: Job) -> None:
+        """Raise ConfigError where the job's directory holds a run of other options."""
+        path = job.path(self.out)
+        if not (path / CONFIG).is_file():
+            return
+        there = from_dict(RunConfig, Run(path).read_config(), "config.yaml").as_dict()
+        requested = self.config(job).as_dict()
+        there["model"].pop("vocab_size"), requested["model"].pop("vocab_size")  # the tokenizer decides it
+        there.pop("imports", None), requested.pop("imports", None)  # wherever the files lay then
+        if requested["data"]["tokenizer"].get("path") == str(self.out / TOKENIZER):  # however OUT was spelled then
+            there["data"]["tokenizer"].pop("path", None), requested["data"]["tokenizer"].pop("path")
+        differing = _differences(there, requested)
+        if differing:
+            raise ConfigError(
+                f"{path} was trained with other options: {'; '.join(differing[:4])}. Give the same, or another --out"
+            )
+
+    def write_plan(self) -> Path:
+        """The options and the tokenizer. Raises RunError for a directory that is no comparison."""
+        target = self.out / PLAN
+        if not target.is_file() and self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out]):
+            raise RunError(f"{self.out} is not empty and holds no {PLAN}; nothing is overwritten: name another --out")
+        options = {
+            "models": to_dict(self.given), "budget": str(self.budget), "seeds": self.seeds,
+            "learning_rates": {name: self.rates(name) for name in self.names},
+            "sweep_budget": str(self.budget.times(self.sweep_share)) if self.sweeps else None,
+            "sweep_beyond": self.sweep_beyond if self.sweeps else None,
+            "probes": self.probes, "probe_budget": str(self.probe_budget) if self.probes else None,
+            "contexts": self.contexts, "allow_unequal": self.allow_unequal,
+            "model": self.model, "data": self.data, "training": self.training, "tokenizer": self._trained_on(),
+        }  # fmt: skip
+        kept = options["tokenizer"] is None or self._kept_tokenizer()
+        if not kept:
+            self._require_no_runs()
+            (self.out / TOKENIZER).unlink(missing_ok=True)  # no plan beside the tokenizer of another
+        write_atomic(target, (json.dumps(options, indent=2) + "\n").encode())
+        if not kept:
+            self.tokenizer.save(self.out / TOKENIZER)
+        return target
+
+    def _require_no_runs(self) -> None:
+        """Raise ConfigError where runs lie that have read the text with another tokenizer than the requested one."""
+        if there := next((path for kind in ("sweep", "runs") for path in (self.out / kind).glob("*/*")), None):
+            raise ConfigError(
+                f"{there} was trained with another tokenizer than --data.tokenizer and its text would give now: give "
+                "the same options, or another --out"
+            )
+
+
+def _rows(corpus: Corpus) -> int:
+    """Held-out rows, counted up to two."""
+    return sum(len(batch.ids) for batch in itertools.islice(corpus.batches("valid"), 2))
+
+
+def _differences(there: dict[str, Any], requested: dict[str, Any], where: str = "") -> list[str]:
+    """What differs in nested mappings, a line each."""
+    lines = []
+    for key in {**there, **requested}:
+        a, b, name = there.get(key), requested.get(key), f"{where}{key}"
+        if isinstance(a, dict) and isinstance(b, dict):
+            lines += _differences(a, b, f"{name}.")
+        elif a != b:
+            lines.append(f"{name} was {a!r} and is {b!r}")
+    return lines

@@ -1,0 +1,194 @@
+"""Several models under one budget: learning rates chosen, seeds trained, probes tried, everything measured.
+
+Whatever is finished stays: the same command again does only what is missing, and goes on with what was interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from glissando.compare.measure import measure, origin, read_measured, record_failure
+from glissando.compare.plan import Comparison, Job
+from glissando.compare.report import write_report
+from glissando.compare.results import Finished, ModelResult, beyond, bits_on, choose, finished, gather, reported
+from glissando.compare.speed import measure_speed, warm_up
+from glissando.compare.table import Table, TableProgress
+from glissando.errors import DivergenceError, RunError, TrainingError
+from glissando.runs import ENVIRONMENT, MODEL, Run, environment
+from glissando.storage import remove_directory, write_atomic
+from glissando.training.fit import resume, train
+
+SPEED = "speed.json"
+#: raised when what is measured changes: older figures are not set beside new ones
+_SPEED_FORMAT = 2
+
+
+def compare(comparison: Comparison) -> tuple[Path, list[ModelResult]]:
+    """Do what is missing of the comparison; returns the report's path and the results.
+
+    Raises ConfigError, UnknownNameError, DataError or RunError before anything is trained where that can be known;
+    TrainingError where no learning rate of any model works. Ctrl-C raises KeyboardInterrupt once the step in progress
+    is saved.
+    """
+    comparison.check()
+    _require_same(comparison)
+    comparison.write_plan()
+    table = Table(comparison.out)
+    if comparison.shortened:
+        changed = ", ".join(f"data.{name} {str(value).lower()}" for name, value in comparison.shortened.items())
+        table.print(f"for the model of the fewest positions, all models are trained with {changed}")
+    try:
+        return _compare(comparison, table)
+    finally:
+        table.close()
+
+
+def _compare(comparison: Comparison, table: Table) -> tuple[Path, list[ModelResult]]:
+    for name, count in comparison.parameters().items():
+        table.set(name, parameters=f"{count:,}", state="waiting")
+    chosen = _chosen(comparison, table)
+    runs = [_finish(comparison, job, table) for job in comparison.run_jobs(chosen)]
+    _show(comparison, runs, table)
+    speed = _speed(comparison, runs, table)
+    for job in comparison.probe_jobs(chosen):
+        _finish(comparison, job, table)
+    table.print("writing the report")
+    results = gather(comparison, chosen, speed)
+    for name in comparison.names:
+        table.set(name, state="done" if name in chosen else "failed")
+    return write_report(comparison, results), results
+
+
+def _require_same(comparison: Comparison) -> None:
+    """Of every directory that may be needed: before hours of training, not after."""
+    for job in comparison.sweep_jobs():
+        comparison.require_same(job)
+    for chosen in _may_be_chosen(comparison):
+        for job in [*comparison.run_jobs(chosen), *comparison.probe_jobs(chosen)]:
+            comparison.require_same(job)
+
+
+def _may_be_chosen(comparison: Comparison) -> list[dict[str, float]]:
+    """model -> learning rate: the choice where it is known, else every rate for every model."""
+    if not comparison.sweeps:
+        return [{name: comparison.rates(name)[0] for name in comparison.names}]
+    jobs = comparison.sweep_jobs()
+    tried = finished(comparison, jobs)
+    if len(tried) == len(jobs) and not beyond(comparison, tried):
+        return [choose(tried)]
+    return [dict.fromkeys(comparison.names, rate) for rate in sorted({job.learning_rate for job in jobs})]
+
+
+def _chosen(comparison: Comparison, table: Table) -> dict[str, float]:
+    """model -> learning rate. Raises TrainingError where none works for any model."""
+    if comparison.sweeps:
+        tried = [_finish(comparison, job, table) for job in comparison.sweep_jobs()]
+        while further := beyond(comparison, tried):
+            tried += [_finish(comparison, job, table) for job in further]
+        chosen = choose(tried)
+    else:
+        chosen = {name: comparison.rates(name)[0] for name in comparison.names}
+    if not chosen:
+        raise TrainingError(f"every training diverged at every learning rate {comparison.learning_rates}: lower them")
+    for name, rate in chosen.items():
+        table.set(name, rate=f"{rate:g}")
+    return chosen
+
+
+def _finish(comparison: Comparison, job: Job, table: Table) -> Finished:
+    """The job trained and measured, now or before."""
+    comparison.require_same(job)
+    path = job.path(comparison.out)
+    figures = read_measured(path)
+    if figures is None:
+        table.set(job.model, state=job.task or job.kind)
+        figures = _train_and_measure(comparison, job, path, table)
+        end = (
+            f"failed: {figures['failed']}" if "failed" in figures else f"{bits_on(figures, slice(None)):.4f} bits/byte"
+        )
+        table.print(f"{job.title}: {end}")
+        table.set(job.model, state="waiting")
+    _count(comparison, job, table)
+    return Finished(job, path, figures)
+
+
+def _count(comparison: Comparison, job: Job, table: Table) -> None:
+    """One more of its kind is done: as "2/3" in the model's row."""
+    column = {"sweep": "sweep", "run": "runs", "probe": "probes"}[job.kind]
+    total = {
+        "sweep": len(comparison.learning_rates), "run": comparison.seeds,
+        "probe": comparison.seeds * len(comparison.probes),
+    }[job.kind]  # fmt: skip
+    done = int(table.rows[job.model].get(column, "0/").partition("/")[0]) + 1
+    table.set(job.model, **{column: f"{done}/{max(done, total)}"})  # a sweep may go on beyond the requested rates
+
+
+def _train_and_measure(comparison: Comparison, job: Job, path: Path, table: Table) -> dict[str, Any]:
+    shown = TableProgress(table, job.title)
+    with contextlib.redirect_stderr(table.log):
+        try:
+            _remove_unsaved(path)
+            if comparison.config(job).training.seconds is not None:
+                table.status(f"{job.title}: compiling")  # a machine does so once: no model's seconds are spent on it
+                warm_up(comparison.with_vocabulary(job))
+            if path.is_dir():
+                resume(path, progress=shown)
+            else:
+                train(comparison.config(job), path, progress=shown)
+        except DivergenceError as error:
+            return record_failure(job, path, str(error))
+    table.status(f"{job.title}: measuring")
+    return measure(job, path)
+
+
+def _remove_unsaved(path: Path) -> None:
+    """Remove a run that was killed before its first checkpoint: it cannot be resumed.
+
+    Raises RunError for a directory that is something else.
+    """
+    if not path.is_dir() or Run(path).latest_checkpoint() is not None:
+        return
+    if any(path.iterdir()) and not (path / ENVIRONMENT).is_file():
+        raise RunError(f"{path} is in the way and is no run: move it elsewhere")
+    if (path / MODEL).is_file():
+        raise RunError(
+            f"{path} has weights and no checkpoint that can be read, so that it cannot be resumed; nothing is "
+            "removed: move it elsewhere, and it is trained again"
+        )
+    remove_directory(path)
+
+
+def _show(comparison: Comparison, runs: list[Finished], table: Table) -> None:
+    for name in comparison.names:
+        mine = [run for run in runs if run.job.model == name and run.failed is None]
+        if mine:
+            each = [bits_on(run.figures, reported(comparison)) for run in mine]
+            table.set(name, bits_byte=f"{sum(each) / len(each):.4f}")
+
+
+def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[str, Any]:
+    """Of each model's first run that ended well; measured together, again where a run or a context has been added."""
+    good = [run for run in runs if run.failed is None]
+    first: dict[str, Path] = {}
+    for run in good:
+        first.setdefault(run.job.model, run.path)
+    dates = {run.path: run.figures["provenance"]["date"] for run in good}
+    key: dict[str, Any] = {"format": _SPEED_FORMAT, "contexts": list(comparison.contexts)}
+    key["runs"] = {name: str(path.relative_to(comparison.out)) for name, path in first.items()}
+    # A directory may have been removed and trained again, with other options.
+    key["dates"] = {name: dates[path] for name, path in first.items()}
+    file = comparison.out / SPEED
+    if file.is_file():
+        known = json.loads(file.read_bytes())
+        if known["of"] == key and all("provenance" in figures for figures in known["models"].values()):
+            return known["models"]
+    here = origin(environment())  # it need not be where the runs were trained
+    models = {
+        name: figures | {"run": key["runs"][name], "provenance": here}
+        for name, figures in measure_speed(first, comparison.contexts, table.status).items()
+    }
+    write_atomic(file, (json.dumps({"of": key, "models": models}, indent=2) + "\n").encode())
+    return models

@@ -1,0 +1,238 @@
+"""Speed and size of the compared models, measured when all are trained: machines are noisy, so they take turns.
+
+decode    milliseconds of a token behind so many, batch 1: `rounds` times each model writes a few, the median counts
+train     tokens/s of a step (loss, gradients, AdamW) on random ids in the shape and precision of training
+state     bytes of the state behind so many tokens, all tensors of it
+memory    MiB of the weights and of all that two such steps need beside them at their peak: activations, gradients and
+          AdamW's moments. In a process of its own, over what it holds after a step that is not counted, so that imports
+          and compiled kernels are no part of it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glissando.compare.memory import forget_peak, peak_bytes, release_freed, resident_bytes
+from glissando.config import from_dict
+from glissando.data.corpora import build_corpus
+from glissando.errors import GlissandoError
+from glissando.imports import import_file, imported
+from glissando.loading import load
+from glissando.mixers import Memo
+from glissando.model import LanguageModel
+from glissando.runs import Run
+from glissando.state import State, state_bytes
+from glissando.training.config import RunConfig
+
+ROUNDS = 5
+_TOKENS = 16
+
+
+@dataclass
+class _Entry:
+    """A trained model, and how it was trained."""
+
+    model: LanguageModel
+    config: RunConfig
+
+    @classmethod
+    def open(cls, path: Path) -> _Entry:
+        config = from_dict(RunConfig, Run.open(path).read_config(), "config.yaml")
+        return cls(load(path).to(device_of(config)), config)
+
+    def ids(self, rows: int, length: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, self.model.config.vocab_size, (rows, length), generator=generator)
+        return ids.to(self.model.embedding.weight.device)
+
+    def rows(self) -> tuple[int, int]:
+        """Rows of a step, and tokens of one: the median of a few, as a corpus of whole texts has rows of its own."""
+        corpus = build_corpus(self.config.data, self.model.tokenizer)
+        widths = [batch.ids.shape[1] for batch in itertools.islice(corpus.batches("train"), 9)]
+        return self.config.data.batch_size, int(min(statistics.median_low(widths), self.max_length()))
+
+    def max_length(self) -> float:
+        limit = self.model.config.max_length
+        return float("inf") if self.model.position_embedding is None or limit is None else limit
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """Where this run is measured: where it was trained."""
+    on_gpu = config.training.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def measure_speed(
+    runs: dict[str, Path], contexts: Sequence[int], status: Callable[[str], None], rounds: int = ROUNDS
+) -> dict[str, Any]:
+    """name -> its figures, of the run at each path."""
+    entries = {name: _Entry.open(path) for name, path in runs.items()}
+    result: dict[str, Any] = {name: {"decode": {}, "state": {}} for name in runs}
+    for context in contexts:
+        status(f"decoding behind {context} tokens")
+        able = {name: entry for name, entry in entries.items() if context + _TOKENS <= entry.max_length()}
+        for name, (times, size) in _decoding(able, context, rounds).items():
+            result[name]["decode"][str(context)] = _figure(times)
+            result[name]["state"][str(context)] = size
+    status("training steps in turn")
+    for name, rates in _training(entries, rounds).items():
+        result[name]["train"] = _figure(rates)
+    for name, path in runs.items():
+        status(f"memory of {name}")
+        result[name]["memory_mib"] = training_memory(path)
+    return result
+
+
+def warm_up(config: RunConfig) -> None:
+    """One step and a few decoded tokens of such a model, so that its kernels are compiled before a clock runs.
+
+    config    with the tokenizer's vocabulary
+    """
+    entry = _Entry(LanguageModel(config.model).to(device_of(config)), config)
+    _step_of(entry)()
+    entry.model.eval()
+    with torch.no_grad():
+        _milliseconds(entry.model, *_read(entry, _TOKENS))
+
+
+def _figure(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def _decoding(entries: dict[str, _Entry], context: int, rounds: int) -> dict[str, tuple[list[float], int]]:
+    """Milliseconds a token of each round, and bytes of the state behind `context` tokens."""
+    with torch.no_grad():
+        read = {name: _read(entry, context) for name, entry in entries.items()}
+        times: dict[str, list[float]] = {name: [] for name in entries}
+        for turn in range(rounds + 1):
+            for name, entry in entries.items():
+                taken = _milliseconds(entry.model, *read[name])
+                if turn:  # the first warms up
+                    times[name].append(taken)
+        return {name: (times[name], state_bytes(read[name][1])) for name in entries}
+
+
+def _read(entry: _Entry, context: int) -> tuple[Tensor, State]:
+    logits, state = entry.model(entry.ids(1, context), entry.model.init_state(1))
+    return logits[:, -1:].argmax(-1), state
+
+
+def _milliseconds(model: LanguageModel, latest: Tensor, state: State) -> float:
+    """Of a greedy token; the first one, which copies the state because others still need it, is not counted."""
+    memo: Memo = {}
+    logits, state = model(latest, state, memo=memo)
+    _wait(latest)
+    began = time.perf_counter()
+    for _ in range(_TOKENS - 1):
+        logits, state = model(logits[:, -1:].argmax(-1), state, donate=True, memo=memo)
+    _wait(latest)
+    return 1e3 * (time.perf_counter() - began) / (_TOKENS - 1)
+
+
+def trainer(module: nn.Module, ids: Tensor) -> Callable[[], float]:
+    """Tokens/s of one training step (loss, gradients, AdamW) that predicts ids[:, 1:]."""
+    parameters = list(module.parameters())
+    # The fused optimizer refuses complex parameters, which published forms have.
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=not any(p.is_complex() for p in parameters))
+
+    def step() -> float:
+        began = time.perf_counter()
+        output = module(ids[:, :-1])
+        logits = output if isinstance(output, Tensor) else output[0] if isinstance(output, tuple) else output.logits
+        F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return ids[:, 1:].numel() / (time.perf_counter() - began)
+
+    return step
+
+
+def _training(entries: dict[str, _Entry], rounds: int) -> dict[str, list[float]]:
+    """Tokens/s of a step of each round."""
+    steps = {name: _step_of(entry) for name, entry in entries.items()}
+    rates: dict[str, list[float]] = {name: [] for name in entries}
+    for turn in range(rounds + 1):
+        for name, step in steps.items():
+            rate = step()
+            if turn:
+                rates[name].append(rate)
+    return rates
+
+
+def _step_of(entry: _Entry) -> Callable[[], float]:
+    rows, length = entry.rows()
+    ids = entry.ids(rows, 1 + length)
+    step = trainer(entry.model, ids)
+
+    def once() -> float:
+        _wait(ids)
+        began = time.perf_counter()
+        with _arithmetic(entry):
+            step()
+        _wait(ids)
+        return ids[:, 1:].numel() / (time.perf_counter() - began)
+
+    return once
+
+
+def _arithmetic(entry: _Entry) -> contextlib.AbstractContextManager:
+    if entry.config.training.precision != "bf16-mixed":
+        return contextlib.nullcontext()
+    return torch.autocast(entry.model.embedding.weight.device.type, torch.bfloat16)
+
+
+def _wait(tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+
+
+def training_memory(path: Path) -> float:
+    """MiB, by a process of its own. Raises GlissandoError, with its errors, if that fails."""
+    command = [sys.executable, "-m", "glissando.compare.speed", str(path), *imported()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise GlissandoError(f"measuring the memory of {path} failed: {done.stderr.strip() or done.returncode}")
+    return json.loads(done.stdout)["mib"]
+
+
+def _memory(entry: _Entry) -> float:
+    """MiB: the weights, and the peak of two steps of training over what this process holds without them.
+
+    Where the system does not forget a peak (macOS, some containers) and starting took more, that is counted.
+    """
+    _step_of(entry)()  # what stays for every model alike: imports, kernels, pools of threads
+    step = _step_of(entry)  # of an optimizer that has no state before its first step
+    release_freed()
+    if entry.model.embedding.weight.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        step(), step()
+        return torch.cuda.max_memory_allocated() / 2**20  # the weights among it
+    forget_peak()
+    before = resident_bytes()
+    step(), step()
+    return (peak_bytes() - before + _weights(entry.model)) / 2**20
+
+
+def _weights(model: LanguageModel) -> int:
+    """Bytes of parameters and buffers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+
+
+if __name__ == "__main__":
+    for file in sys.argv[2:]:
+        import_file(file)
+    print(json.dumps({"mib": _memory(_Entry.open(Path(sys.argv[1])))}))

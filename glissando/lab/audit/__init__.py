@@ -1,1 +1,0 @@
-"""The published claims, each measured as published and as it should be: `glissando audit`."""

@@ -1,1 +1,0 @@
-"""Speed against named peers: `glissando bench`."""

@@ -1,0 +1,444 @@
+"""The training loop, in the order in which things happen: see `Loop.train`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import seed_everything
+from torch import Tensor
+
+from glissando.data.base import IGNORED, Batch, Corpus, Shard
+from glissando.depth import FlowDepth
+from glissando.errors import ConfigError, DivergenceError, NotFiniteError, RunError, TrainingError
+from glissando.evaluation.scoring import Score, score_part, to_device
+from glissando.generation import generate, room_after, visible
+from glissando.model import LanguageModel
+from glissando.runs import BEST, CHECKPOINTS, METRICS, MODULE_PREFIX, Run, checkpoint_path, keep_newest
+from glissando.training.budget import ENDLESS_SECONDS, Budget, Clock, agree
+from glissando.training.config import RunConfig
+from glissando.training.launch import build_fabric
+from glissando.training.metrics import Metrics, append
+from glissando.training.objective import Objective
+from glissando.training.optimizer import (
+    build_optimizer,
+    optimizer_state,
+    put_optimizer_state,
+    put_weights,
+    set_rates,
+    whole,
+)
+from glissando.training.parts import freeze, is_sharded, local, local_norms, part_norms, part_of, shares
+from glissando.training.schedules import Progress as Position
+from glissando.training.schedules import build_schedule
+from glissando.training.state import Sums, TrainState, every_rng_state, restore_own_rng
+from glissando.training.stopping import Stopping
+
+SAMPLES = "samples.txt"
+
+
+class Hook:
+    """Base of what is called around the steps of a training, on every process alike."""
+
+    def before_step(self, loop: Loop, batches: list[Batch]) -> None:
+        """Before a step on these micro-batches of this process; `loop.state.step` steps are done."""
+
+    def after_step(self, loop: Loop) -> None:
+        """Once the step is taken, before anything is validated, logged or saved."""
+
+    def columns(self, loop: Loop) -> list[str]:
+        """Names of its columns in metrics.csv."""
+        return []
+
+    def row(self, loop: Loop) -> dict[str, Any]:
+        """Their values after the step in progress."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps, as plain values: a part of the checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+
+
+class Display(Hook):
+    """Base of what shows a training; this one shows nothing."""
+
+    def logged(self, loop: Loop) -> None:
+        """Once a step is validated and logged."""
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+
+    def close(self) -> None:
+        """At the end, by an error too."""
+
+
+class Loop:
+    """A model, its data and how to train it; `train` alone writes into the run.
+
+    Raises ConfigError for what cannot be trained so.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: Run,
+        corpus: Corpus,
+        model: LanguageModel,
+        base: LanguageModel | None,
+        hooks: list[Hook],
+        display: Display,
+    ) -> None:
+        t = config.training
+        self.config, self.run, self.corpus, self.model = config, run, corpus, model
+        self.hooks, self.display = [display, *hooks], display
+        freeze(model, t.freeze)
+        if model.config.controls and not corpus.control_names:
+            model.depth.control.requires_grad_(False)  # without labels it gets no gradient, which DDP would wait for
+        if t.gradient_checkpointing and isinstance(model.depth, FlowDepth):
+            raise ConfigError(
+                "a flow cannot recompute its blocks by training.gradient_checkpointing: leave it off, and set "
+                "model.depth.backward to `checkpoint`"
+            )
+        model.depth.gradient_checkpointing = t.gradient_checkpointing
+        self.fabric, self.stopping = build_fabric(t), Stopping()
+        self.objective, self.schedule = Objective(model, t, base), build_schedule(t.schedule)
+        self.budget, self.clock, self.state = Budget.of(config, corpus), Clock(), TrainState()
+        self.moments: dict[str, dict[str, Tensor]] = {}  # of the optimizer, where training starts from a grown run
+        #: about the targets of a step: any fixed number would do, this one keeps gradients near their size
+        self.nominal = config.data.batch_size * config.data.seq_len
+        self.norms: dict[str, float] = {}  # of each parameter's gradient in the last step, before clipping
+        self.shares = shares(model, config.grown)
+        self.grad_norm = self.learning_rate = 0.0
+        self.accuracy: float | None = None  # on the last step's batch, where that step is one that is logged
+        self.validation: dict[str, float] = {}  # the latest
+        self.validated_step, self.validation_cost = -1, 0.0
+        self.metrics: Metrics | None = None  # of the first process
+        self.mark = (0, 0.0)  # tokens and working seconds at the last row of metrics.csv
+        self.saved_at = 0.0  # seconds of the run
+
+    # ---------------------------------------------------------------------- the loop
+
+    def train(self, checkpoint: Path | None = None) -> None:
+        """Train until the budget is spent or a signal asks to stop, from `checkpoint` on if one is given.
+
+        Raises TrainingError, on every process, where training cannot go on; what was saved before stands.
+        """
+        forward, optimizer = self._set_up(checkpoint)
+        t, fabric, budget, state = self.config.training, self.fabric, self.budget, self.state
+        streams = self._streams()
+        while not budget.stopping:
+            batches = [next(stream) for stream in streams]
+            for hook in self.hooks:
+                hook.before_step(self, batches)
+
+            # forward, backward and accumulation; gradients are averaged over processes with the last part
+            is_logged = (state.step + 1) % t.log_every == 0
+            for part, batch in enumerate(batches, 1):
+                targets = int((batch.targets != IGNORED).sum())
+                with fabric.no_backward_sync(forward, enabled=part < len(batches) and not is_sharded(self.model)):
+                    fabric.backward(forward(to_device(batch, fabric.device), targets, is_logged))
+
+            # gradient norm, clipping, schedule, step: the rate may depend on the norm before clipping
+            gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
+            sums = self._measure(gradients)
+            self._clip(list(gradients.values()), self.nominal / max(sums.targets, 1))
+            position = Position(state.step, budget.share, self.grad_norm)
+            self.learning_rate = t.optimizer.learning_rate * self.schedule.factor(position)
+            set_rates(optimizer, t.optimizer, state.step, self.learning_rate)
+            optimizer.step()
+            optimizer.zero_grad()
+            del gradients
+
+            self.accuracy = sums.hits / max(sums.targets, 1) if is_logged else None
+            state.step += 1
+            state.tokens += sums.targets
+            state.flops += sums.flops
+            state.unlogged.add(sums)
+            state.seconds, budget.asked = agree(fabric, self.clock.elapsed(), self.stopping.asked is not None)
+            budget.spend(state)
+            for hook in self.hooks:
+                hook.after_step(self)
+
+            with self.clock.aside():
+                if budget.due(t.validate_every, state.step) and self._affords_validation():
+                    self.validate()
+            if is_logged or self.validated_step == state.step or budget.ended:
+                self.log()
+            self.display.logged(self)
+            with self.clock.aside():
+                if budget.due(t.sample_every, state.step):
+                    self.sample()
+                if state.best_step == state.step:
+                    self.save(best=True)
+                if budget.stopping or budget.due(t.save_every, state.step) or self._endless_and_long():
+                    self.save()
+
+    def _set_up(self, checkpoint: Path | None) -> tuple[Any, Any]:
+        """Start the processes, put model and optimizer on their device, and take up the checkpoint."""
+        t, fabric = self.config.training, self.fabric
+        fabric.launch()
+        self.objective.scale = fabric.world_size / self.nominal
+        forward = fabric.setup_module(self.objective.train())
+        self.optimizer = fabric.setup_optimizers(build_optimizer(self.model, t.optimizer, self.config.grown))
+        put_optimizer_state(self.optimizer, self.moments)
+        # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
+        seed_everything(t.seed + fabric.global_rank, verbose=False)
+        if checkpoint is not None:
+            self._restore(TrainState.load(checkpoint))
+        self.clock = Clock(self.state.seconds)
+        self.budget.begin(self.state)
+        if self._patience_is_over():
+            self.budget.ended = True
+        self.mark, self.saved_at = (self.state.tokens, 0.0), self.state.seconds
+        if fabric.is_global_zero:
+            parts = sorted({part_of(name) for name, p in self.model.named_parameters() if p.requires_grad})
+            columns = ["neutral_kl"] if self.objective.base is not None else []
+            columns += [name for hook in self.hooks for name in hook.columns(self)]
+            columns += [f"grad_norm/{part}" for part in parts]
+            self.metrics = Metrics(self.run.path / METRICS, columns, self.state.step, t.tensorboard)
+            samples = self.run.path / SAMPLES
+            if samples.is_file() and samples.stat().st_size > self.state.samples:
+                os.truncate(samples, self.state.samples)  # written after the checkpoint
+        return forward, self.optimizer
+
+    def _restore(self, state: TrainState) -> None:
+        put_weights(self.objective, state.model)
+        put_optimizer_state(self.optimizer, state.optimizer)
+        self.schedule.load_state_dict(state.schedule)
+        for hook in self.hooks:
+            if (name := type(hook).__name__) in state.hooks:
+                hook.load_state_dict(state.hooks[name])
+        restore_own_rng(state.random, self.fabric.global_rank)
+        self.state = dataclasses.replace(state, model={}, optimizer={}, random=[])
+
+    def _streams(self) -> list[Iterator[Batch]]:
+        """The micro-batches of this process, from the step that training has reached."""
+        parts, rank, world = self.config.training.accumulate, self.fabric.global_rank, self.fabric.world_size
+        shards = [Shard(rank * parts + part, world * parts) for part in range(parts)]
+        return [self.corpus.batches("train", start=self.state.step, shard=shard) for shard in shards]
+
+    def close(self) -> None:
+        """Once training has ended, by an error too."""
+        self.display.close()
+        if self.metrics is not None:
+            self.metrics.close()
+
+    # ---------------------------------------------------------------------- gradients
+
+    def _measure(self, gradients: dict[str, Tensor]) -> Sums:
+        """The step's sums over all processes, and `norms`: the one wait for the device.
+
+        Raises DivergenceError, on every process, if the loss or a gradient is not finite.
+        """
+        mine, self.objective.sums = self.objective.sums, Sums()
+        norms = local_norms(gradients.values())
+        on_device = torch.stack([torch.as_tensor(v).to(mine.nats) for v in (mine.nats, mine.neutral, mine.hits)])
+        if self.fabric.world_size == 1:
+            *values, nats, neutral, hits = torch.cat([norms, on_device.to(norms.dtype)]).tolist()
+            sums = dataclasses.replace(mine, nats=nats, neutral=neutral, hits=hits)
+        else:
+            counts = on_device.new_tensor([mine.targets, mine.n_bytes, mine.flops], dtype=torch.float64)
+            # Of a sharded gradient no process has the whole norm.
+            squares = norms.double().square() if is_sharded(self.model) else norms.new_zeros(0)
+            total = torch.cat([on_device.double(), counts, squares])
+            torch.distributed.all_reduce(total)
+            nats, neutral, hits, targets, n_bytes, flops, *squared = total.tolist()
+            sums = Sums(nats, neutral, hits, int(targets), int(n_bytes), flops)
+            values = [math.sqrt(square) for square in squared] or norms.tolist()
+        scale = self.nominal / max(sums.targets, 1)
+        self.norms = {n: v * scale * self.shares[n].norm for n, v in zip(gradients, values, strict=True)}
+        self.grad_norm = math.hypot(*self.norms.values())
+        if not (math.isfinite(sums.nats) and math.isfinite(self.grad_norm)):
+            bad = [name for name, norm in self.norms.items() if not math.isfinite(norm)]
+            where = f"the gradient first in {part_of(bad[0])} ({bad[0]})" if bad else "the gradient is finite"
+            what = "the gradient is not finite" if math.isfinite(sums.nats) else f"the loss is {sums.nats}"
+            raise DivergenceError(
+                f"{what} in step {self.state.step + 1}; {where}. That step is not taken and the last checkpoint "
+                "stands: train again with a lower training.optimizer.learning_rate or a lower training.clip."
+            )
+        return sums
+
+    def _clip(self, gradients: list[Tensor], scale: float) -> None:
+        """Make gradients of a sum those of the mean over the step's targets, and clip them."""
+        clip = self.config.training.clip
+        if clip is not None and self.grad_norm > clip:
+            scale *= clip / self.grad_norm
+        if scale != 1:
+            torch._foreach_mul_([local(gradient) for gradient in gradients], scale)
+
+    # ---------------------------------------------------------------------- validation
+
+    def _affords_validation(self) -> bool:
+        """Of a budget in seconds validations take a fifth at most after the first, unless they are requested."""
+        t, budget = self.config.training, self.budget
+        if t.validate_every is not None or t.seconds is None or budget.ended:
+            return True
+        # By the first process's clock: one that decided otherwise would leave the others waiting.
+        return self.fabric.broadcast(self.state.validation_seconds + self.validation_cost <= 0.2 * t.seconds)
+
+    def _patience_is_over(self) -> bool:
+        patience = self.config.training.early_stopping
+        return patience is not None and self.state.waited >= patience
+
+    def validate(self) -> None:
+        """Score the held-out text; may end the training early."""
+        state, began = self.state, time.perf_counter()
+        score = self._score()
+        self.schedule.observe_validation(score.loss)
+        self.validated_step = state.step
+        self.validation = {
+            "valid_loss": score.loss,
+            "valid_bits_per_byte": score.bits_per_byte,
+            "valid_accuracy": score.accuracy,
+        }
+        if score.floor is not None:
+            self.validation["entropy_floor"] = score.floor
+        state.waited += 1
+        if score.loss < state.best:
+            state.best, state.best_step, state.waited = score.loss, state.step, 0
+        if self._patience_is_over():
+            self.budget.ended = True
+        self.validation_cost = time.perf_counter() - began
+        state.validation_seconds += self.validation_cost
+
+    def _score(self) -> Score:
+        """Over all processes' rows."""
+        world = self.fabric.world_size
+        shard = Shard(self.fabric.global_rank, world)
+        score = score_part(self.model, self.corpus.batches("valid", shard=shard), self.fabric.device)
+        if world == 1:
+            return score
+        everyone: list[Any] = [None] * world
+        torch.distributed.all_gather_object(everyone, score)
+        score = Score()
+        for part in everyone:
+            score.merge(part)
+        return score
+
+    def _endless_and_long(self) -> bool:
+        """Whether a training without a budget, whose steps may be long, has not saved for ten minutes."""
+        return self.budget.endless and self.state.seconds - self.saved_at >= ENDLESS_SECONDS
+
+    # ---------------------------------------------------------------------- logging and sampling
+
+    def log(self) -> None:
+        """A row of metrics.csv. epoch is that of a text or of pairs; stability is 1 / |gradient|, by which the
+        homeostatic schedule goes; tokens_per_second counts the time of steps alone."""
+        state, sums, rows = self.state, self.state.unlogged, self.corpus.epoch_rows
+        (last_tokens, last_time), now = self.mark, self.clock.working()
+        self.mark, state.unlogged = (state.tokens, now), Sums()
+        row = {
+            "step": state.step,
+            "epoch": state.step * self.config.data.batch_size / rows if rows else "",
+            "tokens": state.tokens,
+            "seconds": state.seconds,
+            "flops": "" if math.isnan(state.flops) else state.flops,
+            "train_loss": sums.nats / max(sums.targets, 1),
+            "train_bits_per_byte": sums.nats / math.log(2) / max(sums.n_bytes, 1),
+            "train_accuracy": "" if self.accuracy is None else self.accuracy,
+            "learning_rate": self.learning_rate,
+            "grad_norm": self.grad_norm,
+            "stability": 1 / (self.grad_norm + 1e-6),
+            "tokens_per_second": (state.tokens - last_tokens) / max(now - last_time, 1e-9),
+            **{f"grad_norm/{part}": norm for part, norm in part_norms(self.norms).items()},
+        }
+        if self.objective.base is not None:
+            row["neutral_kl"] = sums.neutral / max(sums.targets, 1)
+        for hook in self.hooks:
+            row |= hook.row(self)
+        if self.validated_step == state.step:
+            row |= self.validation
+        if self.metrics is not None:
+            self.metrics.write(row)
+
+    def sample(self) -> None:
+        """Write to samples.txt how the model continues a prompt, and show it."""
+        step = self.state.step
+        self._require_finite_weights()
+        try:
+            text = visible(self.sampled())  # by every process, because a sharded model takes all of them
+        except NotFiniteError as error:
+            raise DivergenceError(
+                f"after step {step} the model's logits are not finite; the last checkpoint stands. Train again "
+                "with a lower training.optimizer.learning_rate."
+            ) from error
+        if self.fabric.is_global_zero:
+            self.state.samples += append(self.run.path / SAMPLES, f"--- step {step}\n{text}\n".encode())
+            self.display.say(f"step {step}: {text}")
+
+    def sampled(self, tokens: int = 200) -> str:
+        """training.sample_prompt, or a held-out beginning, a bar, and how the model goes on."""
+        prompt = self.config.training.sample_prompt
+        prompt = self.corpus.prompts(1, seed=0)[0] if prompt is None else prompt
+        tokens = min(tokens, room_after(self.model, len(self.corpus.tokenizer.encode(prompt)) + 2))
+        self.model.eval()
+        sharded = is_sharded(self.model)
+        try:
+            if sharded:
+                self.model.unshard()  # what no block holds, and generation uses without calling the whole model
+            texts = generate(self.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9) if tokens else [""]
+        finally:
+            if sharded:
+                self.model.reshard()
+            self.model.train()
+        return f"{prompt}|{texts[0]}"
+
+    # ---------------------------------------------------------------------- saving
+
+    def save(self, best: bool = False) -> None:
+        """A checkpoint, and the run's own weights with it; or with `best` the checkpoint of the best validation.
+
+        That comes before the step's own: a run that is killed in between goes on from before both.
+        Raises TrainingError, on every process, if the disk does not take it.
+        """
+        self._require_finite_weights()
+        self.saved_at = self.state.seconds
+        folder, step, problem = self.run.path / CHECKPOINTS, self.state.step, None
+        state = self._snapshot()
+        if self.fabric.is_global_zero:
+            try:
+                state.save(folder / BEST if best else checkpoint_path(folder, step))
+                if not best:
+                    weights = {name.removeprefix(MODULE_PREFIX): value for name, value in state.model.items()}
+                    self.run.write_model(weights, self.run.read_config())
+                    keep_newest(folder, self.config.training.keep_checkpoints)
+            except (OSError, RunError) as error:
+                problem = error
+        # Only the first process writes: the others would wait for it for ever if it raised alone.
+        reason = self.fabric.broadcast(str(problem) if problem else None)
+        if reason:
+            raise TrainingError(f"could not save step {step}: {reason}") from problem
+
+    def _snapshot(self) -> TrainState:
+        """All of the training, gathered by all processes."""
+        return dataclasses.replace(
+            self.state,
+            seconds=self.clock.elapsed(),
+            model={name: whole(value) for name, value in self.objective.state_dict().items()},
+            optimizer=optimizer_state(self.optimizer),
+            schedule=self.schedule.state_dict(),
+            hooks={type(hook).__name__: kept for hook in self.hooks if (kept := hook.state_dict())},
+            random=every_rng_state(self.fabric.world_size),
+        )
+
+    def _require_finite_weights(self) -> None:
+        """Raises DivergenceError, on every process, if a weight has overflowed: it must not be saved."""
+        named = dict(self.model.named_parameters())
+        bad = (~local_norms(named.values()).isfinite()).double()
+        if self.fabric.world_size > 1:
+            torch.distributed.all_reduce(bad)
+        if bad.any():
+            name = list(named)[int(bad.argmax())]
+            raise DivergenceError(
+                f"after step {self.state.step} {part_of(name)} ({name}) is not finite; it is not saved and the last "
+                "checkpoint stands. Train again with a lower training.optimizer.learning_rate."
+            )

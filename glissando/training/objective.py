@@ -1,0 +1,96 @@
+"""What training minimises: cross-entropy over the scored targets and, where there is a base, a tie of u = 0 to it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glissando.data.base import IGNORED, Batch
+from glissando.evaluation.scoring import heard_control, token_losses
+from glissando.flops import forward_flops, training_flops, training_flops_or_nan
+from glissando.model import LanguageModel
+from glissando.training.config import TrainingConfig
+from glissando.training.state import Sums
+
+_ROW_LENGTHS = 64  # so many a compiled model is compiled for; at others it runs as it is
+
+
+class Objective(nn.Module):
+    """scale * sum over scored targets of (-log p(target) + neutral_kl * KL(base || model at u = 0)), and `sums` of it.
+
+    A sum and not a mean: who ends the step knows the targets of all its parts and processes, and divides. A mean of
+    means would weigh the targets of a short batch more.
+    """
+
+    def __init__(
+        self, model: LanguageModel, training: TrainingConfig, base: LanguageModel | None = None, scale: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.model, self.weight, self.scale, self.sums = model, training.neutral_kl, scale, Sums()
+        self._base = (base,)  # in a tuple, as it is no part of this module: it is neither trained nor saved
+        if training.flops is not None:
+            training_flops(model, 1)  # raises for a mixer or depth whose FLOPs nothing tells
+        self._flops_at = functools.lru_cache(maxsize=_ROW_LENGTHS)(functools.partial(training_flops_or_nan, model))
+        # A compiled function and not a compiled module, which would register the model's weights a second time.
+        self._logits: Any = _compiled(self._logits_of) if training.compile else self._logits_of
+
+    @property
+    def base(self) -> LanguageModel | None:
+        return self._base[0]
+
+    def forward(self, batch: Batch, targets: int = 0, count_hits: bool = False) -> Tensor:
+        """The loss of a batch that scores so many targets, which are counted before they go to a device."""
+        logits = self._logits(batch)
+        loss = nats = token_losses(logits, batch.targets).sum()
+        hits = (logits.detach().argmax(-1) == batch.targets).sum() if count_hits else 0.0
+        neutral: Any = 0.0
+        if self.base is not None:
+            neutral = self._neutral_kl(self.base, batch)
+            loss = nats + self.weight * neutral
+            neutral = neutral.detach()
+        self.sums.add(Sums(nats.detach(), neutral, hits, targets, batch.n_bytes, self._cost(batch)))
+        return loss * self.scale
+
+    def _logits_of(self, batch: Batch) -> Tensor:
+        return self.model(batch.ids, mask=batch.mask, control=heard_control(self.model, batch))[0]
+
+    def _neutral_kl(self, base: LanguageModel, batch: Batch) -> Tensor:
+        assert batch.control is not None
+        with torch.no_grad():
+            expected = base.to(batch.ids.device)(batch.ids, mask=batch.mask)[0]
+        return divergence(
+            expected, self._logits(batch._replace(control=torch.zeros_like(batch.control))), batch.targets
+        )
+
+    def _cost(self, batch: Batch) -> float:
+        """FLOPs of training on it, NaN where they are not known; a tie to a base adds that model's forward pass and one more of this one, trained."""
+        length = batch.ids.shape[1]
+        cost = self._flops_at(length)
+        if self.base is not None and not math.isnan(cost):
+            cost = 2 * cost + forward_flops(self.base, length).total
+        return batch.ids.numel() * cost
+
+
+def divergence(expected: Tensor, got: Tensor, targets: Tensor) -> Tensor:
+    """sum_t KL(softmax(expected_t) || softmax(got_t)), nats, over the scored ones of targets (B, T); logits (B, T, V)."""
+    exact = torch.promote_types(got.dtype, torch.float32)
+    p, q = expected.to(exact).log_softmax(-1), got.to(exact).log_softmax(-1)
+    return ((p.exp() * (p - q)).sum(-1) * (targets != IGNORED)).sum()
+
+
+def _compiled(function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+    """Compiled once for each row length: PyTorch 2.13 fails to compile our models for all lengths at once."""
+    import torch._dynamo
+
+    fast = torch.compile(function, dynamic=False)
+
+    def call(batch: Batch) -> Tensor:
+        with torch._dynamo.config.patch(recompile_limit=_ROW_LENGTHS, accumulated_recompile_limit=16 * _ROW_LENGTHS):
+            return fast(batch)
+
+    return call

@@ -1,0 +1,147 @@
+"""Where a training is: one value that is the checkpoint, whole on disk or not there, without pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glissando.errors import RunError
+from glissando.storage import MANIFEST, find_published, publish_directory, verify_manifest
+from glissando.trees import load_tree, save_tree
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Sums:
+    """Sums over targets. What is computed on a device stays there as a tensor, so that nothing waits for it."""
+
+    nats: Any = 0.0
+    neutral: Any = 0.0  # KL at u = 0, where it is part of the loss
+    hits: Any = 0.0  # targets that were the likeliest token, where they are counted
+    targets: int = 0
+    n_bytes: int = 0
+    flops: float = 0.0
+
+    def add(self, other: Sums) -> None:
+        for each in dataclasses.fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+@dataclass
+class TrainState:
+    """All of a checkpoint.
+
+    step                optimizer steps done. The data go on from here: their order follows from data.seed and the step
+    tokens, flops       targets scored and operations so far, over all processes
+    seconds             of the whole run, resumptions added up, and of it on validations
+    unlogged            sums since the last row of metrics.csv
+    best, best_step     the best validation; `waited` validations since
+    samples             size of samples.txt
+    model, optimizer    tensors by parameter, as they are in one process
+    schedule, hooks     what the schedule and each hook keep
+    random              state of the random numbers of each process
+    """
+
+    step: int = 0
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    validation_seconds: float = 0.0
+    unlogged: Sums = field(default_factory=Sums)
+    best: float = math.inf
+    best_step: int = -1
+    waited: int = 0
+    samples: int = 0
+    model: dict[str, Tensor] = field(default_factory=dict)
+    optimizer: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
+    hooks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    random: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Writes the directory `path`, or leaves what stands there.
+
+        Raises RunError if it cannot be written, TypeError that names a value that is no tensor, number, text or list.
+        """
+        rest = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        model, rest["unlogged"] = rest.pop("model"), dataclasses.asdict(self.unlogged)
+
+        def fill(directory: Path) -> None:
+            save_tree(directory, model, "model")
+            save_tree(directory, rest, "trainer")
+
+        publish_directory(path, fill)
+
+    @classmethod
+    def load(cls, path: str | Path) -> TrainState:
+        """The state that was saved at `path`, each file checked, tensors on the CPU.
+
+        Raises RunError if it is missing, incomplete, damaged, a pickle, or of a version that saved something else.
+        """
+        directory = find_published(path)
+        if not directory.exists():
+            raise RunError(f"no checkpoint at {path}; the run's complete ones are its checkpoints/step-* directories")
+        if not directory.is_dir():
+            raise RunError(
+                f"{path} is a file; a checkpoint is a directory. Pickled checkpoints are refused because loading one "
+                "runs code: load it where you trust it and save its state dict with safetensors."
+            )
+        if not (directory / MANIFEST).is_file():
+            raise RunError(f"{path} is not a complete checkpoint: {MANIFEST} is missing. Load the previous checkpoint.")
+        verify_manifest(directory)
+        rest = load_tree(directory, "trainer")
+        if rest.keys() != {each.name for each in dataclasses.fields(cls)} - {"model"}:
+            raise RunError(
+                f"{path} was saved by another version of glissando, which alone can resume it. Its weights are a start "
+                "for a new training: glissando train --from RUN"
+            )
+        return cls(**rest | {"model": load_tree(directory, "model"), "unlogged": Sums(**rest["unlogged"])})
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of the random numbers of Python, NumPy, torch on the CPU and each CUDA device, as a tree."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (str(name), torch.from_numpy(np.asarray(keys).copy()), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_rng(tree: dict[str, Any]) -> None:
+    """The inverse of `rng_state`. CUDA states are restored for the devices that both machines have."""
+    version, internal, gauss = tree["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = tree["numpy"]
+    np.random.set_state((name, keys.numpy(), *rest))
+    torch.set_rng_state(tree["torch"])
+    for device, state in zip(range(torch.cuda.device_count()), tree["cuda"], strict=False):
+        torch.cuda.set_rng_state(state, device)
+
+
+def every_rng_state(world_size: int) -> list[dict[str, Any]]:
+    """`rng_state` of each process, on each of them."""
+    states: list[Any] = [rng_state()]
+    if world_size > 1:
+        states = [None] * world_size
+        torch.distributed.all_gather_object(states, rng_state())
+    return states
+
+
+def restore_own_rng(states: list[dict[str, Any]], rank: int) -> None:
+    """Logs a warning if the checkpoint was saved with fewer processes: this one keeps the state that it has."""
+    if rank < len(states):
+        restore_rng(states[rank])
+    else:
+        log.warning("the checkpoint has no random state for process %d, which starts afresh", rank)

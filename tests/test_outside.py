@@ -1,0 +1,258 @@
+"""A mixer from a file outside the package: what the example shows, what a run needs of it later, and what is missing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from serving import serving
+
+import glissando
+from glissando import imports
+from glissando.cli import main
+from glissando.data.corpora import CORPORA
+from glissando.errors import ConfigError, RunError
+from glissando.mixers import MIXERS
+from glissando.runs import Run
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "add_a_mixer.py"
+TINY = [
+    "--model.hidden_size", "16", "--model.depth.layers", "1", "--data.valid_stories", "2", "--data.seq_len", "32",
+    "--data.batch_size", "2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A directory with a copy of the example, `mine.py`, and what it has written as a program."""
+    place = tmp_path_factory.mktemp("outside")
+    shutil.copy(EXAMPLE, place / "mine.py")
+    command = [sys.executable, str(place / "mine.py"), "--quick", "--out", str(place / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (place / "stdout").write_text(done.stdout)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process(monkeypatch):
+    """Nothing is imported, and what a test registers is forgotten after it."""
+    for registry in (MIXERS, CORPORA):
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+        monkeypatch.setattr(registry, "options", dict(registry.options))
+    monkeypatch.setattr(imports, "_imported", {})
+    yield
+    for name in [name for name in sys.modules if name.startswith("imported_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def run(place, tmp_path) -> Path:
+    """A copy of the example's run, which may be damaged."""
+    return shutil.copytree(place / "out" / "average", tmp_path / "run")
+
+
+def moved(run: Path, place: Path, elsewhere: Path) -> None:
+    """Edit the run as if it had been made with a file in `elsewhere`; its checkpoints have manifests of their own."""
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(str(place), str(elsewhere)))
+    (run / "manifest.json").unlink()
+
+
+def fails(capsys, *arguments: object) -> str:
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 1
+    return capsys.readouterr().err
+
+
+def test_the_example_checks_trains_writes_and_compares(place):
+    printed = (place / "stdout").read_text()
+    assert "obeys the laws" in printed
+    assert printed.count("$ glissando") == 3
+    config = yaml.safe_load((place / "out/average/config.yaml").read_text())
+    assert config["model"]["mixer"] == {"kind": "average", "decay": 0.8}
+    assert config["imports"] == [str(place / "mine.py")]
+    assert (place / "out/average/imports/mine.py").read_bytes() == EXAMPLE.read_bytes()
+    assert "imports/mine.py" in json.loads((place / "out/average/manifest.json").read_text())["files"]
+    compared = (place / "out/compared/report.md").read_text()
+    assert "average" in compared
+    assert "transformer-nano" in compared
+
+
+def test_without_functions_for_it_nothing_is_logged_or_counted(place):
+    with open(place / "out/average/metrics.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["flops"] for row in rows} == {""}
+    assert not any(name.startswith(("tau", "energy")) for name in rows[0])
+    with open(place / "out/compared/results.csv", encoding="utf-8") as file:
+        counted = {(row["model"], row["measure"]) for row in csv.DictReader(file)}
+    assert ("transformer-nano", "flops") in counted
+    assert ("average", "bits_per_byte") in counted
+    assert ("average", "flops") not in counted
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate", "serve", "steer", "grow", "train"])
+def test_opening_a_run_executes_nothing_unless_it_is_asked_to(command, run, place, tmp_path, capsys):
+    given = {
+        "steer": [run, "--out", tmp_path / "x"],
+        "grow": [run, "--layers", 1, "--out", tmp_path / "x"],
+        "train": ["--resume", run],
+    }
+    error = fails(capsys, command, *given.get(command, [run]))
+    assert "needs mixer 'average', which nothing has registered" in error
+    assert f"--import {place / 'mine.py'}" in error
+    assert "trust_imports=True" in error
+    assert "average" not in MIXERS
+    with pytest.raises(RunError, match="--import"):
+        glissando.load(run)
+
+
+def test_a_run_opens_with_the_file_that_it_names(run, place, capsys):
+    assert main(["generate", str(run), "--import", str(place / "mine.py"), "--max_tokens", "4"]) == 0
+    few = ["--data.valid_stories", "2", "--json"]
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--import", str(place / "mine.py"), *few]) == 0
+    assert 7 < json.loads(capsys.readouterr().out)["bits_per_byte"] < 9
+
+
+def test_it_streams_and_serves(run, place):
+    pytest.importorskip("fastapi", reason="needs the [serve] extra")
+    import httpx2 as httpx
+
+    model = glissando.load(run, trust_imports=True)
+    text = "".join(glissando.stream(model, "The hen", max_tokens=12, temperature=0))
+    with serving(model) as (_, address), httpx.Client(base_url=address, timeout=30) as web:
+        asked = {"model": "tiny", "prompt": "The hen", "max_tokens": 12, "temperature": 0}
+        answer = web.post("/v1/completions", json=asked).json()
+    assert answer["choices"][0]["text"] == text
+
+
+def test_the_runs_copy_is_imported_where_the_file_has_changed(run, place, tmp_path):
+    mine = tmp_path / "mine.py"
+    moved(run, place, tmp_path)
+    with pytest.warns(UserWarning, match=r"its copy .*run/imports/mine.py is imported"):
+        glissando.load(run / "checkpoints" / "best", trust_imports=True)
+    assert sys.modules["imported_mine"].__file__ == str(run / "imports" / "mine.py")
+
+    shutil.copy(EXAMPLE, mine)
+    with mine.open("a") as file:
+        file.write("\nCHANGED = True\n")
+    with pytest.raises(ConfigError, match="has the same name"):
+        imports.import_file(mine)
+
+
+def test_a_file_that_has_changed_since_is_reported(run, place, tmp_path):
+    mine = tmp_path / "mine.py"
+    shutil.copy(EXAMPLE, mine)
+    moved(run, place, tmp_path)
+    with mine.open("a") as file:
+        file.write("\nCHANGED = True\n")
+    imports.import_file(mine)
+    with pytest.warns(UserWarning, match=r"mine.py has changed since .*run was made"):
+        glissando.load(run / "checkpoints" / "best")
+
+
+def test_damaged_and_missing_files_are_named(run, place, tmp_path):
+    copy, best = run / "imports" / "mine.py", run / "checkpoints" / "best"
+    manifest = (run / "manifest.json").read_text()
+    moved(run, place, tmp_path)
+    copy.rename(tmp_path / "kept.py")
+    with pytest.raises(RunError, match=r"needs mixer 'average'.* made with .*/mine\.py, and neither .* Put it back"):
+        glissando.load(best, trust_imports=True)
+    copy.write_text("raise SystemExit('executed')")
+    listed = json.loads(manifest)
+    listed["files"] = {name: entry for name, entry in listed["files"].items() if name == "imports/mine.py"}
+    (run / "manifest.json").write_text(json.dumps(listed, indent=2, sort_keys=True) + "\n")
+    with pytest.raises(RunError, match="is damaged"):
+        glissando.load(best, trust_imports=True)
+
+
+def test_what_a_run_is_started_from_or_resumed_keeps_its_imports(run, place, tmp_path, capsys):
+    given = ["--import", place / "mine.py"]
+    steps = ["--training.steps", "1", "--training.schedule.warmup_steps", "0", *TINY[4:]]
+    arguments = ["train", "--from", run, *given, *steps, "--out", tmp_path / "more"]
+    assert main([str(argument) for argument in arguments]) == 0
+    assert Run.open(tmp_path / "more").read_config()["imports"] == [str(place / "mine.py")]
+    assert (tmp_path / "more/imports/mine.py").is_file()
+    assert main(["train", "--resume", str(tmp_path / "more"), *map(str, given)]) == 0
+    assert "nothing is left to train" in capsys.readouterr().err
+
+
+def test_growth_and_a_budget_of_flops_name_what_is_missing(run, place, tmp_path, capsys):
+    given = ["--import", place / "mine.py"]
+    error = fails(capsys, "grow", run, *given, "--layers", "1", "--out", tmp_path / "x")
+    assert "the mixer Average grows" in error
+    assert "MIXER_RULES" in error
+    budget = ["--training.flops", "1e9", "--out", tmp_path / "x"]
+    error = fails(capsys, "train", *given, "--model.mixer", "average", *TINY, *budget)
+    assert "FLOPs the mixer Average takes" in error
+    assert "mixer_flops.register" in error
+    assert not (tmp_path / "x").exists()
+
+
+def test_its_options_are_options_of_the_command_line(place, capsys):
+    given = ["train", "--import", place / "mine.py", "--model.mixer", "average"]
+    assert main([*map(str, given), "--model.mixer.decay", "0.5", "--print_config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["model"]["mixer"] == {"kind": "average", "decay": 0.5}
+    assert "Did you mean --model.mixer.decay?" in fails(capsys, *given, "--model.mixer.decai", "0.5")
+    assert "model.mixer.decay: expected a number less than 1, got 1.5" in fails(
+        capsys, *given, "--model.mixer.decay=1.5"
+    )
+    with pytest.raises(SystemExit):
+        main([*map(str, given), "--help"])
+    assert "model.mixer, kind average: Options of the `average` mixer" in capsys.readouterr().out
+
+
+def test_a_file_of_options_is_no_reason_to_execute_code(run, place, capsys):
+    error = fails(capsys, "train", "--config", run / "config.yaml", "--print_config")
+    assert f"if you trust them, add --import {place / 'mine.py'}" in error
+    assert "average" not in MIXERS
+
+
+CORPUS = '''
+import glissando
+from glissando.config import options
+from glissando.data.corpora import DataOptions
+from glissando.data.pairs import ShiftCorpus
+
+@options
+class LettersOptions(DataOptions):
+    """Letters moved by one place."""
+
+    letters: int = 3
+
+@glissando.register_corpus("letters", LettersOptions)
+class Letters(ShiftCorpus):
+    def __init__(self, tokenizer, letters, **options):
+        super().__init__(tokenizer, min_len=letters, max_len=letters, **options)
+
+count = globals().get("count", 0) + 1
+'''
+
+
+def test_a_corpus_is_registered_alike(tmp_path, capsys):
+    path = tmp_path / "letters.py"
+    path.write_text(CORPUS)
+    given = ["train", "--import", str(path), "--data", "letters", "--data.letters", "4"]
+    assert main([*given, "--print_config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["data"] | {"kind": "letters", "letters": 4} == config["data"]
+    assert config["imports"] == [str(path)]
+    imports.import_file(path)
+    assert sys.modules["imported_letters"].count == 1, "a file is executed once in a process"
+
+
+def test_files_that_cannot_be_imported(tmp_path, capsys):
+    assert "there is no such Python file" in fails(capsys, "train", "--import", "nowhere.py")
+    (tmp_path / "taken.py").write_text(
+        "from glissando.mixers import Attention, AttentionConfig, register_mixer\n"
+        "class Mine(Attention): ...\nregister_mixer('tau', AttentionConfig)(Mine)\n"
+    )
+    error = fails(capsys, "train", "--import", tmp_path / "taken.py")
+    assert "mixer 'tau' is registered already" in error
+    assert not imports.imported()
