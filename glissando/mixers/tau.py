@@ -42,7 +42,7 @@ from glissando.mixers.slots import shifted
 from glissando.mixers.tau_cache import BinnedCache, ExactCache, Projected, TauState
 from glissando.ops.energy import edges_pay, energy, energy_edges
 from glissando.ops.rope import rotate, rotation_after
-from glissando.ops.tau_attention import tau_attention
+from glissando.ops.tau_attention import attend, exponents
 from glissando.precision import exact
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -211,7 +211,7 @@ class Tau(Mixer):
             rotation = rotation.unsqueeze(-2)  # cos and sin (2, 1 or B, T, 1, K/2)
             p = p._replace(v=rotate(p.v.transpose(1, 2), rotation).transpose(1, 2))
         if state is None:
-            y = tau_attention(p.q, p.k, p.v, p.temperature, p.importance, p.decay)
+            y, _ = attend(p.q, p.k, p.v, p.temperature, exponents(p.k, p.importance, p.decay))
         else:
             counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
             y, state = self.cache.attend(p, state, counts, ctx.donate)
