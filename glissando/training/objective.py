@@ -63,10 +63,13 @@ class Objective(nn.Module):
         assert batch.control is not None
         with torch.no_grad():
             expected = base.to(batch.ids.device)(batch.ids, mask=batch.mask)[0]
-        return divergence(expected, self._logits(batch._replace(control=torch.zeros_like(batch.control))), batch.targets)
+        return divergence(
+            expected, self._logits(batch._replace(control=torch.zeros_like(batch.control))), batch.targets
+        )
 
     def _cost(self, batch: Batch) -> float:
-        """FLOPs of training on it, NaN where they are not known; a tie to a base adds that model's forward pass and one more of this one, trained."""
+        """FLOPs of training on it, NaN where they are not known; a tie to a base adds that model's forward pass and one
+        more of this one, trained."""
         length = batch.ids.shape[1]
         cost = self._flops_at(length)
         if self.base is not None and not math.isnan(cost):
