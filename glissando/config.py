@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar, dataclass_transform
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast, dataclass_transform
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
-def starting(default: Any, of: str) -> Any:
+def starting(*, default: Any, of: str) -> Any:
     """A field that sets where trained numbers start, those with `of` in their names; it changes nothing of a model
     whose weights are loaded."""
     return dataclasses.field(default=default, metadata={"starts": of})
@@ -61,6 +61,8 @@ class Registry(Generic[T]):
     def __init__(self, what: str, default: str, shared: type | None = None) -> None:
         self.what, self.default = what, default
         self.shared = frozenset() if shared is None else frozenset(f.name for f in dataclasses.fields(shared))
+        #: the section that a bare text stands for
+        self.named: Callable[[str], dict[str, str]] = lambda text: {"kind": text}
         self._classes: dict[str, Any] = {}
         self.options: dict[str, type] = {}
 
@@ -126,7 +128,7 @@ class Registry(Generic[T]):
         if type(value) in self.options.values():
             return value
         if isinstance(value, str):
-            value = {"kind": value}
+            value = self.named(value)
         if not isinstance(value, Mapping):
             raise ValueError(f"expected a {self.what}, such as {{kind: {next(iter(self))}}}, got {value!r}")
         kind = value.get("kind", self.default)
@@ -171,7 +173,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or cls.__name__}: expected a mapping of options, got {values!r}")
     try:
-        return _adapter(cls).validate_python(dict(values))
+        return _adapter(cast(Any, cls)).validate_python(dict(values))
     except ValidationError as error:
         raise ConfigError(_explained(error, cls, values, where)) from error
 
@@ -337,8 +339,8 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in new.items():
         registry, before = _REGISTRIES.get(key), merged.get(key)
         if registry is not None:
-            before = {"kind": before} if isinstance(before, str) else before
-            value = {"kind": value} if isinstance(value, str) else value
+            before = registry.named(before) if isinstance(before, str) else before
+            value = registry.named(value) if isinstance(value, str) else value
             if isinstance(before, list) and isinstance(value, Mapping) and "kind" not in value:
                 merged[key] = _over_members(registry, before, value)
                 continue

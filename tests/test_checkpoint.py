@@ -18,11 +18,6 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader
-
-from glissando.errors import RunError
-from glissando.storage import MANIFEST, publish_directory, verify_manifest
 from glissando.training.checkpoint import (
     RandomState,
     SafeCheckpointIO,
@@ -33,6 +28,11 @@ from glissando.training.checkpoint import (
     rng_state,
     to_plain,
 )
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+
+from glissando.errors import RunError
+from glissando.storage import MANIFEST, publish_directory, verify_manifest
 from glissando.trees import load_tree, save_tree
 
 pytestmark = [

@@ -71,7 +71,7 @@ def test_two_processes_give_the_curve_of_one(single, double):
     assert said.count("run: ") == 1
     assert "Lightning" not in said
     assert "Initializing" not in said
-    assert "arning" not in said.replace("OMP_NUM_THREADS", "")
+    assert "arning" not in said.replace("OMP_NUM_THREADS", "").replace("learning", "")
 
 
 def test_the_run_opens_as_any_other(single, double):
@@ -97,7 +97,7 @@ def test_resuming_with_one_process(double, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     rewind(tmp_path / "run", 4)
     resume(tmp_path / "run", {"devices": 1, "strategy": "auto"})
-    assert last_checkpoint(tmp_path / "run")["global_step"] == 8
+    assert last_checkpoint(tmp_path / "run").step == 8
     assert_close(curve(tmp_path / "run"), curve(run), "train_loss", 1e-5)
 
 

@@ -19,9 +19,9 @@ from glissando.config import from_dict, merge
 from glissando.errors import ConfigError
 from glissando.presets import load_preset
 from glissando.runs import Run
-from glissando.training.callbacks import Samples
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
+from glissando.training.loop import Loop
 from glissando.training.stages import plans, resolve, resume_stages, train_stages
 
 STAGED = {
@@ -37,7 +37,7 @@ STAGED = {
 @pytest.fixture(autouse=True)
 def unsampled(monkeypatch):
     """Sampled text takes longer than these trainings."""
-    monkeypatch.setattr(Samples, "sample", lambda *_: "")
+    monkeypatch.setattr(Loop, "sampled", lambda self: "")
 
 
 def assert_same_logits(one: Path, other: Path) -> None:
@@ -55,7 +55,7 @@ def test_the_verb_grows_a_run_and_train_goes_on_from_it(tmp_path, capsys):
     assert f"{glissando.load(small).num_parameters():,} -> {glissando.load(out).num_parameters():,}" in told
     assert f"glissando train --from {out}" in told
     assert_same_logits(small, out)
-    more = ["--training.steps=3", "--training.schedule.warmup_steps=0", f"--data.text.path={text_file(tmp_path)}"]
+    more = ["--training.steps=3", "--training.schedule.warmup_steps=0", f"--data.path={text_file(tmp_path)}"]
     assert main(["train", "--from", str(out), "--out", str(tmp_path / "more"), *more]) == 0
     config = Run.open(tmp_path / "more").read_config()
     assert config["model"]["hidden_size"] == 32
@@ -134,6 +134,18 @@ def test_mistakes_in_growth_show_before_any_training(tmp_path, stages, message):
     with pytest.raises(ConfigError, match=message):
         train_stages(staged(tmp_path, {"stages": stages}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_verb_and_a_stage_take_the_published_dropout(tmp_path, capsys):
+    source = train(configuration(tmp_path, PLAIN, {"training.steps": 2}), tmp_path / "small").path
+    grown = str(tmp_path / "grown")
+    assert main(["grow", str(source), "--width", "2", "--dropout", "published", "--out", grown]) == 0
+    assert "dropout                0 -> 0.0625" in capsys.readouterr().out
+    assert_same_logits(source, tmp_path / "grown")
+    assert glissando.load(grown).config.block.mlp_dropout == 0.0625
+    grow = {"name": "b", "grow": {"width": 2, "dropout": "published"}}
+    config = staged(tmp_path, PLAIN, {"stages": [{"name": "a"}, grow]})
+    assert [c.model.block.mixer_dropout for _, c in resolve(config, tmp_path / "out")] == [0.0, 0.0625]
 
 
 def test_the_example_of_growth_is_one_that_trains():

@@ -19,23 +19,30 @@ from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grow_by
 from glissando.model import LanguageModel
 from glissando.runs import OPTIMIZER, Run
-from glissando.training.callbacks import Samples
-from glissando.training.config import OptimizerConfig, RunConfig
+from glissando.training.config import AdamWOptions, RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.growing import grow_run, record
-from glissando.training.moments import Moments, checkpoint_moments, grow_moments, put_moments, read_moments
+from glissando.training.loop import Loop
+from glissando.training.optimizer import (
+    Moments,
+    checkpoint_moments,
+    grow_moments,
+    put_optimizer_state,
+    read_moments,
+    set_rates,
+)
 from glissando.training.parts import Share, optimizer_groups, shares
 
 RATE, DECAY, EPS, CLIP = 0.01, 0.5, 1e-3, 0.3
 
 
 class Trainer:
-    """AdamW with the factors that growth leaves, clipped, on random tokens: what glissando.training.module does."""
+    """AdamW with the factors that growth leaves, clipped, on random tokens: what glissando.training.loop does."""
 
     def __init__(self, model: LanguageModel, grown: dict[str, list[float]], moments: dict[str, Moments]) -> None:
         self.model, self.shares = model, shares(model, grown)
         self.optimizer = torch.optim.AdamW(optimizer_groups(model, grown, DECAY, EPS), lr=RATE, betas=(0.9, 0.95))
-        put_moments(self.optimizer, model, moments)
+        put_optimizer_state(self.optimizer, {name: own.state() for name, own in moments.items()})
 
     def steps(self, first: int, last: int) -> torch.Tensor:
         """Loss and gradient norm (steps, 2)."""
@@ -175,7 +182,7 @@ STEADY: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def unsampled(monkeypatch):
     """Sampled text takes longer than these trainings."""
-    monkeypatch.setattr(Samples, "sample", lambda *_: "")
+    monkeypatch.setattr(Loop, "sampled", lambda self: "")
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +214,7 @@ def test_a_grown_run_trains_on_exactly(small, tmp_path):
         path.unlink()
     resume(half)
     assert_same_tensors(weights(half), whole)
-    assert {group["rate"] for group in last_checkpoint(half)["optimizer_states"][0]["param_groups"]} == {0.5, 1.0}
+    assert_same_tensors(last_checkpoint(half).optimizer, last_checkpoint(grown).optimizer)
 
 
 def test_what_a_grown_run_holds(small, tmp_path):
@@ -252,11 +259,6 @@ def test_shares_of_the_rate_are_given_back(small, tmp_path):
     assert float(apart[:3].max()) < 1e-6
     assert float(apart[5:].min()) > 1e-5
     name = "depth.blocks.0.mlp.up.weight"
-    [group] = [g for g in last_checkpoint(trained)["optimizer_states"][0]["param_groups"] if name in g["names"]]
-    [same] = [g for g in last_checkpoint(alone)["optimizer_states"][0]["param_groups"] if name in g["names"]]
-    assert group["rate"] == 0.5
-    assert group["lr"] == pytest.approx(same["lr"])  # step 8 is beyond 6
-    assert group["weight_decay"] == pytest.approx(same["weight_decay"])
     twice = grow_run(trained, tmp_path / "twice", Growth(width=2)).path
     remembered = Share(*Run.open(twice).read_config()["grown"][name])
     assert (remembered.share, remembered.copies, remembered.rate) == (0.25, 16.0, 0.5)
@@ -265,14 +267,26 @@ def test_shares_of_the_rate_are_given_back(small, tmp_path):
     assert (remembered.share, remembered.copies, remembered.rate) == (0.5, 4.0, 1.0)
 
 
+def test_rates_of_a_step():
+    """A share of 0.5 is held for 4 steps, 0.5 ** 0.5 half-way through as many again; decay falls as the rate rises."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(optimizer_groups(model, {"weight": [0.5, 4.0]}, 0.1, 1e-8))
+    grown = next(group for group in optimizer.param_groups if group["names"] == ["weight"])
+    for step, rate in ((0, 0.5), (4, 0.5), (6, 0.5**0.5), (8, 1.0)):
+        set_rates(optimizer, AdamWOptions(release=4, weight_decay=0.1), step, 0.01)
+        assert grown["lr"] == pytest.approx(0.01 * rate)
+        assert grown["lr"] * grown["weight_decay"] == pytest.approx(0.01 * 0.1)
+
+
 def test_a_fused_optimizer_counts_steps_where_its_weights_are():
     """The count of moments that were read from a file is on the host, and a fused kernel on a device cannot read it."""
     model = nn.Linear(2, 2, device="meta")
-    moments = {"weight": Moments(torch.tensor(3), torch.zeros(2, 2), torch.zeros(2, 2))}
+    moments = {"weight": Moments(torch.tensor(3), torch.zeros(2, 2), torch.zeros(2, 2)).state()}
     for fused, device in ((True, "meta"), (False, "cpu")):
-        optimizer = torch.optim.AdamW(model.parameters())
-        optimizer.param_groups[0]["fused"] = fused
-        put_moments(optimizer, model, moments)
+        optimizer = torch.optim.AdamW(optimizer_groups(model, {}, 0.1, 1e-8))
+        for group in optimizer.param_groups:
+            group["fused"] = fused
+        put_optimizer_state(optimizer, moments)
         assert optimizer.state[model.weight]["step"].device.type == device
 
 
@@ -287,11 +301,9 @@ def test_a_configuration_stays_as_it_was_given(small, tmp_path):
 
 
 def test_how_much_of_the_shares_is_held():
-    held = OptimizerConfig(release=100).held
+    held = AdamWOptions(release=100).held
     assert [held(step) for step in (0, 100, 150, 200, 10**6)] == [1.0, 1.0, 0.5, 0.0, 0.0]
-    assert OptimizerConfig().held(10**6) == 1.0
-    with pytest.raises(ConfigError, match=r"release must be at least 1 step, or null"):
-        OptimizerConfig(release=0).check()
+    assert AdamWOptions().held(10**6) == 1.0
 
 
 def test_mistakes(small, tmp_path):

@@ -1,4 +1,4 @@
-"""What the mixers tell the training log, and the warning where attention has collapsed into an average."""
+"""What the mixers report to the training log, and the warning where attention has collapsed into an average."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tolerances import assert_close
 from training_runs import SHIFT, assert_same_tensors, configuration, metrics, weights
 
 from glissando.mixers import EMPTY, Context
-from glissando.mixers.tau import Tau, attention_entropy
+from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel
-from glissando.training.calibration import CollapseWarning, collapses, key_energies, set_tau, tau_mixers
-from glissando.training.callbacks import Samples
+from glissando.training.calibration import key_energies, set_tau, tau_mixers
 from glissando.training.fit import resume, train
-from glissando.training.observe import columns, observe
+from glissando.training.loop import Loop
+from glissando.training.observe import OBSERVERS, columns, observe
+from glissando.training.observe_tau import CollapseWarning, attention_entropy, collapses, observe_tau
 
 TAU = {"model": {"mixer": {"kind": "tau", "heads": 2}}}
 ROWS = {"training": {"steps": 6, "log_every": 1, "save_every": 3, "validate_every": 10**6}}
@@ -29,12 +30,15 @@ OBSERVED = {
 }  # fmt: skip
 
 
+NAMES = OBSERVERS[Tau].names
+
+
 def run(folder: Path, name: str, *updates: dict) -> Path:
     return train(configuration(folder, TAU, ROWS, *updates), folder / name).path
 
 
 def small(**updates: object) -> LanguageModel:
-    values = {"hidden_size": 16, "mixer": "tau", "mixer.heads": 2, "depth.layers": 2}
+    values = {"hidden_size": 16, "mixer": {"kind": "tau", "heads": 2}, "depth.layers": 2}
     return LanguageModel.from_preset("transformer-nano", **{**values, **updates})
 
 
@@ -45,7 +49,7 @@ def some_ids(rows: int, length: int) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def no_samples(monkeypatch):
     """They take longer than the training here."""
-    monkeypatch.setattr(Samples, "sample", lambda *_: "")
+    monkeypatch.setattr(Loop, "sampled", lambda self: "")
 
 
 # ---------------------------------------------------------------------- what is observed
@@ -61,16 +65,17 @@ def test_entropy_is_that_of_the_definition(masked):
     lengths = [9, 5] if masked else [9, 9]
     mask = torch.arange(9) < torch.tensor(lengths).unsqueeze(1)
     with torch.no_grad():
-        heard = mixer.lambdas(x)
-        told = mixer.observe(x, Context(mask=mask) if masked else EMPTY)
+        projected = mixer.project(x, mixer.energies(x))
+        values = observe_tau(mixer, x, Context(mask=mask) if masked else EMPTY)
+        measured = dict(zip(NAMES, values, strict=True))
     entropies, keys, shares = [], [], []
     for b, length in enumerate(lengths):
         # 5 queries from the middle of the row to its end: 4 5 6 7 8, and of 5 tokens 2 2.5 3 3.5 4 to the even one
         for i in range(4, 9) if length == 9 else (2, 2, 3, 4, 4):
             for h in range(2):
                 logits = [
-                    float(heard.importance[b, h, j] + heard.decay[b, h, i] - heard.decay[b, h, j])
-                    - abs(float(heard.q[b, h, i] - heard.k[b, h, j])) / float(heard.temperature[h])
+                    float(projected.importance[b, h, j] + projected.decay[b, h, i] - projected.decay[b, h, j])
+                    - abs(float(projected.q[b, h, i] - projected.k[b, h, j])) / float(projected.temperature[h])
                     for j in range(i + 1)
                 ]
                 total = sum(map(math.exp, logits))
@@ -83,13 +88,18 @@ def test_entropy_is_that_of_the_definition(masked):
         ("effective_keys", keys),
         ("effective_share", shares),
     ):
-        assert float(told[name]) == pytest.approx(sum(expected) / len(expected), rel=1e-12), name
+        assert float(measured[name]) == pytest.approx(sum(expected) / len(expected), rel=1e-12), name
 
 
 def test_entropy_of_equal_weights_counts_the_keys():
-    heard = tau_mixers(small())[0].lambdas(torch.zeros(1, 7, 16))
+    mixer, x = tau_mixers(small())[0], torch.zeros(1, 7, 16)
     queries = torch.tensor([[0, 3, 6]])
-    assert_close(attention_entropy(heard, queries)[0, 0].exp(), torch.tensor([1.0, 4.0, 7.0]).double(), "keys", 1e-12)
+    assert_close(
+        attention_entropy(mixer.project(x, mixer.energies(x)), queries)[0, 0].exp(),
+        torch.tensor([1.0, 4.0, 7.0]).double(),
+        "keys",
+        1e-12,
+    )
 
 
 def test_energies_are_those_of_real_keys():
@@ -104,25 +114,27 @@ def test_energies_are_those_of_real_keys():
     expected = np.concatenate([energies[0].flatten().numpy(), energies[1, :7].flatten().numpy()])
     got = key_energies(model, ids, mask)
     assert np.allclose(np.sort(got.flatten().numpy()), np.sort(expected), rtol=1e-12, atol=0)
-    told = observe(model, ids, mask)
+    row = observe(model, ids, mask)
     for name, share in (("energy_p05", 5), ("energy_p50", 50), ("energy_p95", 95)):
-        assert told[f"{name}/first"] == pytest.approx(np.percentile(expected, share), rel=1e-12)
+        assert row[f"{name}/first"] == pytest.approx(np.percentile(expected, share), rel=1e-12)
 
 
 def test_columns_are_means_over_layers_and_the_first():
     model, ids = small().double(), some_ids(1, 20)
     both = []
     for mixer in tau_mixers(model):
-        mixer.register_forward_pre_hook(lambda m, args: both.append(m.observe(args[0], EMPTY)))
+        mixer.register_forward_pre_hook(
+            lambda m, args: both.append(dict(zip(NAMES, observe_tau(m, args[0], EMPTY), strict=True)))
+        )
     set_tau(model, 0.7)
-    told = observe(model, ids)
-    assert list(told) == columns(model)
-    assert set(told) == OBSERVED - {"tau_calibrations"}
-    for name in Tau.observed:
+    row = observe(model, ids)
+    assert list(row) == columns(model)
+    assert set(row) == OBSERVED - {"tau_calibrations"}
+    for name in NAMES:
         mean = sum(float(layer[name]) for layer in both) / 2
-        assert told[name] == pytest.approx(mean, rel=1e-12), name
-        assert told.get(f"{name}/first", float(both[0][name])) == pytest.approx(float(both[0][name]), rel=1e-12)
-    assert told["tau"] == pytest.approx(0.7)
+        assert row[name] == pytest.approx(mean, rel=1e-12), name
+        assert row.get(f"{name}/first", float(both[0][name])) == pytest.approx(float(both[0][name]), rel=1e-12)
+    assert row["tau"] == pytest.approx(0.7)
 
 
 def test_observing_leaves_no_trace():
@@ -149,7 +161,7 @@ def test_every_depth_is_observed(depth):
     assert set(observe(small(**depth), some_ids(1, 20))) == OBSERVED - {"tau_calibrations"}
 
 
-def test_a_model_that_tells_nothing_is_not_run(monkeypatch):
+def test_a_model_without_an_observer_is_not_run(monkeypatch):
     model = small(mixer="attention")
     monkeypatch.setattr(LanguageModel, "forward", None)
     assert columns(model) == []
@@ -179,7 +191,7 @@ def test_padded_rows_are_observed(tmp_path):
 def test_observing_changes_no_training(tmp_path, monkeypatch):
     """Dropout is on: a random number drawn would show in the weights."""
     with_it = run(tmp_path, "with")
-    monkeypatch.setattr("glissando.training.callbacks.columns", lambda model: [])
+    monkeypatch.setattr("glissando.training.hooks.observe", lambda *_: {})
     without = run(tmp_path, "without")
     assert_same_tensors(weights(without), weights(with_it))
 
@@ -197,12 +209,12 @@ HEALTHY = {
     [
         ({}, set()),
         ({"effective_share": 0.9999}, {"attention"}),
-        ({"effective_share": 0.9999, "effective_keys": 7.0}, set()),  # of 7 keys, even a selective head hears most
+        ({"effective_share": 0.9999, "effective_keys": 7.0}, set()),  # of 7 keys, even a selective head attends to most
         ({"energy_p05": 1.99, "energy_p95": 2.01}, {"energies"}),
         ({"energy_p05": 1.97, "energy_p95": 2.03}, set()),
     ],
 )
-def test_collapse_is_told_from_health(changes, kinds):
+def test_collapse_is_distinguished_from_health(changes, kinds):
     assert set(collapses(HEALTHY | changes)) == kinds
 
 
@@ -211,7 +223,7 @@ def test_mixers_without_tau_cannot_collapse():
     assert collapses({"time_constant": 1.0}) == {}
 
 
-AVERAGE = {"data.seq_len": 64, "model.mixers.tau": {"temperature": 1.0, "learn_temperature": False}}
+AVERAGE = {"data.seq_len": 64, "model.mixer": {"temperature": 1.0, "learn_temperature": False}}
 
 
 def test_the_published_temperature_warns_once(tmp_path):

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glissando.errors import ConfigError, UnknownNameError
-from glissando.training.schedules import SCHEDULES, Progress, ScheduleConfig, build_schedule
+from glissando.training.schedules import SCHEDULES, Progress, build_schedule
 
 
 def factor(kind, step=100, share=0.0, grad_norm=1.0, **options):
-    return build_schedule(ScheduleConfig(kind=kind, **options)).factor(Progress(step, share, grad_norm))
+    return build_schedule(SCHEDULES.read({"kind": kind, **options})).factor(Progress(step, share, grad_norm))
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 1.0])
@@ -45,7 +45,7 @@ def test_constant_is_constant(step, share, grad_norm):
 
 
 def cuts(losses, **options):
-    schedule = build_schedule(ScheduleConfig(kind="plateau", warmup_steps=0, **options))
+    schedule = build_schedule(SCHEDULES.read({"kind": "plateau", "warmup_steps": 0, **options}))
     found = []
     for loss in losses:
         schedule.observe_validation(loss)
@@ -55,25 +55,25 @@ def cuts(losses, **options):
 
 def test_plateau_cuts_once_patience_is_over_and_counts_anew():
     losses = [3.0, 2.0, 2.0, 2.5, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert cuts(losses, plateau_patience=3) == [1, 1, 1, 1, 1, 1, 1, 0.5, 0.5]
-    assert cuts([1.0] * 7, plateau_patience=3) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
+    assert cuts(losses, patience=3) == [1, 1, 1, 1, 1, 1, 1, 0.5, 0.5]
+    assert cuts([1.0] * 7, patience=3) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
 
 
 def test_plateau_cuts_at_most_five_times():
-    assert cuts([1.0] * 50, plateau_patience=2)[-1] == 0.5**5
-    assert cuts([1.0] * 50, plateau_patience=2, plateau_cuts=1, plateau_factor=0.1)[-1] == 0.1
+    assert cuts([1.0] * 50, patience=2)[-1] == 0.5**5
+    assert cuts([1.0] * 50, patience=2, cuts=1, factor=0.1)[-1] == 0.1
 
 
 def test_plateau_goes_on_where_it_was():
     losses = [2.0, 1.0, 1.5, 1.5, 1.5, 0.5, 0.7, 0.7, 0.7, 0.7]
-    whole = build_schedule(ScheduleConfig(kind="plateau"))
+    whole = build_schedule(SCHEDULES.read("plateau"))
     for at, loss in enumerate(losses):
-        later = build_schedule(ScheduleConfig(kind="plateau"))
+        later = build_schedule(SCHEDULES.read("plateau"))
         later.load_state_dict(whole.state_dict())
         for other in losses[at:]:
             later.observe_validation(other)
         whole.observe_validation(loss)
-        expected = build_schedule(ScheduleConfig(kind="plateau"))
+        expected = build_schedule(SCHEDULES.read("plateau"))
         for other in losses:
             expected.observe_validation(other)
         assert later.state_dict() == expected.state_dict()
@@ -94,6 +94,6 @@ def test_homeostatic_at_its_ends():
 
 def test_unknown_kind_and_foreign_state_are_errors():
     with pytest.raises(UnknownNameError, match="warmup-cosine"):
-        build_schedule(ScheduleConfig(kind="warmup-cosin"))
+        build_schedule(SCHEDULES.read("warmup-cosin"))
     with pytest.raises(ConfigError, match="keeps no state"):
-        build_schedule(ScheduleConfig(kind="constant")).load_state_dict({"cuts": 1})
+        build_schedule(SCHEDULES.read("constant")).load_state_dict({"cuts": 1})

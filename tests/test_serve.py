@@ -584,7 +584,7 @@ def test_a_server_that_lost_its_engine_says_so(model):
 def test_the_verb_serves_and_stops(tmp_path):
     run = tmp_path / "fox"
     tiny().float().save(run)
-    command = [sys.executable, "-m", "glissando.cli", "serve", str(run), "--max_tokens", "50000", "--port", "0"]
+    command = [sys.executable, "-m", "glissando", "serve", str(run), "--max_tokens", "50000", "--port", "0"]
     with subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

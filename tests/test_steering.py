@@ -164,8 +164,8 @@ def test_a_trial_that_makes_no_sense(options: dict[str, int], message: str):
 
 
 def trained(folder, **stories: object):
-    data = {"data": {"corpus": "stories", "seq_len": 64, "batch_size": 2, "text": {}}}
-    labelled = {"data.stories": {"labelled": True, "valid_stories": 2, **stories}}
+    data = {"data": {"kind": "stories", "seq_len": 64, "batch_size": 2}}
+    labelled = {"data": {"labelled": True, "valid_stories": 2, **stories}}
     return train(configuration(folder, data, labelled, {"model.depth": FLOW, "training": {"steps": 2}}), folder / "run")
 
 

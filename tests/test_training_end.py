@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_runs import PLAIN, SHIFT, assert_same_tensors, configuration, text_file, weights
+from training_runs import PLAIN, SHIFT, assert_same_tensors, configuration, crash_in, text_file, weights
 
 import glissando
 from glissando.cli import main
@@ -19,7 +19,7 @@ from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, Stopped
 from glissando.runs import Run
 from glissando.training.fit import resume, train
-from glissando.training.module import TrainingModule
+from glissando.training.progress import Progress
 from glissando.training.stages import train_stages
 
 #: a rate at which the held-out loss soon rises again
@@ -85,15 +85,8 @@ def test_a_damaged_best_checkpoint_is_refused(tmp_path):
 
 def test_best_is_the_same_through_a_crash_and_a_resumption(tmp_path, rising, monkeypatch):
     whole, crashed = int(best_row(rising)["step"]), tmp_path / "run"
-    training_step = TrainingModule.training_step
-
-    def fail(self, item, index):
-        if self.trainer.global_step == 10:
-            raise ZeroDivisionError
-        return training_step(self, item, index)
-
     with monkeypatch.context() as patched:
-        patched.setattr(TrainingModule, "training_step", fail)
+        crash_in(patched, 11, ZeroDivisionError())
         with pytest.raises(ZeroDivisionError):
             train(configuration(tmp_path, PLAIN, RISING), crashed)
     resume(crashed)
@@ -137,7 +130,7 @@ def test_the_summary_says_how_training_ended(rising):
 
 
 @pytest.mark.parametrize(
-    ("rate", "where"), [(0.1, "best stopping point: step 6;"), (0.01, "the loss was still falling")]
+    ("rate", "where"), [(0.1, "best stopping point: step 6;"), (0.01, "best stopping point: the last validation")]
 )
 def test_the_end_says_where_the_best_stopping_point_was(tmp_path, capsys, rate, where):
     train(configuration(tmp_path, PLAIN, RISING, {"training.optimizer.learning_rate": rate}), tmp_path / "run")
@@ -150,14 +143,14 @@ def test_the_end_says_where_the_best_stopping_point_was(tmp_path, capsys, rate, 
 
 
 def interrupted_at(monkeypatch, last: int) -> None:
-    training_step = TrainingModule.training_step
+    before_step = Progress.before_step
 
-    def interrupt(self, item, index):
-        if self.trainer.global_step == last - 1:
+    def interrupt(self, loop, batches):
+        before_step(self, loop, batches)
+        if loop.state.step == last - 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return training_step(self, item, index)
 
-    monkeypatch.setattr(TrainingModule, "training_step", interrupt)
+    monkeypatch.setattr(Progress, "before_step", interrupt)
 
 
 def test_without_a_budget_training_goes_on_until_it_is_interrupted(tmp_path, monkeypatch, capsys):
@@ -192,13 +185,13 @@ def test_a_stage_without_an_end_is_refused(tmp_path):
         train_stages(configuration(tmp_path, stages), tmp_path / "run")
 
 
-PAIRS = {"data": {"corpus": "shift", "batch_size": 8, "shift": {"train_pairs": 20, "valid_pairs": 8}}}
+PAIRS = {"data": {"kind": "shift", "batch_size": 8, "train_pairs": 20, "valid_pairs": 8}}
 
 
 @pytest.mark.parametrize(
     ("changes", "steps"),
     [
-        (({"data.text.stride": 64},), lambda rows: math.ceil(1.5 * rows / 4)),
+        (({"data.stride": 64},), lambda rows: math.ceil(1.5 * rows / 4)),
         ((), lambda rows: math.ceil(1.5 * rows / 4)),
         ((SHIFT, PAIRS), lambda rows: math.ceil(1.5 * 20 / 8)),
     ],

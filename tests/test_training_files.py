@@ -22,17 +22,17 @@ def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path):
         tmp_path / "words.txt",
     )
     moved = words.rename(tmp_path / "moved.txt")
-    with pytest.raises(DataError, match=r"no file .*words\.txt.*--resume .*run --data\.text\.path FILE"):
+    with pytest.raises(DataError, match=r"no file .*words\.txt.*--resume .*run --data\.path FILE"):
         resume(run)
     words.write_text(moved.read_text() + "!")
     with pytest.raises(
         RunError, match=r"words\.txt is not the text that .*run was trained on: it has [\d,]+ bytes with"
     ):
         resume(run)
-    with pytest.raises(ConfigError, match=r"data\.jsonl\.path would do nothing"):
-        resume(run, texts={"data.jsonl.path": str(moved)})
-    assert main(["train", f"--resume={run}", f"--data.text.path={moved}"]) == 0
-    assert Run.open(run).read_config()["data"]["text"]["path"] == str(moved)
+    with pytest.raises(ConfigError, match=r"has no option data\.name"):
+        resume(run, texts={"data.name": str(moved)})
+    assert main(["train", f"--resume={run}", f"--data.path={moved}"]) == 0
+    assert Run.open(run).read_config()["data"]["path"] == str(moved)
     words.unlink()
     resume(run)
     moved.write_text(moved.read_text() + "!")

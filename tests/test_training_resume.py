@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import itertools
 import os
 import random
 import signal
@@ -11,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import training_runs
 from training_runs import (
     SHIFT,
     assert_same_tensors,
@@ -30,18 +33,19 @@ import glissando
 from glissando import trees
 from glissando.errors import ConfigError, DataError, DivergenceError, RunError, Stopped, TrainingError
 from glissando.runs import latest_checkpoint
-from glissando.training.budget import Budget
-from glissando.training.metrics import read_metrics
 from glissando.training.fit import resume, train
-from glissando.training.module import TrainingModule
+from glissando.training.metrics import read_metrics
+from glissando.training.objective import Objective
+from glissando.training.progress import Progress
 
 
 def assert_same_run(got: Path, expected: Path) -> None:
-    """Weights, optimizer, schedule, random numbers, metrics and samples, bit by bit."""
+    """All of a checkpoint but the clock, metrics and samples, bit by bit."""
     assert_same_tensors(weights(got), weights(expected))
-    mine, theirs = last_checkpoint(got), last_checkpoint(expected)
-    for key in ("state_dict", "optimizer_states", "schedule", "meter", "random_state", "global_step"):
-        assert_same_tensors(mine[key], theirs[key], key)
+    mine, theirs = (dataclasses.asdict(last_checkpoint(run)) for run in (got, expected))
+    for key in mine:
+        if "seconds" not in key:
+            assert_same_tensors(mine[key], theirs[key], key)
     assert metrics(got) == metrics(expected)
     one, other = ((run / "samples.txt") for run in (got, expected))
     assert one.is_file() == other.is_file()
@@ -56,22 +60,10 @@ class Crash(Exception):
 @pytest.fixture
 def crash_in(monkeypatch):
     """Makes training stop dead in the given step, before it is taken."""
-
-    def at(step: int) -> None:
-        original = TrainingModule.training_step
-
-        def fail(self, item, index):
-            if self.trainer.global_step + 1 == step:
-                monkeypatch.setattr(TrainingModule, "training_step", original)
-                raise Crash
-            return original(self, item, index)
-
-        monkeypatch.setattr(TrainingModule, "training_step", fail)
-
-    return at
+    return lambda step: training_runs.crash_in(monkeypatch, step, Crash())
 
 
-PLATEAU = {"kind": "plateau", "plateau_patience": 1, "warmup_steps": 0, "plateau_factor": 0.7}
+PLATEAU = {"kind": "plateau", "patience": 1, "warmup_steps": 0, "factor": 0.7}
 CASES = {
     # the checkpoint of step 4 lies between the rows of steps 3 and 6, and between validations
     "between rows": {"save_every": 4, "log_every": 3, "validate_every": 5},
@@ -96,7 +88,7 @@ def test_resuming_is_as_if_never_stopped(tmp_path, crash_in, case, corpus):
     resume(tmp_path / "x")
     assert_same_run(tmp_path / "x", tmp_path / "whole")
     if case == "plateau":
-        assert last_checkpoint(tmp_path / "x")["schedule"]["cuts"] > 0
+        assert last_checkpoint(tmp_path / "x").schedule["cuts"] > 0
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path, capfd):
@@ -118,9 +110,9 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, capfd):
 )
 def test_resuming_a_run_that_stopped_by_itself_takes_no_further_step(tmp_path, ending):
     train(configuration(tmp_path, {"training": ending}), tmp_path / "run")
-    step, before = last_checkpoint(tmp_path / "run")["global_step"], weights(tmp_path / "run")
+    step, before = last_checkpoint(tmp_path / "run").step, weights(tmp_path / "run")
     resume(tmp_path / "run")
-    assert last_checkpoint(tmp_path / "run")["global_step"] == step
+    assert last_checkpoint(tmp_path / "run").step == step
     assert_same_tensors(weights(tmp_path / "run"), before)
 
 
@@ -128,11 +120,11 @@ def test_time_already_spent_counts(tmp_path, crash_in):
     crash_in(9)
     with pytest.raises(Crash):
         train(configuration(tmp_path, {"training": {"steps": None, "seconds": 3.0, "save_every": 4}}), tmp_path / "run")
-    spent = last_checkpoint(tmp_path / "run")["callbacks"]["Budget"]["spent"]
+    spent = last_checkpoint(tmp_path / "run").seconds
     began = time.perf_counter()
     resume(tmp_path / "run")
     assert time.perf_counter() - began < 3.0 - spent + 2.0
-    seconds = [float(row.split(",")[2]) for row in (tmp_path / "run" / "metrics.csv").read_text().split("\n")[1:-1]]
+    seconds = [float(row["seconds"]) for row in read_metrics(tmp_path / "run" / "metrics.csv")]
     assert seconds == sorted(seconds)
     assert 3.0 <= seconds[-1] < 4.0
 
@@ -203,7 +195,7 @@ def test_training_goes_on_when_nobody_reads_what_it_says(tmp_path):
         process.stdout.readline()
         process.stdout.close()
         assert process.wait(timeout=200) == 0
-    assert last_checkpoint(run)["global_step"] == 40
+    assert last_checkpoint(run).step == 40
 
 
 def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
@@ -249,7 +241,7 @@ def test_first_interrupt_saves_and_tells_how_to_go_on(tmp_path):
         wait_for_step(process, run, 14)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
-    step = last_checkpoint(run)["global_step"]
+    step = last_checkpoint(run).step
     assert 14 <= step < 400
     assert f"stopped and saved at step {step}; go on with: glissando train --resume {run}" in error
     assert process.returncode == 130  # a script's `train && evaluate` must not go on with half a run
@@ -260,7 +252,7 @@ def test_first_interrupt_saves_and_tells_how_to_go_on(tmp_path):
 
 
 def test_second_interrupt_ends_at_once(tmp_path):
-    # the first interrupt is honoured at the end of a step, and these steps are long
+    # the first interrupt takes effect at the end of a step, and these steps are long
     slow = {"data": {"batch_size": 256, "seq_len": 512}, "model.hidden_size": 64}
     changed = {"training": {"steps": 1000, "accumulate": 128, "save_every": 10**6, "validate_every": 10**6}}
     run = tmp_path / "run"
@@ -289,28 +281,33 @@ def test_sigterm_saves_tells_how_to_go_on_and_exits_with_its_status(tmp_path):
         wait_for_step(process, run, 2)
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=60)
-    step = last_checkpoint(run)["global_step"]
+    step = last_checkpoint(run).step
     assert f"stopped and saved at step {step}; go on with: glissando train --resume {run}" in error
     assert process.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in error
 
 
+def ask_in(monkeypatch, step, asking):
+    """Send this process a signal while the given step is taken."""
+    original = Progress.after_step
+
+    def after_step(self, loop):
+        original(self, loop)
+        if loop.state.step == step - 1:
+            os.kill(os.getpid(), asking)
+
+    monkeypatch.setattr(Progress, "after_step", after_step)
+
+
 @pytest.mark.parametrize("asking", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_in_the_same_process_raises_once_saved(tmp_path, monkeypatch, asking):
-    original = Budget.after_step
-
-    def after_step(self, trainer, module, step):
-        if step == 5:
-            os.kill(os.getpid(), asking)
-        original(self, trainer, module, step)
-
-    monkeypatch.setattr(Budget, "after_step", after_step)
+    ask_in(monkeypatch, 5, asking)
     before = signal.getsignal(asking)
     with pytest.raises(Stopped, match="step 5") as stopped:
         train(configuration(tmp_path), tmp_path / "run")
     assert stopped.value.status == 128 + asking
     assert signal.getsignal(asking) is before
-    assert last_checkpoint(tmp_path / "run")["global_step"] == 5
+    assert last_checkpoint(tmp_path / "run").step == 5
     assert [row["step"] for row in metrics(tmp_path / "run")] == ["1", "2", "3", "4", "5"]
 
 
@@ -318,17 +315,11 @@ def test_what_was_due_when_interrupted_is_not_lost(tmp_path, monkeypatch):
     """A validation may cut the rate of the next step: resuming begins there, so that it is done before saving."""
     changes = {"training": CASES["plateau"] | {"validate_every": 2, "sample_every": 5, "steps": 14}}
     train(configuration(tmp_path, changes), tmp_path / "whole")
-    original = Budget.after_step
-
-    def after_step(self, trainer, module, step):
-        self.asked_to_stop = step == 10
-        original(self, trainer, module, step)
-
     with monkeypatch.context() as patched:
-        patched.setattr(Budget, "after_step", after_step)
+        ask_in(patched, 10, signal.SIGINT)
         with pytest.raises(Stopped, match="step 10"):
             train(configuration(tmp_path, changes), tmp_path / "x")
-    assert last_checkpoint(tmp_path / "x")["schedule"]["cuts"] > 0
+    assert last_checkpoint(tmp_path / "x").schedule["cuts"] > 0
     resume(tmp_path / "x")
     assert_same_run(tmp_path / "x", tmp_path / "whole")
 
@@ -338,34 +329,34 @@ def test_what_was_due_when_interrupted_is_not_lost(tmp_path, monkeypatch):
 
 def poison(monkeypatch, step, change):
     """Lets `change` spoil the loss or the model in a step."""
-    original = TrainingModule.training_step
+    original, calls = Objective.forward, itertools.count(1)
 
-    def spoilt(self, item, index):
-        loss = original(self, item, index)
-        return change(self, loss) if self.trainer.global_step + 1 == step else loss
+    def spoilt(self, *args):
+        loss = original(self, *args)
+        return change(self, loss) if next(calls) == step else loss
 
-    monkeypatch.setattr(TrainingModule, "training_step", spoilt)
+    monkeypatch.setattr(Objective, "forward", spoilt)
 
 
 def assert_no_nan(run: Path, step: int) -> None:
     """The checkpoint of `step` is the last, it and the run's own weights are finite, and the run loads."""
     checkpoint = last_checkpoint(run)
-    assert checkpoint["global_step"] == step
-    state = checkpoint["optimizer_states"][0]["state"]
-    for tensor in [*weights(run).values(), *checkpoint["state_dict"].values(), state[0]["exp_avg"]]:
+    assert checkpoint.step == step
+    kept = checkpoint.optimizer["embedding.weight"]["exp_avg"]
+    for tensor in [*weights(run).values(), *checkpoint.model.values(), kept]:
         assert tensor.isfinite().all()
     glissando.load(run)
     assert "nan" not in (run / "metrics.csv").read_text()
 
 
-def spoil_weights(module, loss):
+def spoil_weights(objective, loss):
     """As if the step before had gone wrong, from the loss on."""
-    module.step_sums.nats = module.step_sums.nats * float("nan")
+    objective.sums.nats = objective.sums.nats * float("nan")
     return loss * float("nan")
 
 
-def spoil_one_gradient(module, loss):
-    weight = module.model.depth.blocks[1].mlp.up.weight
+def spoil_one_gradient(objective, loss):
+    weight = objective.model.depth.blocks[1].mlp.up.weight
     handle = weight.register_hook(lambda grad: (handle.remove(), grad * float("inf"))[1])
     return loss
 
@@ -411,9 +402,9 @@ def test_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trees, "save_tensors", full)
     with pytest.raises(TrainingError, match=r"could not save step \d: .*No space left on device.*Free space"):
-        train(configuration(tmp_path, {"training": {"save_every": 2}}), tmp_path / "run")
+        train(configuration(tmp_path, {"training": {"save_every": 2, "validate_every": 10**6}}), tmp_path / "run")
     monkeypatch.undo()
-    newest = last_checkpoint(tmp_path / "run")["global_step"]
+    newest = last_checkpoint(tmp_path / "run").step
     assert newest in (2, 4)
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
     glissando.load(tmp_path / "run")

@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from glissando.config import from_dict, merge
+from glissando.data.base import Batch
 from glissando.runs import Run, latest_checkpoint
-from glissando.training.checkpoint import SafeCheckpointIO
 from glissando.training.config import RunConfig
+from glissando.training.loop import Loop
+from glissando.training.progress import Progress
+from glissando.training.state import TrainState
 
 #: columns of metrics.csv that hold times
 TIMING = ("seconds", "tokens_per_second")
@@ -66,10 +70,10 @@ def weights(run: Run | Path) -> dict[str, torch.Tensor]:
     return Run(run.path if isinstance(run, Run) else run).read_state_dict()
 
 
-def last_checkpoint(run: Run | Path) -> dict[str, Any]:
+def last_checkpoint(run: Run | Path) -> TrainState:
     newest = latest_checkpoint((run.path if isinstance(run, Run) else run) / "checkpoints")
     assert newest is not None
-    return SafeCheckpointIO().load_checkpoint(newest)
+    return TrainState.load(newest)
 
 
 def metrics(run: Run | Path) -> list[dict[str, str]]:
@@ -92,13 +96,26 @@ def options(values: dict[str, Any], prefix: str = "--") -> list[str]:
 
 
 def command(*arguments: str, launcher: tuple[str, ...] = ()) -> list[str]:
-    return [sys.executable, *launcher, "-m", "glissando.cli", "train", *arguments]
+    return [sys.executable, *launcher, "-m", "glissando", "train", *arguments]
 
 
 def environment() -> dict[str, str]:
     """For a subprocess: one thread, and this copy of the library."""
     root = str(Path(__file__).parent.parent)
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "PYTHONWARNINGS": ""}
+
+
+def crash_in(monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException) -> None:
+    """Make training raise `error` before the given step, once: a power cut."""
+    original = Progress.before_step
+
+    def fail(self: Progress, loop: Loop, batches: list[Batch]) -> None:
+        original(self, loop, batches)
+        if loop.state.step + 1 == step:
+            monkeypatch.setattr(Progress, "before_step", original)
+            raise error
+
+    monkeypatch.setattr(Progress, "before_step", fail)
 
 
 @contextlib.contextmanager

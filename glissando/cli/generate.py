@@ -64,7 +64,7 @@ def _write(o: Options) -> None:
         from glissando.evaluation.diagnostics import recording
 
         if len(o.prompt) > 1:
-            raise ConfigError(f"--diagnostics is of one text, and --prompt is a list of {len(o['prompt'])}; give one")
+            raise ConfigError(f"--diagnostics is of one text, and --prompt is a list of {len(o.prompt)}; give one")
         require_diagnostics(model, o.run, folder)
         record = recording(model)
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.

@@ -25,6 +25,7 @@ from glissando.cli.options import (
     require_writable,
     texts,
     whole,
+    whole_or_text,
 )
 from glissando.errors import ConfigError, unknown_name
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from glissando.evaluation.steering import Cost, Sweep, Trial
     from glissando.evaluation.steering_baselines import Comparison
     from glissando.evaluation.steering_pair import PairGrid
+    from glissando.evaluation.word_sets import WordSweep
     from glissando.model import LanguageModel
 
 EXAMPLE = "glissando steer runs/steered --out runs/steered-dial --prompts 64"
@@ -43,6 +45,8 @@ NO_BASE = (
 
 def main(arguments: Sequence[str]) -> None:
     """Sweep every dial, or those of --dials, and pairs of them; beside the baselines where the run holds its base.
+
+    With --words also, and for a corpus without an oracle only, by the probabilities of two sets of words.
 
     Writes DIR/steering.json, DIR/texts.jsonl and pictures: one a dial, one a pair, one a comparison.
     """
@@ -67,7 +71,15 @@ def _parser() -> Parser:
     parser.add_argument(
         "--pair_values", type=numbers, default=[], help="values of two dials turned at once; by default -1, 0, 1"
     )
-    parser.add_argument("--prompts", type=whole, default=32, help="held-out beginnings, the same at every value")
+    parser.add_argument(
+        "--prompts",
+        type=whole_or_text,
+        default=32,
+        help="how many held-out beginnings, or a file of your own, one a line",
+    )
+    parser.add_argument(
+        "--words", nargs="+", default=[], help="two files, one word or phrase a line: P(set | prompt) at every value"
+    )
     parser.add_argument(
         "--cost_rows", type=whole, default=32, help="held-out rows to read at every value, for the cost; 0: all"
     )
@@ -93,18 +105,21 @@ class Report:
 
     base: Cost | None = None
     sweeps: list[Sweep] = field(default_factory=list)
+    words: list[WordSweep] = field(default_factory=list)
     pairs: list[PairGrid] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     cost_rows: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        dials = [sweep.as_dict() for sweep in self.sweeps]
+        swept = [*self.sweeps, *self.words]
+        dials = [sweep.as_dict() for sweep in swept]
         return {
             "perplexity_at_0_against_base": dials[0]["perplexity_at_0_against_base"] if dials else None,
             "perplexity_base": None if self.base is None else self.base.perplexity,
-            "perplexity_uncontrolled": self.sweeps[0].uncontrolled.perplexity if dials else None,
+            "perplexity_uncontrolled": swept[0].uncontrolled.perplexity if swept else None,
             "cost_rows": self.cost_rows,
-            "dials": dials,
+            "dials": dials[: len(self.sweeps)],
+            "words": dials[len(self.sweeps) :],
             "pairs": [pair.as_dict() for pair in self.pairs],
             "comparisons": [comparison.as_dict() for comparison in self.comparisons],
         }
@@ -115,17 +130,35 @@ def _measure(options: Options, report: Report) -> Any:
     from glissando.evaluation.steering import Dials, sweep
     from glissando.evaluation.steering_baselines import compare
     from glissando.evaluation.steering_pair import pair_grids
+    from glissando.evaluation.word_sets import read_word_sets, word_rows, word_sweep
     from glissando.loading import load, load_base
 
     model = load(options.run, inference_overrides(options))
     names, values, pair_values, strengths = _checked(options, model)
+    sets = read_word_sets(options.words) if options.words else None
     trial = _trial(options, model)
+    judged = trial.corpus.has_oracle
+    if sets is not None:
+        word_rows(trial.corpus.tokenizer, trial.prompts, [word for each in sets for word in each.words])
+    elif not judged:
+        raise ConfigError(
+            f"{type(trial.corpus).__name__} has no oracle to judge texts by: give two files of words whose "
+            "probabilities a dial should move, --words good.txt bad.txt"
+        )
     base = load_base(options.run, inference_overrides(options))
-    selection = _selection(options, trial, names) if options.baselines and base is not None else None
+    selection = _selection(options, trial, names) if judged and options.baselines and base is not None else None
     dials = Dials(model, trial)
     report.base = None if base is None else trial.read(base)
     report.cost_rows = len(trial.held_out)
     yield  # a place that cannot be written to shows before minutes are spent
+    if sets is not None:
+        for name in names:
+            report.words.append(word_sweep(dials, name, sets, values, report.base))
+            print(table(report.words[-1].as_dict()), flush=True)
+            yield
+    if not judged:
+        print("no texts are written: the corpus has no oracle to judge them by")
+        return
     for name in names:
         report.sweeps.append(sweep(dials, name, values, report.base))
         print(table(report.sweeps[-1].as_dict()), flush=True)
@@ -167,10 +200,13 @@ def _trial(options: Options, model: LanguageModel) -> Trial:
     from glissando.config import from_dict
     from glissando.data.corpora import CORPORA, build_corpus
     from glissando.evaluation.steering import trial
+    from glissando.evaluation.word_sets import read_lines
     from glissando.runs import Run
 
     data = from_dict(CORPORA.section(), Run.open(options.run).read_config().get("data", {}), "data")
     chosen = {k: getattr(options, k) for k in ("prompts", "cost_rows", "max_tokens", "temperature", "seed")}
+    if isinstance(options.prompts, str):
+        chosen["prompts"] = read_lines(options.prompts, "--prompts")
     return trial(build_corpus(data, model.tokenizer), **chosen)
 
 
@@ -194,7 +230,7 @@ def table(figures: dict[str, Any]) -> str:
     against_base = f["perplexity_against_base"] or [math.nan] * len(f["u"])
     at_0 = f["perplexity_at_0_against_base"]
     lines = [
-        f"dial {f['dial']}, {f['prompts']} held-out prompts",
+        f"dial {f['dial']}, {f['prompts']} prompts" + (f", label {f['measure']}" if "sets" in f else ""),
         f"  success at +1      {share('success_at_+1')}",
         f"  success at -1      {share('success_at_-1')}",
         f"  Spearman           {f['spearman']:.3f}",
@@ -209,6 +245,13 @@ def table(figures: dict[str, Any]) -> str:
     for u, mean, evidence, bits, ratio, base in zip(*(f[column] for column in columns), against_base, strict=True):
         last = "-" if math.isnan(base) else f"{base:.4f}"
         lines.append(f"  {u:6.2f}   {mean:10.3f}   {evidence:8.1%}   {bits:13.4f}   {ratio:10.4f}   {last:>8}")
+    if "sets" in f:
+        titles = [f"{kind}P({each['name']})" for kind in ("", "normalised ") for each in f["sets"]]
+        by_set = [each[kind] for kind in ("probability", "normalised") for each in f["sets"]]
+        lines.append("       u   " + "   ".join(f"{title:>10}" for title in titles))
+        for u, *row in zip(f["u"], *by_set, strict=True):
+            cells = (f"{value:{max(len(title), 10)}.4g}" for title, value in zip(titles, row, strict=True))
+            lines.append(f"  {u:6.2f}   " + "   ".join(cells))
     return "\n".join(lines)
 
 
@@ -287,6 +330,7 @@ def _draw(out: Path, report: Report) -> list[Path]:
 
     return [
         *(plot_dial(result, out / f"{result.name}.png") for result in report.sweeps),
+        *(plot_dial(result, out / f"{result.name}-words.png") for result in report.words),
         *(plot_pair(pair, out / f"{'-'.join(pair.names)}.png") for pair in report.pairs),
         *(plot_comparison(result, out / f"{result.name}-baselines.png") for result in report.comparisons),
     ]

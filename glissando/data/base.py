@@ -67,6 +67,11 @@ class Corpus(ABC):
         return None
 
     @property
+    def has_oracle(self) -> bool:
+        """Whether it can judge a text."""
+        return type(self).judge is not Corpus.judge
+
+    @property
     def problems(self) -> str | None:
         """What of the source could not be used so far, in one line for a person; None if nothing."""
         return None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
 from glissando.config import Registry, new_registry, options
+from glissando.errors import ConfigError
 
 if TYPE_CHECKING:
     from glissando.data.base import Corpus
@@ -34,6 +36,11 @@ class BpeOptions:
 
 
 @options
+class Gpt2Options:
+    """GPT-2's vocabulary, fetched once."""
+
+
+@options
 class FileOptions:
     """A tokenizer.json.
 
@@ -45,10 +52,18 @@ class FileOptions:
     eos: str | None = None
 
 
+def _named(text: str) -> dict[str, str]:
+    """A tokenizer by its kind, or by the path of its file."""
+    is_file = text not in TOKENIZERS and (text.endswith(".json") or Path(text).exists())
+    return {"kind": "file", "path": text} if is_file else {"kind": text}
+
+
 #: tokenizers by name; the class is built by `build_tokenizer`
 TOKENIZERS: Registry[Any] = new_registry("tokenizer", "tokenizer", "bytes")
+TOKENIZERS.named = _named
 TOKENIZERS.add("bytes", BytesOptions, "glissando.data.tokenizers:ByteTokenizer")
 TOKENIZERS.add("bpe", BpeOptions, "glissando.data.tokenizers:HFTokenizer")
+TOKENIZERS.add("gpt2", Gpt2Options, "glissando.data.tokenizers:HFTokenizer")
 TOKENIZERS.add("file", FileOptions, "glissando.data.tokenizers:HFTokenizer")
 
 # ---------------------------------------------------------------------- corpora
@@ -61,7 +76,7 @@ class DataOptions:
     seq_len     tokens of a row
     batch_size  rows of a global batch, over all processes
     seed        of the order, or of what is generated
-    tokenizer   {kind: NAME, ...}: bytes, bpe or file
+    tokenizer   {kind: NAME, ...}: bytes, bpe, gpt2 or file; or the path of a tokenizer.json
     """
 
     #: the byte that ends a document
@@ -256,7 +271,9 @@ class InductionOptions(DataOptions):
 class HubOptions(DataOptions):
     """A data set by name, fetched once through the `datasets` package.
 
-    max_bytes  how much of the training split to fetch
+    file        one of its files to train on rather than a split: TinyStoriesV2-GPT4-train.txt
+    valid_file  one to validate on; without it the end of `file` is
+    max_bytes   how much of the training split or file to fetch
     """
 
     name: str = "tinystories"
@@ -265,11 +282,18 @@ class HubOptions(DataOptions):
     text_field: str = "text"
     train_split: str = "train"
     valid_split: str | None = "validation"
+    file: str | None = None
+    valid_file: str | None = None
     max_bytes: int | None = None
     max_valid_bytes: int | None = None
     stride: int | None = None
     eval_stride: int | None = None
     ascii_only: bool = False
+
+    def __post_init__(self) -> None:
+        for name, default in (("train_split", "train"), ("valid_split", "validation")):
+            if self.file is not None and getattr(self, name) != default:
+                raise ConfigError(f"data.{name} would do nothing: data.file {self.file} takes the place of the splits")
 
 
 for _name, _options, _target in (
@@ -313,6 +337,10 @@ def build_tokenizer(config: DataOptions) -> Tokenizer:
     if isinstance(config.tokenizer, BpeOptions):
         texts = build_corpus(config, as_bytes).texts("train")
         return train_bpe(_limited(texts, TOKENIZER_TEXT_BYTES), config.tokenizer.vocab_size)
+    if isinstance(config.tokenizer, Gpt2Options):
+        from glissando.data.gpt2 import gpt2
+
+        return gpt2()
     if isinstance(config.tokenizer, FileOptions):
         return load_tokenizer(config.tokenizer.path, config.tokenizer.eos)
     return as_bytes

@@ -17,7 +17,7 @@ from glissando.data.cache import cache_dir, sha256
 from glissando.data.text import TextCorpus
 from glissando.data.textfile import map_bytes
 from glissando.data.tokenizers import END_OF_TEXT, Tokenizer
-from glissando.errors import DataError
+from glissando.errors import ConfigError, DataError
 from glissando.storage import write_atomic
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _LOCAL = "use a local file instead: --data.kind text --data.path FILE, or --text
 
 @dataclass(frozen=True)
 class HubSplit:
-    """One split of one data set, and how much of it is requested (None: all)."""
+    """One split of one data set, or one of its files, and how much of it to fetch (None: all)."""
 
     name: str
     split: str
@@ -39,10 +39,18 @@ class HubSplit:
     subset: str | None = None
     revision: str | None = None
     max_bytes: int | None = None
+    file: str | None = None
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the rows are the lines of a text file, which has its own marks between documents."""
+        return self.file is not None and ".txt" in Path(self.file).suffixes
 
 
-def fetch(requested: HubSplit) -> Path:
+def fetch(split: HubSplit) -> Path:
     """The split as a text file in the cache: its documents, each followed by a line `<|endoftext|>`.
+
+    Of a file NAME.txt (`file`) the lines stand as they are, the line `<|endoftext|>` between documents included.
 
     A record with the file's SHA-256 lies beside it and is checked at every use; a file without a record, or
     one that has changed, is fetched again. A fetch that breaks off leaves nothing and starts anew.
@@ -51,30 +59,31 @@ def fetch(requested: HubSplit) -> Path:
     Raises DataError without the `datasets` package, without a network, or if there is no such data set,
     split or field.
     """
-    requested = HubSplit(**asdict(requested) | {"name": KNOWN.get(requested.name.lower(), requested.name)})
-    key = hashlib.sha256(json.dumps(asdict(requested)).encode()).hexdigest()[:12]
-    path = cache_dir("hub") / f"{re.sub(r'[^A-Za-z0-9]+', '-', requested.name)}-{requested.split}-{key}.txt"
+    split = HubSplit(**asdict(split) | {"name": KNOWN.get(split.name.lower(), split.name)})
+    key = hashlib.sha256(json.dumps(asdict(split)).encode()).hexdigest()[:12]
+    path = cache_dir("hub") / f"{re.sub(r'[^A-Za-z0-9]+', '-', split.name)}-{split.split}-{key}.txt"
     record = path.with_suffix(".json")
     if _is_intact(path, record):
         return path
     record.unlink(missing_ok=True)
-    documents = _documents(_datasets(), requested)
-    n_documents = 0
+    texts, end = _texts(_datasets(), split), "\n" if split.is_plain_text else _SEPARATOR
+    n_texts = 0
 
     def write(file: BinaryIO) -> None:
-        nonlocal n_documents
-        for text in documents:
-            n_documents += 1
-            file.write((text.replace("\0", "") + _SEPARATOR).encode("utf-8", "ignore"))
-            if requested.max_bytes is not None and file.tell() >= requested.max_bytes:
+        nonlocal n_texts
+        for text in texts:
+            n_texts += bool(text)
+            if text or split.is_plain_text:
+                file.write((text.replace("\0", "") + end).encode("utf-8", "ignore"))
+            if split.max_bytes is not None and file.tell() >= split.max_bytes:
                 break
 
     write_atomic(path, write)
-    if not n_documents:
+    if not n_texts:
         path.unlink()
-        raise DataError(f"split {requested.split!r} of {requested.name!r} has no text in {requested.text_field!r}")
+        raise DataError(f"{_described(split)} has no text in {split.text_field!r}")
     # Last, so that its presence means that the text is whole.
-    facts = asdict(requested) | {"documents": n_documents, "sha256": sha256(map_bytes(path))}
+    facts = asdict(split) | {"texts": n_texts, "sha256": sha256(map_bytes(path))}
     write_atomic(record, json.dumps(facts, indent=1).encode())
     return path
 
@@ -101,43 +110,48 @@ def _datasets() -> ModuleType:
         ) from None
 
 
-def _documents(datasets: ModuleType, requested: HubSplit) -> Iterator[str]:
-    """The texts of the split, streamed."""
-    rows = _rows(datasets, requested)
+def _texts(datasets: ModuleType, split: HubSplit) -> Iterator[str]:
+    """The texts of the split, or the lines of a text file, streamed."""
+    rows = _rows(datasets, split)
     while True:
         try:
             row = next(rows, None)
         except Exception as error:
-            raise _explained(error, requested) from error
+            raise _explained(error, split) from error
         if row is None:
             return
-        text = row.get(requested.text_field)
+        text = row.get(split.text_field)
         if not isinstance(text, str):
             raise DataError(
-                f"{requested.name!r} has no text field {requested.text_field!r}, only {', '.join(sorted(row))}; "
+                f"{split.name!r} has no text field {split.text_field!r}, only {', '.join(sorted(row))}; "
                 "name one with --data.text_field"
             )
-        if text:
-            yield text
+        yield text
 
 
-def _rows(datasets: ModuleType, requested: HubSplit) -> Iterator[dict[str, object]]:
+def _rows(datasets: ModuleType, split: HubSplit) -> Iterator[dict[str, object]]:
+    files = {} if split.file is None else {"data_files": {split.split: split.file}}
     try:
         return iter(
             datasets.load_dataset(
-                requested.name, requested.subset, split=requested.split, revision=requested.revision, streaming=True
+                split.name, split.subset, split=split.split, revision=split.revision, streaming=True, **files
             )
         )
     except Exception as error:
-        raise _explained(error, requested) from error
+        raise _explained(error, split) from error
 
 
-def _explained(error: Exception, requested: HubSplit) -> DataError:
+def _explained(error: Exception, split: HubSplit) -> DataError:
     """What a failure of the library, which raises many types, means for the user."""
-    what = f"split {requested.split!r} of the data set {requested.name!r}"
+    what = _described(split)
     if _is_network(error):
         return DataError(f"no network: could not reach {what} ({error}); {_LOCAL}")
     return DataError(f"could not read {what} ({type(error).__name__}: {error}); check both names, or {_LOCAL}")
+
+
+def _described(split: HubSplit) -> str:
+    part = f"split {split.split!r}" if split.file is None else f"file {split.file!r}"
+    return f"{part} of the data set {split.name!r}"
 
 
 def _is_network(error: BaseException | None) -> bool:
@@ -153,6 +167,7 @@ class HubCorpus(TextCorpus):
     """`TextCorpus` over a data set by name ("tinystories", or "owner/name"); see `fetch`.
 
     `valid_split`: the held-out split; None holds out the last tenth of the training text.
+    `file`, `valid_file`: files of the data set, in the place of its splits.
     `max_bytes` and `max_valid_bytes` limit how much of each split is fetched.
     """
 
@@ -169,19 +184,24 @@ class HubCorpus(TextCorpus):
         text_field: str = "text",
         train_split: str = "train",
         valid_split: str | None = "validation",
+        file: str | None = None,
+        valid_file: str | None = None,
         max_bytes: int | None = None,
         max_valid_bytes: int | None = None,
         stride: int | None = None,
         eval_stride: int | None = None,
         ascii_only: bool = False,
     ) -> None:
-        train = HubSplit(name, train_split, text_field, subset, revision, max_bytes)
+        if valid_file is not None and file is None:
+            raise ConfigError(f"data.valid_file {valid_file} needs data.file, the file to train on")
+        if file is not None:
+            valid_split = None if valid_file is None else "validation"
         valid = None
         if valid_split is not None:
-            valid = fetch(HubSplit(name, valid_split, text_field, subset, revision, max_valid_bytes))
+            valid = fetch(HubSplit(name, valid_split, text_field, subset, revision, max_valid_bytes, valid_file))
         super().__init__(
             tokenizer,
-            path=fetch(train),
+            path=fetch(HubSplit(name, train_split, text_field, subset, revision, max_bytes, file)),
             valid_path=valid,
             seq_len=seq_len,
             batch_size=batch_size,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from glissando.data.base import Corpus
 from glissando.errors import ConfigError
 from glissando.evaluation.rows import Row, batches_of, spread, valid_rows
-from glissando.evaluation.scoring import score, wilson
+from glissando.evaluation.scoring import Score, score, wilson
 from glissando.generation import Sampling, continue_ids, control_values, tokenizer_of
 from glissando.model import LanguageModel
 
@@ -90,37 +90,43 @@ class Trial:
         self, model: LanguageModel, control: Mapping[str, float] | None = None, rows: Sequence[Row] | None = None
     ) -> Cost:
         """The cost of the held-out rows, or of `rows`, read with the dials so; without a control if None."""
+        result = self.score(model, control, self.held_out if rows is None else rows)
+        return Cost(result.bits_per_byte, result.loss)
+
+    def score(self, model: LanguageModel, control: Mapping[str, float] | None, rows: Sequence[Row]) -> Score:
+        """The score of `rows`, in the order of `batches_of`, read with the dials so."""
         dial = None if control is None else _as_tensor(model, control)
         batches = (
             batch._replace(control=None if dial is None else dial.expand(len(batch.ids), -1))
-            for batch in batches_of(self.held_out if rows is None else rows)
+            for batch in batches_of(rows)
         )
-        result = score(model, batches)
-        return Cost(result.bits_per_byte, result.loss)
+        return score(model, batches)
 
 
 def trial(
     corpus: Corpus,
     *,
-    prompts: int = 32,
+    prompts: int | Sequence[str] = 32,
     cost_rows: int = 32,
     max_tokens: int = 700,
     temperature: float = 0.8,
     seed: int = 0,
 ) -> Trial:
-    """A trial on `prompts` held-out beginnings and `cost_rows` held-out rows (0: all of them).
+    """A trial on `prompts`, or so many held-out beginnings, and `cost_rows` held-out rows (0: all of them).
 
     Raises ConfigError for fewer than 2 prompts, fewer than 1 token, or a negative number of rows.
     """
-    if prompts < 2:
-        raise ConfigError(f"a sweep needs at least 2 prompts to say how sure it is, got {prompts}")
+    n = prompts if isinstance(prompts, int) else len(prompts)
+    if n < 2:
+        raise ConfigError(f"a sweep needs at least 2 prompts to say how sure it is, got {n}")
     if max_tokens < 1:
         raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}")
     if cost_rows < 0:
         raise ConfigError(f"cost_rows, the held-out rows to read, must be at least 0 (0: all), got {cost_rows}")
     Sampling(temperature)  # refuses what it cannot draw by, before anything is written
     rows = spread(valid_rows(corpus), cost_rows)
-    return Trial(corpus, corpus.prompts(prompts, seed=seed), rows, max_tokens, temperature, seed)
+    said = corpus.prompts(prompts, seed=seed) if isinstance(prompts, int) else prompts
+    return Trial(corpus, said, rows, max_tokens, temperature, seed)
 
 
 class Dials:
@@ -157,6 +163,11 @@ class Sweep:
     costs: list[Cost]  # of held-out text read with the dial at u
     uncontrolled: Cost  # the same without a control
     base: Cost | None = None  # the same by the model that steering started from, if there is one
+
+    @property
+    def measure(self) -> str:
+        """What a label is."""
+        return f"{self.name} of the text, judged"
 
     def at(self, u: float) -> NDArray[np.float64]:
         return self.labels[self.values.index(u)]

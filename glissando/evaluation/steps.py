@@ -25,7 +25,7 @@ from glissando.backbone import for_saved_weights
 from glissando.data.base import IGNORED, Batch, Corpus
 from glissando.depth.flow import FlowDepth
 from glissando.depth.solvers import TABLEAUS, evaluations
-from glissando.evaluation.plots import figure_and_axes
+from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.scoring import heard_control, score
 from glissando.generation import room_after
 from glissando.model import LanguageModel

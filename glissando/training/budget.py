@@ -11,12 +11,15 @@ import torch
 from lightning.fabric import Fabric
 
 from glissando.data.base import Corpus
+from glissando.data.corpora import CORPORA
 from glissando.errors import ConfigError
 from glissando.training.config import RunConfig
 from glissando.training.state import TrainState
 
 #: steps between validations, checkpoints and samples of a training that only Ctrl-C ends, unless they are given
 ENDLESS_EVERY = 1000
+#: seconds after which such a training saves in any case
+ENDLESS_SECONDS = 600.0
 
 
 class Clock:
@@ -64,8 +67,8 @@ class Budget:
         t, steps = config.training, config.training.steps
         if t.epochs is not None and corpus.epoch_rows is None:
             raise ConfigError(
-                "training.epochs counts passes over a text or over pairs, and this corpus has no known end: give "
-                "training.steps or another budget"
+                "training.epochs counts passes over a text or over pairs, and corpus "
+                f"{CORPORA.kind_of(config.data)} has no known end: give training.steps or another budget"
             )
         if t.epochs is not None and corpus.epoch_rows is not None:
             steps = max(1, math.ceil(t.epochs * corpus.epoch_rows / config.data.batch_size))

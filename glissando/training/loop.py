@@ -21,7 +21,7 @@ from glissando.evaluation.scoring import Score, score_part, to_device
 from glissando.generation import generate, room_after, visible
 from glissando.model import LanguageModel
 from glissando.runs import BEST, CHECKPOINTS, METRICS, MODULE_PREFIX, Run, checkpoint_path, keep_newest
-from glissando.training.budget import Budget, Clock, agree
+from glissando.training.budget import ENDLESS_SECONDS, Budget, Clock, agree
 from glissando.training.config import RunConfig
 from glissando.training.launch import build_fabric
 from glissando.training.metrics import Metrics, append
@@ -108,7 +108,7 @@ class Loop:
                 "a flow cannot recompute its blocks by training.gradient_checkpointing: leave it off, and set "
                 "model.depth.backward to `checkpoint`"
             )
-        model.depth.gradient_checkpointing = t.gradient_checkpointing
+        model.depth.gradient_checkpointing = t.gradient_checkpointing  # type: ignore[assignment]
         self.fabric, self.stopping = build_fabric(t), Stopping()
         self.objective, self.schedule = Objective(model, t, base), build_schedule(t.schedule)
         self.budget, self.clock, self.state = Budget.of(config, corpus), Clock(), TrainState()
@@ -123,6 +123,7 @@ class Loop:
         self.validated_step, self.validation_cost = -1, 0.0
         self.metrics: Metrics | None = None  # of the first process
         self.mark = (0, 0.0)  # tokens and working seconds at the last row of metrics.csv
+        self.saved_at = 0.0  # seconds of the run
 
     # ---------------------------------------------------------------------- the loop
 
@@ -178,7 +179,7 @@ class Loop:
                     self.sample()
                 if state.best_step == state.step:
                     self.save(best=True)
-                if budget.stopping or budget.due(t.save_every, state.step):
+                if budget.stopping or budget.due(t.save_every, state.step) or self._endless_and_long():
                     self.save()
 
     def _set_up(self, checkpoint: Path | None) -> tuple[Any, Any]:
@@ -188,7 +189,7 @@ class Loop:
         self.objective.scale = fabric.world_size / self.nominal
         forward = fabric.setup_module(self.objective.train())
         self.optimizer = fabric.setup_optimizers(build_optimizer(self.model, t.optimizer, self.config.grown))
-        put_optimizer_state(self.optimizer, self.moments)
+        put_optimizer_state(self.optimizer, self.moments)  # type: ignore[arg-type]
         # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
         seed_everything(t.seed + fabric.global_rank, verbose=False)
         if checkpoint is not None:
@@ -197,7 +198,7 @@ class Loop:
         self.budget.begin(self.state)
         if self._patience_is_over():
             self.budget.ended = True
-        self.mark = (self.state.tokens, 0.0)
+        self.mark, self.saved_at = (self.state.tokens, 0.0), self.state.seconds
         if fabric.is_global_zero:
             parts = sorted({part_of(name) for name, p in self.model.named_parameters() if p.requires_grad})
             columns = ["neutral_kl"] if self.objective.base is not None else []
@@ -211,7 +212,7 @@ class Loop:
 
     def _restore(self, state: TrainState) -> None:
         put_weights(self.objective, state.model)
-        put_optimizer_state(self.optimizer, state.optimizer)
+        put_optimizer_state(self.optimizer, state.optimizer)  # type: ignore[arg-type]
         self.schedule.load_state_dict(state.schedule)
         for hook in self.hooks:
             if (name := type(hook).__name__) in state.hooks:
@@ -323,6 +324,10 @@ class Loop:
             score.merge(part)
         return score
 
+    def _endless_and_long(self) -> bool:
+        """Whether a training without a budget, whose steps may be long, has not saved for ten minutes."""
+        return self.budget.endless and self.state.seconds - self.saved_at >= ENDLESS_SECONDS
+
     # ---------------------------------------------------------------------- logging and sampling
 
     def log(self) -> None:
@@ -379,11 +384,11 @@ class Loop:
         sharded = is_sharded(self.model)
         try:
             if sharded:
-                self.model.unshard()  # what no block holds, and generation uses without calling the whole model
+                self.model.unshard()  # what no block holds, and generation uses without calling the whole model  # type: ignore[operator]
             texts = generate(self.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9) if tokens else [""]
         finally:
             if sharded:
-                self.model.reshard()
+                self.model.reshard()  # type: ignore[operator]
             self.model.train()
         return f"{prompt}|{texts[0]}"
 
@@ -396,6 +401,7 @@ class Loop:
         Raises TrainingError, on every process, if the disk does not take it.
         """
         self._require_finite_weights()
+        self.saved_at = self.state.seconds
         folder, step, problem = self.run.path / CHECKPOINTS, self.state.step, None
         state = self._snapshot()
         if self.fabric.is_global_zero:
@@ -418,7 +424,7 @@ class Loop:
             self.state,
             seconds=self.clock.elapsed(),
             model={name: whole(value) for name, value in self.objective.state_dict().items()},
-            optimizer=optimizer_state(self.optimizer),
+            optimizer=optimizer_state(self.optimizer),  # type: ignore[arg-type]
             schedule=self.schedule.state_dict(),
             hooks={type(hook).__name__: kept for hook in self.hooks if (kept := hook.state_dict())},
             random=every_rng_state(self.fabric.world_size),

@@ -11,9 +11,8 @@ from glissando.errors import RunError, TrainingError
 from glissando.storage import write_atomic
 
 COLUMNS = (
-    "step", "epoch", "tokens", "seconds", "flops", "train_loss", "train_bits_per_byte", "train_accuracy",
-    "learning_rate", "grad_norm", "stability", "tokens_per_second", "valid_loss", "valid_bits_per_byte",
-    "valid_accuracy",
+    "step", "tokens", "seconds", "flops", "train_loss", "train_bits_per_byte", "learning_rate", "grad_norm",
+    "tokens_per_second", "valid_loss", "valid_bits_per_byte", "valid_accuracy", "train_accuracy", "stability", "epoch",
 )  # fmt: skip
 
 

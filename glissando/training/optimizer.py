@@ -41,7 +41,7 @@ def set_rates(optimizer: torch.optim.Optimizer, options: AdamWOptions, step: int
 
 def whole(tensor: Tensor) -> Tensor:
     """`tensor` on the CPU; one that several processes hold shards of is gathered by all of them."""
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().cpu()  # type: ignore[operator]
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().cpu()
 
 
 def place(value: Tensor, like: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def put_optimizer_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Ma
                 # The fused kernel reads the count of steps where the weights are, the others on the host.
                 count = parameter.device if group.get("fused") else torch.device("cpu")
                 optimizer.state[parameter] = {
-                    key: place(value, parameter) if value.ndim else value.to(count, torch.float32, copy=True)
+                    key: value.to(count, torch.float32, copy=True) if key == "step" else place(value, parameter)
                     for key, value in saved[name].items()
                 }
 

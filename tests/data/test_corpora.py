@@ -260,3 +260,46 @@ def test_without_a_held_out_split_the_end_is_held_out(hub: FakeHub) -> None:
     described = HubCorpus(valid_split=None, **OPTIONS).describe()
     assert described["path"] == described["valid_path"]
     assert len(hub.calls) == 1
+
+
+FILE = "\nOne caf\u00e9.\n\nMore of it.\n<|endoftext|>\n\nTwo.\n<|endoftext|>\n"
+
+
+def test_a_file_of_a_data_set_is_its_own_text(hub: FakeHub, order_laws: Callable[[Corpus], None]) -> None:
+    lines = [{"text": line} for line in (FILE * 9).split("\n")[:-1]]
+    hub.rows = {"train": lines, "validation": lines[:8]}
+    corpus = HubCorpus(file="V2-train.txt", valid_file="V2-valid.txt", **OPTIONS)
+    files = [call[2]["data_files"] for call in hub.calls]
+    assert files == [{"validation": "V2-valid.txt"}, {"train": "V2-train.txt"}]
+    assert ("".join(corpus.texts("train")), "".join(corpus.texts("valid"))) == (FILE * 9, FILE)
+    order_laws(corpus)
+    HubCorpus(file="V2-train.txt", valid_file="V2-valid.txt", **OPTIONS)
+    assert len(hub.calls) == 2
+    alone = HubCorpus(file="V2-train.txt", **OPTIONS).describe()  # its end is held out, and no split of another text
+    assert alone["path"] == alone["valid_path"]
+    assert fetch(HubSplit("owner/name", "train", max_bytes=20, file="V2-train.txt")).read_text() == FILE[:24]
+    with pytest.raises(ConfigError, match=r"needs data\.hub\.file"):
+        HubCorpus(valid_file="V2-valid.txt", **OPTIONS)
+
+
+def test_other_files_of_a_data_set_hold_rows(hub: FakeHub) -> None:
+    hub.rows = {"train": [{"text": "One."}, {"text": ""}, {"text": "Two."}]}
+    text = fetch(HubSplit("owner/name", "train", file="part-0.jsonl")).read_text()
+    assert text == "One.\n<|endoftext|>\nTwo.\n<|endoftext|>\n"
+    hub.error = FileNotFoundError("no such file")
+    with pytest.raises(DataError, match=r"could not read file 'part-1\.jsonl' of the data set"):
+        fetch(HubSplit("owner/name", "train", file="part-1.jsonl"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_library_itself_reads_a_file_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory is a data set too, which needs no network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pytest.importorskip("datasets")
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "owner" / "V2-train.txt").write_text(FILE, encoding="utf-8")
+    (tmp_path / "owner" / "V1-train.txt").write_text("another text")
+    name = str(tmp_path / "owner")
+    assert fetch(HubSplit(name, "train", file="V2-train.txt")).read_text(encoding="utf-8") == FILE
+    with pytest.raises(DataError, match=r"could not read file 'V3-train\.txt'"):
+        fetch(HubSplit(name, "train", file="V3-train.txt"))

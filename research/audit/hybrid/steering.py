@@ -65,8 +65,8 @@ def steering_corrected(plan: Plan) -> Finding:
     for f in figures:
         for side, published in zip(("+1", "-1"), PUBLISHED, strict=True):
             low, high = f[f"success_at_{side}_95"]
-            told = f"{f['dial']} at {side}: {f[f'success_at_{side}']:.1%} (95 %: {low:.1%} to {high:.1%})"
-            said.append(told)
+            summary = f"{f['dial']} at {side}: {f[f'success_at_{side}']:.1%} (95 %: {low:.1%} to {high:.1%})"
+            said.append(summary)
             checks[f"{f['dial']} at {side}: {published:.1%}, or {SHORT:.0%} less"] = at_least(
                 low, high, published - SHORT
             )
