@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from glissando.cli import main
-from glissando.cli.options import quoted
 from glissando.config import from_dict
 from glissando.errors import ConfigError
 from glissando.model import ModelConfig

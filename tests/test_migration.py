@@ -20,6 +20,10 @@ from glissando.training.config import RunConfig
 BEFORE = yaml.safe_load((Path(__file__).parent / "data/configurations_before.yaml").read_text())
 
 
+#: what presets had then, where they have changed since
+THEN = dict.fromkeys(("gpt", "hybrid-ode"), {"data.valid_stories": 256})
+
+
 def before(differences: dict[str, Any]) -> dict[str, Any]:
     """A whole config.yaml as the previous version wrote it."""
 
@@ -45,7 +49,7 @@ def test_every_preset_is_here():
 def test_a_preset_as_it_was_written_is_todays(name):
     preset = {key: value for key, value in load_preset(name).items() if key != "about"}
     read = from_dict(RunConfig, migrated(before(BEFORE["presets"][name])), "config.yaml")
-    assert read == today(preset, {"preset": name})
+    assert read == today(preset, THEN.get(name, {}), {"preset": name})
 
 
 @pytest.mark.parametrize(
