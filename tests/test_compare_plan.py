@@ -23,12 +23,14 @@ from glissando.compare.report import Runs
 from glissando.compare.results import Finished, beyond, choose
 from glissando.compare.results import finished as measured_of
 from glissando.compare.table import Table
+from glissando.config import from_dict
 from glissando.data import corpora
 from glissando.data.corpora import RecallOptions
 from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
 from glissando.mixers import AttentionConfig, SpectralConfig, TauConfig
 from glissando.model import ModelConfig
+from glissando.training.config import RunConfig
 
 
 def test_amounts():

@@ -21,7 +21,7 @@ BEFORE = yaml.safe_load((Path(__file__).parent / "data/configurations_before.yam
 
 
 #: what presets had then, where they have changed since
-THEN = dict.fromkeys(("gpt", "hybrid-ode"), {"data.valid_stories": 256})
+THEN = {name: {"data.valid_stories": 256} for name in ("gpt", "hybrid-ode")}
 
 
 def before(differences: dict[str, Any]) -> dict[str, Any]:

@@ -384,7 +384,7 @@ class Loop:
         sharded = is_sharded(self.model)
         try:
             if sharded:
-                self.model.unshard()  # what no block holds, and generation uses without calling the whole model  # type: ignore[operator]
+                self.model.unshard()  # type: ignore[operator] # what no block holds, and generation uses by itself
             texts = generate(self.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9) if tokens else [""]
         finally:
             if sharded:
