@@ -40,8 +40,8 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
         model["mixer"] = kinds[0] if isinstance(names, str) else kinds
     if isinstance(model.get("depth"), Mapping):
         model["depth"] = _depth(dict(model["depth"]))
-    if model.get("positions") == "none":
-        model.pop("max_length", None)
+    if model.get("positions") == "none" and model.get("max_length") is not None:
+        del model["max_length"]
     return model
 
 
