@@ -25,10 +25,9 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
-from glissando.cli.steer import table
-
 import glissando
 from glissando.cli import main as glissando_command
+from glissando.cli.steer import table
 from glissando.config import from_dict, merge
 from glissando.data.jsonl import JsonlCorpus
 from glissando.evaluation.dial_plots import plot_dial
