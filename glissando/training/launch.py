@@ -93,7 +93,8 @@ def _shard(objective: Any, mesh: Any) -> Any:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without Fabric's banners, and the compiler's notes that a model is compiled in pieces."""
-    levels = {"lightning.fabric": logging.WARNING, "torch._dynamo": logging.ERROR}
+    # Importing Fabric from the package `lightning` makes its banners those of lightning.pytorch.
+    levels = {"lightning.fabric": logging.WARNING, "lightning.pytorch": logging.WARNING, "torch._dynamo": logging.ERROR}
     before = {name: logging.getLogger(name).level for name in levels}
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)

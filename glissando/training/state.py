@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,11 +133,20 @@ def restore_rng(tree: dict[str, Any]) -> None:
 
 def every_rng_state(world_size: int) -> list[dict[str, Any]]:
     """`rng_state` of each process, on each of them."""
-    states: list[Any] = [rng_state()]
-    if world_size > 1:
-        states = [None] * world_size
-        torch.distributed.all_gather_object(states, rng_state())
-    return states
+    if world_size == 1:
+        return [rng_state()]
+    states: list[Any] = [None] * world_size
+    # As NumPy arrays, because Lightning and torch disagree on how a tensor travels as an object.
+    torch.distributed.all_gather_object(states, _map(rng_state(), Tensor, Tensor.numpy))
+    return _map(states, np.ndarray, torch.from_numpy)
+
+
+def _map(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, dict):
+        return {key: _map(value, kind, function) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_map(value, kind, function) for value in tree)
+    return function(tree) if isinstance(tree, kind) else tree
 
 
 def restore_own_rng(states: list[dict[str, Any]], rank: int) -> None:
