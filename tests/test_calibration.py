@@ -32,7 +32,6 @@ from glissando.errors import ConfigError, RunError, TrainingError
 from glissando.model import LanguageModel
 from glissando.presets import load_preset
 from glissando.runs import Run
-from glissando.training.loop import Loop
 from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.loop import Loop
@@ -292,7 +291,9 @@ def test_another_laplacian_than_the_weights_bring_is_refused(tmp_path, domain):
     with pytest.raises(ConfigError, match=r"domain.*come with their own, 'chain': leave the option out"):
         run(tmp_path, "run", start, {"model.mixer.laplacian": str(domain)})
     run(tmp_path, "saved", start, {"training.steps": 1, "model.mixer.laplacian": "saved"})
-    with pytest.raises(ConfigError, match=r"has no values for depth\.blocks\.2\.mixer\.laplacian.*give both the same layers"):
+    with pytest.raises(
+        ConfigError, match=r"has no values for depth\.blocks\.2\.mixer\.laplacian.*give both the same layers"
+    ):
         run(tmp_path, "deeper", start, {"model.depth.layers": 3})
 
 

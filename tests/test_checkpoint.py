@@ -67,7 +67,9 @@ def test_an_object_is_refused(tmp_path):
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     torch.save({}, tmp_path / "old.ckpt")
     (tmp_path / "half").mkdir()
-    publish_directory(tmp_path / "other", lambda folder: (save_tree(folder, {}, "model"), save_tree(folder, {}, "trainer")))
+    publish_directory(
+        tmp_path / "other", lambda folder: (save_tree(folder, {}, "model"), save_tree(folder, {}, "trainer"))
+    )
     with pytest.raises(RunError, match=r"no checkpoint at .*nothing"):
         TrainState.load(tmp_path / "nothing")
     with pytest.raises(RunError, match=r"old\.ckpt is a file.*Pickled checkpoints are refused"):

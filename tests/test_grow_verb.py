@@ -19,9 +19,9 @@ from glissando.config import from_dict, merge
 from glissando.errors import ConfigError
 from glissando.presets import load_preset
 from glissando.runs import Run
-from glissando.training.loop import Loop
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
+from glissando.training.loop import Loop
 from glissando.training.stages import plans, resolve, resume_stages, train_stages
 
 STAGED = {

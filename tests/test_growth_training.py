@@ -19,11 +19,18 @@ from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grow_by
 from glissando.model import LanguageModel
 from glissando.runs import OPTIMIZER, Run
-from glissando.training.loop import Loop
 from glissando.training.config import AdamWOptions, RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.growing import grow_run, record
-from glissando.training.optimizer import Moments, checkpoint_moments, grow_moments, put_optimizer_state, read_moments, set_rates
+from glissando.training.loop import Loop
+from glissando.training.optimizer import (
+    Moments,
+    checkpoint_moments,
+    grow_moments,
+    put_optimizer_state,
+    read_moments,
+    set_rates,
+)
 from glissando.training.parts import Share, optimizer_groups, shares
 
 RATE, DECAY, EPS, CLIP = 0.01, 0.5, 1e-3, 0.3

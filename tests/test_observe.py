@@ -17,8 +17,8 @@ from glissando.mixers import EMPTY, Context
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel
 from glissando.training.calibration import key_energies, set_tau, tau_mixers
-from glissando.training.loop import Loop
 from glissando.training.fit import resume, train
+from glissando.training.loop import Loop
 from glissando.training.observe import OBSERVERS, columns, observe
 from glissando.training.observe_tau import CollapseWarning, attention_entropy, collapses, observe_tau
 
@@ -94,7 +94,12 @@ def test_entropy_is_that_of_the_definition(masked):
 def test_entropy_of_equal_weights_counts_the_keys():
     mixer, x = tau_mixers(small())[0], torch.zeros(1, 7, 16)
     queries = torch.tensor([[0, 3, 6]])
-    assert_close(attention_entropy(mixer.project(x, mixer.energies(x)), queries)[0, 0].exp(), torch.tensor([1.0, 4.0, 7.0]).double(), "keys", 1e-12)
+    assert_close(
+        attention_entropy(mixer.project(x, mixer.energies(x)), queries)[0, 0].exp(),
+        torch.tensor([1.0, 4.0, 7.0]).double(),
+        "keys",
+        1e-12,
+    )
 
 
 def test_energies_are_those_of_real_keys():
@@ -118,7 +123,9 @@ def test_columns_are_means_over_layers_and_the_first():
     model, ids = small().double(), some_ids(1, 20)
     both = []
     for mixer in tau_mixers(model):
-        mixer.register_forward_pre_hook(lambda m, args: both.append(dict(zip(NAMES, observe_tau(m, args[0], EMPTY), strict=True))))
+        mixer.register_forward_pre_hook(
+            lambda m, args: both.append(dict(zip(NAMES, observe_tau(m, args[0], EMPTY), strict=True)))
+        )
     set_tau(model, 0.7)
     row = observe(model, ids)
     assert list(row) == columns(model)

@@ -17,11 +17,11 @@ from training_runs import PLAIN, SHIFT, configuration, curve, metrics, weights
 import glissando
 from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, UnknownNameError
-from glissando.model import LanguageModel
 from glissando.generation import visible
+from glissando.model import LanguageModel
 from glissando.runs import Run
 from glissando.training.fit import quoted, train
-from glissando.training.loop import Display, Loop
+from glissando.training.loop import Loop
 from glissando.training.progress import Progress
 
 
@@ -244,7 +244,7 @@ def loop_for(tmp_path, *updates):
     config = configuration(tmp_path, *updates)
     corpus = build_corpus(config.data)
     model = LanguageModel(config.model, corpus.tokenizer)
-    return Loop(config, Run(tmp_path / "run"), corpus, model, None, [], Display())
+    return Loop(config, Run(tmp_path / "run"), corpus, model, None, [])
 
 
 @pytest.fixture
@@ -397,8 +397,8 @@ PLATEAU = ("training.schedule.factor", "training.schedule.cuts", "training.sched
     ],
 )
 def test_a_mistake_is_named_in_one_line_and_leaves_nothing(tmp_path, option, value, expected):
+    plateau = {"training.schedule.kind": "plateau"} if option in PLATEAU else {}
     with pytest.raises((ConfigError, UnknownNameError)) as caught:
-        plateau = {"training.schedule.kind": "plateau"} if option in PLATEAU else {}
         run(tmp_path, "run", plateau, {option: value})
     message = str(caught.value)
     named = option.split(".")[-1] if option != "training.schedule.kind" else "schedule"

@@ -33,8 +33,8 @@ import glissando
 from glissando import trees
 from glissando.errors import ConfigError, DataError, DivergenceError, RunError, Stopped, TrainingError
 from glissando.runs import latest_checkpoint
-from glissando.training.metrics import read_metrics
 from glissando.training.fit import resume, train
+from glissando.training.metrics import read_metrics
 from glissando.training.objective import Objective
 from glissando.training.progress import Progress
 

@@ -42,9 +42,8 @@ class Calibration(Hook):
     """
 
     def __init__(self, options: FixedOptions | StartOptions | PeriodicOptions | DriftOptions) -> None:
-        self.options = options
-        self.count, self.gradient = 0, None
-        self._restarted = True
+        self.options, self.count, self._restarted = options, 0, True
+        self.gradient: float | None = None
 
     def before_step(self, loop: Loop, batches: list[Batch]) -> None:
         restarted, self._restarted = self._restarted, False

@@ -12,14 +12,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
-from glissando.evaluation.scoring import Score, score_part, to_device
+from glissando.evaluation.scoring import Score, merged, score_part, to_device
 from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
 from glissando.training.objective import Objective
@@ -84,13 +83,7 @@ class TrainingModule(pl.LightningModule):
         self.score.merge(score_part(self.objective.model, [batch], self.device))
 
     def on_validation_epoch_end(self) -> None:
-        parts: list[Any] = [self.score]
-        if self.trainer.world_size > 1:
-            parts = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(parts, self.score)
-        whole = Score()
-        for part in parts:
-            whole.merge(part)
+        whole = merged(self.score, self.trainer.world_size)
         self.log("valid_loss", whole.loss)
         self.log("valid_bits_per_byte", whole.bits_per_byte, prog_bar=True)
         if not self.trainer.sanity_checking:

@@ -23,7 +23,7 @@ from glissando.training import launch
 from glissando.training.config import RunConfig
 from glissando.training.start_tau import require_same_laplacian
 
-#: by class of a mixer's options: (ours, theirs, the run that is started from) -> ConfigError for what its weights refuse
+#: by class of a mixer's options: (ours, theirs, the run that is started from) raises ConfigError where they disagree
 START_CHECKS: dict[type, Callable[[Any, Any, str], None]] = {TauConfig: require_same_laplacian}
 
 
@@ -68,7 +68,9 @@ def load_start(config: RunConfig, model: LanguageModel) -> None:
     model.load_state_dict({**ours, **theirs})
     unset = [n for n, b in model.named_buffers() if b.is_floating_point() and not b.isfinite().all()]
     if unset:
-        raise ConfigError(f"{source} has no values for {_some(unset)}, which no new layer has: give both the same layers")
+        raise ConfigError(
+            f"{source} has no values for {_some(unset)}, which no new layer has: give both the same layers"
+        )
     before = _model_of(source)
     for mine, other in zip(config.model.mixers, before.mixers, strict=False):
         if type(mine) is type(other) and type(mine) in START_CHECKS:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from glissando.errors import RunError
 from glissando.storage import MANIFEST, find_published, publish_directory, verify_manifest
+from glissando.training.parts import local, local_norms
 from glissando.trees import load_tree, save_tree
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,23 @@ class Sums:
     def add(self, other: Sums) -> None:
         for each in dataclasses.fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+def over_processes(mine: Sums, gradients: list[Tensor], world_size: int) -> tuple[Sums, list[float]]:
+    """The sums of all processes and the norm of each gradient, as numbers: the one wait for the device."""
+    norms = local_norms(gradients)
+    sums = torch.stack([torch.as_tensor(value).to(mine.nats) for value in (mine.nats, mine.neutral, mine.hits)])
+    if world_size == 1:
+        *values, nats, neutral, hits = torch.cat([norms, sums.to(norms.dtype)]).tolist()
+        return dataclasses.replace(mine, nats=nats, neutral=neutral, hits=hits), values
+    counts = sums.new_tensor([mine.targets, mine.n_bytes, mine.flops], dtype=torch.float64)
+    # Of a sharded gradient no process has the whole norm.
+    squares = norms.double().square() if local(gradients[0]) is not gradients[0] else norms.new_zeros(0)
+    total = torch.cat([sums.double(), counts, squares])
+    torch.distributed.all_reduce(total)
+    nats, neutral, hits, targets, n_bytes, flops, *squared = total.tolist()
+    values = [math.sqrt(square) for square in squared] or norms.tolist()
+    return Sums(nats, neutral, hits, int(targets), int(n_bytes), flops), values
 
 
 @dataclass
