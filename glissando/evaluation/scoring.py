@@ -167,6 +167,18 @@ def _logits(model: LanguageModel, batch: Batch) -> Iterator[Tensor]:
         yield model(batch.ids[part], mask=mask, control=None if control is None else control[part])[0]
 
 
+def merged(mine: Score, world_size: int) -> Score:
+    """What all processes have scored, on each of them."""
+    if world_size == 1:
+        return mine
+    everyone: list[Any] = [None] * world_size
+    torch.distributed.all_gather_object(everyone, mine)
+    whole = Score()
+    for part in everyone:
+        whole.merge(part)
+    return whole
+
+
 def to_device(batch: Batch, device: torch.device) -> Batch:
     values = batch._asdict().items()
     moved: dict[str, Any] = {name: value.to(device) for name, value in values if isinstance(value, Tensor)}
