@@ -20,7 +20,7 @@ WIDTH, LENGTH, CONTEXT = 256, 8192, 1024
 
 def _ours(checkpoint: bool = True, hidden_size: int = WIDTH) -> LanguageModel:
     model = LanguageModel.from_preset("continuous-transformer", hidden_size=hidden_size)
-    model.depth.gradient_checkpointing = checkpoint
+    model.depth.gradient_checkpointing = checkpoint  # type: ignore[assignment]
     return model
 
 

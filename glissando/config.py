@@ -269,8 +269,8 @@ def _located(loc: tuple, cls: Any, values: Any, where: str) -> tuple[str, Any, A
     members of a union is left out."""
     path, section = where, (cls, values)
     for key in loc:
-        if isinstance(values, str) and registry_of(cls) is not None:
-            values = {"kind": values}
+        if isinstance(values, str) and (registry := registry_of(cls)) is not None:
+            values = registry.named(values)
         inside = isinstance(values, Mapping) and key in values
         listed = isinstance(values, list | tuple) and isinstance(key, int) and key < len(values)
         if not inside and not listed and (key != loc[-1] or isinstance(key, int) or not isinstance(values, Mapping)):
@@ -356,7 +356,7 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def _over_members(registry: Registry, members: list[Any], new: Mapping[str, Any]) -> list[Any]:
     """Each option goes to those members of a list whose kind has it; to all, and is refused there, where none has."""
-    old = [{"kind": member} if isinstance(member, str) else member for member in members]
+    old = [registry.named(member) if isinstance(member, str) else member for member in members]
     has = [_names(registry.section(), member) for member in old]
     known = {name for names in has for name in names}
     return [
@@ -376,9 +376,10 @@ def unregistered(values: Any) -> list[str]:
         found += unregistered(value)
         registry = _REGISTRIES.get(key)
         for member in value if isinstance(value, list) else [value]:
-            kind = member.get("kind") if isinstance(member, Mapping) else member
-            if registry is not None and isinstance(kind, str) and kind not in registry:
-                found.append(f"{registry.what} {kind!r}")
+            if registry is not None:
+                member = registry.named(member) if isinstance(member, str) else member
+                kind = member.get("kind") if isinstance(member, Mapping) else None
+                found += [f"{registry.what} {kind!r}"] if isinstance(kind, str) and kind not in registry else []
     return list(dict.fromkeys(found))
 
 

@@ -40,8 +40,8 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
         model["mixer"] = kinds[0] if isinstance(names, str) else kinds
     if isinstance(model.get("depth"), Mapping):
         model["depth"] = _depth(dict(model["depth"]))
-    if model.get("positions", "none") == "none":
-        model.pop("max_length", None)
+    if model.get("positions") == "none" and model.get("max_length") is not None:
+        del model["max_length"]
     return model
 
 
@@ -53,7 +53,7 @@ def _depth(depth: dict[str, Any]) -> dict[str, Any]:
         "tied": ("layers", "n_steps", "gated"),
         "flow": ("layers", "n_steps", "control", "method", "backward", "alpha", "tolerance"),
     }
-    known = used.get(depth.setdefault("kind", "discrete"))
+    known = used.get(depth.get("kind"))  # none of a part, as a stage has it: there all options were given  # type: ignore[arg-type]
     return depth if known is None else {name: value for name, value in depth.items() if name in ("kind", *known)}
 
 

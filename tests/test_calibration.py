@@ -216,9 +216,9 @@ def test_two_processes_calibrate_as_one(tmp_path, strategy):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (calibrated("periodic", every=0), r"training\.calibration\.every: input should be greater than 0, got 0"),
-        (calibrated("drift", drift_tolerance=0.0), r"drift_tolerance: input should be greater than 0, got 0\.0"),
-        (calibrated("drift", gradient_gate=-1.0), r"gradient_gate: input should be greater than 0, got -1\.0"),
+        (calibrated("periodic", every=0), r"training\.calibration\.every: expected a number greater than 0, got 0"),
+        (calibrated("drift", drift_tolerance=0.0), r"drift_tolerance: expected a number greater than 0, got 0\.0"),
+        (calibrated("drift", gradient_gate=-1.0), r"gradient_gate: expected a number greater than 0, got -1\.0"),
         (
             {"model.mixer": "attention"} | calibrated("start"),
             r"kind is 'start', but the model's mixer is attention, which has no tau.*model\.mixer: tau",

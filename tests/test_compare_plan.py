@@ -22,12 +22,14 @@ from glissando.compare.probes import PROBES, select_probes
 from glissando.compare.results import Finished, Runs, beyond, choose
 from glissando.compare.results import finished as measured_of
 from glissando.compare.table import Table
+from glissando.config import from_dict
 from glissando.data import corpora
 from glissando.data.corpora import RecallOptions
 from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
 from glissando.mixers import AttentionConfig, SpectralConfig, TauConfig
 from glissando.model import ModelConfig
+from glissando.training.config import RunConfig
 
 
 def test_amounts():
@@ -57,10 +59,10 @@ def test_models_read_the_same_batches_under_the_same_seed(tmp_path):
     [
         (["hybrid-ode", "gpt"], {}),
         (["gpt", "transformer-nano"], {}),
-        (["transformer-nano", "hybrid-ode"], {"seq_len": 128, "stories.cut": True}),
-        (["hybrid-ode-nano", "gpt"], {"seq_len": 128, "stories.cut": True}),
-        (["liquid-ssm", "liquid-ssm-dense"], {"stories.cut": True}),
-        (["tauformer", "liquid-ssm-dense"], {"seq_len": 512, "stories.cut": True}),
+        (["transformer-nano", "hybrid-ode"], {"seq_len": 128, "cut": True}),
+        (["hybrid-ode-nano", "gpt"], {"seq_len": 128, "cut": True}),
+        (["liquid-ssm", "liquid-ssm-dense"], {"cut": True}),
+        (["tauformer", "liquid-ssm-dense"], {"seq_len": 512, "cut": True}),
         (["transformer-nano", "continuous-transformer"], {}),
     ],
 )

@@ -1,4 +1,4 @@
-"""A mixer from a file outside the package: what the example shows, what a run needs of it later, and what is missing."""
+"""A mixer from a file outside the package: the example, what a run needs of it later, and what is missing."""
 
 from __future__ import annotations
 

@@ -259,7 +259,10 @@ def test_a_stage_without_a_checkpoint_is_told(tmp_path):
         ([TWO[0], TWO[0]], "two stages are named 'pretrain'"),
         ([{"name": "../up"}], "letters, digits"),
         ([TWO[0], {"name": "b", "training": {"setps": 3}}], r"stages\[2\] \(b\).*setps"),
-        ([TWO[0], {"name": "b", "training": {"steps": -3}}], r"stages\[2\] \(b\): .*positive"),
+        (
+            [TWO[0], {"name": "b", "training": {"steps": -3}}],
+            r"stages\[2\] \(b\)\.training\.steps: expected a number greater than 0, got -3",
+        ),
         (
             [TWO[0], {"name": "b", "model": {"depth": {"alpha": 0.3}}}],
             r"stages\[2\] \(b\): model.depth.alpha says .* those of stage 1-pretrain started from 0.1",

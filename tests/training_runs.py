@@ -96,7 +96,7 @@ def options(values: dict[str, Any], prefix: str = "--") -> list[str]:
 
 
 def command(*arguments: str, launcher: tuple[str, ...] = ()) -> list[str]:
-    return [sys.executable, *launcher, "-m", "glissando.cli", "train", *arguments]
+    return [sys.executable, *launcher, "-m", "glissando", "train", *arguments]
 
 
 def environment() -> dict[str, str]:

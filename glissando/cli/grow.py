@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"parameters             {small.num_parameters():,} -> {large.num_parameters():,}")
     print(f"training FLOPs a token {costs[0]:.4g} -> {costs[1]:.4g}, at {length} tokens")
     print(f"logits                 differ by {difference(small, large):.1e}, of sizes up to {difference(small):.3g}")
-    if by.dropout != "kept":
+    if growth.dropout != "kept":
         before, after = (model.config.block.mixer_dropout for model in (small, large))
         print(f"dropout                {before:.4g} -> {after:.4g}")
     out = shlex.quote(str(run.path))

@@ -176,7 +176,7 @@ def whole_or_text(text: str) -> int | str:
     """A whole number, or the text as it is."""
     try:
         return whole(text)
-    except ValueError:
+    except (ValueError, argparse.ArgumentTypeError):
         return text
 
 
@@ -351,8 +351,8 @@ def _first_line(cls: Any) -> str:
 
 
 def _default(field: dataclasses.Field) -> str:
-    made = field.default_factory is not dataclasses.MISSING
-    default = field.default_factory() if made else field.default  # type: ignore[misc]
+    factory = field.default_factory
+    default = field.default if factory is dataclasses.MISSING else factory()
     if default is None or default is dataclasses.MISSING:
         return ""
     return f" (default: {str(default).lower() if isinstance(default, bool) else default})"
@@ -402,7 +402,7 @@ _INFERENCE = {
 def add_inference_options(parser: Parser) -> None:
     """What may be changed of a trained model, and the files that it needs."""
     for name, (kind, text) in _INFERENCE.items():
-        parser.add_argument(f"--{name}", type=kind, help=text)
+        parser.add_argument(f"--{name}", type=kind, help=text)  # type: ignore[arg-type]
     add_import_option(parser)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from pydantic import ConfigDict
 from torch import nn
 
 from glissando.errors import ConfigError, unknown_name
@@ -33,6 +34,8 @@ class Growth:
     dropout    `kept`, or `published`: min(0.1, 0.5 D / 256) at the new width D before each residual sum; the logits in
                evaluation mode are the same
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # for from_dict, which reads it from a stage
 
     width: int = 1
     heads: int | None = None

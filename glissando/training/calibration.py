@@ -43,7 +43,8 @@ class Calibration(Hook):
 
     def __init__(self, options: FixedOptions | StartOptions | PeriodicOptions | DriftOptions) -> None:
         self.options = options
-        self.count, self.gradient = 0, None
+        self.count = 0
+        self.gradient: float | None = None
         self._restarted = True
 
     def before_step(self, loop: Loop, batches: list[Batch]) -> None:

@@ -135,7 +135,8 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
     require_rows(config, corpus)
     prompt = config.training.sample_prompt
     if model.max_length is not None and prompt is not None:
-        if (length := len(corpus.tokenizer.encode(prompt))) >= model.max_length:
+        length = len(corpus.tokenizer.encode(prompt))
+        if length >= model.max_length:
             raise ConfigError(
                 f"training.sample_prompt has {length} tokens, and model.max_length {model.max_length} leaves no more: "
                 "shorten it"

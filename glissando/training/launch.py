@@ -1,4 +1,4 @@
-"""Lightning Fabric for a training: its device, precision and processes; which of them this is; how they end together."""
+"""Lightning Fabric for a training: its device, precision and processes; its rank; how they end together."""
 
 from __future__ import annotations
 

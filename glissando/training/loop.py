@@ -108,7 +108,7 @@ class Loop:
                 "a flow cannot recompute its blocks by training.gradient_checkpointing: leave it off, and set "
                 "model.depth.backward to `checkpoint`"
             )
-        model.depth.gradient_checkpointing = t.gradient_checkpointing
+        model.depth.gradient_checkpointing = t.gradient_checkpointing  # type: ignore[assignment]
         self.fabric, self.stopping = build_fabric(t), Stopping()
         self.objective, self.schedule = Objective(model, t, base), build_schedule(t.schedule)
         self.budget, self.clock, self.state = Budget.of(config, corpus), Clock(), TrainState()
@@ -189,7 +189,7 @@ class Loop:
         self.objective.scale = fabric.world_size / self.nominal
         forward = fabric.setup_module(self.objective.train())
         self.optimizer = fabric.setup_optimizers(build_optimizer(self.model, t.optimizer, self.config.grown))
-        put_optimizer_state(self.optimizer, self.moments)
+        put_optimizer_state(self.optimizer, self.moments)  # type: ignore[arg-type]
         # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
         seed_everything(t.seed + fabric.global_rank, verbose=False)
         if checkpoint is not None:
@@ -212,7 +212,7 @@ class Loop:
 
     def _restore(self, state: TrainState) -> None:
         put_weights(self.objective, state.model)
-        put_optimizer_state(self.optimizer, state.optimizer)
+        put_optimizer_state(self.optimizer, state.optimizer)  # type: ignore[arg-type]
         self.schedule.load_state_dict(state.schedule)
         for hook in self.hooks:
             if (name := type(hook).__name__) in state.hooks:
@@ -384,11 +384,11 @@ class Loop:
         sharded = is_sharded(self.model)
         try:
             if sharded:
-                self.model.unshard()  # what no block holds, and generation uses without calling the whole model
+                self.model.unshard()  # type: ignore[operator] # what no block holds, and generation uses by itself
             texts = generate(self.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9) if tokens else [""]
         finally:
             if sharded:
-                self.model.reshard()
+                self.model.reshard()  # type: ignore[operator]
             self.model.train()
         return f"{prompt}|{texts[0]}"
 
@@ -424,7 +424,7 @@ class Loop:
             self.state,
             seconds=self.clock.elapsed(),
             model={name: whole(value) for name, value in self.objective.state_dict().items()},
-            optimizer=optimizer_state(self.optimizer),
+            optimizer=optimizer_state(self.optimizer),  # type: ignore[arg-type]
             schedule=self.schedule.state_dict(),
             hooks={type(hook).__name__: kept for hook in self.hooks if (kept := hook.state_dict())},
             random=every_rng_state(self.fabric.world_size),

@@ -41,7 +41,7 @@ def set_rates(optimizer: torch.optim.Optimizer, options: AdamWOptions, step: int
 
 def whole(tensor: Tensor) -> Tensor:
     """`tensor` on the CPU; one that several processes hold shards of is gathered by all of them."""
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().cpu()  # type: ignore[operator]
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().cpu()
 
 
 def place(value: Tensor, like: Tensor) -> Tensor:
