@@ -60,10 +60,10 @@ def test_models_read_the_same_batches_under_the_same_seed(tmp_path):
     [
         (["hybrid-ode", "gpt"], {}),
         (["gpt", "transformer-nano"], {}),
-        (["transformer-nano", "hybrid-ode"], {"seq_len": 128, "stories.cut": True}),
-        (["hybrid-ode-nano", "gpt"], {"seq_len": 128, "stories.cut": True}),
-        (["liquid-ssm", "liquid-ssm-dense"], {"stories.cut": True}),
-        (["tauformer", "liquid-ssm-dense"], {"seq_len": 512, "stories.cut": True}),
+        (["transformer-nano", "hybrid-ode"], {"seq_len": 128, "cut": True}),
+        (["hybrid-ode-nano", "gpt"], {"seq_len": 128, "cut": True}),
+        (["liquid-ssm", "liquid-ssm-dense"], {"cut": True}),
+        (["tauformer", "liquid-ssm-dense"], {"seq_len": 512, "cut": True}),
         (["transformer-nano", "continuous-transformer"], {}),
     ],
 )

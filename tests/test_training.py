@@ -397,8 +397,8 @@ PLATEAU = ("training.schedule.factor", "training.schedule.cuts", "training.sched
     ],
 )
 def test_a_mistake_is_named_in_one_line_and_leaves_nothing(tmp_path, option, value, expected):
+    plateau = {"training.schedule.kind": "plateau"} if option in PLATEAU else {}
     with pytest.raises((ConfigError, UnknownNameError)) as caught:
-        plateau = {"training.schedule.kind": "plateau"} if option in PLATEAU else {}
         run(tmp_path, "run", plateau, {option: value})
     message = str(caught.value)
     named = option.split(".")[-1] if option != "training.schedule.kind" else "schedule"

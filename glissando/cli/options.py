@@ -176,7 +176,7 @@ def whole_or_text(text: str) -> int | str:
     """A whole number, or the text as it is."""
     try:
         return whole(text)
-    except ValueError:
+    except (ValueError, argparse.ArgumentTypeError):
         return text
 
 
