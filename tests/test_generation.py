@@ -105,7 +105,7 @@ class Parrot(LanguageModel):
         super().__init__(build("preset:minimal-transformer").config, ByteTokenizer(10))
         self.script = [*text.encode(), 10]
 
-    def features(self, ids, state=None, **_):
+    def forward(self, ids, state=None, **_):
         state = state or self.init_state(ids.shape[0])
         position = state.position + ids.shape[1]
         said = (position - 1).tolist()
@@ -273,8 +273,8 @@ def test_rows_that_end_leave_the_batch():
     """A row that has ended costs nothing more: the model is asked about the others alone."""
     parrot = Parrot("abcdefgh")
     widths = []
-    features = parrot.features
-    parrot.features = lambda ids, *a, **k: (widths.append(ids.shape[0]), features(ids, *a, **k))[1]
+    forward = parrot.forward
+    parrot.forward = lambda ids, *a, **k: (widths.append(ids.shape[0]), forward(ids, *a, **k))[1]
     steps = continue_ids(parrot, [[10], [10]], 4, Sampling(temperature=0), ends=lambda row, token: row == 1)
     assert list(steps) == [[97, 97], [98, None], [99, None], [100, None]]
     assert widths == [2, 1, 1, 1]  # the last token is said, and not read any more

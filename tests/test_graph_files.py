@@ -53,7 +53,7 @@ def test_every_kind_of_file_holds_the_same_graph(name: str, tmp_path):
         assert holds == said
         assert (found - laplacian).abs().max() < 1e-12
     found, holds = read_graph(tmp_path / name, "laplacian")
-    assert holds == "laplacian (as --holds says)"
+    assert holds == "laplacian (given by --holds)"
     with pytest.raises(ConfigError, match=r"no adjacency matrix: weights are below 0.*themselves"):
         read_graph(tmp_path / name, "adjacency")
 
@@ -74,7 +74,7 @@ def test_the_verb_projects_what_was_read(tmp_path, capsys):
     assert "source graph g.npz, holds laplacian (its rows sum to 0), features 12" in capsys.readouterr().out
     assert torch.allclose(load(out)[0], normalise(project(graph(), 4)), atol=1e-12)
     assert main(["laplacian", "build", "--chain", "--size", "4", "--holds", "adjacency", "--out", str(out)]) == 1
-    assert "--holds says nothing of --chain; leave it out, or build from --graph" in capsys.readouterr().err
+    assert "--holds does nothing for --chain; leave it out, or build from --graph" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
