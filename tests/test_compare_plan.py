@@ -19,8 +19,7 @@ from glissando.compare import run as compare
 from glissando.compare.measure import MEASURED, _digest, training_digest
 from glissando.compare.plan import Amount, Comparison, Job
 from glissando.compare.probes import PROBES, select_probes
-from glissando.compare.report import Runs
-from glissando.compare.results import Finished, beyond, choose
+from glissando.compare.results import Finished, Runs, beyond, choose
 from glissando.compare.results import finished as measured_of
 from glissando.compare.table import Table
 from glissando.config import from_dict

@@ -21,7 +21,7 @@ from glissando.generation import visible
 from glissando.model import LanguageModel
 from glissando.runs import Run
 from glissando.training.fit import quoted, train
-from glissando.training.loop import Display, Loop
+from glissando.training.loop import Loop
 from glissando.training.progress import Progress
 
 
@@ -244,7 +244,7 @@ def loop_for(tmp_path, *updates):
     config = configuration(tmp_path, *updates)
     corpus = build_corpus(config.data)
     model = LanguageModel(config.model, corpus.tokenizer)
-    return Loop(config, Run(tmp_path / "run"), corpus, model, None, [], Display())
+    return Loop(config, Run(tmp_path / "run"), corpus, model, None, [])
 
 
 @pytest.fixture

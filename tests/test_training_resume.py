@@ -91,6 +91,19 @@ def test_resuming_is_as_if_never_stopped(tmp_path, crash_in, case, corpus):
         assert last_checkpoint(tmp_path / "x").schedule["cuts"] > 0
 
 
+def test_without_the_random_state_resuming_differs(tmp_path, crash_in, monkeypatch):
+    """The test above can fail: dropout draws from it."""
+    changes = {"training": {"save_every": 4, "steps": 14}}
+    train(configuration(tmp_path, changes), tmp_path / "whole")
+    crash_in(12)
+    with pytest.raises(Crash):
+        train(configuration(tmp_path, changes), tmp_path / "x")
+    monkeypatch.setattr("glissando.training.loop.restore_own_rng", lambda *_: None)
+    resume(tmp_path / "x")
+    with pytest.raises(AssertionError):
+        assert_same_tensors(weights(tmp_path / "x"), weights(tmp_path / "whole"))
+
+
 def test_resuming_a_finished_run_changes_nothing(tmp_path, capfd):
     train(configuration(tmp_path, {"training": {"steps": 4}}), tmp_path / "run")
     before, rows = weights(tmp_path / "run"), metrics(tmp_path / "run")

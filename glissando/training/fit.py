@@ -29,7 +29,7 @@ from glissando.training.config import CALIBRATIONS, MACHINE, RunConfig, fitted_v
 from glissando.training.files import TEXTS, alone, fingerprints, put_texts, require_texts
 from glissando.training.growing import remembered
 from glissando.training.hooks import Observation
-from glissando.training.loop import Display, Loop
+from glissando.training.loop import Hook, Loop
 from glissando.training.metrics import read_metrics
 from glissando.training.optimizer import read_moments
 from glissando.training.progress import Progress
@@ -37,7 +37,7 @@ from glissando.training.start import keep_base, load_base, load_start, require_b
 from glissando.training.summary import summarize, summary_lines
 
 
-def train(config: RunConfig, out: str | Path, progress: Display | None = None) -> Run:
+def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> Run:
     """Train as `config` says into the new run directory `out`; `progress` shows it, a bar by default.
 
     Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C, SIGTERM and SIGHUP
@@ -78,7 +78,7 @@ def train(config: RunConfig, out: str | Path, progress: Display | None = None) -
 def resume(
     path: str | Path,
     machine: Mapping[str, Any] | None = None,
-    progress: Display | None = None,
+    progress: Hook | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> Run:
     """Go on from the newest complete checkpoint of the run directory `path`, to bit-identical weights.
@@ -133,6 +133,7 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
     elif given not in (ModelConfig.vocab_size, tokens):
         notes.append(f"model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens")
     require_rows(config, corpus)
+<<<<<<< HEAD
     prompt = config.training.sample_prompt
     if model.max_length is not None and prompt is not None:
         length = len(corpus.tokenizer.encode(prompt))
@@ -141,6 +142,14 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
                 f"training.sample_prompt has {length} tokens, and model.max_length {model.max_length} leaves no more: "
                 "shorten it"
             )
+=======
+    length = len(corpus.tokenizer.encode(config.training.sample_prompt or ""))
+    if model.max_length is not None and length >= model.max_length:
+        raise ConfigError(
+            f"training.sample_prompt has {length} tokens, and model.max_length {model.max_length} leaves no more: "
+            "shorten it"
+        )
+>>>>>>> fabric
     labels = list(corpus.control_names)
     if model.controls and not labels:
         notes.append(f"the corpus has no labels: the dials {', '.join(model.controls)} are not trained")
@@ -174,15 +183,15 @@ def require_rows(config: RunConfig, corpus: Corpus) -> None:
         )
 
 
-def _build(config: RunConfig, run: Run, corpus: Corpus, progress: Display, resuming: bool) -> Loop:
+def _build(config: RunConfig, run: Run, corpus: Corpus, progress: Hook, resuming: bool) -> Loop:
     saved = resuming or config.start_from is not None
     model = LanguageModel(for_saved_weights(config.model) if saved else config.model, corpus.tokenizer)
     if config.training.precision == "64-true":
         model.double()  # before weights are loaded into it
     base = load_base(config, run.path if resuming else None, model)
     calibration = config.training.calibration
-    hooks = [Observation(), CALIBRATIONS.class_of(calibration)(calibration)]
-    return Loop(config, run, corpus, model, base, hooks, progress)
+    hooks = [progress, Observation(), CALIBRATIONS.class_of(calibration)(calibration)]
+    return Loop(config, run, corpus, model, base, hooks)
 
 
 def _fit(loop: Loop, checkpoint: Path | None = None, texts: Mapping[str, str] | None = None) -> Run:
@@ -212,7 +221,7 @@ def _fit(loop: Loop, checkpoint: Path | None = None, texts: Mapping[str, str] | 
         lines.append(f"run: {run.path}   (try: {_example(run, loop.corpus)})")
     if is_first:
         for line in lines:
-            loop.display.say(line)
+            loop.hooks[0].say(line)
     if loop.budget.interrupted:
         raise Stopped(f"training was stopped at step {loop.state.step} and saved", loop.stopping.asked)
     return run

@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """Lightning Fabric for a training: its device, precision and processes; its rank; how they end together."""
+=======
+"""Fabric for a training: its device, precision and processes; which of them this is; how they end together."""
+>>>>>>> fabric
 
 from __future__ import annotations
 
@@ -93,7 +97,8 @@ def _shard(objective: Any, mesh: Any) -> Any:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without Fabric's banners, and the compiler's notes that a model is compiled in pieces."""
-    levels = {"lightning.fabric": logging.WARNING, "torch._dynamo": logging.ERROR}
+    # Importing Fabric from the package `lightning` makes its banners those of lightning.pytorch.
+    levels = {"lightning.fabric": logging.WARNING, "lightning.pytorch": logging.WARNING, "torch._dynamo": logging.ERROR}
     before = {name: logging.getLogger(name).level for name in levels}
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)

@@ -17,7 +17,7 @@ from torch import Tensor
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
 from glissando.depth import FlowDepth
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, RunError, TrainingError
-from glissando.evaluation.scoring import Score, score_part, to_device
+from glissando.evaluation.scoring import Score, merged, score_part, to_device
 from glissando.generation import generate, room_after, visible
 from glissando.model import LanguageModel
 from glissando.runs import BEST, CHECKPOINTS, METRICS, MODULE_PREFIX, Run, checkpoint_path, keep_newest
@@ -33,11 +33,12 @@ from glissando.training.optimizer import (
     put_weights,
     set_rates,
     whole,
+    whole_weights,
 )
 from glissando.training.parts import freeze, is_sharded, local, local_norms, part_norms, part_of, shares
 from glissando.training.schedules import Progress as Position
 from glissando.training.schedules import build_schedule
-from glissando.training.state import Sums, TrainState, every_rng_state, restore_own_rng
+from glissando.training.state import Sums, TrainState, every_rng_state, over_processes, restore_own_rng
 from glissando.training.stopping import Stopping
 
 SAMPLES = "samples.txt"
@@ -51,6 +52,15 @@ class Hook:
 
     def after_step(self, loop: Loop) -> None:
         """Once the step is taken, before anything is validated, logged or saved."""
+
+    def logged(self, loop: Loop) -> None:
+        """Once the step is validated and logged, before it is saved."""
+
+    def say(self, line: str) -> None:
+        """A line for a person: a sample, a note."""
+
+    def close(self) -> None:
+        """At the end, by an error too."""
 
     def columns(self, loop: Loop) -> list[str]:
         """Names of its columns in metrics.csv."""
@@ -68,19 +78,6 @@ class Hook:
         """The inverse."""
 
 
-class Display(Hook):
-    """Base of what shows a training; this one shows nothing."""
-
-    def logged(self, loop: Loop) -> None:
-        """Once a step is validated and logged."""
-
-    def say(self, line: str) -> None:
-        """A line that stays."""
-
-    def close(self) -> None:
-        """At the end, by an error too."""
-
-
 class Loop:
     """A model, its data and how to train it; `train` alone writes into the run.
 
@@ -95,11 +92,9 @@ class Loop:
         model: LanguageModel,
         base: LanguageModel | None,
         hooks: list[Hook],
-        display: Display,
     ) -> None:
         t = config.training
-        self.config, self.run, self.corpus, self.model = config, run, corpus, model
-        self.hooks, self.display = [display, *hooks], display
+        self.config, self.run, self.corpus, self.model, self.hooks = config, run, corpus, model, hooks
         freeze(model, t.freeze)
         if model.config.controls and not corpus.control_names:
             model.depth.control.requires_grad_(False)  # without labels it gets no gradient, which DDP would wait for
@@ -153,7 +148,7 @@ class Loop:
             self._clip(list(gradients.values()), self.nominal / max(sums.targets, 1))
             position = Position(state.step, budget.share, self.grad_norm)
             self.learning_rate = t.optimizer.learning_rate * self.schedule.factor(position)
-            set_rates(optimizer, t.optimizer, state.step, self.learning_rate)
+            set_rates(self.optimizer, t.optimizer, state.step, self.learning_rate)
             optimizer.step()
             optimizer.zero_grad()
             del gradients
@@ -173,7 +168,8 @@ class Loop:
                     self.validate()
             if is_logged or self.validated_step == state.step or budget.ended:
                 self.log()
-            self.display.logged(self)
+            for hook in self.hooks:
+                hook.logged(self)
             with self.clock.aside():
                 if budget.due(t.sample_every, state.step):
                     self.sample()
@@ -188,8 +184,13 @@ class Loop:
         fabric.launch()
         self.objective.scale = fabric.world_size / self.nominal
         forward = fabric.setup_module(self.objective.train())
+<<<<<<< HEAD
         self.optimizer = fabric.setup_optimizers(build_optimizer(self.model, t.optimizer, self.config.grown))
         put_optimizer_state(self.optimizer, self.moments)  # type: ignore[arg-type]
+=======
+        self.optimizer = build_optimizer(self.model, t.optimizer, self.config.grown)
+        put_optimizer_state(self.optimizer, self.moments)
+>>>>>>> fabric
         # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
         seed_everything(t.seed + fabric.global_rank, verbose=False)
         if checkpoint is not None:
@@ -208,7 +209,7 @@ class Loop:
             samples = self.run.path / SAMPLES
             if samples.is_file() and samples.stat().st_size > self.state.samples:
                 os.truncate(samples, self.state.samples)  # written after the checkpoint
-        return forward, self.optimizer
+        return forward, fabric.setup_optimizers(self.optimizer)
 
     def _restore(self, state: TrainState) -> None:
         put_weights(self.objective, state.model)
@@ -228,7 +229,8 @@ class Loop:
 
     def close(self) -> None:
         """Once training has ended, by an error too."""
-        self.display.close()
+        for hook in self.hooks:
+            hook.close()
         if self.metrics is not None:
             self.metrics.close()
 
@@ -240,22 +242,9 @@ class Loop:
         Raises DivergenceError, on every process, if the loss or a gradient is not finite.
         """
         mine, self.objective.sums = self.objective.sums, Sums()
-        norms = local_norms(gradients.values())
-        on_device = torch.stack([torch.as_tensor(v).to(mine.nats) for v in (mine.nats, mine.neutral, mine.hits)])
-        if self.fabric.world_size == 1:
-            *values, nats, neutral, hits = torch.cat([norms, on_device.to(norms.dtype)]).tolist()
-            sums = dataclasses.replace(mine, nats=nats, neutral=neutral, hits=hits)
-        else:
-            counts = on_device.new_tensor([mine.targets, mine.n_bytes, mine.flops], dtype=torch.float64)
-            # Of a sharded gradient no process has the whole norm.
-            squares = norms.double().square() if is_sharded(self.model) else norms.new_zeros(0)
-            total = torch.cat([on_device.double(), counts, squares])
-            torch.distributed.all_reduce(total)
-            nats, neutral, hits, targets, n_bytes, flops, *squared = total.tolist()
-            sums = Sums(nats, neutral, hits, int(targets), int(n_bytes), flops)
-            values = [math.sqrt(square) for square in squared] or norms.tolist()
+        sums, norms = over_processes(mine, list(gradients.values()), self.fabric.world_size)
         scale = self.nominal / max(sums.targets, 1)
-        self.norms = {n: v * scale * self.shares[n].norm for n, v in zip(gradients, values, strict=True)}
+        self.norms = {n: v * scale * self.shares[n].norm for n, v in zip(gradients, norms, strict=True)}
         self.grad_norm = math.hypot(*self.norms.values())
         if not (math.isfinite(sums.nats) and math.isfinite(self.grad_norm)):
             bad = [name for name, norm in self.norms.items() if not math.isfinite(norm)]
@@ -312,17 +301,9 @@ class Loop:
 
     def _score(self) -> Score:
         """Over all processes' rows."""
-        world = self.fabric.world_size
-        shard = Shard(self.fabric.global_rank, world)
-        score = score_part(self.model, self.corpus.batches("valid", shard=shard), self.fabric.device)
-        if world == 1:
-            return score
-        everyone: list[Any] = [None] * world
-        torch.distributed.all_gather_object(everyone, score)
-        score = Score()
-        for part in everyone:
-            score.merge(part)
-        return score
+        shard = Shard(self.fabric.global_rank, self.fabric.world_size)
+        mine = score_part(self.model, self.corpus.batches("valid", shard=shard), self.fabric.device)
+        return merged(mine, self.fabric.world_size)
 
     def _endless_and_long(self) -> bool:
         """Whether a training without a budget, whose steps may be long, has not saved for ten minutes."""
@@ -373,7 +354,8 @@ class Loop:
             ) from error
         if self.fabric.is_global_zero:
             self.state.samples += append(self.run.path / SAMPLES, f"--- step {step}\n{text}\n".encode())
-            self.display.say(f"step {step}: {text}")
+            for hook in self.hooks:
+                hook.say(f"step {step}: {text}")
 
     def sampled(self, tokens: int = 200) -> str:
         """training.sample_prompt, or a held-out beginning, a bar, and how the model goes on."""
@@ -381,14 +363,19 @@ class Loop:
         prompt = self.corpus.prompts(1, seed=0)[0] if prompt is None else prompt
         tokens = min(tokens, room_after(self.model, len(self.corpus.tokenizer.encode(prompt)) + 2))
         self.model.eval()
-        sharded = is_sharded(self.model)
         try:
+<<<<<<< HEAD
             if sharded:
                 self.model.unshard()  # type: ignore[operator] # what no block holds, and generation uses by itself
             texts = generate(self.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9) if tokens else [""]
         finally:
             if sharded:
                 self.model.reshard()  # type: ignore[operator]
+=======
+            with whole_weights(self.model):
+                texts = generate(self.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9) if tokens else [""]
+        finally:
+>>>>>>> fabric
             self.model.train()
         return f"{prompt}|{texts[0]}"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.data.base import IGNORED, Batch
-from glissando.evaluation.scoring import heard_control, token_losses
+from glissando.evaluation.scoring import accepted_control, token_losses
 from glissando.flops import forward_flops, training_flops, training_flops_or_nan
 from glissando.model import LanguageModel
 from glissando.training.config import TrainingConfig
@@ -57,7 +57,7 @@ class Objective(nn.Module):
         return loss * self.scale
 
     def _logits_of(self, batch: Batch) -> Tensor:
-        return self.model(batch.ids, mask=batch.mask, control=heard_control(self.model, batch))[0]
+        return self.model(batch.ids, mask=batch.mask, control=accepted_control(self.model, batch))[0]
 
     def _neutral_kl(self, base: LanguageModel, batch: Batch) -> Tensor:
         assert batch.control is not None
@@ -68,8 +68,13 @@ class Objective(nn.Module):
         )
 
     def _cost(self, batch: Batch) -> float:
+<<<<<<< HEAD
         """FLOPs of training on it, NaN where they are not known; neutral KL adds a forward pass of the base and a
         training pass of the model."""
+=======
+        """FLOPs of training on it, NaN where they are not known; a tie to a base adds that model's forward pass and one
+        more of this one, trained."""
+>>>>>>> fabric
         length = batch.ids.shape[1]
         cost = self._flops_at(length)
         if self.base is not None and not math.isnan(cost):
@@ -78,7 +83,11 @@ class Objective(nn.Module):
 
 
 def divergence(expected: Tensor, got: Tensor, targets: Tensor) -> Tensor:
+<<<<<<< HEAD
     """sum_t KL(softmax(expected_t) || softmax(got_t)) in nats over the scored targets (B, T); logits (B, T, V)."""
+=======
+    """sum_t KL(softmax(expected_t) || softmax(got_t)), nats, over the scored targets (B, T); logits (B, T, V)."""
+>>>>>>> fabric
     exact = torch.promote_types(got.dtype, torch.float32)
     p, q = expected.to(exact).log_softmax(-1), got.to(exact).log_softmax(-1)
     return ((p.exp() * (p - q)).sum(-1) * (targets != IGNORED)).sum()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,19 @@ def place(value: Tensor, like: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value.to(like.device, like.dtype), like.device_mesh, like.placements)  # type: ignore
+
+
+@contextlib.contextmanager
+def whole_weights(model: Any) -> Iterator[None]:
+    """Under FSDP2, what no block holds is gathered, which generation uses without calling the whole model."""
+    if not is_sharded(model):
+        yield
+        return
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from glissando.data.base import Batch
-from glissando.training.loop import Display, Loop
+from glissando.training.loop import Hook, Loop
 
 
 def say(line: str, file: TextIO) -> None:
@@ -23,7 +23,7 @@ def say(line: str, file: TextIO) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
-class Progress(Display):
+class Progress(Hook):
     """A bar on a terminal, redrawn at most ten times a second; elsewhere a line at every validation."""
 
     def __init__(self, file: TextIO | None = None) -> None:

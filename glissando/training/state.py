@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from glissando.errors import RunError
 from glissando.storage import MANIFEST, find_published, publish_directory, verify_manifest
+from glissando.training.parts import local, local_norms
 from glissando.trees import load_tree, save_tree
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,23 @@ class Sums:
     def add(self, other: Sums) -> None:
         for each in dataclasses.fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+def over_processes(mine: Sums, gradients: list[Tensor], world_size: int) -> tuple[Sums, list[float]]:
+    """The sums of all processes and the norm of each gradient, as numbers: the one wait for the device."""
+    norms = local_norms(gradients)
+    sums = torch.stack([torch.as_tensor(value).to(mine.nats) for value in (mine.nats, mine.neutral, mine.hits)])
+    if world_size == 1:
+        *values, nats, neutral, hits = torch.cat([norms, sums.to(norms.dtype)]).tolist()
+        return dataclasses.replace(mine, nats=nats, neutral=neutral, hits=hits), values
+    counts = sums.new_tensor([mine.targets, mine.n_bytes, mine.flops], dtype=torch.float64)
+    # Of a sharded gradient no process has the whole norm.
+    squares = norms.double().square() if local(gradients[0]) is not gradients[0] else norms.new_zeros(0)
+    total = torch.cat([sums.double(), counts, squares])
+    torch.distributed.all_reduce(total)
+    nats, neutral, hits, targets, n_bytes, flops, *squared = total.tolist()
+    values = [math.sqrt(square) for square in squared] or norms.tolist()
+    return Sums(nats, neutral, hits, int(targets), int(n_bytes), flops), values
 
 
 @dataclass
@@ -132,11 +151,20 @@ def restore_rng(tree: dict[str, Any]) -> None:
 
 def every_rng_state(world_size: int) -> list[dict[str, Any]]:
     """`rng_state` of each process, on each of them."""
-    states: list[Any] = [rng_state()]
-    if world_size > 1:
-        states = [None] * world_size
-        torch.distributed.all_gather_object(states, rng_state())
-    return states
+    if world_size == 1:
+        return [rng_state()]
+    states: list[Any] = [None] * world_size
+    # As NumPy arrays, because Lightning and torch disagree on how a tensor travels as an object.
+    torch.distributed.all_gather_object(states, _map(rng_state(), Tensor, Tensor.numpy))
+    return _map(states, np.ndarray, torch.from_numpy)
+
+
+def _map(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, dict):
+        return {key: _map(value, kind, function) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_map(value, kind, function) for value in tree)
+    return function(tree) if isinstance(tree, kind) else tree
 
 
 def restore_own_rng(states: list[dict[str, Any]], rank: int) -> None:

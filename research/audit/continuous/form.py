@@ -90,7 +90,7 @@ def _moved(model: nn.Module, length: int) -> Tensor:
 
 
 def _draw_leak(plan: Plan, target: Path) -> Path:
-    from glissando.evaluation.plots import figure_and_axes
+    from glissando.evaluation.figures import figure_and_axes
 
     length = 64 if plan.quick else 512
     figure, (axes,) = figure_and_axes()

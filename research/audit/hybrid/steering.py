@@ -172,7 +172,7 @@ def _number(value: float) -> str:
 
 
 def _draw(u: np.ndarray, curves: list[np.ndarray], crossings: list[float], target: Path) -> Path:
-    from glissando.evaluation.plots import figure_and_axes
+    from glissando.evaluation.figures import figure_and_axes
 
     figure, (axes,) = figure_and_axes()
     colors = ("#0b6e99", "#c77700", "#2e7d32", "#5f6b76", "#7b3fa0")

@@ -227,7 +227,7 @@ def _reconstruction(A: Tensor) -> float:
 
 
 def _draw_growth(size: int, target: Path) -> Path:
-    from glissando.evaluation.plots import figure_and_axes
+    from glissando.evaluation.figures import figure_and_axes
 
     figure, (axes,) = figure_and_axes()
     for name, A, color in (

@@ -223,7 +223,7 @@ def memory_corrected(plan: Plan) -> Finding:
 
 
 def _draw_memory(table: dict[str, dict[int, Answers]], target: Path) -> Path:
-    from glissando.evaluation.plots import figure_and_axes
+    from glissando.evaluation.figures import figure_and_axes
 
     figure, (axes,) = figure_and_axes()
     for (name, row), color in zip(table.items(), ("#b3261e", "#0b6e99", "#2e7d32"), strict=False):
