@@ -13,29 +13,11 @@ import time
 import numpy as np
 import pytest
 import torch
-<<<<<<< HEAD
-from glissando.training.checkpoint import (
-    RandomState,
-    SafeCheckpointIO,
-    checkpoint_path,
-    keep_newest,
-    latest_checkpoint,
-    restore_rng,
-    rng_state,
-    to_plain,
-)
-from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader
-
-from glissando.errors import RunError
-from glissando.storage import MANIFEST, publish_directory, verify_manifest
-=======
 
 from glissando.errors import RunError
 from glissando.runs import checkpoint_path, keep_newest, latest_checkpoint
 from glissando.storage import MANIFEST, publish_directory, verify_manifest
 from glissando.training.state import Sums, TrainState, restore_own_rng, restore_rng, rng_state
->>>>>>> fabric
 from glissando.trees import load_tree, save_tree
 
 

@@ -261,11 +261,7 @@ def test_a_stage_without_a_checkpoint_is_told(tmp_path):
         ([TWO[0], {"name": "b", "training": {"setps": 3}}], r"stages\[2\] \(b\).*setps"),
         (
             [TWO[0], {"name": "b", "training": {"steps": -3}}],
-<<<<<<< HEAD
-            r"stages\[2\] \(b\)\.training\.steps: expected a number greater than 0, got -3",
-=======
             r"\(b\)\.training\.steps: expected a number greater than 0, got -3",
->>>>>>> fabric
         ),
         (
             [TWO[0], {"name": "b", "model": {"depth": {"alpha": 0.3}}}],

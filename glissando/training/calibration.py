@@ -42,15 +42,8 @@ class Calibration(Hook):
     """
 
     def __init__(self, options: FixedOptions | StartOptions | PeriodicOptions | DriftOptions) -> None:
-<<<<<<< HEAD
-        self.options = options
-        self.count = 0
-        self.gradient: float | None = None
-        self._restarted = True
-=======
         self.options, self.count, self._restarted = options, 0, True
         self.gradient: float | None = None
->>>>>>> fabric
 
     def before_step(self, loop: Loop, batches: list[Batch]) -> None:
         restarted, self._restarted = self._restarted, False

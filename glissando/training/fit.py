@@ -133,23 +133,12 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
     elif given not in (ModelConfig.vocab_size, tokens):
         notes.append(f"model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens")
     require_rows(config, corpus)
-<<<<<<< HEAD
-    prompt = config.training.sample_prompt
-    if model.max_length is not None and prompt is not None:
-        length = len(corpus.tokenizer.encode(prompt))
-        if length >= model.max_length:
-            raise ConfigError(
-                f"training.sample_prompt has {length} tokens, and model.max_length {model.max_length} leaves no more: "
-                "shorten it"
-            )
-=======
     length = len(corpus.tokenizer.encode(config.training.sample_prompt or ""))
     if model.max_length is not None and length >= model.max_length:
         raise ConfigError(
             f"training.sample_prompt has {length} tokens, and model.max_length {model.max_length} leaves no more: "
             "shorten it"
         )
->>>>>>> fabric
     labels = list(corpus.control_names)
     if model.controls and not labels:
         notes.append(f"the corpus has no labels: the dials {', '.join(model.controls)} are not trained")

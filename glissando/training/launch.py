@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Lightning Fabric for a training: its device, precision and processes; its rank; how they end together."""
-=======
 """Fabric for a training: its device, precision and processes; which of them this is; how they end together."""
->>>>>>> fabric
 
 from __future__ import annotations
 

@@ -184,13 +184,8 @@ class Loop:
         fabric.launch()
         self.objective.scale = fabric.world_size / self.nominal
         forward = fabric.setup_module(self.objective.train())
-<<<<<<< HEAD
-        self.optimizer = fabric.setup_optimizers(build_optimizer(self.model, t.optimizer, self.config.grown))
-        put_optimizer_state(self.optimizer, self.moments)  # type: ignore[arg-type]
-=======
         self.optimizer = build_optimizer(self.model, t.optimizer, self.config.grown)
         put_optimizer_state(self.optimizer, self.moments)
->>>>>>> fabric
         # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
         seed_everything(t.seed + fabric.global_rank, verbose=False)
         if checkpoint is not None:
@@ -213,7 +208,7 @@ class Loop:
 
     def _restore(self, state: TrainState) -> None:
         put_weights(self.objective, state.model)
-        put_optimizer_state(self.optimizer, state.optimizer)  # type: ignore[arg-type]
+        put_optimizer_state(self.optimizer, state.optimizer)
         self.schedule.load_state_dict(state.schedule)
         for hook in self.hooks:
             if (name := type(hook).__name__) in state.hooks:
@@ -364,18 +359,9 @@ class Loop:
         tokens = min(tokens, room_after(self.model, len(self.corpus.tokenizer.encode(prompt)) + 2))
         self.model.eval()
         try:
-<<<<<<< HEAD
-            if sharded:
-                self.model.unshard()  # type: ignore[operator] # what no block holds, and generation uses by itself
-            texts = generate(self.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9) if tokens else [""]
-        finally:
-            if sharded:
-                self.model.reshard()  # type: ignore[operator]
-=======
             with whole_weights(self.model):
                 texts = generate(self.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9) if tokens else [""]
         finally:
->>>>>>> fabric
             self.model.train()
         return f"{prompt}|{texts[0]}"
 
@@ -411,7 +397,7 @@ class Loop:
             self.state,
             seconds=self.clock.elapsed(),
             model={name: whole(value) for name, value in self.objective.state_dict().items()},
-            optimizer=optimizer_state(self.optimizer),  # type: ignore[arg-type]
+            optimizer=optimizer_state(self.optimizer),
             schedule=self.schedule.state_dict(),
             hooks={type(hook).__name__: kept for hook in self.hooks if (kept := hook.state_dict())},
             random=every_rng_state(self.fabric.world_size),

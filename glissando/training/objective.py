@@ -68,13 +68,8 @@ class Objective(nn.Module):
         )
 
     def _cost(self, batch: Batch) -> float:
-<<<<<<< HEAD
-        """FLOPs of training on it, NaN where they are not known; neutral KL adds a forward pass of the base and a
-        training pass of the model."""
-=======
         """FLOPs of training on it, NaN where they are not known; a tie to a base adds that model's forward pass and one
         more of this one, trained."""
->>>>>>> fabric
         length = batch.ids.shape[1]
         cost = self._flops_at(length)
         if self.base is not None and not math.isnan(cost):
@@ -83,11 +78,7 @@ class Objective(nn.Module):
 
 
 def divergence(expected: Tensor, got: Tensor, targets: Tensor) -> Tensor:
-<<<<<<< HEAD
-    """sum_t KL(softmax(expected_t) || softmax(got_t)) in nats over the scored targets (B, T); logits (B, T, V)."""
-=======
     """sum_t KL(softmax(expected_t) || softmax(got_t)), nats, over the scored targets (B, T); logits (B, T, V)."""
->>>>>>> fabric
     exact = torch.promote_types(got.dtype, torch.float32)
     p, q = expected.to(exact).log_softmax(-1), got.to(exact).log_softmax(-1)
     return ((p.exp() * (p - q)).sum(-1) * (targets != IGNORED)).sum()

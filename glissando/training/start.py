@@ -23,11 +23,7 @@ from glissando.training import launch
 from glissando.training.config import RunConfig
 from glissando.training.start_tau import require_same_laplacian
 
-<<<<<<< HEAD
-#: by class of a mixer's options: (ours, theirs, the run started from); raises ConfigError for what its weights refuse
-=======
 #: by class of a mixer's options: (ours, theirs, the run that is started from) raises ConfigError where they disagree
->>>>>>> fabric
 START_CHECKS: dict[type, Callable[[Any, Any, str], None]] = {TauConfig: require_same_laplacian}
 
 
