@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from glissando.cli.options import add_import_option, documented, number, parse, parser_for, require_out, whole
+from glissando.cli.help import documented
+from glissando.cli.options import add_import_option, number, parse, parser_for, require_out, whole
 from glissando.config import hints_of
 from glissando.growth import Growth
 

@@ -278,7 +278,7 @@ def test_a_file_of_a_data_set_is_its_own_text(hub: FakeHub, order_laws: Callable
     alone = HubCorpus(file="V2-train.txt", **OPTIONS).describe()  # its end is held out, and no split of another text
     assert alone["path"] == alone["valid_path"]
     assert fetch(HubSplit("owner/name", "train", max_bytes=20, file="V2-train.txt")).read_text() == FILE[:24]
-    with pytest.raises(ConfigError, match=r"needs data\.hub\.file"):
+    with pytest.raises(ConfigError, match=r"needs data\.file"):
         HubCorpus(valid_file="V2-valid.txt", **OPTIONS)
 
 
