@@ -88,6 +88,7 @@ def test_every_option_of_the_configuration_is_in_the_help(capsys):
         "--model.depth.tolerance relative error below which",
         "--data.seq_len tokens of a row (default: 256)",
         "data.tokenizer, kind bpe: A byte-level BPE, trained on the corpus. vocab_size: tokens in all",
+        "--data.tokenizer.vocab_size tokens in all (default: 4096)",
         "data, kind recall: Generated keys with their values",
         "--training.schedule.patience ... after so many validations",
     ):

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, arguments: list[str]) -> int:
-    if sys.stdout is None:  # closed by the shell, >&-: what is said goes nowhere
+    if sys.stdout is None:  # closed by the shell, >&-: output goes nowhere
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -84,17 +84,17 @@ def _run(command: str, arguments: list[str]) -> int:
         # As shells have it for a program that SIGPIPE ends: what was to be made may not be there.
         return 141 if command in _MAKERS else 0
     except OSError as error:
-        print(f"glissando {command}: {_told(error)}", file=sys.stderr)
+        print(f"glissando {command}: {_refusal(error)}", file=sys.stderr)
         return 1
     except Stopped as error:
-        return error.status  # it has told what was saved, and how to go on
+        return error.status  # what was saved and how to go on has been printed
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     return 0
 
 
-def _told(error: OSError) -> str:
+def _refusal(error: OSError) -> str:
     """What the system refused, and where: "Permission denied: 'runs/first'"."""
     places = [repr(str(place)) for place in (error.filename, error.filename2) if place is not None]
     return f"{error.strerror or error}{': ' if places else ''}{' -> '.join(places)}"

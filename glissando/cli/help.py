@@ -118,7 +118,7 @@ def _default(field: dataclasses.Field) -> str:
 
 
 def documented(cls: type) -> dict[str, str]:
-    """What a dataclass's docstring says of each field, one `name   text` a line."""
+    """The text of each field in a dataclass's docstring: a line `name   text`, or `name: text` in a sentence."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         names: list[str] = []
@@ -131,4 +131,6 @@ def documented(cls: type) -> dict[str, str]:
                 found |= {name: f"{found[name]} {line.strip()}" for name in names}
             else:
                 names = []
-    return found
+    about = " ".join((cls.__doc__ or "").split())
+    sentences = {f.name: re.search(rf"[.;] {f.name}: ([^.;]+)", about) for f in dataclasses.fields(cls)}
+    return {name: sentence[1] for name, sentence in sentences.items() if sentence} | found

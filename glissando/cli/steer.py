@@ -178,7 +178,7 @@ def _measure(options: Options, report: Report) -> Any:
 
 
 def _checked(options: Options, model: LanguageModel) -> tuple[list[str], Any, Any, Any]:
-    """The dials, and the values of --values, --pair_values and --strengths: mistakes are told before anything runs."""
+    """The dials, and the values of --values, --pair_values and --strengths: mistakes show before anything runs."""
     from glissando.evaluation.steering import VALUES, check_values
     from glissando.evaluation.steering_baselines import STRENGTHS, check_strengths
     from glissando.evaluation.steering_pair import PAIR_VALUES, check_pair_values
