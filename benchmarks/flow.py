@@ -128,7 +128,7 @@ class Equation(nn.Module):
         at = h + self.depth.time(tau.to(h.dtype).reshape(1))
         if self.u is not None and self.depth.control is not None:
             at = at + self.depth.control(self.u)
-        return self.depth.alpha * self.depth.field.branches(at)[0]
+        return self.depth.alpha * self.depth.field(at, residual=False)[0]
 
 
 def memory(rounds: int) -> Row:

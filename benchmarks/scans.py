@@ -209,35 +209,35 @@ def _against(peer: Peer, case: Case, rounds: int) -> tuple[float, float, float]:
             rows = [_rows(_full(a, x)), _rows(x), h0.flatten()]
             run = _timed(theirs, [r.detach().requires_grad_() for r in rows], 3, _rows(grad), tokens)
         else:
-            wanted = 3 if peer.takes_h0 else 2
-            _check(theirs, [a, x, h0], wanted, grad)
-            run = _timed(theirs, [a, x, h0], wanted, grad, tokens)
+            n_inputs = 3 if peer.takes_h0 else 2
+            _check(theirs, [a, x, h0], n_inputs, grad)
+            run = _timed(theirs, [a, x, h0], n_inputs, grad, tokens)
         run()
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise NotHere(f"fails: {type(error).__name__}: {error}") from error
     return paired(_timed(_ours, [a, x, h0], 3, grad, tokens), run, rounds)  # a failure of ours is reported as one
 
 
-def _timed(run: Run, inputs: list[Tensor], wanted: int, grad: Tensor, tokens: int) -> Callable[[], float]:
+def _timed(run: Run, inputs: list[Tensor], n_inputs: int, grad: Tensor, tokens: int) -> Callable[[], float]:
     """Tokens/s of one pass forward and backward, to the gradients of the first `wanted` inputs."""
 
     def once() -> float:
         began = time.perf_counter()
-        torch.autograd.grad(run(*inputs), inputs[:wanted], grad)
+        torch.autograd.grad(run(*inputs), inputs[:n_inputs], grad)
         return tokens / (time.perf_counter() - began)
 
     return once
 
 
-def _check(run: Run, inputs: list[Tensor], wanted: int, grad: Tensor) -> None:
+def _check(run: Run, inputs: list[Tensor], n_inputs: int, grad: Tensor) -> None:
     """Values and gradients against the loop in double precision. Raises NotHere where they differ."""
     wide = torch.promote_types(grad.dtype, torch.float64)
     a, x, h0 = (v.detach().to(wide).requires_grad_() for v in inputs)
-    h = reference(a if a.ndim == 3 else a[None, None], x, h0 if wanted == 3 else torch.zeros_like(h0))[0]
-    expected = [h, *torch.autograd.grad(h, [a, x, h0][:wanted], grad.to(wide))]
+    h = reference(a if a.ndim == 3 else a[None, None], x, h0 if n_inputs == 3 else torch.zeros_like(h0))[0]
+    expected = [h, *torch.autograd.grad(h, [a, x, h0][:n_inputs], grad.to(wide))]
     h = run(*inputs)
-    got = [h, *torch.autograd.grad(h, inputs[:wanted], grad)]
-    names = ("values", "gradient of a", "gradient of x", "gradient of h0")[: wanted + 1]
+    got = [h, *torch.autograd.grad(h, inputs[:n_inputs], grad)]
+    names = ("values", "gradient of a", "gradient of x", "gradient of h0")[: n_inputs + 1]
     for name, given, right in zip(names, got, expected, strict=True):
         gap = ((given - right).abs().max() / right.abs().max()).item()
         if not gap <= TOLERANCE:

@@ -34,7 +34,7 @@ def _served(model: LanguageModel) -> Iterator[int]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "model"
         model.save(run)
-        command = [sys.executable, "-m", "glissando.cli", "serve", str(run), "--port", "0", "--prefix_mib", "0"]
+        command = [sys.executable, "-m", "glissando", "serve", str(run), "--port", "0", "--prefix_mib", "0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -64,9 +64,9 @@ def _rate(port: int, texts: int, stream: bool) -> float:
 def _ask(port: int, seed: int, stream: bool) -> int:
     """One text; how many tokens it has."""
     prompt = [1 + (seed * 7919 + i * i) % 255 for i in range(_PROMPT)]
-    asked = {"model": "model", "prompt": prompt, "max_tokens": _NEW, "seed": seed, "stream": stream, "logprobs": 0}
+    request = {"model": "model", "prompt": prompt, "max_tokens": _NEW, "seed": seed, "stream": stream, "logprobs": 0}
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    link.request("POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"})
+    link.request("POST", "/v1/completions", json.dumps(request), {"content-type": "application/json"})
     answer = link.getresponse()
     body = answer.read()
     link.close()

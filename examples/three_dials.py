@@ -27,6 +27,7 @@ from zlib import crc32
 
 import glissando
 from glissando.cli import main as glissando_command
+from glissando.cli.steer import table
 from glissando.config import from_dict, merge
 from glissando.data.jsonl import JsonlCorpus
 from glissando.evaluation.dial_plots import plot_dial
@@ -35,7 +36,6 @@ from glissando.loading import load_base
 from glissando.presets import load_preset
 from glissando.training.config import RunConfig
 from glissando.training.stages import train_stages
-from glissando.verbs.steer import table
 
 words = str.split
 DIALS = ("formality", "figurative", "variety")
@@ -124,7 +124,7 @@ def configuration(folder: Path, options: argparse.Namespace) -> RunConfig:
     files = {"path": str(folder / "train.jsonl"), "valid_path": str(folder / "valid.jsonl")}
     shared = {
         "model": {"hidden_size": options.width, "depth": {"control": list(DIALS)}},
-        "data": {"corpus": "jsonl", "seq_len": 64, "batch_size": 8, "seed": options.seed, "jsonl": files},
+        "data": {"kind": "jsonl", "seq_len": 64, "batch_size": 8, "seed": options.seed, **files},
         "training": {"seed": options.seed, "sample_every": 10**9 if options.quick else None},
     }
     tokenizer = {"kind": "bpe", "vocab_size": 512}
@@ -132,7 +132,7 @@ def configuration(folder: Path, options: argparse.Namespace) -> RunConfig:
         {"name": "pretrain", "model": {"depth": {"control": []}}, "training": {"tokens": options.tokens}},
         {
             "name": "steer",
-            "data": {"jsonl": {"control_names": list(DIALS)}},
+            "data": {"control_names": list(DIALS)},
             "training": {
                 "tokens": options.tokens,
                 "neutral_kl": 0.5,
@@ -152,8 +152,8 @@ def report(options: argparse.Namespace, folder: Path) -> None:
     if not run.exists():
         train_stages(config, folder / "run")
     model = glissando.load(run)
-    files, sizes = config.data.jsonl, {"seq_len": config.data.seq_len, "batch_size": config.data.batch_size}
-    notes = Notes(model.tokenizer, path=files.path, valid_path=files.valid_path, control_names=DIALS, **sizes)
+    data, sizes = config.data, {"seq_len": config.data.seq_len, "batch_size": config.data.batch_size}
+    notes = Notes(model.tokenizer, path=data.path, valid_path=data.valid_path, control_names=DIALS, **sizes)
     prompts = Random(options.seed).sample(openings("valid"), options.prompts)
     task = trial(notes, prompts=prompts, cost_rows=options.rows, max_tokens=options.max_tokens, seed=options.seed)
     dials, base = Dials(model, task), task.read(load_base(run))
@@ -167,7 +167,7 @@ def report(options: argparse.Namespace, folder: Path) -> None:
 
 
 def by_words(options: argparse.Namespace, folder: Path, run: Path, prompts: list[str]) -> None:
-    """The same dial without an oracle: P(formal lead) and P(casual lead) behind the openings, by the verb."""
+    """The same dial without an oracle: P(formal lead) and P(casual lead) behind the openings, by the command."""
     for name, lines in (("formal", LEADS[1]), ("casual", LEADS[-1]), ("openings", prompts)):
         (folder / f"{name}.txt").write_text("\n".join(lines))
     formal, casual, begin = (str(folder / f"{name}.txt") for name in ("formal", "casual", "openings"))

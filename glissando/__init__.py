@@ -28,16 +28,19 @@ _HOMES = {
 __all__ = ["__version__", *sorted(_HOMES)]
 
 if TYPE_CHECKING:
-    from glissando.compare.probes import register_probe
-    from glissando.data.corpora import register_corpus
-    from glissando.depth import register_depth
-    from glissando.generation import generate, stream
-    from glissando.growth import grow
-    from glissando.loading import load
-    from glissando.mixers import register_mixer
-    from glissando.model import LanguageModel, ModelConfig
-    from glissando.rnn import RNN, LiquidRNN
-    from glissando.series import SeriesModel
+    from glissando.compare.probes import register_probe as register_probe
+    from glissando.data.corpora import register_corpus as register_corpus
+    from glissando.depth import register_depth as register_depth
+    from glissando.generation import generate as generate
+    from glissando.generation import stream as stream
+    from glissando.growth.grow import grow as grow
+    from glissando.loading import load as load
+    from glissando.mixers import register_mixer as register_mixer
+    from glissando.model import LanguageModel as LanguageModel
+    from glissando.model import ModelConfig as ModelConfig
+    from glissando.rnn import RNN as RNN
+    from glissando.rnn import LiquidRNN as LiquidRNN
+    from glissando.series import SeriesModel as SeriesModel
 
 
 def __getattr__(name: str) -> Any:

@@ -47,7 +47,7 @@ class BackboneConfig:
     norm: NormConfig = field(default_factory=NormConfig)
     final_norm: bool = True
     head_bias: bool = False
-    init: Scheme = starting("scaled", of="")
+    init: Scheme = starting(default="scaled", of="")
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size", "max_length", "inputs", "outputs"):

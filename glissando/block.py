@@ -205,48 +205,39 @@ class Block(nn.Module):
         return BlockState(conv, self.mixer.init_state(batch_size, device, dtype))
 
     def forward(
-        self, x: Tensor, state: BlockState | None = None, ctx: Context | None = None
-    ) -> tuple[Tensor, BlockState | None]:
-        ctx = ctx or EMPTY
-        if self.order == "pre":
-            mixed, state = self._mix(self.mixer_norm(x), state, ctx)
-            x = x + mixed
-        else:
-            mixed, state = self._mix(self.mixer_norm(x) if self.order == "post-shared" else x, state, ctx)
-            x = self.mixer_norm(x + mixed)
-        if self.mlp is None or self.mlp_norm is None:
-            return x, state
-        if self.order == "pre":
-            return x + self.mlp_dropout(self.mlp(self.mlp_norm(x))), state
-        return self.mlp_norm(x + self.mlp_dropout(self.mlp(x))), state
-
-    def branches(
         self,
         x: Tensor,
         state: BlockState | None = None,
         ctx: Context | None = None,
+        *,
+        residual: bool = True,
         active: Tensor | None = None,
     ) -> tuple[Tensor, BlockState | None]:
-        """mixer(norm(x)) + mlp(norm'(x)), both of the same x: the field of a flow.
+        """x (B, T, D) -> (B, T, D) and the state after it; None in, None out.
 
-        Where `active` (B, T) is False, the MLP is left out: nobody reads what comes out there.
+        residual  False: mixer(norm(x)) + mlp(norm'(x)), both of the same x, the field of a flow; for the order `pre`
+        active    (B, T): the MLP of that is left out where it is False, as nobody reads what comes out there
         """
-        y, state = self._mix(self.mixer_norm(x), state, ctx or EMPTY)
-        if self.mlp is None or self.mlp_norm is None:
-            return y, state
-        if active is None:
-            return y + self.mlp_dropout(self.mlp(self.mlp_norm(x))), state
-        where = active.flatten().nonzero().squeeze(-1)
-        fed = self.mlp_dropout(self.mlp(self.mlp_norm(x.flatten(0, 1)[where])))
-        return y.flatten(0, 1).index_add(0, where, fed.to(y.dtype)).view_as(y), state
-
-    def _mix(self, x: Tensor, state: BlockState | None, ctx: Context) -> tuple[Tensor, BlockState | None]:
+        ctx = ctx or EMPTY
         past, inner = (None, None) if state is None else state
         if state is not None and (past is None) != (self.conv is None):
             raise ValueError("a state with a convolution's past, or without, as this block has none, or one")
+        y = x if self.order == "post" else self.mixer_norm(x)
         if self.conv is not None:
-            x, past = self.conv(x, past, ctx)
-        y, inner = self.mixer(x, inner, ctx)
+            y, past = self.conv(y, past, ctx)
+        y, inner = self.mixer(y, inner, ctx)
         if self.mixer_scale is not None:
             y = y * self.mixer_scale
-        return self.mixer_dropout(y), None if state is None else BlockState(past, inner)
+        y = self.mixer_dropout(y)
+        after = None if state is None else BlockState(past, inner)
+        if residual:
+            x = y = x + y if self.order == "pre" else self.mixer_norm(x + y)
+        if self.mlp is None or self.mlp_norm is None:
+            return y, after
+        if self.order != "pre":
+            return self.mlp_norm(y + self.mlp_dropout(self.mlp(y))), after
+        if active is None:
+            return y + self.mlp_dropout(self.mlp(self.mlp_norm(x))), after
+        where = active.flatten().nonzero().squeeze(-1)
+        fed = self.mlp_dropout(self.mlp(self.mlp_norm(x.flatten(0, 1)[where])))
+        return y.flatten(0, 1).index_add(0, where, fed.to(y.dtype)).view_as(y), after

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar, dataclass_transform
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast, dataclass_transform
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
-def starting(default: Any, of: str) -> Any:
+def starting(*, default: Any, of: str) -> Any:
     """A field that sets where trained numbers start, those with `of` in their names; it changes nothing of a model
     whose weights are loaded."""
     return dataclasses.field(default=default, metadata={"starts": of})
@@ -173,7 +173,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or cls.__name__}: expected a mapping of options, got {values!r}")
     try:
-        return _adapter(cls).validate_python(dict(values))
+        return _adapter(cast(Any, cls)).validate_python(dict(values))
     except ValidationError as error:
         raise ConfigError(_explained(error, cls, values, where)) from error
 
@@ -269,6 +269,8 @@ def _located(loc: tuple, cls: Any, values: Any, where: str) -> tuple[str, Any, A
     members of a union is left out."""
     path, section = where, (cls, values)
     for key in loc:
+        if isinstance(values, str) and (registry := registry_of(cls)) is not None:
+            values = registry.named(values)
         inside = isinstance(values, Mapping) and key in values
         listed = isinstance(values, list | tuple) and isinstance(key, int) and key < len(values)
         if not inside and not listed and (key != loc[-1] or isinstance(key, int) or not isinstance(values, Mapping)):
@@ -354,7 +356,7 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def _over_members(registry: Registry, members: list[Any], new: Mapping[str, Any]) -> list[Any]:
     """Each option goes to those members of a list whose kind has it; to all, and is refused there, where none has."""
-    old = [{"kind": member} if isinstance(member, str) else member for member in members]
+    old = [registry.named(member) if isinstance(member, str) else member for member in members]
     has = [_names(registry.section(), member) for member in old]
     known = {name for names in has for name in names}
     return [
@@ -374,9 +376,10 @@ def unregistered(values: Any) -> list[str]:
         found += unregistered(value)
         registry = _REGISTRIES.get(key)
         for member in value if isinstance(value, list) else [value]:
-            kind = member.get("kind") if isinstance(member, Mapping) else member
-            if registry is not None and isinstance(kind, str) and kind not in registry:
-                found.append(f"{registry.what} {kind!r}")
+            if registry is not None:
+                member = registry.named(member) if isinstance(member, str) else member
+                kind = member.get("kind") if isinstance(member, Mapping) else None
+                found += [f"{registry.what} {kind!r}"] if isinstance(kind, str) and kind not in registry else []
     return list(dict.fromkeys(found))
 
 

@@ -70,9 +70,7 @@ def _print_bits(results: Sequence[ModelResult]) -> None:
     floors = [result.floor for result in results if result.floor is not None]
     if floors:
         print(f"{'entropy floor':28} {floors[0]:.3f} bits per byte: the least that these stories cost")
-    print(
-        "\nThis early the order is of speed of learning, not of what is learned: `glissando compare` trains longer."
-    )
+    print("\nThis early the order is of speed of learning, not of what is learned: `glissando compare` trains longer.")
 
 
 def _precision() -> str:

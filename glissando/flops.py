@@ -151,7 +151,7 @@ def _(depth: TiedDepth) -> list[tuple[Block, int]]:
 
 @applications.register
 def _(depth: FlowDepth) -> list[tuple[Block, int]]:
-    return [(depth.field, depth.n_evaluations), *((block, 1) for block in (*depth.before, *depth.after))]  # type: ignore[misc]
+    return [(depth.field, depth.n_evaluations), *((block, 1) for block in (*depth.before, *depth.after))]
 
 
 @singledispatch

@@ -40,8 +40,8 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
         model["mixer"] = kinds[0] if isinstance(names, str) else kinds
     if isinstance(model.get("depth"), Mapping):
         model["depth"] = _depth(dict(model["depth"]))
-    if model.get("positions") == "none":
-        model.pop("max_length", None)
+    if model.get("positions") == "none" and model.get("max_length") is not None:
+        del model["max_length"]
     return model
 
 
@@ -53,14 +53,16 @@ def _depth(depth: dict[str, Any]) -> dict[str, Any]:
         "tied": ("layers", "n_steps", "gated"),
         "flow": ("layers", "n_steps", "control", "method", "backward", "alpha", "tolerance"),
     }
-    known = used.get(depth.get("kind"))  # none of a part, as a stage has it: there all options were given
+    known = used.get(str(depth.get("kind")))  # none of a part, as a stage has it: there all options were given
     return depth if known is None else {name: value for name, value in depth.items() if name in ("kind", *known)}
 
 
 def _data(data: dict[str, Any]) -> dict[str, Any]:
     if "corpus" in data:
         kind = data.pop("corpus")
-        shared = {name: data[name] for name in ("seq_len", "batch_size", "seed", "tokenizer") if name in data}
+        shared: dict[str, Any] = {
+            name: data[name] for name in ("seq_len", "batch_size", "seed", "tokenizer") if name in data
+        }
         data = {"kind": kind, **shared, **(data.get(kind) or {})}
     if isinstance(data.get("tokenizer"), Mapping):
         data["tokenizer"] = _used(data["tokenizer"], "bytes", _TOKENIZER)

@@ -149,6 +149,7 @@ class LanguageModel(Backbone):
         mask: Tensor | None = None,
         donate: bool = False,
         memo: Memo | None = None,
+        head: bool = True,
     ) -> tuple[Tensor, ModelState | None]:
         """ids (B, T) int64 -> logits (B, T, V) and the state after them.
 
@@ -156,32 +157,12 @@ class LanguageModel(Backbone):
         donate   lets the given state be changed in place; only without gradients.
         memo     a dictionary, empty at first, that calls share while the weights stand still: what follows from these
                  alone is kept in it and not computed at every token; only without gradients.
+        head     False returns what the head reads, (B, T, D), in place of the logits.
         Logits at masked positions have no meaning.
 
         Raises InputError for shapes that do not fit, ids outside the vocabulary (on a CPU) and a state of another
         model, ContextError for a signal the model does not accept.
         """
-        x, state = self.features(ids, state, control=control, dt=dt, mask=mask, donate=donate, memo=memo)
-        return self.logits(x), state
-
-    def logits(self, features: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
-        if self.config.logit_scale != 1.0:
-            features = features * self.config.logit_scale
-        return F.linear(features, self.embedding.weight, self.head_bias) if self.head is None else self.head(features)
-
-    def features(
-        self,
-        ids: Tensor,
-        state: ModelState | None = None,
-        *,
-        control: Tensor | None = None,
-        dt: Tensor | None = None,
-        mask: Tensor | None = None,
-        donate: bool = False,
-        memo: Memo | None = None,
-    ) -> tuple[Tensor, ModelState | None]:
-        """What the head reads: `forward` without the head. (B, T, D)."""
         if not isinstance(ids, Tensor):
             raise InputError(
                 f"ids must be a tensor (batch, time) int64, got a {type(ids).__name__}; use torch.tensor(ids)"
@@ -199,7 +180,20 @@ class LanguageModel(Backbone):
         except Exception as error:
             self._require_own_state(state, error)
             raise
-        return self._finished(x, inner, state, ids, ctx, order)
+        x, after = self._finished(x, inner, state, ids, ctx, order)
+        return (self.logits(x) if head else x), after
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        if self.config.logit_scale != 1.0:
+            features = features * self.config.logit_scale
+        return F.linear(features, self.embedding.weight, self.head_bias) if self.head is None else self.head(features)
+
+    def features(
+        self, ids: Tensor, state: ModelState | None = None, **signals: Any
+    ) -> tuple[Tensor, ModelState | None]:
+        """What the head reads, (B, T, D), and the state: `forward` without the head, by its other arguments."""
+        return self(ids, state, **signals, head=False)
 
     def _embed(self, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
         """(B, T, D) of packed ids (B, T); position (B,) of each row's first, None without a state."""

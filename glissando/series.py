@@ -37,7 +37,7 @@ class SeriesConfig(BackboneConfig):
     outputs: int
     mixer: MIXERS.sections() = field(default_factory=LiquidConfig)  # type: ignore[valid-type]
     head_bias: bool = True
-    init: Scheme = starting("torch", of="")
+    init: Scheme = starting(default="torch", of="")
 
 
 class SeriesModel(Backbone):

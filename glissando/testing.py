@@ -43,12 +43,12 @@ def check_mixer(mixer: type[Mixer] | Mixer, config: Any = None, *, hidden_size: 
     """
     torch.manual_seed(seed)
     if isinstance(mixer, type):
-        mixer = mixer(hidden_size, config) if config is not None else mixer(hidden_size)  # type: ignore[call-arg]
+        mixer = mixer(hidden_size, config) if config is not None else mixer(hidden_size)
     unknown = set(mixer.accepts) - set(get_args(Signal))
     _require(not unknown, "accepts", f"{sorted(unknown)} are no signals; known: {', '.join(get_args(Signal))}")
-    mixer = _perturbed(mixer)
+    _perturbed(mixer)
     x = torch.randn(3, 11, hidden_size, dtype=torch.float64)
-    _check(lambda x, state, ctx: mixer(x, state, ctx), mixer, mixer.init_state, mixer.accepts, x)
+    _check(mixer, mixer, mixer.init_state, mixer.accepts, x)
     if "control" not in mixer.accepts:
         _check_dtypes(mixer.init_state)
 
@@ -65,7 +65,7 @@ def check_depth(depth: type[Depth], config: Any = None, *, hidden_size: int = 16
     _perturbed(model)
     x = torch.randn(3, 11, hidden_size, dtype=torch.float64)
     part = model.depth
-    _check(lambda x, state, ctx: part(x, state, ctx), part, part.init_state, part.accepts, x)
+    _check(part, part, part.init_state, part.accepts, x)
     again = LanguageModel(ModelConfig(vocab_size=11, hidden_size=hidden_size, depth=DEPTHS.read(to_dict(options))))
     again.double().load_state_dict(model.state_dict())
     ids = torch.randint(0, 11, (2, 7))
@@ -98,7 +98,7 @@ def _check(
 def _check_split(
     forward: Forward, module: nn.Module, init_state: Callable[..., State], x: Tensor, cuts: list[int], how: str
 ) -> None:
-    outcomes = []
+    outcomes: list[dict[str, Any]] = []
     for pieces in ([0, x.shape[1]], [0, *cuts, x.shape[1]]):
         given, state, parts = x.clone().requires_grad_(), init_state(len(x)), []
         for a, b in pairwise(pieces):
@@ -166,13 +166,12 @@ def _check_time(forward: Forward, init_state: Callable[..., State], x: Tensor) -
             _require_close(now, was, "time", "dt = 0 leaves the state alone")
 
 
-def _perturbed(module: Any) -> Any:
-    """In float64 and evaluation mode, with weights far enough from their start for every path to matter."""
-    module = module.double().eval()
+def _perturbed(module: nn.Module) -> None:
+    """Brought into float64 and evaluation mode, with weights far enough from their start for every path to matter."""
+    module.double().eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return module
 
 
 def _gradients(module: nn.Module, y: Tensor) -> dict[str, Tensor]:

@@ -22,9 +22,9 @@ import glissando
 from glissando.config import from_dict, merge
 from glissando.presets import load_preset
 from glissando.runs import METRICS, Run
-from glissando.training.metrics import read_metrics
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
+from glissando.training.metrics import read_metrics
 from glissando.training.stages import plans, train_stages
 
 

@@ -71,7 +71,7 @@ def from_folder(folder: Path, drop: float) -> list[Series]:
     paths, rng = sorted(folder.glob("*.npy")), np.random.default_rng(0)
     if len(paths) < 4:
         raise SystemExit(f"{folder} holds {len(paths)} .npy files; at least 4 are needed to train, validate and test")
-    made = []
+    made: list[Series] = []
     for path in paths:
         values = trace(path)
         if values.shape[1] != (features := made[0][0].shape[1] if made else values.shape[1]):

@@ -81,8 +81,8 @@ def answer(shape: dict[str, Any], pairs: int | None, seed: int, steps: int) -> d
     with tempfile.TemporaryDirectory() as folder:
         model = glissando.load(train(config, Path(folder) / "run").path)
     corpus: Any = build_corpus(config.data, model.tokenizer)
-    asked = corpus.train_set if pairs else corpus.held_out(512)
-    return exact_match_rate(model, asked) | {"parameters": model.num_parameters()}
+    pairs_to_answer = corpus.train_set if pairs else corpus.held_out(512)
+    return exact_match_rate(model, pairs_to_answer) | {"parameters": model.num_parameters()}
 
 
 def _options() -> argparse.Namespace:

@@ -33,7 +33,7 @@ from glissando.errors import RunError
 
 STORY_KINDS = ("a name", "a name again", "a fact", "a fact again", "a pronoun")
 TEXT_KINDS = ("a name", "a name again", "a word", "a word again")
-PARTS, REST = ("first byte", "rest"), "all else"
+PARTS, OTHER = ("first byte", "rest"), "all else"
 LONG = 4  # letters of a word that is counted as one; shorter ones are mostly grammar
 
 
@@ -79,7 +79,7 @@ def show(names: tuple[str, ...], kinds: Counter[str], floor: Counter[str] | None
     columns = spent if floor is None else [floor, *spent]
     heads = [] if floor is None else ["floor"]
     print(f"{'':26}{'bytes':>8}" + "".join(f"{head:>9}" for head in [*heads, *range(1, len(spent) + 1)]))
-    for row in [f"{name}, {part}" for name in names for part in PARTS] + [REST]:
+    for row in [f"{name}, {part}" for name in names for part in PARTS] + [OTHER]:
         print(f"{row:26}{kinds[row]:8,}" + "".join(f"{bits[row] / kinds.total():9.4f}" for bits in columns))
     print(f"{'all':26}{kinds.total():8,}" + "".join(f"{bits.total() / kinds.total():9.4f}" for bits in columns))
 
@@ -138,11 +138,11 @@ def measure(
         if costs is not None:
             floor = Counter() if floor is None else floor
             add(floor, kinds, costs)
-        ids, told = torch.tensor([[before, *data[:-1]]]), torch.tensor([*data])
+        ids, known = torch.tensor([[before, *data[:-1]]]), torch.tensor([*data])
         for model, bits in zip(models, spent, strict=True):
             with torch.no_grad():
                 found = model(ids)[0][0].log_softmax(-1)
-            add(bits, kinds, (-found.gather(1, told.unsqueeze(1)).squeeze(1) / math.log(2)).tolist())
+            add(bits, kinds, (-found.gather(1, known.unsqueeze(1)).squeeze(1) / math.log(2)).tolist())
     return count, floor, spent
 
 
@@ -153,13 +153,13 @@ def add(sums: Counter[str], kinds: list[str], values: list[float]) -> None:
 
 def kinds_of(text: str) -> list[str]:
     """The kind of each byte, by the grammar that wrote it."""
-    kinds, told = [REST] * len(text), set()
+    kinds, known = [OTHER] * len(text), set()
     for mention in parse(text).mentions:
         said, name = mention.item.forms[mention.form], mention.item.forms[""]
         kind = "a fact" if not name[0].isupper() else "a name" if said == name else "a pronoun"
         if kind != "a pronoun":
-            again = mention.slot in told
-            told.add(mention.slot)
+            again = mention.slot in known
+            known.add(mention.slot)
             kind += " again" if again else ""
         for offset in range(len(said)):
             kinds[mention.position + offset] = f"{kind}, {PARTS[offset > 0]}"
@@ -186,11 +186,11 @@ def words(text: str) -> list[tuple[int, str, bool]]:
 
 def kinds_of_row(found: list[tuple[int, str, bool]], start: int, length: int) -> list[str]:
     """The kind of each of a row's bytes. Of a word that the row cuts off at its beginning nothing is told."""
-    kinds, told = [REST] * length, set()
+    kinds, known = [OTHER] * length, set()
     begin = bisect_left(found, start, key=lambda word: word[0])
     for at, word, name in found[begin : bisect_left(found, start + length, key=lambda word: word[0])]:
-        kind = ("a name" if name else "a word") + (" again" if word.lower() in told else "")
-        told.add(word.lower())
+        kind = ("a name" if name else "a word") + (" again" if word.lower() in known else "")
+        known.add(word.lower())
         for offset in range(min(len(word.encode()), start + length - at)):
             kinds[at - start + offset] = f"{kind}, {PARTS[offset > 0]}"
     return kinds

@@ -237,10 +237,10 @@ def test_growth_is_exact_and_mirroring_is_not():
 def test_no_run_that_grows_is_cheaper_for_counting_all_of_its_stages():
     cost = minimal_growth.Cost(scratch=100.0, grown=95.0, last_stage=75.0, ends=(0.1, 0.1))
     never = minimal_growth.Cost(scratch=100.0, grown=None, last_stage=None, ends=(0.1, 0.3))
-    told = minimal_growth._told(QUICK, (cost, never), [cost.grown, never.grown], "counting all stages")
+    told = minimal_growth._described(QUICK, (cost, never), [cost.grown, never.grown], "counting all stages")
     assert told.figures["shares"] == [0.95, None]
     assert told.checks == {"cheaper in the median": False, "cheaper for every seed": False}
-    last = minimal_growth._told(QUICK, (cost,), [cost.last_stage], "counting the last stage alone")
+    last = minimal_growth._described(QUICK, (cost,), [cost.last_stage], "counting the last stage alone")
     assert last.figures["shares"] == [0.75]
     assert all(last.checks.values())
 
@@ -259,12 +259,12 @@ def test_stages_are_added_up_to_where_the_grown_run_is_as_good(tmp_path: Path):
 
 def test_the_jacobian_is_that_of_the_step():
     """Power iterations against the matrix itself, for a field small enough to write it out."""
-    from research.audit.hybrid.solvers import entering
+    from research.audit.hybrid.solvers import flow_input
     from research.audit.hybrid.training import build
 
     model = build(QUICK, ode=True, seed=0)
     norm, alpha = hybrid_flow._step_norm(model, QUICK)
-    given, block = entering(model, QUICK)
+    given, block = flow_input(model, QUICK)
     matrix = torch.autograd.functional.jacobian(lambda h: block.field(torch.zeros((), dtype=h.dtype), h) / 4, given[:1])
     exact = torch.linalg.matrix_norm(matrix.reshape(given[0].numel(), -1), 2)
     assert norm == pytest.approx(float(exact), rel=0.02)

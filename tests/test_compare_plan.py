@@ -12,20 +12,24 @@ from typing import Any
 import pytest
 from comparisons import comparison, model_file
 
+import glissando
 from glissando.compare import plan as compare_plan
+from glissando.compare import probes as compare_probes
 from glissando.compare import run as compare
 from glissando.compare.measure import MEASURED, _digest, training_digest
 from glissando.compare.plan import Amount, Comparison, Job
 from glissando.compare.probes import PROBES, select_probes
-from glissando.compare.report import Runs
-from glissando.compare.results import Finished, beyond, choose
+from glissando.compare.results import Finished, Runs, beyond, choose
 from glissando.compare.results import finished as measured_of
 from glissando.compare.table import Table
+from glissando.config import from_dict
 from glissando.data import corpora
 from glissando.data.corpora import RecallOptions
 from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
 from glissando.mixers import AttentionConfig, SpectralConfig, TauConfig
+from glissando.model import ModelConfig
+from glissando.training.config import RunConfig
 
 
 def test_amounts():
@@ -55,10 +59,10 @@ def test_models_read_the_same_batches_under_the_same_seed(tmp_path):
     [
         (["hybrid-ode", "gpt"], {}),
         (["gpt", "transformer-nano"], {}),
-        (["transformer-nano", "hybrid-ode"], {"seq_len": 128, "stories.cut": True}),
-        (["hybrid-ode-nano", "gpt"], {"seq_len": 128, "stories.cut": True}),
-        (["liquid-ssm", "liquid-ssm-dense"], {"stories.cut": True}),
-        (["tauformer", "liquid-ssm-dense"], {"seq_len": 512, "stories.cut": True}),
+        (["transformer-nano", "hybrid-ode"], {"seq_len": 128, "cut": True}),
+        (["hybrid-ode-nano", "gpt"], {"seq_len": 128, "cut": True}),
+        (["liquid-ssm", "liquid-ssm-dense"], {"cut": True}),
+        (["tauformer", "liquid-ssm-dense"], {"seq_len": 512, "cut": True}),
         (["transformer-nano", "continuous-transformer"], {}),
     ],
 )
@@ -114,6 +118,22 @@ def test_a_file_is_a_model_with_the_name_of_the_file(tmp_path):
     assert config.data == asked.config(Job("run", "transformer-nano", 0, 0.25)).data
     bared = asked.config(Job("run", "bare", 0, asked.rates("bare")[0]))
     assert (bared.preset, bared.model.hidden_size) == (None, 48)
+
+
+def test_a_model_may_be_options_or_a_config(tmp_path):
+    asked = comparison(tmp_path)
+    asked.given = {
+        "baseline": "transformer-nano",
+        "wide": {"preset": "transformer-nano", "model": {"block": {"mlp": {"hidden": 96}}}},
+        "tau": ModelConfig(mixer=TauConfig(heads=2)),
+    }
+    asked.check()
+    models = {name: asked.config(Job("run", name, 0, 1e-3)).model for name in asked.names}
+    assert asked.names == ["baseline", "wide", "tau"]
+    assert models["wide"].block.mlp.hidden == 96
+    assert models["wide"].hidden_size == models["tau"].hidden_size == 16
+    assert isinstance(models["tau"].mixer, TauConfig)
+    assert json.loads(asked.write_plan().read_bytes())["models"]["tau"]["mixer"]["heads"] == 2
 
 
 @pytest.mark.parametrize(
@@ -257,6 +277,18 @@ def test_probes_are_chosen_by_name_and_by_beginning():
     assert select_probes(["selective_copy"]) == ["selective_copy"]
     with pytest.raises(UnknownNameError, match="Did you mean 'induction'"):
         select_probes(["inductoin"])
+
+
+def test_a_probe_can_be_registered_anywhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_probes, "PROBES", PROBES.copy())
+    monkeypatch.setattr(compare_plan, "PROBES", compare_probes.PROBES)
+    data = {"kind": "recall", "pairs": 4, "seq_len": 16}
+    glissando.register_probe("few", data, "4 pairs")
+    assert select_probes(["few"]) == ["few"]
+    assert comparison(tmp_path).config(Job("probe", "transformer-nano", 0, 1e-3, "few")).data.pairs == 4
+    glissando.register_probe("few", data, "4 pairs")
+    with pytest.raises(ConfigError, match="'few' is registered already"):
+        glissando.register_probe("few", {"kind": "copy"})
 
 
 @pytest.mark.parametrize("name", PROBES)

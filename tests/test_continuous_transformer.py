@@ -16,7 +16,7 @@ from benchmarks.spectral import kept_bytes
 from glissando.cli import main
 from glissando.config import from_dict, merge
 from glissando.evaluation.kernels import plot_kernels
-from glissando.mixers.spectral import Spectral, SpectralConfig
+from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 from glissando.presets import load_preset
 from glissando.runs import Run
@@ -27,7 +27,13 @@ def options(folder, out, steps: int) -> list[str]:
     """The preset with only its size changed; non-ASCII letters among the words."""
     text = text_file(folder)
     text.write_text("é".join(text.read_text().split(" ")[i] + " " for i in range(1500)))
-    small = ["--model.hidden_size=12", "--data.seq_len=64", "--data.stride=16", "--data.ascii_only=true", f"--training.steps={steps}"]
+    small = [
+        "--model.hidden_size=12",
+        "--data.seq_len=64",
+        "--data.stride=16",
+        "--data.ascii_only=true",
+        f"--training.steps={steps}",
+    ]
     often = ["--training.log_every=1", "--training.save_every=2", "--training.sample_every=4"]
     files = ["--data.kind=text", f"--data.path={text}", "--data.max_valid_bytes=300", f"--out={out}"]
     return ["train", "--preset=continuous-transformer", *small, *often, *files, "--training.validate_every=4"]

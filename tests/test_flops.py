@@ -25,7 +25,7 @@ from glissando.training.fit import resume, train
 def counted(model: LanguageModel, batch: int, length: int, monkeypatch: pytest.MonkeyPatch) -> float:
     """What PyTorch's counter finds for each token, every product in the open, less what a flow does once a call and
     what a window hides."""
-    for module, name in ((attention_module, "attention"), (tau_module, "tau_attention")):
+    for module, name in ((attention_module, "attention"), (tau_module, "attend")):
         monkeypatch.setattr(module, name, functools.partial(getattr(module, name), backend="reference"))
     if isinstance(model.depth, FlowDepth) and model.depth.config.tolerance is not None:
         model.depth.config.tolerance = 1e-30  # nobody halts

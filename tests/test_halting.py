@@ -106,8 +106,8 @@ def test_leaving_out_the_mlp_where_nobody_reads_it_changes_nothing():
     ids, control = random_ids(model, 3, 11, seed=4), torch.zeros(3, 1, dtype=torch.float64)
     fast = model(ids, control=control)[0]
     field = model.depth.field
-    original = field.branches
-    field.branches = lambda x, state=None, ctx=None, active=None: original(x, state, ctx, None)
+    original = field.forward
+    field.forward = lambda x, state, ctx, *, residual, active: original(x, state, ctx, residual=residual)
     everywhere = model(ids, control=control)[0]
     assert_close(fast, everywhere)
     weights = list(model.parameters())

@@ -188,7 +188,11 @@ def test_a_reset_leaves_nothing_as_it_was(case: str):
     if case in CASES:
         model = LanguageModel.from_config(CASES[case])
     else:
-        model = LanguageModel.from_config(SCALED) if case == "scaled" else SeriesModel(SeriesConfig(inputs=2, outputs=3, hidden_size=8))
+        model = (
+            LanguageModel.from_config(SCALED)
+            if case == "scaled"
+            else SeriesModel(SeriesConfig(inputs=2, outputs=3, hidden_size=8))
+        )
     constant = {name: p.detach().clone() for name, p in model.named_parameters() if len(p.unique()) == 1}
     with torch.no_grad():
         for parameter in model.parameters():

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from glissando import grow
 from glissando.errors import InputError
-from glissando.mixers.spectral import Spectral, SpectralConfig
+from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 from glissando.ops.attention import attention
 from glissando.ops.block_scan import block_scan

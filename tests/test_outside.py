@@ -1,4 +1,4 @@
-"""A mixer from a file outside the package: what the example shows, what a run needs of it later, and what is missing."""
+"""A mixer from a file outside the package: the example, what a run needs of it later, and what is missing."""
 
 from __future__ import annotations
 
@@ -200,7 +200,9 @@ def test_its_options_are_options_of_the_command_line(place, capsys):
     assert main([*map(str, given), "--model.mixer.decay", "0.5", "--print_config"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["model"]["mixer"] == {"kind": "average", "decay": 0.5}
     assert "Did you mean --model.mixer.decay?" in fails(capsys, *given, "--model.mixer.decai", "0.5")
-    assert "model.mixer.decay: expected a number less than 1, got 1.5" in fails(capsys, *given, "--model.mixer.decay=1.5")
+    assert "model.mixer.decay: expected a number less than 1, got 1.5" in fails(
+        capsys, *given, "--model.mixer.decay=1.5"
+    )
     with pytest.raises(SystemExit):
         main([*map(str, given), "--help"])
     assert "model.mixer, kind average: Options of the `average` mixer" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import yaml
 
 from glissando.cli import main
 from glissando.data.base import IGNORED
-from glissando.data.corpora import DataConfig, StoriesOptions, build_corpus
+from glissando.data.corpora import StoriesOptions, build_corpus
 from glissando.presets import preset_names
 
 #: rows and parts of a step where a whole published one takes minutes on a processor: the model is as published
@@ -30,30 +30,30 @@ def _marked(name: str):
 @pytest.mark.parametrize("name", [_marked(name) for name in preset_names()])
 def test_every_preset_trains_evaluates_and_generates(name, tmp_path, capsys):
     run = str(tmp_path / "run")
-    given = [] if name == "minimal-transformer" else ["--data.stories.valid_stories", "2"]
+    given = [] if name == "minimal-transformer" else ["--data.valid_stories", "2"]
     if name in FEWER_ROWS:
         rows, parts = FEWER_ROWS[name]
         given += ["--data.batch_size", str(rows), "--training.accumulate", str(parts)]
     assert main(["train", "--preset", name, *given, "--training.steps", "2", "--out", run]) == 0, capsys.readouterr()
     assert main(["presets", name]) == 0
-    asked = yaml.safe_load(capsys.readouterr().out)["model"].get("vocab_size", 256)
+    published = yaml.safe_load(capsys.readouterr().out)["model"].get("vocab_size", 256)
     trained = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["vocab_size"]
-    assert trained == asked, "bytes need not fill the published vocabulary"
-    assert main(["evaluate", run, *(["--data.stories.valid_stories", "1"] if given else []), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert 0 < told["bits_per_byte"] < 20
+    assert trained == published, "bytes need not fill the published vocabulary"
+    assert main(["evaluate", run, *(["--data.valid_stories", "1"] if given else []), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 0 < found["bits_per_byte"] < 20
     # Untrained, most of the published vocabulary stands for no byte: none of it may be written.
     assert main(["generate", run, "--prompt", "Once", "--max_tokens", "3", "--temperature", "2"]) == 0
     assert capsys.readouterr().out.startswith("Once")
 
 
 def test_a_comparison_of_two_published_models_takes_rows_that_both_can_read(tmp_path, capsys):
-    small = ["--model.hidden_size", "8", "--model.mixers.attention.heads", "2", "--data.batch_size", "2"]
-    given = ["--budget", "steps=2", "--allow_unequal", "--contexts", "8", "--data.stories.valid_stories", "1"]
+    small = ["--model.hidden_size", "8", "--model.mixer.heads", "2", "--data.batch_size", "2"]
+    given = ["--budget", "steps=2", "--allow_unequal", "--contexts", "8", "--data.valid_stories", "1"]
     out = str(tmp_path / "out")
     assert main(["compare", "transformer-nano", "hybrid-ode", *small, *given, "--out", out]) == 0
     told = capsys.readouterr().err
-    assert "all models are trained with data.seq_len 128, data.stories.cut true" in told
+    assert "all models are trained with data.seq_len 128, data.cut true" in told
     assert (tmp_path / "out" / "report.html").is_file()
 
 
@@ -87,9 +87,8 @@ def test_what_is_published_of_training_is_the_preset(name, capsys):
         assert training["optimizer"]["beta2"] == 0.999  # the sources leave PyTorch's default
 
 
-def cut(**options) -> DataConfig:
-    stories = StoriesOptions(valid_stories=3, cut=True, **options)
-    return DataConfig(corpus="stories", seq_len=64, batch_size=4, stories=stories)
+def cut(**options) -> StoriesOptions:
+    return StoriesOptions(valid_stories=3, cut=True, seq_len=64, batch_size=4, **options)
 
 
 def test_cut_stories_are_one_stream_a_row_and_nothing_is_left_out():
@@ -102,7 +101,7 @@ def test_cut_stories_are_one_stream_a_row_and_nothing_is_left_out():
     row = [token for batch in batches[:256] for token in batch.targets[2].tolist()]
     stories = bytes(row).decode().split("\n")[:-1]
     assert len(stories) > 15
-    whole = build_corpus(DataConfig(corpus="stories"))
+    whole = build_corpus(StoriesOptions())
     held = [story.removesuffix("\n") for story in whole.texts("valid")]
     assert all(story[0].isupper() and story.endswith((".", '"')) for story in stories), "no story lacks its beginning"
     assert not set(stories) & set(held)
@@ -111,7 +110,7 @@ def test_cut_stories_are_one_stream_a_row_and_nothing_is_left_out():
 @pytest.mark.parametrize("labelled", [False, True])
 def test_held_out_stories_are_scored_whole_window_by_window(labelled):
     corpus = build_corpus(cut(labelled=labelled))
-    whole = build_corpus(DataConfig(corpus="stories", stories=StoriesOptions(valid_stories=3)))
+    whole = build_corpus(StoriesOptions(valid_stories=3))
     text = "".join(
         bytes(row[row != IGNORED].tolist()).decode() for batch in corpus.batches("valid") for row in batch.targets
     )

@@ -285,7 +285,7 @@ def test_a_configuration_without_a_model_is_told(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     (tmp_path / "model.safetensors").write_bytes(b"")
     storage.write_manifest(tmp_path)
-    with pytest.raises(RunError, match=r"config\.yaml says nothing of a model"):
+    with pytest.raises(RunError, match=r"config\.yaml describes no model"):
         load(tmp_path)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 
-from glissando.errors import ConfigError, UnknownNameError
+from glissando.errors import ConfigError
 from glissando.mixers import MIXERS, ContextError
 from glissando.model import LanguageModel
 from glissando.series import SeriesConfig, SeriesModel, last
@@ -222,7 +222,7 @@ def test_sizes_are_needed_once():
         SeriesModel.from_config({}, inputs=3)
     with pytest.raises(ConfigError, match="its own inputs and outputs; leave out inputs"):
         SeriesModel.from_config(SeriesConfig(inputs=3, outputs=2), inputs=3)
-    with pytest.raises(ConfigError, match="unknown mixer 'liqid'. Did you mean 'liquid'"):
+    with pytest.raises(ConfigError, match=r"unknown mixer 'liqid'\. Did you mean 'liquid'"):
         SeriesModel.from_config({"mixer": "liqid"}, inputs=3, outputs=2)
     assert SeriesModel.from_config({"hidden_size": 8}, inputs=3, outputs=5)(torch.randn(1, 2, 3))[0].shape[2] == 5
 

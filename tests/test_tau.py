@@ -197,9 +197,7 @@ def test_bins_and_their_error():
 def test_the_binned_cache_is_smaller_from_its_context_on():
     """Constant, and below the exact one from 2 M (K + 3) / (K + 1) tokens on: here K = 8."""
     bins, size = 32, 16
-    exact, binned = (
-        Tau(size, heads=2, cache=cache, bins=n) for cache, n in (("exact", None), ("binned", bins))
-    )
+    exact, binned = (Tau(size, heads=2, cache=cache, bins=n) for cache, n in (("exact", None), ("binned", bins)))
     sizes = {}
     for length in (10, 2 * bins, 2 * bins + 16):
         for name, m in (("exact", exact), ("binned", binned)):

@@ -13,6 +13,7 @@ from tolerances import assert_close
 from training_runs import text_file
 
 from glissando.cli import main
+from glissando.cli.evaluate import main as evaluate
 from glissando.errors import ConfigError, DataError, UnknownNameError
 from glissando.evaluation.diagnostics import Diagnostics, gather, recording, write
 from glissando.evaluation.time_constants import (
@@ -28,7 +29,6 @@ from glissando.evaluation.time_constants import (
 from glissando.mixers import Context
 from glissando.model import LanguageModel
 from glissando.series import SeriesModel
-from glissando.cli.evaluate import main as evaluate
 
 SMALL = {"hidden_size": 8, "depth": {"layers": 2}, "mixer": {"kind": "liquid", "adaptation": 0.9}}
 PNG = b"\x89PNG"

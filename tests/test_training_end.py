@@ -130,7 +130,7 @@ def test_the_summary_says_how_training_ended(rising):
 
 
 @pytest.mark.parametrize(
-    ("rate", "where"), [(0.1, "best stopping point: step 6;"), (0.01, "the loss was still falling")]
+    ("rate", "where"), [(0.1, "best stopping point: step 6;"), (0.01, "best stopping point: the last validation")]
 )
 def test_the_end_says_where_the_best_stopping_point_was(tmp_path, capsys, rate, where):
     train(configuration(tmp_path, PLAIN, RISING, {"training.optimizer.learning_rate": rate}), tmp_path / "run")

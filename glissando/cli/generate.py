@@ -64,7 +64,7 @@ def _write(o: Options) -> None:
         from glissando.evaluation.diagnostics import recording
 
         if len(o.prompt) > 1:
-            raise ConfigError(f"--diagnostics is of one text, and --prompt is a list of {len(o['prompt'])}; give one")
+            raise ConfigError(f"--diagnostics is of one text, and --prompt is a list of {len(o.prompt)}; give one")
         require_diagnostics(model, o.run, folder)
         record = recording(model)
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
@@ -96,7 +96,7 @@ def _write(o: Options) -> None:
             for file in write(model, gather(model, calls), Path(folder).expanduser()):
                 print(f"written: {file}", file=sys.stderr)
         return
-    for number, (prompt, text) in enumerate(zip(o.prompt, generate(model, o.prompt, **keywords), strict=True), start=1):
-        print(f"--- {number} ---", file=sys.stderr, flush=True)
+    for i, (prompt, text) in enumerate(zip(o.prompt, generate(model, o.prompt, **keywords), strict=True), start=1):
+        print(f"--- {i} ---", file=sys.stderr, flush=True)
         print(shown(prompt + text), flush=True)
     report_full()

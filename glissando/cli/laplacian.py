@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -195,7 +196,7 @@ def _corpus(options: Options) -> Corpus:
             raise ConfigError(f"cannot read --text {options.text}: there is no such file")
         return build_corpus(TextOptions(path=options.text))
     CORPORA.require(options.corpus)
-    files = [name for name, cls in CORPORA.options.items() if "path" in cls.__dataclass_fields__]
+    files = [name for name, cls in CORPORA.options.items() if any(field.name == "path" for field in fields(cls))]
     if options.corpus in files:
         free = ", ".join(name for name in CORPORA if name not in files)
         raise ConfigError(f"the corpus {options.corpus} is a file: give --text FILE, or one that needs none: {free}")

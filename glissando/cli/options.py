@@ -103,7 +103,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     Raises ConfigError for an unknown option, naming the nearest one, one that is repeated, and a value of the wrong
     type; the types of dotted options are checked when the configuration is read.
     """
-    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
+    for option, value in zip(arguments, [*arguments[1:], ""], strict=False):
         if option.partition("=")[0] == "--import" and "--import" in parser._option_string_actions:
             from glissando.imports import import_file
 
@@ -138,6 +138,8 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
             raise ConfigError(f"unknown option {option}.{hint} See `{parser.prog} --help`.")
         if name in given and not isinstance(action, argparse._AppendAction):
             raise ConfigError(f'{option} is given more than once; give it once (a list: \'["a", "b"]\')')
+        if (twin := name.removesuffix(".kind") if name.endswith(".kind") else f"{name}.kind") in given:
+            raise ConfigError(f"{option} is given twice, also as --{twin}; give it once")
         given.append(name)
         if action is not None and action.nargs is not None:  # a flag, or several values
             plain.append(argument)
@@ -174,7 +176,7 @@ def whole_or_text(text: str) -> int | str:
     """A whole number, or the text as it is."""
     try:
         return whole(text)
-    except ValueError:
+    except (ValueError, argparse.ArgumentTypeError):
         return text
 
 
@@ -202,13 +204,13 @@ def boolean(text: str) -> bool:
 
 
 def texts(text: str) -> list[str]:
-    """A text, or a list of texts in JSON: ["a", "b"]. Raises ConfigError for bytes that are not UTF-8."""
+    """A text, or a list of texts in JSON: ["a", "b"]."""
     import json
 
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{text!r} is not UTF-8 text; write it in UTF-8, under a locale of UTF-8") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8 text; write it under a locale of UTF-8") from error
     try:
         values = json.loads(text)
     except ValueError:
@@ -349,8 +351,8 @@ def _first_line(cls: Any) -> str:
 
 
 def _default(field: dataclasses.Field) -> str:
-    made = field.default_factory is not dataclasses.MISSING
-    default = field.default_factory() if made else field.default  # type: ignore[misc]
+    factory = field.default_factory
+    default = field.default if factory is dataclasses.MISSING else factory()
     if default is None or default is dataclasses.MISSING:
         return ""
     return f" (default: {str(default).lower() if isinstance(default, bool) else default})"
@@ -400,7 +402,7 @@ _INFERENCE = {
 def add_inference_options(parser: Parser) -> None:
     """What may be changed of a trained model, and the files that it needs."""
     for name, (kind, text) in _INFERENCE.items():
-        parser.add_argument(f"--{name}", type=kind, help=text)
+        parser.add_argument(f"--{name}", type=kind, help=text)  # type: ignore[arg-type]
     add_import_option(parser)
 
 

@@ -48,12 +48,12 @@ def _check(o: Options) -> None:
         if getattr(o, name) is not None and getattr(o, name) < least:
             raise ConfigError(f"--{name} must be at least {least}, got {getattr(o, name)}")
     if o.port > 65535:
-        raise ConfigError(f"--port must be at most 65535, got {o['port']}")
+        raise ConfigError(f"--port must be at most 65535, got {o.port}")
     for given, key in (("--api_key", o.api_key), (KEY, os.environ.get(KEY))):
         if key == "":
             raise ConfigError(f"{given} is empty, and anyone could come in; give a key, or leave {given} out")
     if not 0 < o.patience < float("inf"):
-        raise ConfigError(f"--patience must be a positive number of seconds, got {o['patience']}")
+        raise ConfigError(f"--patience must be a positive number of seconds, got {o.patience}")
 
 
 def serve(o: Options) -> None:
@@ -86,7 +86,7 @@ def serve(o: Options) -> None:
         max_sessions=o.max_sessions, max_waiting=o.max_waiting, prefix_bytes=o.prefix_mib * 2**20,
     )  # fmt: skip
     if not local and key is None:
-        print(f"anyone who reaches {o['host']} can use this server: set --api_key or {KEY} to ask for a key")
+        print(f"anyone who reaches {o.host} can use this server: set --api_key or {KEY} to ask for a key")
     config = uvicorn.Config(
         server.app, host=o.host, port=o.port, http=patient_protocol(limits.patience), ws="none",
         limit_concurrency=limits.connections, timeout_keep_alive=int(max(1, limits.patience)), access_log=False,

@@ -72,7 +72,10 @@ def _parser() -> Parser:
         "--pair_values", type=numbers, default=[], help="values of two dials turned at once; by default -1, 0, 1"
     )
     parser.add_argument(
-        "--prompts", type=whole_or_text, default=32, help="how many held-out beginnings, or a file of your own, one a line"
+        "--prompts",
+        type=whole_or_text,
+        default=32,
+        help="how many held-out beginnings, or a file of your own, one a line",
     )
     parser.add_argument(
         "--words", nargs="+", default=[], help="two files, one word or phrase a line: P(set | prompt) at every value"

@@ -5,12 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from glissando.compare.results import Estimate, Finished, ModelResult, accuracy, bits_on
-
-if TYPE_CHECKING:
-    from glissando.compare.report import Runs
+from glissando.compare.results import Estimate, Finished, ModelResult, Runs, accuracy, bits_on
 
 _COLUMNS = (
     "section", "model", "measure", "value", "low", "high", "unit", "seed", "learning_rate", "run", "commit", "modified",

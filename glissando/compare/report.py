@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from glissando.compare.as_csv import as_csv
 from glissando.compare.figures import COLOURS, colour_name, figures, files
 from glissando.compare.plan import TOLERANCE, Comparison
 from glissando.compare.probes import PROBES
-from glissando.compare.results import Estimate, Finished, ModelResult, accuracy, bits_on, reported
+from glissando.compare.results import Estimate, Finished, ModelResult, Runs, accuracy, bits_on, reported
 from glissando.storage import write_atomic
 
 HTML, CSV, MARKDOWN, PICTURES = "report.html", "results.csv", "report.md", "pictures"
@@ -47,44 +46,6 @@ def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path
         write_atomic(comparison.out / PICTURES / f"{name}.svg", picture.encode())
     write_atomic(comparison.out / MARKDOWN, _markdown(about, notes, tables, results, list(pictures)).encode())
     return comparison.out / HTML
-
-
-class Runs:
-    """The runs in the order of the report, numbered from 1."""
-
-    def __init__(self, comparison: Comparison, results: Sequence[ModelResult]) -> None:
-        self.comparison = comparison
-        self._first_seeds: dict[str, int] = {}  # of each model
-        self.all = [run for result in results for run in (*result.sweep, *result.runs)]
-        tasks = dict.fromkeys(task for result in results for task in result.probes)
-        self.all += [run for task in tasks for result in results for run in result.probes.get(task, [])]
-        self.numbers = {run.path: number for number, run in enumerate(self.all, 1)}
-
-    def named(self, runs: Sequence[Finished]) -> str:
-        """R3 R5–R9"""
-        spans: list[list[int]] = []
-        for number in sorted(self.numbers[run.path] for run in runs):
-            if spans and number == spans[-1][1] + 1:
-                spans[-1][1] = number
-            else:
-                spans.append([number, number])
-        return " ".join(f"R{first}" if first == last else f"R{first}–R{last}" for first, last in spans)
-
-    def place(self, run: Finished) -> str:
-        return str(run.path.relative_to(self.comparison.out))
-
-    def seed(self, run: Finished) -> int:
-        """training.seed, which counts from what was given; the directory's counts from 0."""
-        name = run.job.model
-        if name not in self._first_seeds:
-            self._first_seeds[name] = self.comparison.config(replace(run.job, seed=0)).training.seed
-        return self._first_seeds[name] + run.job.seed
-
-    def good(self, runs: Sequence[Finished], kind: str = "seeds") -> str:
-        """R1 R3 (2 of 3 seeds), where one has failed: what a mean comes from."""
-        good = [run for run in runs if run.failed is None]
-        named = self.named(good)
-        return named if len(good) == len(runs) else f"{named} ({len(good)} of {len(runs)} {kind})"
 
 
 # ---------------------------------------------------------------------- header and notes

@@ -63,9 +63,9 @@ class _Entry:
         """Rows of a step, and tokens of one: the median of a few, as a corpus of whole texts has rows of its own."""
         corpus = build_corpus(self.config.data, self.model.tokenizer)
         widths = [batch.ids.shape[1] for batch in itertools.islice(corpus.batches("train"), 9)]
-        return self.config.data.batch_size, int(min(statistics.median_low(widths), self.room()))
+        return self.config.data.batch_size, int(min(statistics.median_low(widths), self.max_length()))
 
-    def room(self) -> float:
+    def max_length(self) -> float:
         limit = self.model.config.max_length
         return float("inf") if self.model.position_embedding is None or limit is None else limit
 
@@ -84,7 +84,7 @@ def measure_speed(
     result: dict[str, Any] = {name: {"decode": {}, "state": {}} for name in runs}
     for context in contexts:
         status(f"decoding behind {context} tokens")
-        able = {name: entry for name, entry in entries.items() if context + _TOKENS <= entry.room()}
+        able = {name: entry for name, entry in entries.items() if context + _TOKENS <= entry.max_length()}
         for name, (times, size) in _decoding(able, context, rounds).items():
             result[name]["decode"][str(context)] = _figure(times)
             result[name]["state"][str(context)] = size

@@ -91,7 +91,7 @@ class CopyCorpus(_Copying):
 
 
 class SelectiveCopyCorpus(_Copying):
-    """`symbols` = S symbols of fourteen at random places among `length` - S dots, then S questions: they are to be given in order.
+    """`symbols` = S symbols of fourteen at random places among `length` - S dots, then S questions: give them in order.
 
         eos . . s_1 . s_2 s_3 . . . : : :        after the colons: s_1 s_2 s_3
 
@@ -146,7 +146,7 @@ class SelectiveCopyCorpus(_Copying):
 
 
 class InductionCorpus(_Copying):
-    """Random symbols of fifteen with a mark once among them; at the end the mark once more: the symbol behind it is to be given.
+    """Random symbols of fifteen with a mark once among them; at the end the mark once more: give the symbol behind it.
 
         eos x_1 ... x_i : s x_{i+3} ... x_{L-1} :        after the last: s
 

@@ -56,7 +56,7 @@ class Documents:
     problems: Problems = field(init=False)
 
     def __post_init__(self) -> None:
-        self.problems = Problems(self.path, "data.jsonl.strict", self.strict)
+        self.problems = Problems(self.path, "data.strict", self.strict)
 
     def read(self, place: Place = TOP) -> Iterator[Document]:
         """Usable documents from the line at `place` on."""

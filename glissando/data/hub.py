@@ -97,7 +97,7 @@ def _is_intact(path: Path, record: Path) -> bool:
         expected = None
     if path.stat().st_size and sha256(map_bytes(path)) == expected:
         return True
-    _log.warning("%s is not what its record says; fetching it again", path)
+    _log.warning("%s does not agree with its record; fetching it again", path)
     return False
 
 

@@ -67,10 +67,10 @@ class JsonlCorpus(Corpus):
         self.seq_len, self.batch_size, self._seed = seq_len, batch_size, seed
         self.control_names = tuple(control_names)
         self._route_every = 0 if valid_path else route_every
-        self._valid_wanted = valid_batches
+        self._n_valid = valid_batches
         fields = (text_field, control_field, self.control_names, strict, max_line_bytes)
-        self._train = Documents(open_file(path, "data.jsonl.path"), *fields)
-        self._valid = Documents(open_file(valid_path, "data.jsonl.valid_path"), *fields) if valid_path else self._train
+        self._train = Documents(open_file(path, "data.path"), *fields)
+        self._valid = Documents(open_file(valid_path, "data.valid_path"), *fields) if valid_path else self._train
         self._rows = Rows(self.tokenizer, batch_size, seq_len, bool(self.control_names))
         layout = f"{self.tokenizer.fingerprint} {fields} {seq_len} {batch_size}"
         self._marks = Marks(self._train.path, layout)
@@ -138,7 +138,7 @@ class JsonlCorpus(Corpus):
         if self._valid is not self._train:
             return self._rows.blocks(self._valid, Mark(), keep_rest=True)
         routed = (block for block in self._epoch(0) if self._is_routed(block.mark.block))
-        return islice(routed, self._valid_wanted)
+        return islice(routed, self._n_valid)
 
     def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         for block in islice(self._valid_blocks(), start, None):

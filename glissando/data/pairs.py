@@ -293,8 +293,8 @@ def read_pairs(path: Path | str, *, strict: bool = False) -> PairFile:
     A line that is not base64 of UTF-8, has no tab, or whose output holds a newline or a NUL is counted in
     `problems`, or raises DataError when `strict`. Blank lines are passed over.
     """
-    path = open_file(path, "data.pairs.path")
-    problems, pairs, number = Problems(path, "data.pairs.strict", strict), [], 0
+    path = open_file(path, "data.path")
+    problems, pairs, number = Problems(path, "data.strict", strict), [], 0
     with path.open("rb") as file:
         while line := file.readline(_MAX_LINE):
             number += 1
@@ -350,14 +350,14 @@ class PairFileCorpus(PairsCorpus):
         fixed_length: bool = False,
     ) -> None:
         super().__init__(tokenizer, seq_len=seq_len, batch_size=batch_size, seed=seed, fixed_length=fixed_length)
-        self._file = read_pairs(open_file(path, "data.pairs.path"), strict=strict)
+        self._file = read_pairs(open_file(path, "data.path"), strict=strict)
         train = self._file.pairs
         if valid_path is None:
             self._problems = [self._file.problems]
             held = max(1, len(train) // 10)
             train, self._valid = train[:-held], train[-held:]
         else:
-            valid = read_pairs(open_file(valid_path, "data.pairs.valid_path"), strict=strict)
+            valid = read_pairs(open_file(valid_path, "data.valid_path"), strict=strict)
             self._problems = [self._file.problems, valid.problems]
             self._valid = valid.pairs
         questions = {pair.input for pair in self._valid}

@@ -227,8 +227,8 @@ class RecallCorpus(TaskCorpus):
     Only the a_j are scored. Keys are distinct characters from ! to O, values distinct ones from P to ~ (47 each), and
     no key is queried twice. `queries` None queries every key.
 
-    Besides chance, which may give any value not yet given, `describe` has the figures of `unbound`: a model that knows which
-    values there were and which have been given, but not their keys.
+    Besides chance, which may give any value not yet given, `describe` has the figures of `unbound`: a model
+    that knows which values there were and which have been given, but not their keys.
 
     Source: Arora et al., "Zoology: Measuring and improving recall in efficient language models", 2023
     (arXiv 2312.04927), without its filler between queries.

@@ -144,7 +144,7 @@ class TextCorpus(Corpus):
             yield batch if scored else unscored(batch)
 
     def _valid_batch(self, rows: np.ndarray) -> Batch:
-        """Window k predicts tokens from k * eval_stride on, and is scored on those that no window before it predicted."""
+        """Window k predicts tokens from k * eval_stride on, and is scored on those of no window before it."""
         length = len(self._valid.ids)
         first = rows * self._eval_stride
         end = np.minimum(first + self.seq_len, length)

@@ -76,7 +76,7 @@ register_depth = DEPTHS.register
 
 def build_depth(options: Any, make_block: BlockFactory) -> Depth:
     """A depth of the registered class that these options are of, its blocks made by `make_block`."""
-    return DEPTHS.class_of(options)(options, make_block)  # type: ignore[call-arg]
+    return DEPTHS.class_of(options)(options, make_block)
 
 
 def through(blocks: Iterable[nn.Module], x: Tensor, states: tuple, ctx: Context) -> tuple[Tensor, tuple]:

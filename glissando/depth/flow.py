@@ -18,6 +18,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field, replace
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from glissando.config import options, starting
 from glissando.depth.base import BlockFactory, Depth, DepthOptions, accepted_by_blocks, register_depth, through
 from glissando.depth.halting import EvaluationCount, unroll_halting
-from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, unroll
+from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, moved, unroll, weighted
 from glissando.errors import ConfigError, unknown_name
 from glissando.mixers import EMPTY, Context, Signal
 
@@ -45,14 +46,14 @@ class FlowConfig(DepthOptions):
     method     euler, midpoint, heun or rk4
     backward   how gradients are computed: direct, checkpoint or reversible, see glissando.depth.solvers
     alpha      the scale of the flow at the start
-    tolerance  relative error below which a token's slope is extrapolated and not evaluated; none: it is always evaluated
+    tolerance  relative error below which a token's slope is extrapolated and not evaluated; None: always evaluated
     """
 
     n_steps: PositiveInt | None = None
     control: list[str] = field(default_factory=list)
     method: str = "euler"
     backward: Backward = "direct"
-    alpha: Annotated[float, Field(allow_inf_nan=False)] = starting(0.1, of="depth.alpha")
+    alpha: Annotated[float, Field(allow_inf_nan=False)] = starting(default=0.1, of="depth.alpha")
     tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     def __post_init__(self) -> None:
@@ -62,8 +63,8 @@ class FlowConfig(DepthOptions):
             raise ConfigError(f"depth.control names a dimension twice: {self.control}; give each a name of its own")
         if self.tolerance is not None and (self.n_steps or 0) < 3:
             raise ConfigError(
-                f"depth.tolerance needs depth.n_steps of at least 3, got {self.n_steps}: the first two steps are always "
-                "evaluated"
+                f"depth.tolerance needs depth.n_steps of at least 3, got {self.n_steps}: the first two steps are "
+                "always evaluated"
             )
         if self.tolerance is not None and self.backward != "direct":
             raise ConfigError(
@@ -135,28 +136,14 @@ class FlowDepth(Depth):
         watch: Watcher | None = None,
         count: EvaluationCount | None = None,
     ) -> tuple[Tensor, FlowState | None]:
-        """As every depth; `watch` and `count` see the evaluations, see `solve`."""
-        ctx = ctx or EMPTY
-        inner = ctx.without("control")
-        given = FlowState((None,) * len(self.before), (), (None,) * len(self.after)) if state is None else state
-        x, before = through(self.before, x, given.before, inner)
-        x, flow = self.solve(x, None if state is None else state.flow, ctx, watch, count)
-        x, after = through(self.after, x, given.after, inner)
-        return x, None if state is None else FlowState(before, flow, after)
-
-    def solve(
-        self,
-        x: Tensor,
-        states: tuple | None,
-        ctx: Context,
-        watch: Watcher | None = None,
-        count: EvaluationCount | None = None,
-    ) -> tuple[Tensor, tuple]:
-        """H(0) = x -> H(1), and the states after each evaluation, () for None.
+        """As every depth.
 
         watch  is shown every evaluation;  count  of a flow with a tolerance, its evaluations are added to it
         """
-        c = self.config
+        ctx, c = ctx or EMPTY, self.config
+        inner = ctx.without("control")
+        given = FlowState((None,) * len(self.before), (), (None,) * len(self.after)) if state is None else state
+        x, before = through(self.before, x, given.before, inner)
         # Arguments of the field, for gradients in every backward mode: the control as (B, 1 or T, C), and dt.
         signals: dict[Signal, Tensor] = {}
         if ctx.control is not None and self.control is not None:
@@ -168,19 +155,28 @@ class FlowDepth(Depth):
             signals["control"] = (ctx.control if ctx.control.ndim == 3 else ctx.control.unsqueeze(1)).to(x.dtype)
         if ctx.dt is not None:
             signals["dt"] = ctx.dt
-        field = _Field(self, ctx, signals, None if states is None else iter(states), watch)
+        field = _Field(self, ctx, signals, None if state is None else iter(state.flow), watch)
         args: Any = {"args": tuple(signals.values()), "n_steps": self.n_steps, "method": c.method}
         if c.tolerance is not None:
             x = unroll_halting(field, x, **args, tolerance=c.tolerance, mask=ctx.mask, count=count)
-        elif states is not None or self.unrolled:
+        elif c.backward == "direct":
+            tableau, size = TABLEAUS[c.method], 1 / self.n_steps
+            for step in range(self.n_steps):
+                slopes: list[Tensor] = []
+                for row, share in zip(tableau.a, tableau.c, strict=True):
+                    at = moved(x, row, slopes, size)
+                    slopes.append(field(step * size + share * size, at, *args["args"]))
+                x = x + weighted(tableau.b, slopes, size)
+        elif state is not None or self.unrolled:
             x = unroll(field, x, **args, reversible=c.backward == "reversible")
         else:
             own = [*self.field.parameters(), *self.time.parameters(), self.alpha]
             own += [] if self.control is None else [*self.control.parameters()]
             x = integrate(field, x, **args, params=own, backward=c.backward)
-        if states is not None and len(field.after) != len(states):
-            raise ValueError(f"a state of {len(states)} evaluations was given to a flow of {len(field.after)}")
-        return x, tuple(field.after)
+        if state is not None and len(field.after) != len(state.flow):
+            raise ValueError(f"a state of {len(state.flow)} evaluations was given to a flow of {len(field.after)}")
+        x, after = through(self.after, x, given.after, inner)
+        return x, None if state is None else FlowState(before, tuple(field.after), after)
 
 
 class _Field:
@@ -213,12 +209,13 @@ class _Field:
         if depth.control is not None and "control" in given:
             at = at + depth.control(given["control"])
         if self.states is not None:
-            slope, state = depth.field.branches(at, next(self.states), ctx, active)
+            slope, state = depth.field(at, next(self.states), ctx, residual=False, active=active)
             self.after.append(state)
         elif self.seed is None:
-            slope, _ = depth.field.branches(at, None, ctx, active)
+            slope, _ = depth.field(at, None, ctx, residual=False, active=active)
         else:
-            slope = _seeded(self.seed, tau, h.device, lambda: depth.field.branches(at, None, ctx, active)[0])
+            run = partial(depth.field, at, None, ctx, residual=False, active=active)
+            slope = _seeded(self.seed, tau, h.device, run)
         slope = depth.alpha * slope
         if self.watch is not None:
             self.watch(tau, slope)
@@ -237,10 +234,10 @@ def _seed(depth: FlowDepth) -> int | None:
     return int(torch.randint(1 << 62, ())) if drops else None
 
 
-def _seeded(seed: int, tau: float, device: torch.device, run: Callable[[], Tensor]) -> Tensor:
-    """run() with random numbers that depend on the seed and tau alone, so that computing again draws the same."""
+def _seeded(seed: int, tau: float, device: torch.device, run: Callable[[], tuple[Tensor, Any]]) -> Tensor:
+    """run()[0] with random numbers that depend on the seed and tau alone, so that computing again draws the same."""
     # A hash, because the CPU's generator reads the low 32 bits of a seed alone, which are 0 in most tau.
     mixed = hashlib.blake2b(struct.pack("<qd", seed, tau), digest_size=7).digest()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(mixed, "little"))
-        return run()
+        return run()[0]

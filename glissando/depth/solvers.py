@@ -159,15 +159,21 @@ def increment(field: Field, tableau: Tableau, tau: float, size: float, h: Tensor
     """Psi_size(tau, h): what one step adds. A negative size steps backward."""
     slopes: list[Tensor] = []
     for row, share in zip(tableau.a, tableau.c, strict=True):
-        at = h
-        for weight, slope in zip(row, slopes, strict=True):
-            at = at if weight == 0 else torch.add(at, slope, alpha=size * weight)
-        slopes.append(field(tau + share * size, at, *args))
-    weighted = [(weight, slope) for weight, slope in zip(tableau.b, slopes, strict=True) if weight != 0]
-    total = weighted[0][1] * (size * weighted[0][0])
-    for weight, slope in weighted[1:]:
-        total = torch.add(total, slope, alpha=size * weight)
-    return total
+        slopes.append(field(tau + share * size, moved(h, row, slopes, size), *args))
+    return weighted(tableau.b, slopes, size)
+
+
+def moved(h: Tensor, weights: Sequence[float], slopes: Sequence[Tensor], size: float) -> Tensor:
+    """h + size sum_j w_j k_j."""
+    for weight, slope in zip(weights, slopes, strict=True):
+        h = h if weight == 0 else torch.add(h, slope, alpha=size * weight)
+    return h
+
+
+def weighted(weights: Sequence[float], slopes: Sequence[Tensor], size: float) -> Tensor:
+    """size sum_j w_j k_j."""
+    (first, slope), *others = [pair for pair in zip(weights, slopes, strict=True) if pair[0] != 0]
+    return moved(slope * (size * first), [weight for weight, _ in others], [k for _, k in others], size)
 
 
 def _advance(field: Field, tableau: Tableau, tau: float, size: float, h: Tensor, *args: Tensor) -> Tensor:

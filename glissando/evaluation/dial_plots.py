@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from glissando.evaluation.plots import figure_and_axes
+from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.scoring import wilson
 from glissando.evaluation.steering import Sweep
 from glissando.evaluation.steering_baselines import Comparison, Outcome

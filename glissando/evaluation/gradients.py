@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glissando.errors import RunError
-from glissando.evaluation.plots import figure_and_axes
+from glissando.evaluation.figures import figure_and_axes
 from glissando.runs import METRICS
 
 FACTOR = 100.0

@@ -12,6 +12,7 @@ from glissando.depth.flow import FlowDepth
 from glissando.depth.halting import EvaluationCount
 from glissando.depth.solvers import evaluations
 from glissando.errors import ConfigError
+from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.scoring import score
 from glissando.evaluation.steps import Setting, solved_with
 from glissando.model import LanguageModel
@@ -26,7 +27,7 @@ def counted(model: LanguageModel) -> Iterator[EvaluationCount]:
     if not isinstance(model.depth, FlowDepth):
         yield count
         return
-    hook = model.depth.register_forward_pre_hook(lambda _, args, given: (args, given | {"count": count}), with_kwargs=True)
+    hook = model.depth.register_forward_pre_hook(lambda _, x, given: (x, given | {"count": count}), with_kwargs=True)
     try:
         yield count
     finally:
@@ -79,8 +80,6 @@ def halting_table(points: Sequence[Point]) -> str:
 
 def plot_halting(points: Sequence[Point], target: Path) -> Path:
     """Perplexity over that of the whole grid against evaluations per token: halting, and coarser grids."""
-    from glissando.evaluation.plots import figure_and_axes
-
     figure, (axes,) = figure_and_axes()
     full = points[0]
     halting = [p for p in points if p.tolerance is not None]

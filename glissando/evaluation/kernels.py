@@ -11,8 +11,8 @@ import matplotlib
 import torch
 from torch import Tensor
 
+from glissando.evaluation.figures import MIXER_PICTURES, figure_and_axes
 from glissando.evaluation.layers import layer_numbers
-from glissando.evaluation.plots import MIXER_PICTURES, figure_and_axes
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 

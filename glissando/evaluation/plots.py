@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glissando.errors import RunError
+from glissando.evaluation import kernels  # noqa: F401 (adds to MIXER_PICTURES)
+from glissando.evaluation.figures import MIXER_PICTURES, figure_and_axes
+from glissando.evaluation.gradients import plot_gradients
+from glissando.evaluation.halting import Point, plot_halting
+from glissando.evaluation.steps import StepCurve, plot_convergence, plot_steps
+from glissando.model import LanguageModel
 from glissando.runs import METRICS, Run
-
-if TYPE_CHECKING:
-    from glissando.evaluation.halting import Point
-    from glissando.evaluation.steps import StepCurve
-    from glissando.mixers import Mixer
-    from glissando.model import LanguageModel
-
-
-#: by class of mixers, a picture of a model that has one: its file's name, and (model, target) -> target
-MIXER_PICTURES: dict[type[Mixer], tuple[str, Callable[[LanguageModel, Path], Path]]] = {}
 
 #: what `plot_run` may draw
 PICTURES = ("loss.png", "gradients.png", "kernels.png", "steps.png", "convergence.png", "halting.png")
@@ -37,11 +33,6 @@ def plot_run(
     steps   what the solver's steps of a flow were measured to do
     halting what its tolerances were measured to do
     """
-    from glissando.evaluation import kernels  # noqa: F401 (adds to MIXER_PICTURES)
-    from glissando.evaluation.gradients import plot_gradients
-    from glissando.evaluation.halting import plot_halting
-    from glissando.evaluation.steps import plot_convergence, plot_steps
-
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     pictures = [plot_loss(Path(run), out / "loss.png", floor), plot_gradients(Path(run), out / "gradients.png")]
@@ -118,20 +109,6 @@ def plot_stages(runs: Sequence[Run], target: Path) -> Path:
     axes.legend(frameon=False)
     figure.savefig(target)
     return target
-
-
-def figure_and_axes(columns: int = 1) -> tuple[Any, list[Any]]:
-    """A figure without pyplot, whose global state a library must not touch, and its axes from left to right."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7 if columns == 1 else 5 * columns, 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    every = [figure.add_subplot(1, columns, column + 1) for column in range(columns)]
-    for axes in every:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    return figure, every
 
 
 def _plain_decades(axes: Any) -> None:

@@ -74,7 +74,7 @@ def labelled_texts(corpus: Corpus, name: str, n: int) -> dict[int, list[list[int
     if name not in corpus.control_names:
         raise ConfigError(
             f"the training text has no label {name!r} (labels: {', '.join(corpus.control_names) or 'none'}), which the "
-            "baselines steer by: train on a labelled corpus (--data.stories.labelled true), or give --baselines false"
+            "baselines steer by: train on a labelled corpus (--data.labelled true), or give --baselines false"
         )
     found: dict[int, list[list[int]]] = {1: [], -1: []}
     column, eos = corpus.control_names.index(name), corpus.tokenizer.eos_id

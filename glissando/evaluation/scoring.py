@@ -160,7 +160,7 @@ def _logits(model: LanguageModel, batch: Batch) -> Iterator[Tensor]:
     total, length = batch.ids.shape
     shared = hasattr(model.embedding.weight, "to_local")
     rows = total if shared else max(1, _LOGITS // (length * model.config.vocab_size))
-    control = heard_control(model, batch)
+    control = accepted_control(model, batch)
     for first in range(0, total, rows):
         part = slice(first, first + rows)
         mask = None if batch.mask is None else batch.mask[part]
@@ -185,6 +185,6 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return batch._replace(**moved)
 
 
-def heard_control(model: LanguageModel, batch: Batch) -> Tensor | None:
-    """Labels steer only a model that listens to control; for others they are just a record."""
+def accepted_control(model: LanguageModel, batch: Batch) -> Tensor | None:
+    """The batch's labels for a model that accepts control; None for others, for which they are a record."""
     return batch.control if "control" in model.depth.accepts else None

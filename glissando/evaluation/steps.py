@@ -25,8 +25,8 @@ from glissando.backbone import for_saved_weights
 from glissando.data.base import IGNORED, Batch, Corpus
 from glissando.depth.flow import FlowDepth
 from glissando.depth.solvers import TABLEAUS, evaluations
-from glissando.evaluation.plots import figure_and_axes
-from glissando.evaluation.scoring import heard_control, score
+from glissando.evaluation.figures import figure_and_axes
+from glissando.evaluation.scoring import accepted_control, score
 from glissando.generation import room_after
 from glissando.model import LanguageModel
 
@@ -202,7 +202,7 @@ def _latencies(models: dict[Setting, LanguageModel], batch: Batch, rounds: int) 
 
 @torch.no_grad()
 def _forward_ms(model: LanguageModel, batch: Batch) -> float:
-    control, device = heard_control(model, batch), model.embedding.weight.device
+    control, device = accepted_control(model, batch), model.embedding.weight.device
     ids = batch.ids.to(device)
     control = None if control is None else control.to(device)
     return _milliseconds(lambda: model(ids, control=control), device)
@@ -211,7 +211,7 @@ def _forward_ms(model: LanguageModel, batch: Batch) -> float:
 @torch.no_grad()
 def _token_ms(model: LanguageModel, batch: Batch) -> float:
     """Greedy decoding behind a short context, a token at a time."""
-    control, device = heard_control(model, batch), model.embedding.weight.device
+    control, device = accepted_control(model, batch), model.embedding.weight.device
     control = None if control is None else control.to(device)
     new = min(_NEW, max(1, room_after(model, 1)))
     prompt = batch.ids[:, : max(1, min(_CONTEXT, room_after(model, new)))].to(device)
@@ -267,7 +267,7 @@ def flow_ends(model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor]:
         if len(depth.after)
         else depth.register_forward_hook(keep("end", 0)),
     ]
-    device, control = model.embedding.weight.device, heard_control(model, batch)
+    device, control = model.embedding.weight.device, accepted_control(model, batch)
     try:
         model(batch.ids[:, :_PATH].to(device), control=None if control is None else control.to(device, torch.float64))
     finally:

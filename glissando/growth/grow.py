@@ -1,8 +1,9 @@
 """Growing a trained model without changing what it computes.
 
 Width, heads, MLPs and states are tiled, with noise in opposite pairs so that the copies diverge; see
-glissando.growth.lifts, and docs/growth.md for why each step is exact. New layers start as the identity. What a new size would
-change silently is pinned in the configuration: head size, RoPE's frequencies, the softmax's scale, hidden widths.
+glissando.growth.lifts, and docs/growth.md for why each step is exact. New layers start as the identity. What a new
+size would change silently is pinned in the configuration: head size, RoPE's frequencies, the softmax's scale, hidden
+widths.
 
     width      hidden_size, tiled; a tied head's logits are scaled by 1 / width
     heads      heads of `attention` and `tau`, those that share keys or values too

@@ -9,8 +9,8 @@ so that W' U_in = U_out W: the new layer maps the lifted input to the lifted out
 alone, norms included, commutes with a tile. Noise that sums to zero over the copies that are read changes nothing:
 [[W/2 + N1, W/2 - N1], [W/2 + N2, W/2 - N2]] [x; x] = [W x; W x].
 
-glissando/growth/ has a function for each class of module, which returns a table from the names of its parameters to their
-dimensions.
+glissando/growth/ has a function for each class of module, which returns a table from the names of its parameters to
+their dimensions.
 
 Function-preserving widening: Chen, Goodfellow and Shlens 2016, arXiv 1511.05641; symmetry breaking in pairs: Wang et
 al. 2023 (LEMON), arXiv 2310.07999.

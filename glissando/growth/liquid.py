@@ -25,7 +25,10 @@ def table(mixer: Liquid, grown: Liquid, width: Lift) -> Table:
     else:
         state = tile(mixer.size, grown.size)
         dynamics = _dense(mixer.dynamics, grown.size)
-    layer = (_gated if isinstance(mixer.layer, Gated) else _published)(mixer.layer, width, state, grown.size)
+    if isinstance(mixer.layer, Gated):
+        layer = _gated(mixer.layer, width, state, grown.size)
+    else:
+        layer = _published(mixer.layer, width, state, grown.size)
     return under("dynamics", dynamics) | under("layer", layer)
 
 

@@ -140,8 +140,8 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
         able = [module for module in self.model.modules() if hasattr(module, "gradient_checkpointing")]
         if enable and not able:
             raise ConfigError(
-                f"a {type(self.model.depth).__name__} cannot recompute its blocks; leave gradient checkpointing off (a flow "
-                "has depth.backward `checkpoint` for it)"
+                f"a {type(self.model.depth).__name__} cannot recompute its blocks; leave gradient checkpointing off (a "
+                "flow has depth.backward `checkpoint` for it)"
             )
         if enable and not (every_n_layers == 1 and _is_plain(gradient_checkpointing_func)):
             raise ConfigError(

@@ -69,7 +69,7 @@ class AttentionConfig:
     rope_width: PositiveInt | None = None
     rope_on_value: bool = False
     forget_gate: bool = False
-    horizons: Horizons = starting((8.0, 1024.0), of="mixer.forget")
+    horizons: Horizons = starting(default=(8.0, 1024.0), of="mixer.forget")
     importance: bool = False
     output_gate: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -157,7 +157,19 @@ class Attention(Mixer):
         self, x: Tensor, state: AttentionState | None = None, ctx: Context | None = None
     ) -> tuple[Tensor, AttentionState | None]:
         ctx, c = self.context(ctx), self.config
-        q, k, v = self._project(x, None if state is None else state.position)
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_size))
+        if c.rope:
+            size, dtype, position = self.head_size, self.qkv.weight.dtype, None if state is None else state.position
+            table = rotation_after(position, x.shape[1], size, c.rope_base, c.rope_width or size, dtype, x.device)
+            table = table.unsqueeze(-2)
+        if not c.rope:
+            parts = heads.split(self._split, 2)
+        elif c.rope_on_value:
+            parts = rotate(heads, table).split(self._split, 2)
+        else:
+            q_and_k, values = heads.split([sum(self._split[:2]), self.kv_heads], 2)
+            parts = (*rotate(q_and_k, table).split(self._split[:2], 2), values)
+        q, k, v = (part.transpose(1, 2) for part in parts)  # (B, H, T, K), and twice (B, G, T, K)
         if self.shifts:
             k = shifted(q, None if state is None else state.latest)
         # C over the tokens of x alone, and g: (B, H, T) float64, so that differences stay exact at any length.
@@ -181,22 +193,6 @@ class Attention(Mixer):
         y = attention(q, k, v, visible=visible, window=window, key_bias=bias, scale=c.scale, dropout=dropout)  # type: ignore[arg-type]
         y = y.transpose(1, 2).flatten(2)
         return self.out(y if self.gate is None else y * F.silu(self.gate(x))), state
-
-    def _project(self, x: Tensor, position: Tensor | None) -> tuple[Tensor, ...]:
-        """q (B, H, T, K), k and v (B, G, T, K), rotated by position; k is empty where keys are earlier queries."""
-        c, heads = self.config, self.qkv(x).unflatten(-1, (-1, self.head_size))
-        if c.rope:
-            size, dtype = self.head_size, self.qkv.weight.dtype
-            table = rotation_after(position, x.shape[1], size, c.rope_base, c.rope_width or size, dtype, x.device)
-            table = table.unsqueeze(-2)
-        if not c.rope:
-            parts = heads.split(self._split, 2)
-        elif c.rope_on_value:
-            parts = rotate(heads, table).split(self._split, 2)
-        else:
-            q_and_k, v = heads.split([sum(self._split[:2]), self.kv_heads], 2)
-            parts = (*rotate(q_and_k, table).split(self._split[:2], 2), v)
-        return tuple(part.transpose(1, 2) for part in parts)
 
     def _windowed(self, keys: int) -> bool:
         """Whether the window hides any of so many keys from the last query."""

@@ -69,9 +69,10 @@ def require_accepted(ctx: Context, accepts: frozenset[Signal], who: str) -> None
     """Raise ContextError if `ctx` carries a signal that `who` would ignore."""
     for name in get_args(Signal):
         if getattr(ctx, name) is not None and name not in accepts:
+            known = ", ".join(sorted(accepts)) or "none"
             raise ContextError(
-                f"{who} was given {name!r} but does not accept it (it accepts: {', '.join(sorted(accepts)) or 'none'}). "
-                f"Leave {name} out, or choose a mixer or depth that uses it."
+                f"{who} was given {name!r} but does not accept it (it accepts: {known}). Leave {name} out, or choose a "
+                "mixer or depth that uses it."
             )
 
 
@@ -113,7 +114,7 @@ register_mixer = MIXERS.register
 
 def build_mixer(options: Any, hidden_size: int) -> Mixer:
     """A mixer of the registered class that these options are of."""
-    return MIXERS.class_of(options)(hidden_size, options)  # type: ignore[call-arg]
+    return MIXERS.class_of(options)(hidden_size, options)
 
 
 def initialized(mixer: Mixer) -> None:

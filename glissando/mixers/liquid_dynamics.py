@@ -19,8 +19,7 @@ from glissando.errors import ConfigError
 from glissando.mixers.base import Memo
 from glissando.mixers.memory import starting_turns
 from glissando.ops.compiled import use_numba
-from glissando.ops.liquid import Backend, Modes, Packed, liquid, pack, require_time, time_constants
-from glissando.ops.newton import Report
+from glissando.ops.liquid import Modes, Packed, liquid, pack, require_time, time_constants
 from glissando.ops.zero_order_hold import discretize, hippo_legs, legs_modes
 from glissando.precision import exact, without_autocast
 
@@ -52,13 +51,13 @@ class LiquidConfig:
     state_size: PositiveInt | None = None
     layer: Literal["gated", "published"] = "gated"
     state_dependence: bool = True
-    adaptation: Annotated[float, Field(gt=0.001, lt=0.999)] = starting(0.1, of="raw_adaptation")
-    tau: Annotated[float, Field(gt=0.01, lt=10)] = starting(1.0, of="raw_tau")
-    init: Literal["hippo", "random"] | None = starting(None, of="dynamics.a")
+    adaptation: Annotated[float, Field(gt=0.001, lt=0.999)] = starting(default=0.1, of="raw_adaptation")
+    tau: Annotated[float, Field(gt=0.01, lt=10)] = starting(default=1.0, of="raw_tau")
+    init: Literal["hippo", "random"] | None = starting(default=None, of="dynamics.a")
     dt: Positive | None = None
-    steps: tuple[Positive, Positive] | None = starting(None, of="log_step")
+    steps: tuple[Positive, Positive] | None = starting(default=None, of="log_step")
     coupled: bool | None = None
-    turns: Literal["legs", "matched"] | None = starting(None, of="dynamics.turn")
+    turns: Literal["legs", "matched"] | None = starting(default=None, of="dynamics.turn")
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def __post_init__(self) -> None:
@@ -146,22 +145,19 @@ class Diagonal(_Adaptive):
     def forward(
         self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None, memo: Memo | None = None
     ) -> Tensor:
-        return self._solve(inputs, before, dt, memo=memo)[0].flatten(2)
-
-    def _solve(
-        self,
-        inputs: tuple[Tensor, ...],
-        before: Tensor,
-        dt: Tensor | None,
-        backend: Backend = "auto",
-        memo: Memo | None = None,
-    ) -> tuple[Tensor, Report | None]:
-        n, b, z = len(self.turn), exact(inputs[0]), self._pre_activation(inputs)
-        b = b if b.shape[-1] == n else b.unflatten(-1, (n, 2))
-        before, dt = before.unflatten(-1, (n, 2)).to(z.dtype), None if dt is None else dt.to(z.dtype)
+        b, z, before, dt = self._arguments(inputs, before, dt)
         with without_autocast(z.device.type):
             modes, packed = self._given(memo)
-            return liquid(b, z, modes, before, dt, bool(self.config.coupled), backend, packed)
+            x, _ = liquid(b, z, modes, before, dt, bool(self.config.coupled), packed=packed)
+        return x.flatten(2)
+
+    def _arguments(
+        self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """b, z, x0 and dt of glissando.ops.liquid."""
+        n, b, z = len(self.turn), exact(inputs[0]), exact(inputs[1]) + exact(self.bias)
+        b = b if b.shape[-1] == n else b.unflatten(-1, (n, 2))
+        return b, z, before.unflatten(-1, (n, 2)).to(z.dtype), None if dt is None else dt.to(z.dtype)
 
     def _given(self, memo: Memo | None) -> tuple[Modes, Packed | None]:
         """What follows from the weights alone."""
@@ -172,23 +168,22 @@ class Diagonal(_Adaptive):
             memo[self] = modes, pack(modes) if use_numba("liquid", "auto", modes.step) else None
         return memo[self]
 
-    def _pre_activation(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        return exact(inputs[1]) + exact(self.bias)
-
     @torch.no_grad()
     def time_constants(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
         """tau / step (B, T, N / 2): in units of dt."""
-        x, _ = self._solve(inputs, before, dt)
-        past = torch.cat([before.view_as(x[:, 0]).unsqueeze(1).to(x.dtype), x[:, :-1]], 1)
+        x = self(inputs, before, dt).unflatten(-1, (-1, 2))
+        _, z, start, _ = self._arguments(inputs, before, dt)
         modes = self.modes()
-        return time_constants(self._pre_activation(inputs), past, modes) / modes.step
+        return time_constants(z, torch.cat([start.unsqueeze(1), x[:, :-1]], 1), modes) / modes.step
 
     @torch.no_grad()
     def effort(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
         """Newton iterations and their residual; one iteration and nothing left where tau does not see the state."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of slowness, but nothing waits for this solution
-            report = self._solve(inputs, before, dt, "newton")[1]
+            b, z, start, dt = self._arguments(inputs, before, dt)
+            with without_autocast(z.device.type):
+                _, report = liquid(b, z, self.modes(), start, dt, bool(self.config.coupled), "newton")
         if report is None:
             return before.new_tensor(1.0), before.new_zeros(())
         return report.iterations.to(before.dtype).max(), report.residual.max()

@@ -61,7 +61,7 @@ class SpectralConfig:
     output_gate: bool | None = None
     filter: bool = False
     phase_gate: bool = False
-    horizon: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = starting(None, of="log_gamma")
+    horizon: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = starting(default=None, of="log_gamma")
 
     def __post_init__(self) -> None:
         for name in ("channels", "decay", "output_gate", "horizon"):

@@ -42,7 +42,7 @@ from glissando.mixers.slots import shifted
 from glissando.mixers.tau_cache import BinnedCache, ExactCache, Projected, TauState
 from glissando.ops.energy import edges_pay, energy, energy_edges
 from glissando.ops.rope import rotate, rotation_after
-from glissando.ops.tau_attention import tau_attention
+from glissando.ops.tau_attention import attend, exponents
 from glissando.precision import exact
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -61,7 +61,7 @@ class TauConfig:
     rope_base          slowest rotation is about 1 / rope_base
     rope_repeat        the key's features come so many times over, each part rotated alike: growth tiles them
     eps                added to x'x
-    value_rotation     values rotate by position, the slowest pair by one radian in about so many tokens; None: not at all
+    value_rotation     values rotate by position, the slowest pair by one radian in about so many tokens; None: never
     value_width        denominator of the exponent of those frequencies; the head size if None
     tau                where tau starts; calibration moves it
     laplacian          `chain`, a file of `glissando laplacian build`, or `saved` with the weights
@@ -89,15 +89,15 @@ class TauConfig:
     value_rotation: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     value_width: PositiveInt | None = None
     eps: Positive = 1e-6
-    tau: Positive = starting(1.0, of="mixer.tau")
+    tau: Positive = starting(default=1.0, of="mixer.tau")
     laplacian: str = "chain"
     laplacian_weights: Literal["fixed", "diagonal", "learned"] = "fixed"
-    temperature: Positive | tuple[Positive, Positive] = starting(0.05, of="log_temperature")
+    temperature: Positive | tuple[Positive, Positive] = starting(default=0.05, of="log_temperature")
     learn_temperature: bool = True
     gradient_temperature: Positive | None = None
     importance: bool = False
     forget_gate: bool = False
-    horizons: Horizons = starting((8.0, 1024.0), of="mixer.forget")
+    horizons: Horizons = starting(default=(8.0, 1024.0), of="mixer.forget")
     output_gate: bool = False
     cache: Literal["exact", "binned"] = "exact"
     bins: PositiveInt | None = None
@@ -175,7 +175,7 @@ class Tau(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """L is NaN where it is `saved`, to be replaced by the weights. Raises ConfigError for a file that does not fit."""
+        """L is NaN where it is `saved`, until weights replace it. Raises ConfigError for a file that does not fit."""
         c = self.config
         first, last = c.temperature if isinstance(c.temperature, tuple) else (c.temperature, c.temperature)
         low, high = math.log(first), math.log(last)
@@ -211,7 +211,7 @@ class Tau(Mixer):
             rotation = rotation.unsqueeze(-2)  # cos and sin (2, 1 or B, T, 1, K/2)
             p = p._replace(v=rotate(p.v.transpose(1, 2), rotation).transpose(1, 2))
         if state is None:
-            y = tau_attention(p.q, p.k, p.v, p.temperature, p.importance, p.decay)
+            y, _ = attend(p.q, p.k, p.v, p.temperature, exponents(p.k, p.importance, p.decay))
         else:
             counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
             y, state = self.cache.attend(p, state, counts, ctx.donate)

@@ -8,12 +8,12 @@ L, in float32:  4 L (G K + H), and 8 L H for e, beside 8 L H K for the cache of 
     up_b   = sum_{k in b} exp(e_k - (right_b - k) / T) [v_k, 1]
     down_b = sum_{k in b} exp(e_k - (k - left_b) / T) [v_k, 1]
 
-A query attends to the bins below its own through exp(-(q - right_b) / T) up_b, and those above through down_b: exactly. To its own
-bin it attends through (up_b + down_b) / 2, as if every key stood half a bin away; that weight is off by a factor of
-at most exp(1 / (2 M T)) cosh(1 / (2 M T)), 1 % at T = 0.05 and 1024 bins. What comes in one call is attended to exactly.
-Bytes in float32: 8 H M (K + 3), less than the exact cache from about 2 M tokens on (where G = H). Each sum is relative
-to the largest exponent in it, its level, so that the nearest keys count whatever stands farther away. Either cache
-keeps 4 H bytes more for the latest lambdas with `keys: previous`.
+A query attends to the bins below its own through exp(-(q - right_b) / T) up_b, and to those above through down_b:
+exactly. To its own bin it attends through (up_b + down_b) / 2, as if every key stood half a bin away; that weight is
+off by a factor of at most exp(1 / (2 M T)) cosh(1 / (2 M T)), 1 % at T = 0.05 and 1024 bins. What comes in one call is
+attended to exactly. Bytes in float32: 8 H M (K + 3), less than the exact cache from about 2 M tokens on (where G = H).
+Each sum is relative to the largest exponent in it, its level, so that the nearest keys count whatever stands farther
+away. Either cache keeps 4 H bytes more for the latest lambdas with `keys: previous`.
 """
 
 from __future__ import annotations

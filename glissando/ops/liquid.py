@@ -75,12 +75,12 @@ def liquid(
     if backend not in ("auto", "reference", "newton", "numba"):
         raise unknown_name("liquid backend", backend, ["auto", "newton", "numba", "reference"])
     if backend in ("auto", "numba") and use_numba("liquid", backend, b):
-        if packed is not None and dt is None and not torch.is_grad_enabled():
-            return _run(b, z, x0, packed, coupled), None
-        return _fused(b, z, modes, x0, dt, coupled), None
+        if torch.is_grad_enabled():
+            return _Liquid.apply(b, z, x0, pack(modes, dt), coupled, dt, *modes), None
+        return _run(b, z, x0, pack(modes, dt) if packed is None or dt is not None else packed, coupled), None
     if backend == "auto" and b.device.type == "cpu":
         # torch.compile looks on. It can follow neither Newton's method, whose iterations depend on values, nor a scan.
-        return torch.compiler.disable(_fused)(b, z, modes, x0, dt, coupled), None
+        return torch.compiler.disable(liquid)(b, z, modes, x0, dt, coupled)
     time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
     pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
     step, inputs = _step(coupled), (pairs, z, time.to(b.dtype))
@@ -191,12 +191,6 @@ def _linear(b: Tensor, z: Tensor, time: Tensor, modes: Modes, x0: Tensor, couple
 # ---------------------------------------------------------------------- on a CPU
 
 
-def _fused(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None, coupled: bool) -> Tensor:
-    if torch.is_grad_enabled():
-        return _Liquid.apply(b, z, x0, dt, coupled, *modes)
-    return _run(b, z, x0, pack(modes, dt), coupled)
-
-
 class Packed(NamedTuple):
     """What the kernels read beside what varies by token, see glissando.ops.liquid_numba."""
 
@@ -205,6 +199,7 @@ class Packed(NamedTuple):
     vectors: Any
 
 
+@torch.no_grad()
 def pack(modes: Modes, dt: Tensor | None = None) -> Packed:
     """Of modes on a CPU, for these time steps, 1 if None."""
     time = modes.step.new_ones(1, 1) if dt is None else dt.to(modes.step.dtype)
@@ -223,7 +218,8 @@ def _rows(*tensors: Tensor) -> tuple[Any, ...]:
     return tuple(as_rows(tensor, 2) for tensor in tensors)
 
 
-def _run(b: Tensor, z: Tensor, x0: Tensor, packed: Packed, coupled: bool) -> Tensor:
+def _run(b: Tensor, z: Tensor, x0: Tensor, packed: Packed, coupled: bool, *of_gradients: Tensor | None) -> Tensor:
+    """x; `of_gradients`, from which `packed` was made, get gradients."""
     from glissando.ops.liquid_numba import forward
 
     x = b.new_empty(*z.shape, 2)
@@ -234,14 +230,12 @@ def _run(b: Tensor, z: Tensor, x0: Tensor, packed: Packed, coupled: bool) -> Ten
 class _Liquid(torch.autograd.Function):
     """See the module's docstring for the backward."""
 
+    forward = staticmethod(_run)
+
     @staticmethod
-    def forward(
-        ctx: Any, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, coupled: bool, *vectors: Tensor | None
-    ) -> Tensor:
-        x = _run(b, z, x0, pack(Modes(*vectors), dt), coupled)  # type: ignore[arg-type]
-        ctx.coupled = coupled
-        ctx.save_for_backward(x, b, z, x0, dt, *vectors)
-        return x
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        b, z, x0, _, ctx.coupled, dt, *vectors = inputs
+        ctx.save_for_backward(output, b, z, x0, dt, *vectors)
 
     @staticmethod
     @once_differentiable
@@ -258,7 +252,7 @@ class _Liquid(torch.autograd.Function):
         *singles, p, q, _ = sums.sum(0).to(z.dtype).view(-1, 8).unbind(1)
         state = None if vectors[5] is None else torch.stack([p, q], -1)
         grad_b = grad_b if b.ndim == 4 else grad_b[..., 0]
-        return grad_b, grad_z, flow, None if dt is None else of_time.to(dt.dtype), None, *singles, state
+        return grad_b, grad_z, flow, None, None, None if dt is None else of_time.to(dt.dtype), *singles, state
 
 
 #: beside a number that is read, combined and written

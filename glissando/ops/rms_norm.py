@@ -44,9 +44,10 @@ def rms_norm(
         return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
     if backend != "closed" and use_numba("rms_norm", backend, x) and (backend == "numba" or _pays(x, weight)):
         require_types("rms_norm", x=x, weight=weight)
+        run = _Kernel.apply if torch.is_grad_enabled() else _in_one_pass
         if torch.compiler.is_compiling():  # it cannot trace the kernel
-            return torch.compiler.disable(_by_kernel)(x, weight, eps)
-        return _by_kernel(x, weight, eps)
+            run = torch.compiler.disable(run)
+        return run(x, weight, eps)[0]
     if not torch.is_grad_enabled():
         # Decoding normalises one vector at a time: an autograd function would cost more than the arithmetic.
         return _normed(x, eps)[0].mul_(weight).to(x.dtype)
@@ -87,10 +88,6 @@ class _Closed(torch.autograd.Function):
         return grad_x.to(ctx.dtype), grad_weight, None
 
 
-def _by_kernel(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _Kernel.apply(x, weight, eps) if torch.is_grad_enabled() else _in_one_pass(x, weight, eps)[0]
-
-
 def _in_one_pass(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y, and 1 / sqrt(mean x^2 + eps) of each row."""
     from glissando.ops.rms_norm_numba import forward
@@ -110,15 +107,17 @@ def _rows(x: Tensor) -> Tensor:
 class _Kernel(torch.autograd.Function):
     """The same, of x and r."""
 
+    forward = staticmethod(_in_one_pass)
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        y, scale = _in_one_pass(x, weight, eps)
-        ctx.save_for_backward(x, scale, weight)
-        return y
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], output[1], inputs[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, Tensor, None]:
         from glissando.ops.rms_norm_numba import backward
 
         x, scale, weight = ctx.saved_tensors

@@ -100,25 +100,20 @@ def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "
         cos, sin = cos_sin[0], cos_sin[1]
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
-    return _Rotate.apply(x, cos_sin) if torch.is_grad_enabled() else _turn(x, cos_sin[0], cos_sin[1])
+    return _Rotate.apply(x, cos_sin) if torch.is_grad_enabled() else _turn(x, cos_sin)
 
 
-class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos_sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos_sin)
-        return _turn(x, cos_sin[0], cos_sin[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (cos_sin,) = ctx.saved_tensors
-        back = torch.stack([cos_sin[0], -cos_sin[1]])
-        return _Rotate.apply(grad, back), None
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _turn(x: Tensor, cos_sin: Tensor) -> Tensor:
+    cos, sin = cos_sin[0], cos_sin[1]
     if x.device.type == "cpu" and x.ndim == 4 and x.numel() >= _LARGE and _has_kernel(x, cos):
-        return _turn_in_one_pass(x, cos, sin)
+        from glissando.ops.rope_numba import turn
+
+        # In the table's precision, rounded once.
+        table = (part.squeeze(2).contiguous().numpy() for part in (cos, sin))
+        pairs = x.detach().to(cos.dtype).contiguous()
+        y = torch.empty_like(pairs)
+        over_rows(turn, pairs, pairs.numpy(), *table, y.numpy())
+        return y.to(x.dtype)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     (first, second), (y_first, y_second) = x.chunk(2, -1), y.chunk(2, -1)
     torch.mul(first, cos, out=y_first).addcmul_(second, sin, value=-1)
@@ -133,12 +128,15 @@ def _has_kernel(x: Tensor, cos: Tensor) -> bool:
     return cos.ndim == 4 and cos.shape[2] == 1 and cos.shape[1] == x.shape[1] and cos.shape[0] in (1, x.shape[0])
 
 
-def _turn_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """In the table's precision, rounded once."""
-    from glissando.ops.rope_numba import turn
+class _Rotate(torch.autograd.Function):
+    forward = staticmethod(_turn)
 
-    table = (part.squeeze(2).contiguous().numpy() for part in (cos, sin))
-    pairs = x.detach().to(cos.dtype).contiguous()
-    y = torch.empty_like(pairs)
-    over_rows(turn, pairs, pairs.numpy(), *table, y.numpy())
-    return y.to(x.dtype)
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (cos_sin,) = ctx.saved_tensors
+        back = torch.stack([cos_sin[0], -cos_sin[1]])
+        return _Rotate.apply(grad, back), None

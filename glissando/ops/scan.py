@@ -45,17 +45,10 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
 
     Raises ValueError for shapes that do not fit, ConfigError for a backend that cannot run here.
     """
-    if torch.compiler.is_compiling() and _is_on_numba(x, backend):
+    kernel = x.device.type == "cpu" and (backend == "numba" or (backend == "auto" and x.shape[1:2] != (1,)))
+    if kernel and torch.compiler.is_compiling():
         # It cannot follow the kernel, and of what it could follow one is slow and the other for |a| <= 1 alone.
-        return torch.compiler.disable(_scan)(a, x, h0, backend)
-    return _scan(a, x, h0, backend)
-
-
-def _is_on_numba(x: Tensor, backend: str) -> bool:
-    return x.device.type == "cpu" and (backend == "numba" or (backend == "auto" and x.shape[1:2] != (1,)))
-
-
-def _scan(a: Tensor, x: Tensor, h0: Tensor | None, backend: Backend) -> tuple[Tensor, Tensor]:
+        return torch.compiler.disable(scan)(a, x, h0, backend)
     a = _check(a, x, h0)
     given = torch.promote_types(a.dtype, x.dtype)
     exact = torch.promote_types(given if h0 is None else torch.promote_types(given, h0.dtype), torch.float32)

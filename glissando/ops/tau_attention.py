@@ -11,11 +11,10 @@ arXiv 2512.11411; forget gates: Lin et al. 2025, arXiv 2503.02130.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glissando.errors import ConfigError, unknown_name
 from glissando.ops.compiled import require_shapes
@@ -108,7 +107,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """o as above for logits e_j - |lambda^q_i - lambda^k_j| / T, and log sum_j exp of them (B, H, T) in float64.
 
-    Attention over two sets of keys together is had by weighting the two o with exp(lse).
+    Attention to two sets of keys together is the mean of the two o by their exp(lse).
     """
     given = v.dtype
     exact = torch.promote_types(torch.promote_types(given, lambda_q.dtype), torch.float32)
@@ -120,7 +119,10 @@ def attend(
 
         o, lse = tau_kernels.single(q, k, v, e, inverse, past)
     elif _use_fast(backend, q, k):
-        o, lse = _Fast.apply(q, k, v, e, inverse, past)
+        from glissando.ops import tau_kernels
+
+        run = tau_kernels.Fast.apply if torch.is_grad_enabled() else tau_kernels.forward
+        o, lse, _ = run(q, k, v, e, inverse, past)
     else:
         with without_autocast(q.device.type):
             o, lse = _reference(q, k, v, e, inverse, past)
@@ -211,28 +213,3 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past
     weights = (logits - lse).exp().unflatten(1, (v.shape[1], -1)).flatten(2, 3)
     lse = lse.double() + most - nearest * scale
     return (weights @ v).view(*q.shape, v.shape[3]), lse.squeeze(-1)
-
-
-class _Fast(torch.autograd.Function):
-    """See glissando/ops/tau_cut.py and tau_backward.py."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        from glissando.ops import tau_kernels
-
-        o, lse, order = tau_kernels.forward(q, k, v, e, inverse, past)
-        ctx.save_for_backward(q, k, v, e, inverse, past, o, lse, order)
-        return o, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        from glissando.ops import tau_kernels
-
-        q, k, v, e, inverse, past, o, lse, order = ctx.saved_tensors
-        with_lag = ctx.needs_input_grad[4]
-        dq, dk, dv, de, far = tau_kernels.backward(q, k, v, e, inverse, past, grad, grad_lse, o, lse, order, with_lag)
-        # far is sum ds |q - k| / T = - (1 / T) d(1 / T)
-        return dq, dk, dv, de, -far.sum(0) / inverse if with_lag else None, None

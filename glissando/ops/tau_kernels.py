@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from glissando.ops import tau_backward, tau_forward
 from glissando.ops.compiled import over_rows
@@ -58,34 +59,41 @@ def single(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Te
     return o, lse
 
 
-def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    e: Tensor,
-    inverse: Tensor,
-    past: Tensor,
-    grad: Tensor,
-    grad_lse: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    order: Tensor,
-    with_lag: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v and e, and sum ds |q - k| / T (B, H) if with_lag."""
-    groups = v.shape[1]
-    delta = (grad * o).sum(-1) - grad_lse.to(o.dtype)
-    dq, dk, de = (torch.zeros_like(x, dtype=torch.float64, memory_format=torch.contiguous_format) for x in (q, k, e))
-    dv = torch.zeros_like(v, memory_format=torch.contiguous_format)
-    far = torch.zeros(q.shape[:2], dtype=torch.float64)
-    q_, k_, e_, v_, past_, inverse_ = _rows(q, k, v, e, inverse, past)
-    over_rows(
-        tau_backward.backward, _by_group(grad, groups), q_, k_, e_, v_,
-        *(_grouped(x, groups) for x in (grad, delta, grad_lse, lse)), past_, inverse_,
-        *(_grouped(x, groups) for x in (order, dq, dk, de)), dv.flatten(0, 1).numpy(), _grouped(far, groups), with_lag,
-        cost=_COST,
-    )  # fmt: skip
-    return dq.to(q.dtype), dk.to(k.dtype), dv, de, far
+class Fast(torch.autograd.Function):
+    """`forward` with gradients; see glissando/ops/tau_cut.py and tau_backward.py."""
+
+    forward = staticmethod(forward)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs, *output)
+        ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        q, k, v, e, inverse, past, o, lse, order = ctx.saved_tensors
+        grad, grad_lse = (
+            torch.zeros_like(o) if grad is None else grad,
+            torch.zeros_like(lse) if grad_lse is None else grad_lse,
+        )
+        groups, with_lag = v.shape[1], ctx.needs_input_grad[4]
+        delta = (grad * o).sum(-1) - grad_lse.to(o.dtype)
+        dq, dk, de = (
+            torch.zeros_like(x, dtype=torch.float64, memory_format=torch.contiguous_format) for x in (q, k, e)
+        )
+        dv = torch.zeros_like(v, memory_format=torch.contiguous_format)
+        far = torch.zeros(q.shape[:2], dtype=torch.float64)  # sum ds |q - k| / T = - (1 / T) d(1 / T)
+        q_, k_, e_, v_, past_, inverse_ = _rows(q, k, v, e, inverse, past)
+        over_rows(
+            tau_backward.backward, _by_group(grad, groups), q_, k_, e_, v_,
+            *(_grouped(x, groups) for x in (grad, delta, grad_lse, lse)), past_, inverse_,
+            *(_grouped(x, groups) for x in (order, dq, dk, de)), dv.flatten(0, 1).numpy(), _grouped(far, groups),
+            with_lag, cost=_COST,
+        )  # fmt: skip
+        of_inverse = -far.sum(0) / inverse if with_lag else None
+        return dq.to(q.dtype), dk.to(k.dtype), dv, de, of_inverse, None
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> tuple[Any, ...]:

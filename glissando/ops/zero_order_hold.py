@@ -42,8 +42,8 @@ def undiscretize(Ad: Tensor, Bd: Tensor, dt: Tensor | float) -> tuple[Tensor, Te
     """The inverse of `discretize`: (A, B) from dt [[A, B], [0, 0]] = log [[Ad, Bd], [0, I]], the principal logarithm.
 
     Shapes as in `discretize`; computed in float64 and returned in the common type of Ad and Bd. Gradients for Ad, Bd
-    and dt. Of all A that give Ad it is the one whose frequencies are below pi / dt: faster ones cannot be distinguished from
-    their aliases.
+    and dt. Of all A that give Ad it is the one whose frequencies are below pi / dt: faster ones cannot be distinguished
+    from their aliases.
 
     Raises ValueError for shapes or types that do not fit, values that are not finite, dt = 0, an Ad with an eigenvalue
     at 0 or on the negative real axis, and where `discretize` would not give Ad and Bd back to 1e-9 (float32: 1e-5) of

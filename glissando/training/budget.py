@@ -18,6 +18,8 @@ from glissando.training.state import TrainState
 
 #: steps between validations, checkpoints and samples of a training that only Ctrl-C ends, unless they are given
 ENDLESS_EVERY = 1000
+#: seconds after which such a training saves in any case
+ENDLESS_SECONDS = 600.0
 
 
 class Clock:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from glissando.data.base import Batch
 from glissando.errors import ConfigError, TrainingError
-from glissando.evaluation.scoring import heard_control, to_device
+from glissando.evaluation.scoring import accepted_control, to_device
 from glissando.mixers import Context
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel
@@ -125,7 +125,7 @@ def batch_median(loop: Loop, batches: list[Batch]) -> float:
     for batch in batches:
         on_device = to_device(batch, loop.fabric.device)
         with loop.fabric.autocast():
-            energies = key_energies(loop.model, on_device.ids, on_device.mask, heard_control(loop.model, on_device))
+            energies = key_energies(loop.model, on_device.ids, on_device.mask, accepted_control(loop.model, on_device))
         found.append(energies.flatten().cpu().numpy())
     everyone: list[Any] = [np.concatenate(found)]
     if loop.fabric.world_size > 1:

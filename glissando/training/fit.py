@@ -22,7 +22,7 @@ from glissando.data.tokenizers import load_tokenizer
 from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, RunError, Stopped
 from glissando.model import LanguageModel, ModelConfig
-from glissando.runs import BEST, CHECKPOINTS, METRICS, TOKENIZER, Run, checkpoint_step, config_text
+from glissando.runs import BEST, CHECKPOINTS, METRICS, TOKENIZER, Run, config_text, saved_step
 from glissando.storage import MANIFEST
 from glissando.training import launch
 from glissando.training.config import CALIBRATIONS, MACHINE, RunConfig, fitted_vocabulary
@@ -99,7 +99,7 @@ def resume(
     put_texts(config.data, texts or {})
     config.training = replace(config.training, **machine_only(machine or {}))
     config.check(math.prod(launch.processes(config.training)))
-    checkpoint = run.latest_checkpoint()
+    checkpoint = run.latest_checkpoint() or run.best_checkpoint()  # killed early, it may have the latter alone
     if checkpoint is None:
         raise RunError(f"{path} has no complete checkpoint to resume from; train again into another directory")
     if (run.path / MANIFEST).is_file() and not (run.path / TOKENIZER).is_file():
@@ -195,7 +195,7 @@ def _fit(loop: Loop, checkpoint: Path | None = None, texts: Mapping[str, str] | 
                 loop.train(checkpoint)
             finally:
                 loop.close()
-        nothing_done = checkpoint is not None and loop.state.step == checkpoint_step(checkpoint)
+        nothing_done = checkpoint is not None and loop.state.step == saved_step(checkpoint)
         lines = _finish(loop, nothing_done) if is_first else []
     if loop.budget.interrupted:
         lines.append(
@@ -220,6 +220,8 @@ def _finish(loop: Loop, nothing_done: bool) -> list[str]:
     """Write the summary, and the run's own weights where they are not those of the last step; the summary in lines."""
     run, t, state = loop.run, loop.config.training, loop.state
     best = run.best_checkpoint() if t.early_stopping is not None and not loop.budget.interrupted else None
+    if best is not None and saved_step(best) != state.best_step:
+        best = None  # of steps that a crash undid
     checkpoint = best or (run.latest_checkpoint() if nothing_done else None)
     if checkpoint is not None:
         run.write_model(Run(run.path, checkpoint).read_state_dict(), run.read_config())

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from glissando.data.base import Batch
-from glissando.evaluation.scoring import heard_control, to_device
+from glissando.evaluation.scoring import accepted_control, to_device
 from glissando.training.loop import Hook, Loop
 from glissando.training.observe import columns, first_row, observe, observed_warnings
 
@@ -36,7 +36,7 @@ class Observation(Hook):
         assert self.beginning is not None
         row = to_device(self.beginning, loop.fabric.device)
         with loop.clock.aside(), loop.fabric.autocast():
-            values = observe(loop.model, row.ids, row.mask, heard_control(loop.model, row))
+            values = observe(loop.model, row.ids, row.mask, accepted_control(loop.model, row))
         for kind, (category, message) in observed_warnings(loop.model, values).items():
             if kind not in self.warned and loop.fabric.is_global_zero:
                 warnings.warn(message, category)

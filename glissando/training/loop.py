@@ -21,7 +21,7 @@ from glissando.evaluation.scoring import Score, merged, score_part, to_device
 from glissando.generation import generate, room_after, visible
 from glissando.model import LanguageModel
 from glissando.runs import BEST, CHECKPOINTS, METRICS, MODULE_PREFIX, Run, checkpoint_path, keep_newest
-from glissando.training.budget import Budget, Clock, agree
+from glissando.training.budget import ENDLESS_SECONDS, Budget, Clock, agree
 from glissando.training.config import RunConfig
 from glissando.training.launch import build_fabric
 from glissando.training.metrics import Metrics, append
@@ -118,6 +118,7 @@ class Loop:
         self.validated_step, self.validation_cost = -1, 0.0
         self.metrics: Metrics | None = None  # of the first process
         self.mark = (0, 0.0)  # tokens and working seconds at the last row of metrics.csv
+        self.saved_at = 0.0  # seconds of the run
 
     # ---------------------------------------------------------------------- the loop
 
@@ -174,7 +175,7 @@ class Loop:
                     self.sample()
                 if state.best_step == state.step:
                     self.save(best=True)
-                if budget.stopping or budget.due(t.save_every, state.step):
+                if budget.stopping or budget.due(t.save_every, state.step) or self._endless_and_long():
                     self.save()
 
     def _set_up(self, checkpoint: Path | None) -> tuple[Any, Any]:
@@ -193,7 +194,7 @@ class Loop:
         self.budget.begin(self.state)
         if self._patience_is_over():
             self.budget.ended = True
-        self.mark = (self.state.tokens, 0.0)
+        self.mark, self.saved_at = (self.state.tokens, 0.0), self.state.seconds
         if fabric.is_global_zero:
             parts = sorted({part_of(name) for name, p in self.model.named_parameters() if p.requires_grad})
             columns = ["neutral_kl"] if self.objective.base is not None else []
@@ -299,6 +300,10 @@ class Loop:
         mine = score_part(self.model, self.corpus.batches("valid", shard=shard), self.fabric.device)
         return merged(mine, self.fabric.world_size)
 
+    def _endless_and_long(self) -> bool:
+        """Whether a training without a budget, whose steps may be long, has not saved for ten minutes."""
+        return self.budget.endless and self.state.seconds - self.saved_at >= ENDLESS_SECONDS
+
     # ---------------------------------------------------------------------- logging and sampling
 
     def log(self) -> None:
@@ -369,6 +374,7 @@ class Loop:
         Raises TrainingError, on every process, if the disk does not take it.
         """
         self._require_finite_weights()
+        self.saved_at = self.state.seconds
         folder, step, problem = self.run.path / CHECKPOINTS, self.state.step, None
         state = self._snapshot()
         if self.fabric.is_global_zero:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.data.base import IGNORED, Batch
-from glissando.evaluation.scoring import heard_control, token_losses
+from glissando.evaluation.scoring import accepted_control, token_losses
 from glissando.flops import forward_flops, training_flops, training_flops_or_nan
 from glissando.model import LanguageModel
 from glissando.training.config import TrainingConfig
@@ -57,7 +57,7 @@ class Objective(nn.Module):
         return loss * self.scale
 
     def _logits_of(self, batch: Batch) -> Tensor:
-        return self.model(batch.ids, mask=batch.mask, control=heard_control(self.model, batch))[0]
+        return self.model(batch.ids, mask=batch.mask, control=accepted_control(self.model, batch))[0]
 
     def _neutral_kl(self, base: LanguageModel, batch: Batch) -> Tensor:
         assert batch.control is not None

@@ -158,4 +158,4 @@ class Homeostatic(Schedule):
 
 def build_schedule(config: Any) -> Schedule:
     """The schedule of the registered class that these options are of."""
-    return SCHEDULES.class_of(config)(config)  # type: ignore[call-arg]
+    return SCHEDULES.class_of(config)(config)

@@ -36,7 +36,7 @@ def summary_lines(summary: Mapping[str, Any], best_path: str) -> list[str]:
     figures = "loss {loss:.4f}, perplexity {perplexity:.4g}, {bits_per_byte:.4f} bits/byte"
     lines.append(f"best validation: {at}: {figures.format(**best)}; {best_path}")
     if best["step"] == last["step"]:
-        lines.append("best stopping point: the last validation; the loss was still falling")
+        lines.append("best stopping point: the last validation")
     else:
         rise = last["loss"] - best["loss"]
         lines.append(

@@ -69,9 +69,10 @@ class Finding:
         """The outcome, with what holds, what does not and what is open, and with what it needs."""
         if not self.checks:
             return f"{self.outcome}: needs {self.needs}"
-        told = {False: "Not", None: "Not decided", True: "It does"}
+        words = {False: "Not", None: "Not decided", True: "It does"}
         parts = {
-            word: "; ".join(name for name, held in self.checks.items() if held is value) for value, word in told.items()
+            word: "; ".join(name for name, held in self.checks.items() if held is value)
+            for value, word in words.items()
         }
         listed = ". ".join(f"{word}: {names}" for word, names in parts.items() if names)
         verdict = self.outcome if all(self.checks.values()) else f"{self.outcome} ({listed[0].lower()}{listed[1:]})"
@@ -79,8 +80,8 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, which knows neither NaN nor infinity: what is none is null."""
-        told = {"outcome": self.outcome, "verdict": self.verdict, "said": self.said, "checks": dict(self.checks)}
-        return told | {"figures": _known(self.figures)} | ({"needs": self.needs} if self.needs else {})
+        summary = {"outcome": self.outcome, "verdict": self.verdict, "said": self.said, "checks": dict(self.checks)}
+        return summary | {"figures": _known(self.figures)} | ({"needs": self.needs} if self.needs else {})
 
 
 def _known(value: Any) -> Any:

@@ -43,8 +43,8 @@ def measure(claim: Claim, plan: Plan, forms: Sequence[str] = FORMS) -> dict[str,
 
 def report(claim: Claim, findings: dict[str, Finding], quick: bool = False) -> str:
     """Claim, published figure, what was measured of it, and the verdict on each form."""
-    told = f"{claim.name} ({claim.system})" + (", at toy sizes: the verdicts mean nothing" if quick else "")
-    lines = [told, _entry("claim", claim.claim), _entry("published", claim.published)]
+    summary = f"{claim.name} ({claim.system})" + (", at toy sizes: the verdicts mean nothing" if quick else "")
+    lines = [summary, _entry("claim", claim.claim), _entry("published", claim.published)]
     for form, heading in (("published", "reproduced"), ("corrected", "corrected")):
         if form in findings:
             lines.append(_entry(heading, findings[form].said))
@@ -70,9 +70,9 @@ def listing() -> str:
 
 def write(out: Path, claim: Claim, findings: dict[str, Finding]) -> list[Path]:
     """CLAIM.json and a picture of each form that has one, into the directory `out`; the paths."""
-    told = {"claim": claim.claim, "system": claim.system, "published": claim.published, "notes": claim.notes}
+    summary = {"claim": claim.claim, "system": claim.system, "published": claim.published, "notes": claim.notes}
     target = out / f"{claim.name}.json"
     forms = {form: finding.as_dict() for form, finding in findings.items()}
-    target.write_text(json.dumps(told | forms, indent=2) + "\n")
+    target.write_text(json.dumps(summary | forms, indent=2) + "\n")
     drawn = {f: finding.draw for f, finding in findings.items() if finding.draw is not None}
     return [target, *(draw(out / f"{claim.name}-{form}.png") for form, draw in drawn.items())]

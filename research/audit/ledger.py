@@ -68,9 +68,9 @@ def recorded(ledger: Path, claim: Claim, quick: bool = True) -> dict[str, Any] |
     path = folder_of(ledger) / f"{claim.name}.json"
     if not path.exists():
         return None
-    told = _read(path)
-    as_today = {name: told.get(name) for name in _WORDS} == _words(claim)
-    return told if as_today and (quick or not told.get("quick")) else None
+    kept = _read(path)
+    as_today = {name: kept.get(name) for name in _WORDS} == _words(claim)
+    return kept if as_today and (quick or not kept.get("quick")) else None
 
 
 _WORDS = ("claim", "published_figure")
@@ -92,15 +92,15 @@ def record(ledger: Path, claim: Claim, findings: dict[str, Finding], command: st
         draw = findings[form].draw
         assert draw is not None
         draw(folder / name)
-    told: dict[str, Any] = _words(claim) | {
+    kept: dict[str, Any] = _words(claim) | {
         "command": command,
         "git": git_state(),
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
     }
-    told |= {"seconds": round(seconds, 1), "quick": quick, "pictures": pictures}
-    told |= {form: finding.as_dict() for form, finding in findings.items()}
-    write_atomic(folder / f"{claim.name}.json", (json.dumps(told, indent=1) + "\n").encode())
+    kept |= {"seconds": round(seconds, 1), "quick": quick, "pictures": pictures}
+    kept |= {form: finding.as_dict() for form, finding in findings.items()}
+    write_atomic(folder / f"{claim.name}.json", (json.dumps(kept, indent=1) + "\n").encode())
 
 
 def machine() -> str:
@@ -115,14 +115,14 @@ def write_ledger(ledger: Path, claims: Iterable[Claim]) -> Path:
 
     Raises DataError for a record that cannot be read.
     """
-    records = {claim: told for claim in claims if (told := recorded(ledger, claim)) is not None}
+    records = {claim: kept for claim in claims if (kept := recorded(ledger, claim)) is not None}
     parts = [HEAD, _table(records)]
     system = ""
-    for claim, told in records.items():
+    for claim, kept in records.items():
         if claim.system != system:
             system = claim.system
             parts.append(f"## {system}\n")
-        parts.append(_entry(claim, told, folder_of(ledger).name))
+        parts.append(_entry(claim, kept, folder_of(ledger).name))
     require_ledger(ledger)
     ledger.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(ledger, "\n".join(parts).encode())
@@ -151,9 +151,9 @@ def require_no_measured(ledger: Path, claims: Iterable[Claim]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if {"command", "date", "machine", "published", "corrected"} <= told.keys():
-            return told
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if {"command", "date", "machine", "published", "corrected"} <= kept.keys():
+            return kept
         raise ValueError("a part of it is missing")
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the record {path}: {error}; remove it, and its claim is measured anew") from error
@@ -161,9 +161,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _table(records: dict[Claim, dict[str, Any]]) -> str:
     lines = ["| claim | published | as published | corrected |", "|---|---|---|---|"]
-    for claim, told in records.items():
-        toy = " (toy sizes)" if told.get("quick") else ""
-        outcomes = " | ".join(f"{told[form]['outcome']}{toy}" for form in ("published", "corrected"))
+    for claim, kept in records.items():
+        toy = " (toy sizes)" if kept.get("quick") else ""
+        outcomes = " | ".join(f"{kept[form]['outcome']}{toy}" for form in ("published", "corrected"))
         lines.append(
             f"| [`{claim.name}`](#{claim.name}) {_cell(claim.claim)} | {_cell(claim.published)} | {outcomes} |"
         )
@@ -174,15 +174,15 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _entry(claim: Claim, told: dict[str, Any], folder: str) -> str:
+def _entry(claim: Claim, kept: dict[str, Any], folder: str) -> str:
     """One claim's section."""
     lines = [f"### {claim.name}", "", f"{claim.claim}.", "", f"- **Published:** {_cell(claim.published)}"]
     if claim.notes:
         lines.append(f"- **Notes:** {_cell(claim.notes)}")
     for form, heading in (("published", "Reproduced"), ("corrected", "Corrected")):
-        lines += [f"- **{heading}:** {_lines(told[form]['said'])}", f"  - verdict: {_lines(told[form]['verdict'])}"]
-    lines += ["", f"`{told['command']}` ({told['seconds']:.0f} s; {told['date']}; {told['machine']})", ""]
-    for form, name in told["pictures"].items():
+        lines += [f"- **{heading}:** {_lines(kept[form]['said'])}", f"  - verdict: {_lines(kept[form]['verdict'])}"]
+    lines += ["", f"`{kept['command']}` ({kept['seconds']:.0f} s; {kept['date']}; {kept['machine']})", ""]
+    for form, name in kept["pictures"].items():
         lines += [f"![{claim.name}, {form}]({folder}/{name})", ""]
     return "\n".join(lines)
 

@@ -11,23 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonargparse import ArgumentParser
 
+from glissando.config import from_dict
 from glissando.data.base import Corpus
 from glissando.data.corpora import (
     CORPORA,
-    DataConfig,
+    TOKENIZERS,
+    BpeOptions,
+    DataOptions,
+    FileOptions,
     JsonlOptions,
     PairsOptions,
     ShiftOptions,
     TextOptions,
-    TokenizerConfig,
     _limited,
+    about,
     build_corpus,
 )
 from glissando.data.hub import HubCorpus, HubSplit, fetch
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer
-from glissando.errors import ConfigError, DataError, UnknownNameError
+from glissando.errors import ConfigError, DataError
 
 SHARED = {"tokenizer", "seq_len", "batch_size", "seed", "self"}
 PROSE = "Once there was a cat. It sat.\n" * 100
@@ -39,34 +42,23 @@ def available(name: str) -> Callable[..., Corpus]:
         module = sys.modules["glissando.data.stories"]
         if not hasattr(module, "StoriesCorpus"):
             pytest.skip("the stories corpus is not there")
-    return CORPORA[name].load()
+    return CORPORA[name]
 
 
 @pytest.mark.parametrize("name", CORPORA)
 def test_options_are_what_the_class_takes(name: str) -> None:
     """Same names, and the same defaults, so that neither can drift from the other."""
     signature = inspect.signature(available(name)).parameters
-    options = {item.name for item in fields(getattr(DataConfig(), name))}
-    assert set(options) == set(signature) - SHARED
+    options = {item.name for item in fields(CORPORA.options[name])} - SHARED
+    assert options == set(signature) - SHARED
     for key in options:
-        default, given = signature[key].default, getattr(getattr(DataConfig(), name), key)
+        default, given = signature[key].default, getattr(CORPORA.read(name), key)
         assert default is inspect.Parameter.empty or default == given or (default == () and given == [])
 
 
-def test_every_corpus_has_a_field_and_every_field_a_corpus() -> None:
-    shared = {"corpus", "seq_len", "batch_size", "seed", "tokenizer"}
-    assert {item.name for item in fields(DataConfig)} - shared == set(CORPORA)
-
-
-def test_dotted_typed_overrides(tmp_path: Path) -> None:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--data", type=DataConfig, default=DataConfig())
-    arguments = ["--data.corpus=text", "--data.text.path=x.txt", "--data.text.stride=512"]
-    config = parser.instantiate(parser.parse_args(arguments)).data
-    assert isinstance(config, DataConfig)
-    assert (config.corpus, config.text.path, config.text.stride) == ("text", "x.txt", 512)
-    with pytest.raises(Exception, match="stride"):
-        parser.parse_args(["--data.text.stride=abc"])
+@pytest.mark.parametrize("name", CORPORA)
+def test_each_is_described_in_a_line(name: str) -> None:
+    assert 10 < len(about(name)) < 110
 
 
 def test_the_configuration_imports_nothing_heavy() -> None:
@@ -76,7 +68,7 @@ def test_the_configuration_imports_nothing_heavy() -> None:
 
 
 @pytest.fixture
-def configs(tmp_path: Path) -> dict[str, DataConfig]:
+def configs(tmp_path: Path) -> dict[str, DataOptions]:
     text = tmp_path / "t.txt"
     text.write_text(PROSE)
     lines = tmp_path / "t.jsonl"
@@ -85,15 +77,15 @@ def configs(tmp_path: Path) -> dict[str, DataConfig]:
     pairs.write_text("YQli\nYglj\nYwlk\n")
     small = {"seq_len": 32, "batch_size": 4}
     return {
-        "text": DataConfig("text", **small, text=TextOptions(path=str(text))),
-        "jsonl": DataConfig("jsonl", **small, jsonl=JsonlOptions(path=str(lines), route_every=4)),
-        "shift": DataConfig("shift", **small, shift=ShiftOptions(by=2, valid_pairs=8)),
-        "pairs": DataConfig("pairs", **small, pairs=PairsOptions(path=str(pairs))),
+        "text": TextOptions(**small, path=str(text)),
+        "jsonl": JsonlOptions(**small, path=str(lines), route_every=4),
+        "shift": ShiftOptions(**small, by=2, valid_pairs=8),
+        "pairs": PairsOptions(**small, path=str(pairs)),
     }
 
 
 @pytest.mark.parametrize(("name", "eos"), [("text", 0), ("jsonl", 0), ("shift", 10), ("pairs", 10)])
-def test_each_is_built_with_its_own_end(name: str, eos: int, configs: dict[str, DataConfig]) -> None:
+def test_each_is_built_with_its_own_end(name: str, eos: int, configs: dict[str, DataOptions]) -> None:
     corpus = build_corpus(configs[name])
     assert corpus.tokenizer.eos_id == eos
     assert (corpus.seq_len, corpus.batch_size) == (32, 4)
@@ -105,11 +97,11 @@ def test_each_is_built_with_its_own_end(name: str, eos: int, configs: dict[str, 
 
 @pytest.mark.parametrize("name", ["text", "jsonl", "pairs"])
 def test_a_vocabulary_is_trained_on_the_corpus(
-    name: str, configs: dict[str, DataConfig], monkeypatch: pytest.MonkeyPatch
+    name: str, configs: dict[str, DataOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("glissando.data.corpora.TOKENIZER_TEXT_BYTES", 5000)
     config = configs[name]
-    config.tokenizer = TokenizerConfig(kind="bpe", vocab_size=280)
+    config.tokenizer = BpeOptions(vocab_size=280)
     corpus = build_corpus(config)
     assert isinstance(corpus.tokenizer, HFTokenizer)
     assert next(corpus.batches("train")).n_bytes > 0
@@ -120,32 +112,44 @@ def test_the_text_for_a_vocabulary_is_limited_in_bytes() -> None:
     assert list(_limited(iter(["日", "本"] * 5), 6)) == ["日", "本"]
 
 
-def test_a_tokenizer_from_a_file(configs: dict[str, DataConfig], tmp_path: Path) -> None:
+def test_a_tokenizer_from_a_file(configs: dict[str, DataOptions], tmp_path: Path) -> None:
     ByteTokenizer(3).save(tmp_path / "tok.json")
     config = configs["text"]
-    config.tokenizer = TokenizerConfig(kind="file", path=str(tmp_path / "tok.json"))
+    config.tokenizer = FileOptions(path=str(tmp_path / "tok.json"))
     assert build_corpus(config).tokenizer.eos_id == 3
-    config.tokenizer.path = None
-    with pytest.raises(ConfigError, match=r"data\.tokenizer\.path"):
-        build_corpus(config)
+    with pytest.raises(ConfigError, match=r"data\.tokenizer\.path is missing"):
+        from_dict(CORPORA.section(), {"tokenizer": "file"}, "data")
 
 
-@pytest.mark.parametrize("given", [{"path": "tok.json"}, {"kind": "bpe", "eos": "</s>"}, {"vocab_size": 300}])
-def test_options_of_another_kind_of_tokenizer_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"data\.tokenizer\.\w+ .* would do nothing"):
-        build_corpus(DataConfig(corpus="shift", tokenizer=TokenizerConfig(**given)))
+@pytest.mark.parametrize(
+    ("given", "kinds"),
+    [
+        ({"path": "tok.json"}, "tokenizer file, and the kind is bytes"),
+        ({"kind": "bpe", "eos": "</s>"}, "tokenizer file, and the kind is bpe"),
+        ({"vocab_size": 300}, "tokenizer bpe, and the kind is bytes"),
+    ],
+)
+def test_options_of_another_kind_of_tokenizer_are_refused(given: dict[str, Any], kinds: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown option 'data\.tokenizer\.\w+'\. It is one of {kinds}"):
+        from_dict(CORPORA.section(), {"tokenizer": given}, "data")
 
 
 def test_unknown_names_offer_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'stories'"):
-        build_corpus(DataConfig(corpus="storys"))
-    with pytest.raises(UnknownNameError, match="tokenizer kind"):
-        build_corpus(DataConfig(corpus="shift", tokenizer=TokenizerConfig(kind="byte")))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"data: unknown corpus 'storys'\. Did you mean 'stories'"):
+        from_dict(CORPORA.section(), {"kind": "storys"}, "data")
+    with pytest.raises(ConfigError, match=r"data\.tokenizer: unknown tokenizer 'byte'\. Did you mean 'bytes'"):
+        from_dict(CORPORA.section(), {"tokenizer": {"kind": "byte"}}, "data")
+
+
+def test_a_kind_may_stand_for_its_section() -> None:
+    config = from_dict(CORPORA.section(), {"kind": "shift", "tokenizer": "bpe"}, "data")
+    assert config == ShiftOptions(tokenizer=BpeOptions())
+    assert TOKENIZERS.kind_of(config.tokenizer) == "bpe"
 
 
 def test_stories_are_the_default() -> None:
     available("stories")
-    corpus = build_corpus(DataConfig())
+    corpus = build_corpus(from_dict(CORPORA.section(), {}, "data"))
     assert corpus.tokenizer.eos_id == 10
     assert next(corpus.batches("train")).ids.shape[0] == 32
 
@@ -196,7 +200,7 @@ def test_a_data_set_by_name_is_fetched_once(hub: FakeHub, order_laws: Callable[[
 
 def test_a_fetch_that_breaks_off_is_never_taken_for_whole(hub: FakeHub, cache: Path) -> None:
     hub.break_at = 20
-    with pytest.raises(DataError, match=r"no network.*--data\.corpus text --data\.text\.path"):
+    with pytest.raises(DataError, match=r"no network.*--data\.kind text --data\.path"):
         fetch(HubSplit("tinystories", "train"))
     assert list((cache / "hub").iterdir()) == []
     hub.break_at = None
@@ -217,7 +221,7 @@ def test_a_text_without_its_record_or_changed_is_fetched_again(hub: FakeHub, cac
     assert len(hub.calls) == 6
 
 
-def test_only_as_much_as_wanted_is_fetched(hub: FakeHub) -> None:
+def test_only_as_much_as_is_requested_is_fetched(hub: FakeHub) -> None:
     path = fetch(HubSplit("owner/name", "train", max_bytes=200))
     assert 200 <= path.stat().st_size < 260
     assert hub.served < 10

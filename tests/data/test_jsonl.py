@@ -191,13 +191,13 @@ def test_a_bad_line_is_counted_or_stops_when_strict(
     assert corpus.problems is not None
     assert "\n" not in corpus.problems
     assert corpus.problems.startswith(f"2 bad lines skipped in {path}")
-    assert corpus.problems.endswith("set data.jsonl.strict true to stop at the first")
+    assert corpus.problems.endswith("set data.strict true to stop at the first")
     assert JsonlCorpus(path=clean, **options).problems is None
     assert "line 10: " in corpus.problems
     assert "line 21: " in corpus.problems
     assert message in corpus.problems
     assert len(caplog.records) == 1
-    with pytest.raises(DataError, match=r"s\.jsonl, line 10: .*set data.jsonl.strict false"):
+    with pytest.raises(DataError, match=r"s\.jsonl, line 10: .*set data.strict false"):
         train(JsonlCorpus(path=path, strict=True, **options), 9)
 
 

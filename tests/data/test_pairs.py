@@ -215,7 +215,7 @@ def test_a_pair_file_says_what_it_left_out(tmp_path: Path) -> None:
     (tmp_path / "v.b64").write_bytes(encoded("x\ty", "worse"))
     corpus = PairFileCorpus(path=tmp_path / "p.b64", valid_path=tmp_path / "v.b64")
     assert corpus.problems is not None
-    for part in ("p.b64 (line 17: no tab", "v.b64 (line 2: no tab", "set data.pairs.strict true to stop at the first"):
+    for part in ("p.b64 (line 17: no tab", "v.b64 (line 2: no tab", "set data.strict true to stop at the first"):
         assert part in corpus.problems
     (tmp_path / "p.b64").write_bytes(encoded(*good))
     assert PairFileCorpus(path=tmp_path / "p.b64").problems is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from glissando.cli.corpora import GENERATED
 from glissando.config import from_dict
 from glissando.data.automata import ParityCorpus, TrackingCorpus, arrangements
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
 from glissando.data.copying import CopyCorpus, InductionCorpus, SelectiveCopyCorpus
-from glissando.data.corpora import CORPORA, DataConfig, TokenizerConfig, build_corpus
+from glissando.data.corpora import CORPORA, BpeOptions, build_corpus
 from glissando.data.tasks import RecallCorpus, TaskCorpus
 from glissando.data.tokenizers import HFTokenizer, Tokenizer, train_bpe
 from glissando.errors import ConfigError, UnknownNameError
@@ -25,7 +27,6 @@ from glissando.evaluation.scoring import Score, score
 from glissando.loading import load
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
-from glissando.cli.corpora import GENERATED
 
 TASKS: dict[str, type[TaskCorpus]] = {
     "recall": RecallCorpus,
@@ -43,7 +44,7 @@ def make(task: str, **options: Any) -> TaskCorpus:
 
 
 def rows(*batches: Batch) -> list[tuple[str, str]]:
-    """What is read, and what is to be said after each character of it: a space where nothing is scored."""
+    """What is read, and what is to be given after each character of it: a space where nothing is scored."""
     found = []
     for batch in batches:
         mask = torch.ones_like(batch.ids, dtype=torch.bool) if batch.mask is None else batch.mask
@@ -149,8 +150,8 @@ def test_bytes_floor_and_padding(task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_they_are_generated_corpora_with_samples(task: str) -> None:
     assert task in GENERATED
-    corpus = build_corpus(DataConfig(corpus=task))
-    assert isinstance(corpus, CORPORA[task].load())  # type: ignore[arg-type]
+    corpus = build_corpus(CORPORA.read(task))
+    assert isinstance(corpus, CORPORA[task])
     assert corpus.tokenizer.eos_id == 10
     assert (corpus.seq_len, corpus.batch_size) == (256, 32)
     shown, counted = list(islice(corpus.texts(), 300)), trained(corpus, 10)
@@ -393,12 +394,12 @@ def test_only_answers_count_for_accuracy_and_bits(task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_every_character_is_a_token_of_any_vocabulary(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glissando.data.corpora.TOKENIZER_TEXT_BYTES", 5000)
-    as_bytes = DataConfig(corpus=task, seq_len=192, batch_size=8)
-    merged = build_corpus(DataConfig(task, 192, 8, tokenizer=TokenizerConfig("bpe", 300)))
+    as_bytes = CORPORA.options[task](seq_len=192, batch_size=8)
+    merged = build_corpus(replace(as_bytes, tokenizer=BpeOptions(vocab_size=300)))
     assert isinstance(merged.tokenizer, HFTokenizer)
-    wanted, found = (next(corpus.batches("train")) for corpus in (build_corpus(as_bytes), merged))
-    assert wanted.n_bytes == found.n_bytes
-    for target, said in zip(wanted.targets.flatten().tolist(), found.targets.flatten().tolist(), strict=True):
+    expected, found = (next(corpus.batches("train")) for corpus in (build_corpus(as_bytes), merged))
+    assert expected.n_bytes == found.n_bytes
+    for target, said in zip(expected.targets.flatten().tolist(), found.targets.flatten().tolist(), strict=True):
         assert said == target == IGNORED or merged.tokenizer.decode([said]) == chr(target)
     assert next(merged.texts()) == next(build_corpus(as_bytes).texts())
 
@@ -471,12 +472,12 @@ def test_sizes_must_be_positive(task: str, size: str) -> None:
 def test_a_model_is_trained_and_scored(task: str, tmp_path: Path) -> None:
     sizes = {"copy": {"delay": 5}, "selective_copy": {"length": 20}, "induction": {"length": 20}}.get(task, {})
     values = {
-        "model": {"hidden_size": 16, "depth": {"layers": 1}, "mixers": {"attention": {"heads": 2}}},
-        "data": {"corpus": task, "seq_len": 64, "batch_size": 8, task: {"valid_rows": 12, **sizes}},
+        "model": {"hidden_size": 16, "depth": {"layers": 1}, "mixer": {"kind": "attention", "heads": 2}},
+        "data": {"kind": task, "seq_len": 64, "batch_size": 8, "valid_rows": 12, **sizes},
         "training": {"steps": 4, "accelerator": "cpu", "log_every": 2},
     }
     run = train(from_dict(RunConfig, values), tmp_path / "run")
-    corpus = build_corpus(from_dict(DataConfig, values["data"]))
+    corpus = build_corpus(from_dict(CORPORA.section(), values["data"]))
     found = score(load(run.path), corpus.batches("valid"))
     assert found.n_targets == found.n_bytes == sum(batch.n_bytes for batch in corpus.batches("valid"))
     assert found.floor == 0.0

@@ -231,7 +231,7 @@ def test_prompts_are_held_out_deterministic_and_texts_are_whole(prose: Path) -> 
         (None, "no file"),
         (b"", "is empty"),
         (b"short", "less than one window of 16"),
-        (b"one\ntwo\xfftail" * 20, "byte 7, line 2.*not UTF-8.*--data.text.encoding_errors ignore"),
+        (b"one\ntwo\xfftail" * 20, "byte 7, line 2.*not UTF-8.*--data.encoding_errors ignore"),
         (b"a" * 99 + b"\n\xe2\x82", "byte 100, line 2.*not UTF-8"),
         (b"a\nb\nc\0" + b"d" * 90, "byte 5, line 3.*NUL.*tr -d"),
         (("text of Windows" * 20).encode("utf-16"), "is UTF-16.*iconv"),
@@ -257,7 +257,7 @@ def test_a_file_too_short_to_train_on_can_be_validated(tmp_path: Path) -> None:
 def test_a_directory_or_no_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a directory"):
         TextCorpus(path=tmp_path, **OPTIONS)
-    with pytest.raises(DataError, match=r"data\.text\.path"):
+    with pytest.raises(DataError, match=r"data\.path"):
         TextCorpus(path=None, **OPTIONS)
 
 

@@ -15,7 +15,7 @@ from published import bert, byte_fallback, gpt2, wordpiece
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, pre_tokenizers
 
-from glissando.data.corpora import DataConfig, TokenizerConfig, build_tokenizer
+from glissando.data.corpora import FileOptions, TextOptions, build_tokenizer
 from glissando.data.tokenizers import (
     ByteTokenizer,
     HFTokenizer,
@@ -137,7 +137,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
 
 
 def from_configuration(path: Path) -> Tokenizer:
-    return build_tokenizer(DataConfig(corpus="text", tokenizer=TokenizerConfig(kind="file", path=str(path))))
+    return build_tokenizer(TextOptions(tokenizer=FileOptions(path=str(path))))
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, from_configuration])

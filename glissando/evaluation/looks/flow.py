@@ -18,7 +18,7 @@ def _speed(model: LanguageModel, ids: Tensor, control: Tensor | None) -> Look:
         rows.append(f"tau {tau:.2f}")
         values.append(slope[0].norm(dim=-1).double().cpu().tolist())
 
-    hook = model.depth.register_forward_pre_hook(lambda _, args, given: (args, given | {"watch": watch}), with_kwargs=True)
+    hook = model.depth.register_forward_pre_hook(lambda _, x, given: (x, given | {"watch": watch}), with_kwargs=True)
     try:
         model(ids, control=control)
     finally:

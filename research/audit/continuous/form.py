@@ -48,8 +48,8 @@ def causality_as_published(plan: Plan) -> Finding:
     lengths = [16, 64] if plan.quick else [64, 512, 2048, 8192]
     model = _published(plan)
     leaks = [float(_moved(model, length)[0]) for length in lengths]
-    told = ", ".join(f"{leak:.1e}" for leak in leaks)
-    said = f"another last byte moves the first byte's logits by {told} at lengths {', '.join(map(str, lengths))}: "
+    summary = ", ".join(f"{leak:.1e}" for leak in leaks)
+    said = f"another last byte moves the first byte's logits by {summary} at lengths {', '.join(map(str, lengths))}: "
     said += "the convolution over time is circular"
     checks = {
         "the first position does not depend on the last": max(leaks) == 0,
@@ -90,7 +90,7 @@ def _moved(model: nn.Module, length: int) -> Tensor:
 
 
 def _draw_leak(plan: Plan, target: Path) -> Path:
-    from glissando.evaluation.plots import figure_and_axes
+    from glissando.evaluation.figures import figure_and_axes
 
     length = 64 if plan.quick else 512
     figure, (axes,) = figure_and_axes()

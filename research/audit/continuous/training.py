@@ -93,14 +93,14 @@ def accuracy_corrected(plan: Plan) -> Finding:
     shown, decoded, same = held_out(published, text.held_out, size.length), *_read_twice(published, plan)
     found = {name: _tuned(plan, make) for name, make in _models(plan).items()}
     gaps = {name: gap_of(found[name].nats - found["Transformer"].nats) for name in ("published form", "causal form")}
-    told = "; ".join(f"{name} {_scored(each)} (rate {each.rate:g})" for name, each in found.items())
+    summary = "; ".join(f"{name} {_scored(each)} (rate {each.rate:g})" for name, each in found.items())
     beside = ", ".join(f"{name} {gap}" for name, gap in gaps.items())
     said = (
         f"{text.source}, {size.steps} steps of {size.length:,} characters. Trained as published: {_scored(shown)} held "
         f"out. At the best of the rates {', '.join(f'{rate:g}' for rate in RATES)} with a cosine, "
-        f"{len(plan.each_seed)} seed(s): {told}; nats beside the Transformer: {beside}\nread prefix by prefix, as it "
-        f"decodes, the published form costs {decoded:.3f} at positions where whole windows cost {same:.3f}: what the "
-        "leak is worth"
+        f"{len(plan.each_seed)} seed(s): {summary}; nats beside the Transformer: {beside}\nread prefix by prefix, as "
+        f"it decodes, the published form costs {decoded:.3f} at positions where whole windows cost {same:.3f}: what "
+        "the leak is worth"
     )
     checks = {
         "held-out loss is the training batches' within 3 %": abs(shown.mean / curve.last() - 1) <= 0.03,
@@ -203,10 +203,10 @@ def homeostasis_corrected(plan: Plan) -> Finding:
         for name in FACTORS
     }  # fmt: skip
     gaps = {name: gap_of(found["homeostatic"].nats - found[name].nats) for name in ("constant", "cosine")}
-    told = ", ".join(f"{name} {each.mean:.3f} (rate {each.rate:g})" for name, each in found.items())
+    summary = ", ".join(f"{name} {each.mean:.3f} (rate {each.rate:g})" for name, each in found.items())
     said = (
         f"{_small_told(plan)}; held-out nats a character, each at the best of the base rates "
-        f"{', '.join(f'{rate:g}' for rate in rates)}, {len(plan.each_seed)} seed(s): {told}; homeostatic against "
+        f"{', '.join(f'{rate:g}' for rate in rates)}, {len(plan.each_seed)} seed(s): {summary}; homeostatic against "
         + ", ".join(f"{name} {gap}" for name, gap in gaps.items())
     )
     checks = {f"lower than with a tuned {name} rate": gap.below() for name, gap in gaps.items()}
@@ -257,17 +257,17 @@ def samples_corrected(plan: Plan) -> Finding:
     from glissando.loading import load
 
     if plan.run is not None:
-        model, told, needs = load(plan.run), f"run {plan.run}", ""
+        model, summary, needs = load(plan.run), f"run {plan.run}", ""
     else:
         steps, length = (6, 32) if plan.quick else (8 * size_of(plan).steps, 512)
         shape = {"hidden_size": 16, "depth": {"layers": 1}} if plan.quick else {}
         model = seeded(0, lambda: LanguageModel.from_preset(NANO, **shape))
         learn(model, read_bytes(plan).train, Learning(1, length, steps, 2e-3, 0, cosine, betas=(0.9, 0.99)))
-        told, needs = f"{NANO} after {steps:,} steps of {length} characters", _LONGER
+        summary, needs = f"{NANO} after {steps:,} steps of {length} characters", _LONGER
     text = read_bytes(plan).held_out
     prompts = [text[1000 * seed : 1000 * seed + 64] for seed in range(1 if plan.quick else 3)]
     found = _judged(plan, [_sample(model, plan, seed, prompt) for seed, prompt in enumerate(prompts)])
-    return Finding(f"{told}: {found.said}", found.figures, found.checks, needs)
+    return Finding(f"{summary}: {found.said}", found.figures, found.checks, needs)
 
 
 @torch.no_grad()

@@ -148,7 +148,7 @@ def _mebibytes(sizes: list[int]) -> str:
 
 
 def _draw_memory(steps: list[int], table: dict[str, list[int]], target: Path) -> Path:
-    from glissando.evaluation.plots import figure_and_axes
+    from glissando.evaluation.figures import figure_and_axes
 
     figure, (axes,) = figure_and_axes()
     styles = (("#5f6b76", "o-"), ("#0b6e99", "s-"), ("#2e7d32", "D-"), ("#b3261e", "^--"), ("#c77700", "v--"))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from glissando.compare.intervals import Median, median_of
 from research.audit.claim import Finding, Plan
 from research.audit.hybrid.costs import latency_of
-from research.audit.hybrid.solvers import entering
+from research.audit.hybrid.solvers import flow_input
 from research.audit.hybrid.steering import NEEDS_RUN, sweeps
 from research.audit.hybrid.training import PROMPT, build, size_of, steer_on_prompt, train
 from research.audit.training import seeded
@@ -55,7 +55,7 @@ def _step_norm(model: PublishedHybrid, plan: Plan, scale: float = 1.0) -> tuple[
     """|dt alpha J_F| at H(0) of a window, by power iterations with its transpose; alpha."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    given, block = entering(model, plan)
+    given, block = flow_input(model, plan)
     h = (scale * given[:1]).requires_grad_()
     alpha = block.field.alpha.item()
     with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():  # of the fused kernels none has a second derivative
@@ -127,11 +127,11 @@ def neutral_as_published(plan: Plan) -> Finding:
     """P(good) and P(bad) after the one prompt at u = 0 and without a control, models of several seeds."""
     models = [steer_on_prompt(plan, seed) for seed in plan.each_seed]
     rest = [model.probabilities([0.0, None]).tolist() for model in models]
-    told = "; ".join(
+    summary = "; ".join(
         f"seed {seed}: {zero[0]:.1%} good, {zero[1]:.1%} bad at u = 0, {none[0]:.1%} and {none[1]:.1%} without"
         for seed, (zero, none) in enumerate(rest)
     )
-    said = f"after {PROMPT!r}, {told}; no step of training has shown the model a neutral control"
+    said = f"after {PROMPT!r}, {summary}; no step of training has shown the model a neutral control"
     checks = {
         f"good within 10 points of {NEUTRAL:.1%} at u = 0, every seed": all(
             abs(z[0] - NEUTRAL) <= 0.1 for z, _ in rest
@@ -145,15 +145,15 @@ def neutral_corrected(plan: Plan) -> Finding:
     """A run whose training shows it u = 0: what its dials say at rest, and what that costs."""
     if plan.run is None:
         return Finding("not measured", needs=NEEDS_RUN.replace("NAME", "hybrid-neutral"))
-    told, checks, figures = [], {}, []
+    summary, checks, figures = [], {}, []
     for swept in sweeps(plan, (-1.0, 0.0, 1.0)):
         f = swept.as_dict()
         at = f["u"].index(0.0)
         lean, cost = f["mean_label"][at], f["perplexity_against_uncontrolled"][at]
-        told.append(
+        summary.append(
             f"{f['dial']}: mean judged label {lean:+.2f} at u = 0, perplexity {cost:.4f} of that without a control"
         )
         checks[f"{f['dial']}: perplexity at rest within 1 % of its own"] = abs(cost - 1) <= 0.01
         checks[f"{f['dial']}: mostly towards u = 1 at rest"] = lean > MOSTLY
         figures.append(f)
-    return Finding("; ".join(told), {"dials": figures}, checks)
+    return Finding("; ".join(summary), {"dials": figures}, checks)

@@ -136,8 +136,8 @@ def _pm(both: tuple[float, float]) -> str:
 
 
 def _draw_training(hybrid: Trained, baseline: Trained, target: Path) -> Path:
+    from glissando.evaluation.figures import figure_and_axes
     from glissando.evaluation.gradients import running_median
-    from glissando.evaluation.plots import figure_and_axes
 
     figure, (left, right) = figure_and_axes(columns=2)
     for name, run, color in (("hybrid", hybrid, "#0b6e99"), ("baseline", baseline, "#c77700")):

@@ -46,7 +46,7 @@ def corrected(plan: Plan) -> Finding:
 @torch.no_grad()
 def solver_gaps(model: PublishedHybrid, plan: Plan) -> tuple[dict[str, float], float, float]:
     """|H_s(1) - H*(1)| for each solver s, with |H*(1) - H(0)| and |H*(1)|; H* by 64 steps of rk4, in float64."""
-    x, block = entering(model, plan)
+    x, block = flow_input(model, plan)
     fine = _solved(block, x, "rk4", 64)
     gaps = {name: float((_solved(block, x, name, 4) - fine).norm()) for name in SOLVERS}
     return gaps, float((fine - x).norm()), float(fine.norm())
@@ -55,7 +55,7 @@ def solver_gaps(model: PublishedHybrid, plan: Plan) -> tuple[dict[str, float], f
 @torch.no_grad()
 def future_leak(model: PublishedHybrid, plan: Plan) -> dict[str, float]:
     """How far the first token's H(1) moves, over |H(1) - H(0)|, where the last token's H(0) is ten times as large."""
-    x, block = entering(model, plan)
+    x, block = flow_input(model, plan)
     changed = x.clone()
     changed[:, -1] *= 10
     leak = {}
@@ -65,7 +65,7 @@ def future_leak(model: PublishedHybrid, plan: Plan) -> dict[str, float]:
     return leak
 
 
-def entering(model: PublishedHybrid, plan: Plan) -> tuple[Tensor, ODEBlock]:
+def flow_input(model: PublishedHybrid, plan: Plan) -> tuple[Tensor, ODEBlock]:
     """H(0) of two windows of the text, and the ODE block: in float64, without dropout."""
     model = copy.deepcopy(model).double().eval().cpu()
     ids = read_tokens(plan).held_out[: 2 * size_of(plan).length].view(2, -1)

@@ -65,8 +65,8 @@ def steering_corrected(plan: Plan) -> Finding:
     for f in figures:
         for side, published in zip(("+1", "-1"), PUBLISHED, strict=True):
             low, high = f[f"success_at_{side}_95"]
-            told = f"{f['dial']} at {side}: {f[f'success_at_{side}']:.1%} (95 %: {low:.1%} to {high:.1%})"
-            said.append(told)
+            summary = f"{f['dial']} at {side}: {f[f'success_at_{side}']:.1%} (95 %: {low:.1%} to {high:.1%})"
+            said.append(summary)
             checks[f"{f['dial']} at {side}: {published:.1%}, or {SHORT:.0%} less"] = at_least(
                 low, high, published - SHORT
             )
@@ -172,7 +172,7 @@ def _number(value: float) -> str:
 
 
 def _draw(u: np.ndarray, curves: list[np.ndarray], crossings: list[float], target: Path) -> Path:
-    from glissando.evaluation.plots import figure_and_axes
+    from glissando.evaluation.figures import figure_and_axes
 
     figure, (axes,) = figure_and_axes()
     colors = ("#0b6e99", "#c77700", "#2e7d32", "#5f6b76", "#7b3fa0")

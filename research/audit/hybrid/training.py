@@ -83,8 +83,8 @@ def read_tokens(plan: Plan) -> Tokens:
             f"{source} has {len(ids)} tokens; a tenth of them must be more than {length}: give a longer text"
         )
     published = bool(plan.text) and tokenizer.vocab_size == GPT2_ENTRIES
-    told = f"{source}, {len(ids):,} tokens of {tokenizer.vocab_size:,} kinds"
-    return Tokens(ids[:edge], ids[edge:], tokenizer, told, published)
+    summary = f"{source}, {len(ids):,} tokens of {tokenizer.vocab_size:,} kinds"
+    return Tokens(ids[:edge], ids[edge:], tokenizer, summary, published)
 
 
 def _file(path: str) -> str:

@@ -138,7 +138,7 @@ def learning_corrected(plan: Plan) -> Finding:
 
 
 def _learning(models: dict[str, nn.Module]) -> Finding:
-    told, checks, figures = [], {}, {}
+    summary, checks, figures = [], {}, {}
     for name, model in models.items():
         ids = some_ids(2, 9)
         model.train()
@@ -146,10 +146,10 @@ def _learning(models: dict[str, nn.Module]) -> Finding:
         silent = {n: p.numel() for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
         share = sum(silent.values()) / sum(p.numel() for p in model.parameters())
         parts = sorted({re.sub(r"^layers\.\d+\.(core\.)?", "", n).split(".")[0] for n in silent})
-        told.append(f"{name}: {share:.1%} of the parameters get no gradient ({', '.join(parts) or 'none'})")
+        summary.append(f"{name}: {share:.1%} of the parameters get no gradient ({', '.join(parts) or 'none'})")
         checks[f"{name}: every parameter gets a gradient"] = not silent
         figures[name] = {"share": share, "silent": sorted(silent)}
-    return Finding("; ".join(told), figures, checks)
+    return Finding("; ".join(summary), figures, checks)
 
 
 # ---------------------------------------------------------------------- HiPPO
@@ -227,7 +227,7 @@ def _reconstruction(A: Tensor) -> float:
 
 
 def _draw_growth(size: int, target: Path) -> Path:
-    from glissando.evaluation.plots import figure_and_axes
+    from glissando.evaluation.figures import figure_and_axes
 
     figure, (axes,) = figure_and_axes()
     for name, A, color in (

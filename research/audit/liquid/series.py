@@ -1,7 +1,7 @@
 """What of the Liquid State-Space Model shows on series: whether tau adapts over time, and uneven times.
 
 The series are two decaying oscillators, kicked now and then, whose frequencies switch between two regimes, sampled
-after exponential gaps; each step is given the value and the time to the next one, which it must foretell.
+after exponential gaps; each step is given the value and the time to the next one, which it must predict.
 """
 
 from __future__ import annotations
@@ -165,11 +165,11 @@ def irregular_corrected(plan: Plan) -> Finding:
     gru = found["GRU, dt a feature"]
     beside = {kind: gap_of(found[kind] - gru) for kind in ("liquid", "liquid, dt a feature too")}
     still, halves = _laws(plan)
-    told = ", ".join(f"{kind} {mean:.3f}" for kind, mean in means.items())
+    summary = ", ".join(f"{kind} {mean:.3f}" for kind, mean in means.items())
     against = ", ".join(f"{kind} {each}" for kind, each in beside.items())
     said = (
-        f"mean square of the forecast over the variance, held-out series, {len(plan.each_seed)} seed(s): {told}; with "
-        f"the time {gap} against without; against the GRU: {against}. A step of "
+        f"mean square of the forecast over the variance, held-out series, {len(plan.each_seed)} seed(s): {summary}; "
+        f"with the time {gap} against without; against the GRU: {against}. A step of "
         f"dt = 0 moves the state by {still:g}; two half steps and one differ by {halves:.0e} where tau sees the "
         "input alone"
     )
@@ -223,9 +223,9 @@ def adaptation_as_published(plan: Plan) -> Finding:
     means = {name: math.exp(sum(each) / len(each)) for name, each in logs.items()}
     gap = mean_of(torch.tensor(logs["smooth"]) - torch.tensor(logs["spiky"]))
     low, high = (math.exp(end) for end in gap.interval)
-    told = ", ".join(f"{name} {mean:.4f}" for name, mean in means.items())
+    summary = ", ".join(f"{name} {mean:.4f}" for name, mean in means.items())
     said = (
-        f"one step, the published patterns along its 8 features, {_SEEDS} new models: tau {told}; smooth over spiky "
+        f"one step, the published patterns along its 8 features, {_SEEDS} new models: tau {summary}; smooth over spiky "
         f"{math.exp(gap.value):.4f} ({low:.4f} to {high:.4f}). The network that makes tau "
         "gets no gradient, so that training changes nothing of it"
     )
@@ -247,15 +247,15 @@ def _along(seed: int) -> dict[str, Tensor]:
 
 def adaptation_corrected(plan: Plan) -> Finding:
     """tau of a model that learned to forecast, where the patterns run over time."""
-    told, ratios = [], []
+    summary, ratios = [], []
     for seed in plan.each_seed:
         model = fitted(plan, "liquid", seed).model.model
         rows = {row.pattern: row for row in compare_patterns(model, signals(model), against="spiky", seeds=_SEEDS)}
         smooth = rows["smooth"]
         ratios.append((smooth.ratio, smooth.low, smooth.high))
         others = ", ".join(f"{name} {rows[name].ratio:.2f}" for name in ("constant", "random"))
-        told.append(f"seed {seed}: smooth {smooth.ratio:.2f} ({smooth.low:.2f} to {smooth.high:.2f}), {others}")
-    said = f"trained to forecast uneven series; tau over that of spiky input, patterns over time: {'; '.join(told)}"
+        summary.append(f"seed {seed}: smooth {smooth.ratio:.2f} ({smooth.low:.2f} to {smooth.high:.2f}), {others}")
+    said = f"trained to forecast uneven series; tau over that of spiky input, patterns over time: {'; '.join(summary)}"
     over_seeds = mean_of(torch.tensor([math.log(ratio) for ratio, _, _ in ratios]))
     checks = {f"it is {LARGER:g}x as large for smooth as for spiky, or more": over_seeds.above(math.log(LARGER))}
     return Finding(said, {"smooth_over_spiky": ratios}, checks, draw=lambda target: _draw(plan, target))

@@ -90,7 +90,7 @@ def scoring_corrected(plan: Plan) -> Finding:
 
 
 def _shares(loss: Callable[[], Tensor], model: nn.Module, ids: Tensor) -> Finding:
-    """How much of |d loss / d logits|, summed over the positions, is at those that foretell the input or its tab."""
+    """How much of |d loss / d logits|, summed over the positions, is at those that predict the input or its tab."""
     seen: list[Tensor] = []
 
     def keep(module: nn.Module, given: tuple[Tensor, ...], logits: Tensor) -> None:

@@ -101,15 +101,15 @@ def _repeated(small: PublishedMinimal) -> PublishedMinimal:
 def _compared(small: nn.Module, grown: Mapping[str, nn.Module]) -> Finding:
     ids = torch.randint(32, 127, (16, 24), generator=torch.Generator().manual_seed(0))
     before = logits_of(small, ids)
-    told, figures, checks = [], {}, {}
+    summary, figures, checks = [], {}, {}
     for name, model in grown.items():
         after = logits_of(model, ids)
         gap, turned = float((after - before).abs().max()), _turned(before, after)
-        told.append(f"{name}: {gap:.1e}, {turned:.0%} of the likeliest characters change")
+        summary.append(f"{name}: {gap:.1e}, {turned:.0%} of the likeliest characters change")
         figures[name] = {"logits": gap, "argmax": turned}
         checks[f"{name} computes the same within {BOUND:g}"] = gap < BOUND
     said = f"float64, weights of their start + {PERTURBED:g} N(0, 1); largest change of a logit (they reach "
-    return Finding(f"{said}{float(before.abs().max()):.1f}): {'; '.join(told)}", figures, checks)
+    return Finding(f"{said}{float(before.abs().max()):.1f}): {'; '.join(summary)}", figures, checks)
 
 
 def _turned(before: Tensor, after: Tensor) -> float:
@@ -144,16 +144,16 @@ class Cost(NamedTuple):
 def cheaper_as_published(plan: Plan) -> Finding:
     """The FLOPs of the final size alone, as where the small model is taken as given."""
     costs = _costs(plan)
-    return _told(plan, costs, [c.last_stage for c in costs], "counting the last stage alone")
+    return _described(plan, costs, [c.last_stage for c in costs], "counting the last stage alone")
 
 
 def cheaper_corrected(plan: Plan) -> Finding:
     """The FLOPs of all stages until the held-out loss is what training from scratch ends with, over seeds."""
     costs = _costs(plan)
-    return _told(plan, costs, [c.grown for c in costs], "counting all stages")
+    return _described(plan, costs, [c.grown for c in costs], "counting all stages")
 
 
-def _told(plan: Plan, costs: tuple[Cost, ...], spent: list[float | None], how: str) -> Finding:
+def _described(plan: Plan, costs: tuple[Cost, ...], spent: list[float | None], how: str) -> Finding:
     shares = [None if flops is None else flops / cost.scratch for flops, cost in zip(spent, costs, strict=True)]
     reached = [share for share in shares if share is not None]
     listed = ", ".join("never" if share is None else f"{share:.0%}" for share in shares)

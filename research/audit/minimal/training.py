@@ -223,7 +223,7 @@ def memory_corrected(plan: Plan) -> Finding:
 
 
 def _draw_memory(table: dict[str, dict[int, Answers]], target: Path) -> Path:
-    from glissando.evaluation.plots import figure_and_axes
+    from glissando.evaluation.figures import figure_and_axes
 
     figure, (axes,) = figure_and_axes()
     for (name, row), color in zip(table.items(), ("#b3261e", "#0b6e99", "#2e7d32"), strict=False):
@@ -261,7 +261,7 @@ def shift_corrected(plan: Plan) -> Finding:
         assert plan.quick or f"{parameters(model):,}" == name
         _ours(model, endless(OUR_ROWS, 0), steps)
         found[name] = answers(model, held)
-    told = "; ".join(
+    summary = "; ".join(
         f"{name} parameters {a.exact:.1%} exact (95 %: {a.low:.1%} to {a.high:.1%}), {a.characters:.1%} of characters"
         for name, a in found.items()
     )
@@ -270,7 +270,7 @@ def shift_corrected(plan: Plan) -> Finding:
         "a model of 4,576 parameters can": found["4,576"].exact >= 0.99,
     }
     figures = {name: a._asdict() for name, a in found.items()}
-    return Finding(f"{steps} steps of {OUR_ROWS} pairs, never the same twice: {told}", figures, checks)
+    return Finding(f"{steps} steps of {OUR_ROWS} pairs, never the same twice: {summary}", figures, checks)
 
 
 # ---------------------------------------------------------------------- RoPE on values, and dropout
@@ -329,7 +329,7 @@ def _compare_ours(
     a: dict[str, Any],
     second: str,
     b: dict[str, Any],
-    asked: str,
+    direction: str,
     dropouts: tuple[float | None, float | None] = (None, None),
 ) -> Finding:
     """Held-out nats of two forms of 4,576 parameters, in pairs of the same seed; `asked` is lower or no higher.
@@ -339,13 +339,13 @@ def _compare_ours(
     forms = [(tuple(options.items()), dropout) for options, dropout in zip((a, b), dropouts, strict=True)]
     nats = torch.tensor([[_one(plan, *form, seed) for form in forms] for seed in plan.each_seed])
     gap = mean_of(nats[:, 0] - nats[:, 1])
-    told = ", ".join(f"{one:.3f} and {other:.3f}" for one, other in nats.tolist())
+    summary = ", ".join(f"{one:.3f} and {other:.3f}" for one, other in nats.tolist())
     said = (
         f"4,576 parameters, {_steps(plan)} steps, held-out nats a character {first} and {second}, seeds "
-        f"{', '.join(map(str, plan.each_seed))}: {told}; difference {gap}"
+        f"{', '.join(map(str, plan.each_seed))}: {summary}; difference {gap}"
     )
-    bound = -MATTERS if asked == "lower" else MATTERS
-    check = f"held-out loss is {asked}, by {MATTERS:g} nats"
+    bound = -MATTERS if direction == "lower" else MATTERS
+    check = f"held-out loss is {direction}, by {MATTERS:g} nats"
     return Finding(said, {"nats": nats.tolist(), "difference": gap}, {check: gap.below(bound)})
 
 

@@ -44,9 +44,9 @@ def cache_corrected(plan: Plan) -> Finding:
     standard = [_state_of("attention", length, {}) for length in lengths]
     bounded = [_state_of("tau", length, {"cache": "binned", "bins": 64 if plan.quick else 1024}) for length in lengths]
     ratios = {name: found[-1] / standard[-1] for name, found in states.items()}
-    told = "; ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items())
+    summary = "; ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items())
     said = (
-        f"behind {lengths[-1]:,} tokens, the whole state over attention's: {told}. The binned cache takes "
+        f"behind {lengths[-1]:,} tokens, the whole state over attention's: {summary}. The binned cache takes "
         f"{bounded[0] / 1024:,.0f} KiB behind {lengths[0]:,} tokens and {bounded[1] / 1024:,.0f} behind "
         f"{lengths[1]:,}, where attention's takes {standard[0] / 1024:,.0f} and {standard[1] / 1024:,.0f}"
     )
@@ -90,10 +90,10 @@ def speed_corrected(plan: Plan) -> Finding:
     for length in (64,) if plan.quick else (1024, 4096, 8192):
         forms = [_layer_of(mixer, 1 if plan.quick else 2, {}) for mixer in ("tau", "attention")]
         found[length] = _trained(forms, length, plan)
-    told = "; ".join(f"{length:,} tokens {each}" for length, each in found.items())
+    summary = "; ".join(f"{length:,} tokens {each}" for length, each in found.items())
     checks = {f"a fifth faster at {length:,} tokens": each.ratio.between(FASTER) for length, each in found.items()}
     figures = {str(length): each._asdict() for length, each in found.items()}
-    return Finding(f"2 layers of {WIDTH}, one row, training: {told}", figures, checks)
+    return Finding(f"2 layers of {WIDTH}, one row, training: {summary}", figures, checks)
 
 
 class Rates(NamedTuple):
@@ -173,25 +173,25 @@ def throughput_corrected(plan: Plan) -> Finding:
 
 def perplexity_as_published(plan: Plan) -> Finding:
     """exp of the loss printed beside each perplexity."""
-    told, checks = [], {}
+    summary, checks = [], {}
     for perplexity, (where, loss) in PRINTED.items():
-        told.append(f"{perplexity} beside {loss} ({where}), whose exponential is {math.exp(loss):.2f}")
+        summary.append(f"{perplexity} beside {loss} ({where}), whose exponential is {math.exp(loss):.2f}")
         checks[f"{perplexity} is that of {where}"] = _agrees(perplexity, loss)
     checks["the best step is told alike everywhere"] = len(set(BEST_STEPS)) == 1
-    said = f"printed: {'; '.join(told)}; the best step is {' and '.join(map(str, BEST_STEPS))}"
+    said = f"printed: {'; '.join(summary)}; the best step is {' and '.join(map(str, BEST_STEPS))}"
     return Finding(said, {"printed": {str(p): loss for p, (_, loss) in PRINTED.items()}}, checks)
 
 
 def perplexity_corrected(plan: Plan) -> Finding:
     """For each printed perplexity the printed loss that it is the exponential of, if there is one."""
-    told, checks = [], {}
+    summary, checks = [], {}
     for perplexity in PRINTED:
         fits = [name for name, loss in LOSSES.items() if _agrees(perplexity, loss)]
-        told.append(f"{perplexity} is that of {fits[0] if fits else 'no loss that was printed'}")
+        summary.append(f"{perplexity} is that of {fits[0] if fits else 'no loss that was printed'}")
         checks[f"{perplexity} is that of a validation loss"] = any("validation" in name for name in fits)
     best = min((loss, name) for name, loss in LOSSES.items() if "validation" in name)
     said = (
-        f"{'; '.join(told)}; the best validation loss, {best[0]} ({best[1]}), is a perplexity of "
+        f"{'; '.join(summary)}; the best validation loss, {best[0]} ({best[1]}), is a perplexity of "
         f"{math.exp(best[0]):.2f}"
     )
     return Finding(said, {"perplexities": {name: math.exp(loss) for name, loss in LOSSES.items()}}, checks)

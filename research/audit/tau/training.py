@@ -129,7 +129,7 @@ def _count(plan: Plan) -> int:
     return 4 if plan.quick else 64
 
 
-def _told(plan: Plan) -> str:
+def _setup(plan: Plan) -> str:
     s = size_of(plan)
     return f"{read_bytes(plan).source}; {s.layers} layers of {s.width}, {s.steps} steps of {s.batch} x {s.length}"
 
@@ -143,7 +143,7 @@ def learns_as_published(plan: Plan) -> Finding:
     pairs, share = _bigram(plan), model.effective_share(_some(plan)[:1])
     silent = sorted({name.split(".")[2] for name, p in model.named_parameters() if p.grad is None})
     said = (
-        f"{_told(plan)}: training loss {curve.last():.3f}, held out {score.mean:.3f} nats a byte (a table of pairs of "
+        f"{_setup(plan)}: training loss {curve.last():.3f}, held out {score.mean:.3f} nats a byte (a table of pairs of "
         f"bytes: {pairs:.3f}); the last query hears {share:.1%} of its keys alike; without gradient: "
         f"{', '.join(silent) or 'nothing'}"
     )
@@ -163,13 +163,13 @@ def learns_corrected(plan: Plan) -> Finding:
     seen = {kind: observe(found[kind].models[0], _some(plan)[:1])["effective_share"] for kind in kinds[:3]}
     below = {kind: gap_of(found[kind].nats - _table_nats(plan)) for kind in kinds}
     beside = {kind: gap_of(found[kind].nats - found["softmax"].nats) for kind in kinds[:3]}
-    told = "; ".join(
+    summary = "; ".join(
         f"{kind} {found[kind].mean:.3f} ({beside[kind]} against softmax; hears {seen[kind]:.0%} of its keys alike)"
         for kind in kinds[:3]
     )
     said = (
-        f"{_told(plan)}, {len(plan.each_seed)} seed(s), each at the best of the rates {_rates()}, held-out nats a "
-        f"byte: softmax {found['softmax'].mean:.3f}; {told}; a table of pairs of bytes "
+        f"{_setup(plan)}, {len(plan.each_seed)} seed(s), each at the best of the rates {_rates()}, held-out nats a "
+        f"byte: softmax {found['softmax'].mean:.3f}; {summary}; a table of pairs of bytes "
         f"{float(_table_nats(plan).mean()):.3f}"
     )
     checks: dict[str, bool | None] = {}
@@ -232,8 +232,8 @@ def _attends(plan: Plan, nats: float) -> str:
 
 
 def _draw(plan: Plan, target: Path) -> Path:
+    from glissando.evaluation.figures import figure_and_axes
     from glissando.evaluation.gradients import running_median
-    from glissando.evaluation.plots import figure_and_axes
 
     figure, (axes,) = figure_and_axes()
     colors = {"published": "#b3261e", "T = 1": "#c77700", "learned T": "#0b6e99", "softmax": "#5f6b76"}
@@ -292,7 +292,7 @@ def drift_as_published(plan: Plan) -> Finding:
         return float(model.key_energies(_some(plan)).median())
 
     found = _drift(plan, 0, model, median, lambda tau: model.tau.fill_(tau))
-    said = f"{_told(plan)}, tau recalibrated every {EVERY} steps: {_drifted(found)}"
+    said = f"{_setup(plan)}, tau recalibrated every {EVERY} steps: {_drifted(found)}"
     checks = {"tau falls": found.medians[-1] < found.medians[0], "with the loss": found.spearman() > 0.5}
     needs = _attends(plan, found.held_out)
     return Finding(said, {**found._asdict(), "spearman": found.spearman()}, {} if needs else checks, needs)
@@ -302,14 +302,17 @@ def drift_corrected(plan: Plan) -> Finding:
     """Energies that learn, on a tau that stays and on one that follows: is it the loss that pulls them down?"""
     ways = ("frozen", "recalibrated")
     found = {way: [_our_drift(plan, seed, follows=way == ways[1]) for seed in plan.each_seed] for way in ways}
-    told = "; ".join(f"tau {way}: {_drifted(each[0])}, held out {each[0].held_out:.3f}" for way, each in found.items())
+    summary = "; ".join(
+        f"tau {way}: {_drifted(each[0])}, held out {each[0].held_out:.3f}" for way, each in found.items()
+    )
     moved = {
         way: mean_of(torch.tensor([d.medians[-1] / d.medians[0] - 1 for d in each])) for way, each in found.items()
     }
     follows = {way: mean_of(torch.tensor([drift.spearman() for drift in each])) for way, each in found.items()}
     said = (
-        f"{_told(plan)}, energies with gradients, seed 0: {told}. Over {len(plan.each_seed)} seed(s) the median energy "
-        "changes by " + ", ".join(f"{100 * moved[way].value:+.0f} % ({way}; Spearman {follows[way]})" for way in ways)
+        f"{_setup(plan)}, energies with gradients, seed 0: {summary}. Over {len(plan.each_seed)} seed(s) the median "
+        "energy changes by "
+        + ", ".join(f"{100 * moved[way].value:+.0f} % ({way}; Spearman {follows[way]})" for way in ways)
     )
     checks = {
         "on a frozen tau the energies fall": moved["frozen"].below(),
@@ -360,7 +363,7 @@ def laplacian_as_published(plan: Plan) -> Finding:
         model = seeded(0, partial(_published, plan, laplacian=made[name]))
         ends[name] = learn(model, read_bytes(plan).train, _how(plan, 0)).last()
         scores[name] = _scored(model, plan).mean
-    said = f"{_told(plan)}: training loss {ends['domain']:.3f} with the text's graph, {ends['chain']:.3f} with a chain"
+    said = f"{_setup(plan)}: training loss {ends['domain']:.3f} with the text's graph, {ends['chain']:.3f} with a chain"
     checks = {f"lower with the domain's graph, by more than {MATTERS}": ends["domain"] < ends["chain"] - MATTERS}
     needs = _attends(plan, min(scores.values()))
     return Finding(said, {"loss": ends, "held_out": scores}, {} if needs else checks, needs)
@@ -370,10 +373,10 @@ def laplacian_corrected(plan: Plan) -> Finding:
     """Ours, energies and T learned, with three graphs: held-out loss over seeds."""
     made = graphs_of(plan)
     nats = {name: torch.stack([_with_graph(plan, made[name], seed).nats for seed in plan.each_seed]) for name in made}
-    told = ", ".join(f"{name} {float(values.mean()):.4f}" for name, values in nats.items())
+    summary = ", ".join(f"{name} {float(values.mean()):.4f}" for name, values in nats.items())
     gaps = {other: gap_of(nats["domain"] - nats[other]) for other in ("chain", "random")}
     said = (
-        f"{_told(plan)}, held-out nats a byte, {len(plan.each_seed)} seed(s): {told}; the domain's against "
+        f"{_setup(plan)}, held-out nats a byte, {len(plan.each_seed)} seed(s): {summary}; the domain's against "
         + ", ".join(f"{other} {gap}" for other, gap in gaps.items())
     )
     checks = {
@@ -404,7 +407,7 @@ def epiplexity_as_published(plan: Plan) -> Finding:
     """The area of the training loss above its end: the published form beside its GPT."""
     areas = {kind: _area(plan, kind) for kind in ("published", "published GPT")}
     ends = {kind: run(plan, kind).curve.last() for kind in areas}
-    said = f"{_told(plan)}: {_areas(areas, ends, 'training loss at the end')}"
+    said = f"{_setup(plan)}: {_areas(areas, ends, 'training loss at the end')}"
     checks = {"the area is larger with the scalar, by 2 %": areas["published"] > NEAR * areas["published GPT"]}
     return Finding(said, {"kilobits": areas, "end": ends}, checks)
 
@@ -418,7 +421,7 @@ def epiplexity_corrected(plan: Plan) -> Finding:
     lower = gap_of(nats["learned T"] - nats["no scalar"])
     means, ends = ({kind: float(each.mean()) for kind, each in found.items()} for found in (areas, nats))
     said = (
-        f"{_told(plan)}, {len(plan.each_seed)} seed(s) at {RATE:g}: {_areas(means, ends, 'held out')}. The area with "
+        f"{_setup(plan)}, {len(plan.each_seed)} seed(s) at {RATE:g}: {_areas(means, ends, 'held out')}. The area with "
         f"the scalar over that without, less 1: {larger}; held-out nats with it less those without: {lower}. A large "
         "area is also what a slow start makes: read it with the end"
     )
