@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -67,6 +68,15 @@ def test_the_best_validation_is_kept_and_opens_as_a_run(rising, capsys):
     fourth = next(float(row["valid_loss"]) for row in rows(rising) if row["step"] == "4")
     assert evaluated(capsys, rising, "--checkpoint", "4")["loss_nats"] == pytest.approx(fourth, rel=1e-5)
     assert main(["generate", str(rising), "--checkpoint", "best", "--prompt", "ab", "--max_tokens", "3"]) == 0
+
+
+def test_a_run_killed_before_its_first_regular_checkpoint_goes_on_from_its_best(rising, tmp_path):
+    killed = tmp_path / "killed"
+    shutil.copytree(rising, killed)
+    for path in (killed / "checkpoints").glob("step-*"):
+        shutil.rmtree(path)
+    resume(killed)
+    assert_same_tensors(weights(killed), weights(rising))
 
 
 def test_a_checkpoint_that_is_not_there_names_those_that_are(rising, capsys):
@@ -169,6 +179,18 @@ def test_without_a_budget_training_goes_on_until_it_is_interrupted(tmp_path, mon
     assert_same_tensors(
         weights(tmp_path / "run"), weights(train(configuration(tmp_path, PLAIN, fixed), tmp_path / "b"))
     )
+
+
+def test_a_training_without_a_budget_saves_after_ten_minutes_whatever_its_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr("glissando.training.loop.ENDLESS_SECONDS", 0.0)
+    interrupted_at(monkeypatch, 4)
+    with pytest.raises(Stopped):
+        train(
+            configuration(tmp_path, PLAIN, {"training": {"steps": None, "schedule": {"kind": "constant"}}}),
+            tmp_path / "run",
+        )
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert len(kept) == 2, "every step was saved, and the newest two are kept"
 
 
 def test_a_schedule_that_needs_an_end_is_refused_without_one(tmp_path):
