@@ -21,6 +21,7 @@ from glissando.data.corpora import CORPORA, build_corpus
 from glissando.data.tokenizers import load_tokenizer
 from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, RunError, Stopped
+from glissando.loading import BASE, load
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import BEST, CHECKPOINTS, METRICS, TOKENIZER, Run, config_text, saved_step
 from glissando.storage import MANIFEST
@@ -33,7 +34,7 @@ from glissando.training.loop import Hook, Loop
 from glissando.training.metrics import read_metrics
 from glissando.training.optimizer import read_moments
 from glissando.training.progress import Progress
-from glissando.training.start import keep_base, load_base, load_start, require_base, start_tokenizer
+from glissando.training.start import keep_base, load_start, start_tokenizer
 from glissando.training.summary import summarize, summary_lines
 
 
@@ -71,7 +72,7 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
         Run.create(out, notes={TEXTS: fingerprints(config.data)}).write_config(config.as_dict())
         corpus.tokenizer.save(loop.run.path / TOKENIZER)
         if config.training.neutral_kl:
-            keep_base(config, loop.run)
+            keep_base(str(config.start_from), loop.run)
     return _fit(loop)
 
 
@@ -152,7 +153,17 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
             "training.strategy `fsdp` cannot shard a flow, whose field is evaluated by parts and again in the backward "
             "pass; use `ddp`"
         )
-    require_base(config, corpus.control_names)
+    if config.training.neutral_kl and config.start_from is None:
+        raise ConfigError(
+            "training.neutral_kl ties the model at u = 0 to the one that training started from: name that with --from "
+            "RUN, or train in stages; or leave neutral_kl out"
+        )
+    if config.training.neutral_kl and not (labels and model.controls):
+        raise ConfigError(
+            "training.neutral_kl ties the model at u = 0 to the one that training started from, and needs a model with "
+            f"dials (model.depth.control, got {model.controls}) and a labelled corpus (labels: "
+            f"{', '.join(labels) or 'none'})"
+        )
     return notes
 
 
@@ -177,7 +188,10 @@ def _build(config: RunConfig, run: Run, corpus: Corpus, progress: Hook, resuming
     model = LanguageModel(for_saved_weights(config.model) if saved else config.model, corpus.tokenizer)
     if config.training.precision == "64-true":
         model.double()  # before weights are loaded into it
-    base = load_base(config, run.path if resuming else None, model)
+    base = None
+    if config.training.neutral_kl:
+        base = load(run.path / BASE if resuming else str(config.start_from)).requires_grad_(False)
+        base.to(model.embedding.weight.dtype)
     calibration = config.training.calibration
     hooks = [progress, Observation(), CALIBRATIONS.class_of(calibration)(calibration)]
     return Loop(config, run, corpus, model, base, hooks)

@@ -129,7 +129,7 @@ class Loop:
         """
         forward, optimizer = self._set_up(checkpoint)
         t, fabric, budget, state = self.config.training, self.fabric, self.budget, self.state
-        streams = self._streams()
+        streams, sharded = self._streams(), is_sharded(self.model)
         while not budget.stopping:
             batches = [next(stream) for stream in streams]
             for hook in self.hooks:
@@ -139,7 +139,7 @@ class Loop:
             is_logged = (state.step + 1) % t.log_every == 0
             for part, batch in enumerate(batches, 1):
                 targets = int((batch.targets != IGNORED).sum())
-                with fabric.no_backward_sync(forward, enabled=part < len(batches) and not is_sharded(self.model)):
+                with fabric.no_backward_sync(forward, enabled=part < len(batches) and not sharded):
                     fabric.backward(forward(to_device(batch, fabric.device), targets, is_logged))
 
             # gradient norm, clipping, schedule, step: the rate may depend on the norm before clipping

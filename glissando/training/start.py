@@ -123,37 +123,13 @@ def _names(config: ModelConfig) -> set[str]:
         return set(LanguageModel(for_saved_weights(config)).state_dict())
 
 
-def require_base(config: RunConfig, corpus_controls: tuple[str, ...]) -> None:
-    """Raise ConfigError where u = 0 shall be tied to a base and there is none, or there is no u."""
-    if not config.training.neutral_kl:
-        return
-    what = "training.neutral_kl ties the model at u = 0 to the one that training started from"
-    if config.start_from is None:
-        raise ConfigError(f"{what}: name that with --from RUN, or train in stages; or leave neutral_kl out")
-    if not corpus_controls or not config.model.controls:
-        raise ConfigError(
-            f"{what}, and needs a model with dials (model.depth.control, got {config.model.controls}) and a "
-            f"labelled corpus (labels: {', '.join(corpus_controls) or 'none'})"
-        )
-
-
-def keep_base(config: RunConfig, run: Run) -> None:
+def keep_base(source: str, run: Run) -> None:
     """Copy what is started from into the run: it is needed to resume, and to measure steering against."""
-    assert config.start_from is not None
-    source = Run.open(config.start_from)
+    start = Run.open(source)
     base = Run.create(run.path / BASE)
-    if (tokens := source.path / TOKENIZER).is_file():
+    if (tokens := start.path / TOKENIZER).is_file():
         load_tokenizer(tokens).save(base.path / TOKENIZER)
-    base.write_model(source.read_state_dict(), {"model": to_dict(load(config.start_from).config)})
-
-
-def load_base(config: RunConfig, run: Path | None, model: LanguageModel) -> LanguageModel | None:
-    """What u = 0 is tied to, frozen: the run's own copy when it is resumed, else what it starts from; None without."""
-    if not config.training.neutral_kl:
-        return None
-    source = config.start_from if run is None else run / BASE
-    assert source is not None
-    return load(source).eval().requires_grad_(False).to(model.embedding.weight.dtype)
+    base.write_model(start.read_state_dict(), {"model": to_dict(load(source).config)})
 
 
 def _some(names: list[str]) -> str:
