@@ -99,7 +99,7 @@ def continue_ids(
     The model's weights must stand still meanwhile: what follows from them is computed once.
 
     prompts  token ids of each row, none empty. control  (B, C), or a function that is asked for it before each token.
-    ends     told (row, id), whether the row ends there; such rows leave the batch, so that they cost nothing.
+    ends     (row, id) -> whether the row ends there; such rows leave the batch, so that they cost nothing.
 
     Raises NotFiniteError where the model computes no numbers.
     """
@@ -111,7 +111,7 @@ def continue_ids(
     now = _now(control)
     with computing(model):
         logits, state = _read_prompts(model, prompts, now, device, memo)
-    for said in range(1, max(limits, default=0) + 1):
+    for count in range(1, max(limits, default=0) + 1):
         _require_finite(logits)
         with torch.no_grad():
             ids = sampling.draw(writable(model, logits), [generators[r] for r in alive])
@@ -119,7 +119,7 @@ def continue_ids(
         for row, token in zip(alive, ids.tolist(), strict=True):
             step[row] = token
         ended = [ends is not None and ends(r, int(ids[i])) for i, r in enumerate(alive)]
-        going = [i for i, r in enumerate(alive) if not ended[i] and said < limits[r]]
+        going = [i for i, r in enumerate(alive) if not ended[i] and count < limits[r]]
         yield step
         if not going:
             return

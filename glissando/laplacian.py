@@ -255,7 +255,7 @@ def save(path: str | Path, laplacian: Tensor, about: Mapping[str, str]) -> None:
 
 
 def load(path: str | Path) -> tuple[Tensor, dict[str, str]]:
-    """The Laplacian (K, K) of the edges that `save` wrote, bit by bit, and what it was said to be about.
+    """The Laplacian (K, K) of the edges that `save` wrote, bit by bit, and its description.
 
     Raises RunError for a file that is missing, damaged or of another kind, ConfigError if it holds no Laplacian.
     """

@@ -57,9 +57,9 @@ def test_the_preset_trains_samples_resumes_and_is_drawn(tmp_path, capsys):
     steps = [path for path in (cut / "checkpoints").iterdir() if path.name != "best"]
     for newer in sorted(steps, key=lambda p: p.name)[1:]:
         shutil.rmtree(newer) if newer.is_dir() else newer.unlink()
-    expected = weights(whole), last_checkpoint(whole)["optimizer_states"]
+    expected = weights(whole), last_checkpoint(whole).optimizer
     assert main(["train", "--resume", str(cut)]) == 0
-    assert_same_tensors((weights(cut), last_checkpoint(cut)["optimizer_states"]), expected)
+    assert_same_tensors((weights(cut), last_checkpoint(cut).optimizer), expected)
     capsys.readouterr()
     pictures = tmp_path / "pictures"
     assert main(["evaluate", str(whole), "--json", "--plots", str(pictures)]) == 0

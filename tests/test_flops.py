@@ -93,7 +93,7 @@ def test_a_budget_of_flops_ends_training_and_is_logged(tmp_path):
     run = train(configuration(tmp_path, budget), tmp_path / "run")
     rows = metrics(run)
     assert [float(row["flops"]) for row in rows] == pytest.approx([per_step * k for k in range(1, 8)], rel=1e-6)
-    assert last_checkpoint(run)["flops"] == pytest.approx(7 * per_step)
+    assert last_checkpoint(run).flops == pytest.approx(7 * per_step)
 
 
 def test_flops_go_on_over_a_resumption(tmp_path):
@@ -101,11 +101,11 @@ def test_flops_go_on_over_a_resumption(tmp_path):
     per_step = 4 * 16 * training_flops(LanguageModel.from_config(configuration(tmp_path).model), 16)
     budget = {"training": {"steps": None, "flops": 6 * per_step, "save_every": 2, "keep_checkpoints": 3}}
     run = train(configuration(tmp_path, budget), tmp_path / "run")
-    whole = last_checkpoint(run)["flops"]
+    whole = last_checkpoint(run).flops
     shutil.rmtree(run.path / "checkpoints" / "step-00000006")
-    assert last_checkpoint(run)["flops"] == pytest.approx(4 * per_step)
+    assert last_checkpoint(run).flops == pytest.approx(4 * per_step)
     resume(run.path)
-    assert last_checkpoint(run)["flops"] == whole
+    assert last_checkpoint(run).flops == whole
 
 
 def test_two_budgets_are_refused(tmp_path):

@@ -139,7 +139,7 @@ def test_two_half_steps_are_one_where_tau_sees_the_input_alone():
 
 def test_what_is_observed_of_it():
     def observed(mixer: Liquid, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        names, _, measure = OBSERVERS[Liquid]
+        names, measure = OBSERVERS[Liquid].names, OBSERVERS[Liquid].measure
         with torch.no_grad():
             return dict(zip(names, measure(mixer, x, Context()), strict=True))
 

@@ -365,7 +365,7 @@ def test_the_verb_draws_and_compares(tmp_path, capsys):
         ("liquid", ["--diagnostics", "out", "--prompt", "a" * 801], "the text has 801"),
         ("liquid", ["--diagnostics", "short.txt/out"], "its folder short.txt/out cannot be made"),
         ("liquid", ["--diagnostics", "out", "--file", "short.txt"], "128 in all, and the text has 6"),
-        ("attention", ["--diagnostics", "out"], "has none .its model.mixer is attention"),
+        ("attention", ["--diagnostics", "out"], "has none .its mixer is attention"),
     ],
 )
 def test_the_verb_refuses_before_it_scores(tmp_path, monkeypatch, capsys, mixer, options, message):

@@ -29,7 +29,7 @@ from glissando.depth.solvers import TABLEAUS, Tableau
 class HaltingField(Protocol):
     """field(tau, h, *args, active=...) -> dh/dtau; what it returns where `active` (B, T) is False is not used.
 
-    idle(active) says that no token needs a slope and that the field keeps no state, so that it need not be called.
+    idle(active): no token needs a slope and the field keeps no state, so that it need not be called.
     """
 
     def __call__(self, tau: float, h: Tensor, *args: Tensor, active: Tensor | None = None) -> Tensor: ...

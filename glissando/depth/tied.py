@@ -1,6 +1,6 @@
 """Tied depth: a few blocks applied again and again, x <- block(x + b_s) for s = 1..S.
 
-The bias b_s tells an application which step it is; everything else is shared. With `layers` L > 1 the blocks take
+The bias b_s marks the step; everything else is shared. With `layers` L > 1 the blocks take
 turns (1, 2, ..., L, 1, 2, ...). The applications in `gated` are x <- x + a (block(x + b_s) - x), each with a learned a
 that starts at 0: growth adds them. Universal Transformers: Dehghani et al. 2019, arXiv 1807.03819; the bias per step
 is the Continuous Transformer's.

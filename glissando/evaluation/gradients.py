@@ -48,7 +48,7 @@ def window_of(n_rows: int) -> int:
 def departure(norms: NDArray[np.float64], window: int) -> Departure | None:
     """Whether and where a part vanishes or explodes, by the definition above; None if it never does.
 
-    A part whose first median is 0 has nothing to be compared with, and windows of a single row say nothing.
+    A part whose first median is 0 has nothing to be compared with, and windows of a single row are left out.
     """
     if window < 2 or len(norms) < 2 * window:
         return None
@@ -136,10 +136,10 @@ def plot_gradients(run: Path, target: Path) -> Path:
     over = f", medians of {window} logged steps" if window > 1 else ""
     axes.set(yscale="log", xlabel="steps", ylabel="|gradient| before clipping", title=f"{run.name}: gradients{over}")
     _label_ends(axes, labels)
-    told = [f"vanishes, explodes: a factor of {FACTOR:g} below, above the first median"] if departed else []
-    told += [f"0 throughout: {', '.join(still)}"] if still else []
-    if told:
-        axes.text(0, -0.2, "\n".join(told), transform=axes.transAxes, fontsize=8, va="top")
+    notes = [f"vanishes, explodes: a factor of {FACTOR:g} below, above the first median"] if departed else []
+    notes += [f"0 throughout: {', '.join(still)}"] if still else []
+    if notes:
+        axes.text(0, -0.2, "\n".join(notes), transform=axes.transAxes, fontsize=8, va="top")
     figure.savefig(target)
     return target
 
@@ -173,8 +173,8 @@ def _label_ends(axes: Any, labels: list[tuple[float, str, Any]]) -> None:
     """Names at the right, each as near to the end of its line as the others leave room for."""
     labels = sorted((label for label in labels if not math.isnan(label[0])), key=lambda label: label[0])
     low, high = (math.log(limit) for limit in axes.get_ylim())
-    wanted = [(math.log(value) - low) / (high - low) for value, _, _ in labels]
-    for at, (_, name, color), end in zip(spread(wanted), labels, wanted, strict=True):
+    ends = [(math.log(value) - low) / (high - low) for value, _, _ in labels]
+    for at, (_, name, color), end in zip(spread(ends), labels, ends, strict=True):
         leader = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
         where = {"xy": (1, end), "xytext": (1.04, at), "xycoords": "axes fraction", "annotation_clip": False}
         axes.annotate(name, **where, fontsize=8, color=color, va="center", arrowprops=leader)

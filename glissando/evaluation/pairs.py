@@ -1,4 +1,4 @@
-"""Whole answers: how often greedy decoding says exactly the output of a held-out pair."""
+"""Whole answers: how often greedy decoding writes exactly the output of a held-out pair."""
 
 from __future__ import annotations
 

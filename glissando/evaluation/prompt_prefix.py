@@ -7,7 +7,7 @@ every prompt has another. What a prefix is made of matters, so there are several
     opening  its first sentences, up to about 150 bytes, and a blank: the prompt goes on in the same text
     ending   its last sentences, likewise
 
-The first keeps to what the model was trained on, where one text ends before the next begins, but tells it no more than
+The first keeps to what the model was trained on, where one text ends before the next begins, but carries no more than
 what came earlier; in the other two the prompt follows as if the same author went on.
 """
 
@@ -26,7 +26,7 @@ from glissando.model import LanguageModel
 KINDS = ("opening", "ending", "story")
 #: how much of a text its opening and its ending are, to the end of the sentence
 PASSAGE_BYTES = 150
-#: a prefix of fewer tokens says nothing, so that where learned positions leave no room for it there is none
+#: a prefix of fewer tokens carries nothing, so that where learned positions leave no room for it there is none
 _LEAST = 8
 
 
@@ -77,7 +77,7 @@ def room_for_prefix(base: LanguageModel, trial: Trial) -> int | None:
 
 
 def has_room(base: LanguageModel, trial: Trial) -> bool:
-    """Whether a prefix that says anything fits before the held-out rows."""
+    """Whether a prefix that carries anything fits before the held-out rows."""
     room = room_for_prefix(base, trial)
     return room is None or room >= _LEAST
 

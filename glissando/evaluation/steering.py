@@ -2,7 +2,7 @@
 
 Every prompt is continued at every value u with the same random numbers, so that what differs is the dial's doing.
 
-What that costs is told as bits per byte of held-out text read at u, and as a ratio of perplexities per token,
+What that costs is given as bits per byte of held-out text read at u, and as a ratio of perplexities per token,
 
     cost(u) = exp(nats per token at u - nats per token of the base, or without a control)
 
@@ -72,15 +72,15 @@ class Trial:
         before = before or [[tokenizer.eos_id]] * len(self.prompts)
         ids = [[*ahead, *tokenizer.encode(prompt)] for ahead, prompt in zip(before, self.prompts, strict=True)]
         dial = None if control is None else _as_tensor(model, control).expand(len(ids), -1)
-        said: list[list[int]] = [[] for _ in ids]
+        written: list[list[int]] = [[] for _ in ids]
         sampling = Sampling(self.temperature, seed=self.seed)
         for step in continue_ids(
             model, ids, self.max_tokens, sampling, ends=lambda row, token: token == tokenizer.eos_id, control=dial
         ):
             for row, token in enumerate(step):
                 if token is not None and token != tokenizer.eos_id:
-                    said[row].append(token)
-        return [prompt + tokenizer.decode(tokens) for prompt, tokens in zip(self.prompts, said, strict=True)]
+                    written[row].append(token)
+        return [prompt + tokenizer.decode(tokens) for prompt, tokens in zip(self.prompts, written, strict=True)]
 
     def judge(self, texts: Sequence[str], name: str) -> NDArray[np.float64]:
         """The label `name` of each text, NaN without evidence. Raises ConfigError if the oracle knows no such label."""
@@ -118,15 +118,15 @@ def trial(
     """
     n = prompts if isinstance(prompts, int) else len(prompts)
     if n < 2:
-        raise ConfigError(f"a sweep needs at least 2 prompts to say how sure it is, got {n}")
+        raise ConfigError(f"a sweep needs at least 2 prompts for an interval, got {n}")
     if max_tokens < 1:
         raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}")
     if cost_rows < 0:
         raise ConfigError(f"cost_rows, the held-out rows to read, must be at least 0 (0: all), got {cost_rows}")
     Sampling(temperature)  # refuses what it cannot draw by, before anything is written
     rows = spread(valid_rows(corpus), cost_rows)
-    said = corpus.prompts(prompts, seed=seed) if isinstance(prompts, int) else prompts
-    return Trial(corpus, said, rows, max_tokens, temperature, seed)
+    texts = corpus.prompts(prompts, seed=seed) if isinstance(prompts, int) else prompts
+    return Trial(corpus, texts, rows, max_tokens, temperature, seed)
 
 
 class Dials:

@@ -108,8 +108,13 @@ class Baseline:
 
     def as_dict(self) -> dict[str, Any]:
         chosen = {"as_cheap_as_the_dial": self.as_cheap, "best_at_any_cost": self.best}
-        told = {key: None if outcome is None else outcome.as_dict() for key, outcome in chosen.items()}
-        return {"name": self.name, **told, "note": self.note, "tried": [outcome.as_dict() for outcome in self.tried]}
+        outcomes = {key: None if outcome is None else outcome.as_dict() for key, outcome in chosen.items()}
+        return {
+            "name": self.name,
+            **outcomes,
+            "note": self.note,
+            "tried": [outcome.as_dict() for outcome in self.tried],
+        }
 
 
 @dataclass(frozen=True)
@@ -173,8 +178,8 @@ def selection_trial(report: Trial, prompts: int) -> Trial:
         raise ConfigError(f"selection_prompts must be at least 2, got {prompts}")
     corpus, taken = report.corpus, set(report.prompts)
     fresh: list[str] = []
-    for wanted in (len(report.prompts) + prompts, 4 * (len(report.prompts) + prompts)):
-        fresh = [text for text in dict.fromkeys(corpus.prompts(wanted, seed=report.seed)) if text not in taken]
+    for count in (len(report.prompts) + prompts, 4 * (len(report.prompts) + prompts)):
+        fresh = [text for text in dict.fromkeys(corpus.prompts(count, seed=report.seed)) if text not in taken]
         if len(fresh) >= prompts:
             break
     if len(fresh) < 2:

@@ -294,8 +294,8 @@ def plot_steps(curve: StepCurve, target: Path) -> Path:
     left.set(xlabel="field evaluations a pass", title=f"{curve.n_bytes:,} bytes sampled from held-out text")
     right.set(xlabel=f"ms to read {curve.length:,} tokens, one row", title="Latency, median of runs in turn")
     bits = [row.bits_per_byte for row in curve.rows]
-    told = f"largest difference: {max(bits) - min(bits):.1g} bits per byte"
-    right.text(0.97, 0.97, told, transform=right.transAxes, fontsize=8, ha="right", va="top")
+    note = f"largest difference: {max(bits) - min(bits):.1g} bits per byte"
+    right.text(0.97, 0.97, note, transform=right.transAxes, fontsize=8, ha="right", va="top")
     left.legend(frameon=False, fontsize=8)
     figure.savefig(target)
     return target

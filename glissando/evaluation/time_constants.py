@@ -25,7 +25,7 @@ from glissando.model import LanguageModel
 from glissando.series import SeriesModel
 from glissando.training.observe import show
 
-#: rows of each pattern, and steps of a row, unless told otherwise
+#: rows of each pattern, and steps of a row, by default
 SEEDS, LENGTH = 8, 256
 #: a pattern: (generator, steps) -> the input of one row, (T,) ids or (T, F) numbers
 Pattern = Callable[[torch.Generator, int], Tensor]
@@ -296,18 +296,18 @@ def plot_patterns(
 ) -> Path:
     """The patterns of seed 0 side by side: at most three features over time, and below them tau of each layer.
 
-    rows  of `compare_patterns`: what all seeds say stands above
+    rows  of `compare_patterns`: those of all seeds stand above
     """
     made = {name: pattern(torch.Generator().manual_seed(0), length) for name, pattern in patterns.items()}
     like = next(model.parameters())
     every = {name: x.unsqueeze(0).to(like.device, like.dtype) for name, x in made.items()}
     taus = {name: time_constants(model, x)[:, 0].cpu() for name, x in every.items()}
-    whole, told = torch.stack([*taus.values()]), {row.pattern: row for row in rows}
+    whole, by_pattern = torch.stack([*taus.values()]), {row.pattern: row for row in rows}
     layers = layer_numbers(model, Liquid, whole.shape[1])
     low, high = (float(edge) for edge in torch.cat([x[:, :3] for x in made.values()]).aminmax())
     figure, axes = _grid([1.4, 0.22 * len(layers) + 0.5], len(made))
     for column, (name, tau) in enumerate(taus.items()):
-        above, below, row = axes[0][column], axes[1][column], told[name]
+        above, below, row = axes[0][column], axes[1][column], by_pattern[name]
         above.plot(made[name][:, :3], linewidth=0.8)
         above.set_title(f"{name}: tau {row.tau:.3g}, {row.ratio:.2f} x random", fontsize=9)
         above.set(xlim=(0, length - 1), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))

@@ -80,7 +80,7 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """What `save_pretrained` wrote, as PreTrainedModel.from_pretrained; a run directory, as `from_run`, with the
-        arguments dtype (or torch_dtype), device_map, output_loading_info and those that say how to fetch from the Hub.
+        arguments dtype (or torch_dtype), device_map, output_loading_info and those for fetching from the Hub.
 
         Raises ConfigError for arguments that a run directory cannot follow, RunError for weights that do not fit: none
         is made up, and none is left out.
@@ -126,8 +126,8 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises ConfigError."""
         raise ConfigError(
-            f"the vocabulary of {self.config.vocab_size} cannot be resized: it is the tokenizer's. Make a model of the "
-            "size that is wanted: from_preset(name, vocab_size=...)"
+            f"the vocabulary of {self.config.vocab_size} cannot be resized: it is the tokenizer's. Make a model of "
+            "that size: from_preset(name, vocab_size=...)"
         )
 
     def _set_gradient_checkpointing(

@@ -1,7 +1,7 @@
 """Attention by |lambda_q - lambda_k| without its matrix: what forward and backward have in common.
 
-Time is halved again and again. At each cut the queries of the right half attend to the keys of the left half, all of
-which are in their past, so that only the order along lambda matters:
+Time is halved again and again. At each cut the queries of the right half attend to the keys of the left half, all
+of which are in their past, so that only the order along lambda matters:
 
     sum_j exp(e_j - |q - k_j| / T) v_j  =  exp(-q / T) sum_{k_j < q} exp(e_j + k_j / T) v_j
                                          + exp(+q / T) sum_{k_j >= q} exp(e_j - k_j / T) v_j

@@ -1,8 +1,8 @@
 """Attention by |lambda_q - lambda_k| on a CPU, forward: compiled by Numba, one head after the other.
 
 At each cut of tau_cut.py one walk up the sorted keys and one down give every query of the right half its two sums over
-the left half, in a vector that stays in the first-level cache; they are added to what the query has summed so far in
-the log-sum-exp manner. Blocks of `_BLOCK` positions are done directly.
+the left half, in a vector that stays in the first-level cache; they are added to the query's sums so far in the
+log-sum-exp manner. Blocks of `_BLOCK` positions are done directly.
 """
 
 from __future__ import annotations

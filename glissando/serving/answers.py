@@ -50,9 +50,9 @@ class Answer:
     def whole(self, texts: Sequence[str], pieces: Sequence[Sequence[Piece]], usage: dict[str, int]) -> dict[str, Any]:
         """Every text with its tokens and why it ended."""
         choices = []
-        for index, (text, told) in enumerate(zip(texts, pieces, strict=True)):
-            tokens = [token for piece in told for token in piece.tokens]
-            choices.append(self._choice(index, text, tokens, told[-1].finish))
+        for index, (text, parts) in enumerate(zip(texts, pieces, strict=True)):
+            tokens = [token for piece in parts for token in piece.tokens]
+            choices.append(self._choice(index, text, tokens, parts[-1].finish))
         return self._head(self.kind) | {"choices": choices, "usage": usage}
 
     def chunk(self, index: int, text: str, piece: Piece) -> dict[str, Any]:
@@ -71,8 +71,8 @@ class Answer:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _choice(self, index: int, text: str, tokens: list[Token], finish: str | None) -> dict[str, Any]:
-        told = self._logprobs(index, tokens) if self.asked else None
-        return {"index": index, "text": text, "logprobs": told, "finish_reason": finish}
+        logprobs = self._logprobs(index, tokens) if self.asked else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     _delta = _choice
 
@@ -88,7 +88,7 @@ class Answer:
         }
 
     def _top(self, token: Token) -> dict[str, float] | None:
-        """None for a token of which nothing was said."""
+        """None for a token without a log-probability."""
         if token.logprob is None:
             return None
         return {token_text(self.tokenizer, i): value for i, value in token.top}
@@ -111,10 +111,10 @@ class ChatAnswer(Answer):
         return {"index": index, "delta": {"content": text} if text else {}} | self._end(tokens, finish)
 
     def _end(self, tokens: list[Token], finish: str | None) -> dict[str, Any]:
-        told = {"content": [self._told(token) for token in tokens], "refusal": None} if self.asked else None
-        return {"logprobs": told, "finish_reason": finish}
+        logprobs = {"content": [self._token(token) for token in tokens], "refusal": None} if self.asked else None
+        return {"logprobs": logprobs, "finish_reason": finish}
 
-    def _told(self, token: Token) -> dict[str, Any]:
+    def _token(self, token: Token) -> dict[str, Any]:
         top = [self._one(i, value) for i, value in token.top]
         return self._one(token.id, token.logprob) | {"top_logprobs": top}
 

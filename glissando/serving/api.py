@@ -27,7 +27,7 @@ from glissando.serving.metrics import Metrics
 from glissando.serving.planning import BadRequestError, ChatTemplate, Planner
 from glissando.serving.schema import ChatBody, CompletionBody, ControlBody, Message, StreamOptions, TextPart
 from glissando.serving.session import Piece
-from glissando.serving.session import Request as Wanted
+from glissando.serving.session import Request as TextRequest
 
 _log = logging.getLogger("glissando.serve")
 
@@ -100,7 +100,7 @@ class Server:
         app.add_api_route("/v1/models", self.models, methods=["GET", "HEAD"], response_model=None)
         app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET", "HEAD"], response_model=None)
         app.add_api_route("/health", self.health, methods=["GET", "HEAD"], response_model=None)
-        app.add_api_route("/metrics", self.told_metrics, methods=["GET", "HEAD"], response_model=None)
+        app.add_api_route("/metrics", self.get_metrics, methods=["GET", "HEAD"], response_model=None)
         add_playground(app, self)
         for kind, handler in _HANDLERS.items():
             app.add_exception_handler(kind, handler)
@@ -151,7 +151,7 @@ class Server:
         """GET /health: 200 while the engine runs."""
         return JSONResponse({"status": "ok"} if self.healthy else {"status": "stopped"}, 200 if self.healthy else 503)
 
-    async def told_metrics(self) -> Response:
+    async def get_metrics(self) -> Response:
         """GET /metrics."""
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -163,7 +163,7 @@ class Server:
     async def _answer(
         self,
         request: Request,
-        plan: list[Wanted],
+        plan: list[TextRequest],
         answer: Answer,
         body: CompletionBody | ChatBody,
         echoed: list[str] | None = None,
@@ -171,8 +171,8 @@ class Server:
         group = Group(self.engine, plan, not body.stream, self.metrics.first_token.observe)
         usage = _Usage(plan)
         if body.stream:
-            told = body.stream_options is not None and body.stream_options.include_usage
-            return _EventStream(self, group, answer, usage if told else None, echoed)
+            with_usage = body.stream_options is not None and body.stream_options.include_usage
+            return _EventStream(self, group, answer, usage if with_usage else None, echoed)
         texts, pieces = list(echoed or [""] * len(group.sessions)), [list[Piece]() for _ in group.sessions]
         try:
             async for index, piece in group.pieces(request.receive):
@@ -187,8 +187,8 @@ class Server:
 class _Usage:
     """Tokens that were read and written."""
 
-    def __init__(self, plan: Sequence[Wanted]) -> None:
-        self.read = sum(len(wanted.ids) for wanted in plan)
+    def __init__(self, plan: Sequence[TextRequest]) -> None:
+        self.read = sum(len(request.ids) for request in plan)
 
     def of(self, group: Group) -> dict[str, int]:
         written = sum(len(session.written) for session in group.sessions)
@@ -224,7 +224,7 @@ class _EventStream(Response):
             return
         except asyncio.CancelledError:  # by a server that stops and waits for this reader no longer
             return
-        except (ModelFailedError, BusyError) as error:  # the status is sent: the stream itself must say so
+        except (ModelFailedError, BusyError) as error:  # the status is sent: the error goes into the stream
             if isinstance(error, ModelFailedError):
                 _log.exception("a text was given up")
             await self._send(send, _failure(error)[1])
@@ -239,7 +239,7 @@ class _EventStream(Response):
         return [event for event in every if event is not None] + echoes
 
     async def _send_chunk(self, send: Send, event: Mapping[str, Any]) -> None:
-        """As OpenAI's: who is told the usage at the end reads in every chunk before it that there is none yet."""
+        """As OpenAI's: where the usage comes at the end, every chunk before it has a null in its place."""
         await self._send(send, event if self.usage is None else {**event, "usage": None})
 
     async def _send(self, send: Send, event: Mapping[str, Any]) -> None:
@@ -268,7 +268,7 @@ def _failure(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     return 500, error_body(str(error), "server_error", "model_failed"), {}
 
 
-async def _told_failure(request: Request, error: Exception) -> Response:
+async def _failed(request: Request, error: Exception) -> Response:
     status, body, headers = _failure(error)
     if status == 500:
         _log.error("a text was given up", exc_info=error)
@@ -282,12 +282,12 @@ async def _told_fault(request: Request, error: Exception) -> Response:
 
 async def _told_http(request: Request, error: HTTPException) -> Response:
     path = request.url.path
-    told = {
-        400: "the body is no JSON in UTF-8 that can be read",  # FastAPI's own word for it says no more
+    messages = {
+        400: "the body is no JSON in UTF-8 that can be read",  # FastAPI's own message says no more
         404: f"there is no {path} here; POST /v1/completions is",
         405: f"{path} does not take {request.method}",
     }
-    message = told.get(error.status_code, str(error.detail))
+    message = messages.get(error.status_code, str(error.detail))
     return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
 
 
@@ -312,7 +312,7 @@ async def _told_validation(request: Request, error: RequestValidationError) -> R
 
 
 def _unknown_field(where: Sequence[str]) -> str:
-    """What to do about it; a nested one is told with its path."""
+    """What to do about it; a nested one with its path."""
     *outer, name = where
     inside = f" in {'.'.join(part for part in outer if part.isidentifier() or part.isdigit())}" if outer else ""
     kinds = (Message, TextPart, StreamOptions) if outer else (CompletionBody, ChatBody)
@@ -328,16 +328,16 @@ _UNIONS = {"prompt": "a text, a list of texts, token ids, or a list of those", "
 
 
 def _likeliest(errors: Sequence[Any]) -> Any:
-    """Of a field that may be of several types every one is told: what was said of the value itself counts most."""
+    """Of a field that may be of several types there is an error for each: that of the value itself counts most."""
     return next((e for e in errors if not e["type"].endswith("_type")), errors[0])
 
 
 _HANDLERS: dict[type[Exception], Any] = {
-    BadRequestError: _told_failure,
-    BusyError: _told_failure,
+    BadRequestError: _failed,
+    BusyError: _failed,
     HTTPException: _told_http,
     RequestValidationError: _told_validation,
-    ModelFailedError: _told_failure,
+    ModelFailedError: _failed,
     Exception: _told_fault,
 }
 

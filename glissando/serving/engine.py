@@ -4,7 +4,7 @@ A step of the engine (1) lets go of texts that were given up, (2) reads up to `c
 and (3) writes one token of every text that is under way. States are values, so that joining is a concatenation of rows
 and leaving a selection of them; a text comes out as it would alone, up to rounding.
 
-Texts with a control and texts without are two batches: without one its term is absent, which no value of it says.
+Texts with a control and texts without are two batches: without one its term is absent, which no value of it stands for.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Reading:
     state: State
     done: int = 0
     logits: Tensor | None = None  # (V,), after the last token read
-    told: list[Token] = field(default_factory=list)
+    scored: list[Token] = field(default_factory=list)
     sound: bool = True  # every logit that was made is a finite number
 
     @property
@@ -126,7 +126,7 @@ class Engine:
     # ------------------------------------------------------------------ from any thread
 
     def submit(self, request: Request, listeners: Sequence[Listener]) -> list[Session]:
-        """Start `request.copies` texts, the pieces of text i told to listener i.
+        """Start `request.copies` texts, the pieces of text i sent to listener i.
 
         Raises BusyError when too many wait, or the engine is closed.
         """
@@ -171,7 +171,7 @@ class Engine:
             self._give_up()
 
     def close(self) -> None:
-        """`run` returns after its step; texts under way are given up, with an error told to their listeners."""
+        """`run` returns after its step; texts under way are given up, with an error for their listeners."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
@@ -195,7 +195,7 @@ class Engine:
         for work, at in ((self._read, self._readings()), *((self._write, batch) for batch in self.batches.values())):
             try:
                 work(at)  # type: ignore[operator]
-            except Exception as error:  # noqa: BLE001 - told to every listener that it concerns
+            except Exception as error:  # noqa: BLE001 - sent to every listener that it concerns
                 self._fail(at, error)  # type: ignore[arg-type]
         outbox, self._outbox = self._outbox, []
         if outbox:
@@ -283,32 +283,32 @@ class Engine:
         )
         for row, (reading, length) in enumerate(zip(readings, lengths, strict=True)):
             if reading.request.reads_all:
-                self._tell_prompt(reading, self.model.logits(features[row, :length]))
+                self._score_prompt(reading, self.model.logits(features[row, :length]))
             reading.logits = self.model.logits(features[row, length - 1])
             reading.sound &= bool(reading.logits.isfinite().all())
             reading.done += length
             reading.state = _alone(state, row, to_grow=reading.left > 0)
         self.tokens_read += sum(lengths)
 
-    def _tell_prompt(self, reading: Reading, logits: Tensor) -> None:
-        """What the model said of these tokens before it read them."""
+    def _score_prompt(self, reading: Reading, logits: Tensor) -> None:
+        """The probabilities of these tokens, each before it is read."""
         request, ids = reading.request, reading.request.ids[reading.done :][: len(logits)]
         reading.sound &= bool(logits.isfinite().all())
         before = logits[:1] if reading.logits is None else reading.logits.unsqueeze(0)
-        told = _told(writable(self.model, torch.cat([before, logits[:-1]])), ids, request.top or 0)
-        if reading.logits is None:  # nothing was said before the first, which stands for the beginning
-            told[:1] = [Token(ids[0])] if request.begun else []
-        reading.told += told
+        tokens = _scored(writable(self.model, torch.cat([before, logits[:-1]])), ids, request.top or 0)
+        if reading.logits is None:  # nothing is predicted before the first, which stands for the beginning
+            tokens[:1] = [Token(ids[0])] if request.begun else []
+        reading.scored += tokens
 
     def _start(self, reading: Reading) -> None:
         """Every text of a prompt that was read becomes a row."""
         assert reading.logits is not None
         request, sessions = reading.request, reading.sessions
         self.prefixes.keep(request.ids, request.control, reading.state, reading.logits)
-        if reading.told or not request.max_tokens:
+        if reading.scored or not request.max_tokens:
             for session in sessions:
                 end = None if request.max_tokens else "length"
-                self._outbox.append((session.listener, Piece(tokens=tuple(reading.told), finish=end)))  # type: ignore[arg-type]
+                self._outbox.append((session.listener, Piece(tokens=tuple(reading.scored), finish=end)))  # type: ignore[arg-type]
         if not request.max_tokens:
             return
         rows = reading.logits.new_zeros(len(sessions), dtype=torch.int64)
@@ -375,7 +375,7 @@ class Engine:
         tokens, known = [Token(int(token)) for token in ids.tolist()], writable(self.model, batch.logits)
         for top in {s.request.top for s in batch.sessions} - {None}:
             rows = [row for row, session in enumerate(batch.sessions) if session.request.top == top]
-            for row, token in zip(rows, _told(known[rows], ids[rows].tolist(), top or 0), strict=True):
+            for row, token in zip(rows, _scored(known[rows], ids[rows].tolist(), top or 0), strict=True):
                 tokens[row] = token
         return tokens
 
@@ -398,8 +398,8 @@ class Engine:
         else:
             failed = [session for reading in at for session in reading.sessions]
             self.reading = [reading for reading in self.reading if reading not in at]
-        told = {id(listener) for listener, piece in self._outbox if piece.finish or piece.error}
-        self._outbox += [(s.listener, Piece(error=error)) for s in failed if id(s.listener) not in told]
+        ended = {id(listener) for listener, piece in self._outbox if piece.finish or piece.error}
+        self._outbox += [(s.listener, Piece(error=error)) for s in failed if id(s.listener) not in ended]
 
 
 def _alone(state: State, row: int, to_grow: bool = False) -> State:
@@ -416,18 +416,18 @@ def _pushed(session: Session, token: Token) -> Piece:
     """The text's next token; what goes wrong with it, in a tokenizer that does not know it, ends this text alone."""
     try:
         return session.push(token)
-    except Exception as error:  # noqa: BLE001 - told to the one listener that it concerns
+    except Exception as error:  # noqa: BLE001 - sent to the one listener that it concerns
         return Piece(error=error)
 
 
 def _overflown(session: Session) -> tuple[Listener, Piece]:
-    """What a text is told of which nothing can be drawn, because the model's numbers are none."""
+    """The error of a text from which nothing can be drawn, because the model's logits are not finite."""
     under = "" if session.control is None else f", under the control {session.control}"
-    told = f"the logits after {len(session.request.ids) + len(session.written)} tokens are not finite{under}"
-    return session.listener, Piece(error=FloatingPointError(told))
+    message = f"the logits after {len(session.request.ids) + len(session.written)} tokens are not finite{under}"
+    return session.listener, Piece(error=FloatingPointError(message))
 
 
-def _told(logits: Tensor, ids: Sequence[int], top: int) -> list[Token]:
+def _scored(logits: Tensor, ids: Sequence[int], top: int) -> list[Token]:
     """The tokens `ids`, drawn at logits (N, V), with their log-probabilities and the likeliest `top`."""
     logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     own = logp.gather(1, torch.tensor(list(ids), device=logp.device).unsqueeze(1)).squeeze(1).tolist()
@@ -437,6 +437,6 @@ def _told(logits: Tensor, ids: Sequence[int], top: int) -> list[Token]:
 
 
 def call_all(outbox: Outbox) -> None:
-    """Tell every listener its piece, in order."""
+    """Call every listener with its piece, in order."""
     for listener, piece in outbox:
         listener(piece)

@@ -17,14 +17,14 @@ class DisconnectedError(Exception):
 
 
 class ModelFailedError(RuntimeError):
-    """Something went wrong in the model; the cause says what."""
+    """Something went wrong in the model; see its cause."""
 
 
 class Group:
     """Started texts; `pieces` yields what comes of them, and giving it up gives up the texts.
 
     whole  wake the reader when a text ends, and not at every token
-    first  told the seconds from here to the first piece
+    first  called with the seconds from here to the first piece
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Group:
         try:
             for request in requests:
                 before = len(self.sessions)
-                listeners = [partial(self._hear, before + copy) for copy in range(request.copies)]
+                listeners = [partial(self._receive, before + copy) for copy in range(request.copies)]
                 self.sessions += engine.submit(request, listeners)
         except BaseException:
             self.cancel()
             raise
 
-    def _hear(self, index: int, piece: Piece) -> None:
+    def _receive(self, index: int, piece: Piece) -> None:
         """In the server's loop."""
         if self._silent:
             self._silent = False
@@ -79,7 +79,7 @@ class Group:
                     if self._stopping is not None:  # and not when a slow reader has taken what comes before it
                         raise self._stopping
                     if piece.error is not None:
-                        raise _told(piece.error)
+                        raise _raised(piece.error)
                     left -= piece.finish is not None
                     yield index, piece
         finally:
@@ -93,7 +93,7 @@ class Group:
         self._awake.set()
 
 
-def _told(error: BaseException) -> Exception:
+def _raised(error: BaseException) -> Exception:
     if isinstance(error, BusyError):
         return error
     failed = ModelFailedError(f"the model failed on this text: {type(error).__name__}: {error}")

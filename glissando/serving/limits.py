@@ -51,7 +51,7 @@ async def _refuse(send: Send, status: int, message: str, code: str, headers: lis
 
 
 class BodyLimit:
-    """413 for a request of more than `limit` bytes, at its header where that tells, else when they have come."""
+    """413 for a request of more than `limit` bytes, by its header, or once they have come."""
 
     def __init__(self, app: App, limit: int) -> None:
         self.app, self.limit = app, limit
@@ -59,9 +59,9 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        told = dict(scope["headers"]).get(b"content-length", b"0")
+        length = dict(scope["headers"]).get(b"content-length", b"0")
         message = f"the request has more than {self.limit:,} bytes; send a shorter one"
-        if told.isdigit() and int(told) > self.limit:
+        if length.isdigit() and int(length) > self.limit:
             return await _refuse(send, 413, message, "body_too_large", [])
         body, more = bytearray(), True
         while more:

@@ -1,4 +1,4 @@
-"""What /metrics tells, in Prometheus' text format."""
+"""What /metrics returns, in Prometheus' text format."""
 
 from __future__ import annotations
 

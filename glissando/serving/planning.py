@@ -53,9 +53,9 @@ class ChatTemplate:
         """The prompt. Raises BadRequestError where the template refuses the messages."""
         if self.template is None:
             return " ".join(message.text for message in messages)
-        told = [{"role": message.role, "content": message.text} for message in messages]
+        turns = [{"role": message.role, "content": message.text} for message in messages]
         try:
-            text = self.template.render(messages=told, add_generation_prompt=True, eos_token="", bos_token="")
+            text = self.template.render(messages=turns, add_generation_prompt=True, eos_token="", bos_token="")
             return refuse_control_bytes(text)
         except Exception as error:  # a template may call anything that its values have
             why = error if isinstance(error, (jinja2.TemplateError, ValueError)) else f"{type(error).__name__}: {error}"
@@ -73,7 +73,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 class Planner:
-    """Checks of what only the model and the server's limits can tell."""
+    """Checks that need the model and the server's limits."""
 
     def __init__(self, engine: Engine, limits: Limits, name: str, template: ChatTemplate) -> None:
         self.engine, self.limits, self.name, self.template = engine, limits, name, template
@@ -90,7 +90,7 @@ class Planner:
             replace(
                 request,
                 begun=not isinstance(prompt, str) and tuple(prompt) == request.ids,
-                # As `generate` does for a list of prompts: equal ones are not to be one text told several times.
+                # As `generate` does for a list of prompts: equal ones are not to be one text several times.
                 sampling=replace(request.sampling, seed=request.sampling.seed + number * body.n),
             )
             for number, (request, prompt) in enumerate(zip(requests, body.prompts, strict=True))
@@ -112,25 +112,25 @@ class Planner:
         if values is None:
             return None
         try:
-            told = tuple(control_values(self.engine.model, values))
+            setting = tuple(control_values(self.engine.model, values))
         except (ConfigError, UnknownNameError) as error:
             raise BadRequestError(str(error), "control") from error
         dtype = self.engine.model.embedding.weight.dtype
-        for name, value in zip(self.engine.model.config.controls, told, strict=True):
+        for name, value in zip(self.engine.model.config.controls, setting, strict=True):
             most = torch.finfo(dtype).max
             if abs(value) > most:
                 raise BadRequestError(
                     f"the dial {name} is turned to {value}, and the model's numbers ({dtype}) end at {most:.2g}; "
                     "turn it to one nearer 0, such as 0.7", "control",
                 )  # fmt: skip
-        return told
+        return setting
 
     def turned(self, asked: tuple[float, ...] | None, values: Mapping[str, float]) -> tuple[float, ...]:
         """Every dial's value once those of `values` are turned; the others stay as `asked`, or 0 under no control."""
         before = {} if asked is None else dict(zip(self.engine.model.config.controls, asked, strict=True))
-        told = self.control({**before, **values})
-        assert told is not None
-        return told
+        setting = self.control({**before, **values})
+        assert setting is not None
+        return setting
 
     def check_model(self, name: str) -> None:
         """Raise BadRequestError for a model that is not served."""

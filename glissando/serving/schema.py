@@ -170,7 +170,7 @@ class Message(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _an_answer_comes_back(cls, given: Any) -> Any:
-        """What this server said may be sent as it was: with fields that are empty, and what the model wrote."""
+        """An answer of this server may be sent as it was: with fields that are empty, and what the model wrote."""
         if not isinstance(given, dict):
             return given
         given = {name: value for name, value in given.items() if name not in _BESIDE_TEXT or value not in (None, [])}

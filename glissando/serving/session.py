@@ -26,7 +26,7 @@ class Request:
     control     a value for each of the model's dials, in its order; None: the model without its control
     top         with each token the log-probabilities of the likeliest `top`; None: none, not even its own
     echo        with `top`, those of the prompt's tokens too
-    begun       the client itself sent the first token: it is told, and nothing was said of it before
+    begun       the client itself sent the first token: it is returned, without a log-probability
     """
 
     ids: tuple[int, ...]
@@ -41,7 +41,7 @@ class Request:
 
     @property
     def reads_all(self) -> bool:
-        """Whether what the model says at each of the prompt's tokens is asked for."""
+        """Whether the probabilities of the prompt's tokens are requested."""
         return self.echo and self.top is not None
 
 
