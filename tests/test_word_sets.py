@@ -157,7 +157,7 @@ def labelled_run(folder: Path) -> Path:
     lines = [{"text": f"It was {('bad', 'good')[i % 2]}, number {i}.", "control": [i % 2, 0]} for i in range(80)]
     (folder / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     jsonl = {"path": str(folder / "own.jsonl"), "control_names": ["mood", "speech"], "valid_batches": 1}
-    data = {"data": {"corpus": "jsonl", "seq_len": 48, "batch_size": 2, "text": {}, "jsonl": jsonl}}
+    data = {"data": {"kind": "jsonl", "seq_len": 48, "batch_size": 2, **jsonl}}
     train(configuration(folder, data, {"model.depth": FLOW, "training": {"steps": 2}}), folder / "run")
     return folder / "run"
 

@@ -32,7 +32,7 @@ from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grown_config
 from glissando.migration import migrated
 from glissando.model import LanguageModel
-from glissando.runs import Run, config_text, latest_checkpoint
+from glissando.runs import CHECKPOINTS, Run, config_text, latest_checkpoint
 from glissando.storage import MANIFEST, write_atomic
 from glissando.training import launch
 from glissando.training.config import BUDGETS, RunConfig, Stage
@@ -100,16 +100,22 @@ def plans(config: RunConfig, out: Path) -> list[Plan]:
 
     Raises ConfigError for names that are no names or not unique, unknown options, and budgets that make no sense.
     """
-    if math.prod(launch.processes(config.training)) > 1 or any(_shared(stage) for stage in config.stages):
+    shares = any(stage.training.get(name, 1) != 1 for stage in config.stages for name in ("devices", "num_nodes"))
+    if shares or math.prod(launch.processes(config.training)) > 1:
         raise ConfigError(
             "stages train in one process, as each process would start the next stage by itself; train them one by one, "
             "each with --from the run of the one before"
         )
+    names = [stage.name for stage in config.stages]
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+            raise ConfigError(f"a stage's name is made of letters, digits, _ . and -, got {name!r}")
+        if names.count(name) > 1:
+            raise ConfigError(f"two stages are named {name!r}; give each a name of its own")
     shared = config.as_dict()
     del shared["stages"]
     found: list[Plan] = []
     for number, stage in enumerate(config.stages, 1):
-        _require_name(stage, config.stages)
         where = f"stages[{number}] ({stage.name})"
         path = out / f"{number}-{stage.name}"
         growth, model = _grown(stage, found, where)
@@ -149,41 +155,28 @@ def _grown(stage: Stage, before: list[Plan], where: str) -> tuple[Growth | None,
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _shared(stage: Stage) -> bool:
-    return any(stage.training.get(name, 1) != 1 for name in ("devices", "num_nodes"))
-
-
-def _require_name(stage: Stage, stages: list[Stage]) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", stage.name):
-        raise ConfigError(f"a stage's name is made of letters, digits, _ . and -, got {stage.name!r}")
-    if sum(other.name == stage.name for other in stages) > 1:
-        raise ConfigError(f"two stages are named {stage.name!r}; give each a name of its own")
-
-
 def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any], texts: Mapping[str, str]) -> list[Run]:
     machine_only(machine)
     staged = plans(config, out)
     runs = []
-    for before, plan in zip([None, *staged], staged, strict=False):
+    for number, plan in enumerate(staged):
         if launch.rank() == 0:
             print(f"stage {plan.path.name}", file=sys.stderr)
-        if before is not None and plan.growth is not None and not (plan.start / MANIFEST).is_file():
-            grow_run(before.path, plan.start, plan.growth)
-        runs.append(_run(plan, out, machine, texts))
+        if plan.growth is not None and not (plan.start / MANIFEST).is_file():
+            grow_run(staged[number - 1].path, plan.start, plan.growth)
+        if not plan.path.exists():
+            plan.config.training = replace(plan.config.training, **machine)
+            put_texts(plan.config.data, texts)
+            runs.append(train(plan.config, plan.path))
+        elif latest_checkpoint(plan.path / CHECKPOINTS) is None:
+            raise RunError(
+                f"{plan.path} was ended before its first checkpoint: move it elsewhere and resume {out} again"
+            )
+        else:
+            runs.append(resume(plan.path, machine, texts=texts))
     if any(plan.growth for plan in staged):
         from glissando.evaluation.plots import plot_stages
 
         picture = plot_stages(runs, out / "loss.png")
         print(f"picture: {picture}", file=sys.stderr)
     return runs
-
-
-def _run(plan: Plan, out: Path, machine: Mapping[str, Any], texts: Mapping[str, str]) -> Run:
-    """Train the stage, or go on with it."""
-    if not plan.path.exists():
-        plan.config.training = replace(plan.config.training, **machine)
-        put_texts(plan.config.data, texts)
-        return train(plan.config, plan.path)
-    if latest_checkpoint(plan.path / "checkpoints") is None:
-        raise RunError(f"{plan.path} was ended before its first checkpoint: move it elsewhere and resume {out} again")
-    return resume(plan.path, machine, texts=texts)
