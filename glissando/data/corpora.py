@@ -98,9 +98,10 @@ register_corpus = CORPORA.register
 class StoriesOptions(DataOptions):
     """The built-in children's stories, whose entropy is known exactly.
 
-    labelled  one story a row, with its mood and other labels
-    cut       rows of at most seq_len tokens, held out too, stories cut where rows end: for models of a limited length;
-              the entropy floor is that of whole stories, which such rows cannot reach
+    labelled       one story a row, with its mood and other labels
+    cut            rows of at most seq_len tokens, held out too, stories cut where rows end: for models of a limited
+                   length; the entropy floor is that of whole stories, which such rows cannot reach
+    valid_stories  how many are held out
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -114,10 +115,14 @@ class StoriesOptions(DataOptions):
 class TextOptions(DataOptions):
     """A local text file.
 
-    valid_path   a file to validate on; without it the end of `path` is
-    stride       tokens between training windows; none: random windows
-    eval_stride  tokens between validation windows; none: seq_len
-    ascii_only   drop every other byte
+    path             the file, UTF-8
+    valid_fraction   of `path`, where it is held out from that
+    max_valid_bytes  of the held-out text, so many are read; none: all
+    encoding_errors  bytes that are not UTF-8 are an error (strict) or dropped (ignore)
+    valid_path       a file to validate on; without it the end of `path` is
+    stride           tokens between training windows; none: random windows
+    eval_stride      tokens between validation windows; none: seq_len
+    ascii_only       drop every other byte
     """
 
     path: str | None = None
@@ -134,9 +139,15 @@ class TextOptions(DataOptions):
 class JsonlOptions(DataOptions):
     """A JSONL file, read in its order.
 
-    valid_path     a file to validate on; without it every route_every-th batch is
-    control_names  names the labels; then a row is one document
-    strict         stop at a bad line rather than count it
+    path            the file, an object a line
+    text_field      the name of its text
+    control_field   the name of its labels, a list of numbers
+    route_every     one batch of so many is held out
+    valid_batches   so many held-out batches are scored
+    max_line_bytes  a longer line is a bad one
+    valid_path      a file to validate on; without it every route_every-th batch is
+    control_names   names the labels; then a row is one document
+    strict          stop at a bad line rather than count it
     """
 
     path: str | None = None
@@ -154,8 +165,12 @@ class JsonlOptions(DataOptions):
 class ShiftOptions(DataOptions):
     """Generated pairs: printable characters moved by `by` places, or random answers.
 
-    train_pairs   none: never the same twice
-    fixed_length  pad to seq_len rather than to the longest row
+    by                how far characters move
+    min_len, max_len  characters of a text
+    rule              shift, or random: answers that follow from nothing
+    valid_pairs       how many are held out
+    train_pairs       none: never the same twice
+    fixed_length      pad to seq_len rather than to the longest row
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -170,7 +185,13 @@ class ShiftOptions(DataOptions):
 
 @options
 class PairsOptions(DataOptions):
-    """A file of pairs, one base64 text `input TAB output` a line."""
+    """A file of pairs, one base64 text `input TAB output` a line.
+
+    path          the file
+    valid_path    a file to validate on; without it the end of `path` is
+    strict        stop at a bad line rather than count it
+    fixed_length  pad to seq_len rather than to the longest row
+    """
 
     byte_eos: ClassVar[int] = _NEWLINE
     path: str | None = None
@@ -183,8 +204,9 @@ class PairsOptions(DataOptions):
 class RecallOptions(DataOptions):
     """Generated keys with their values, and then the keys again; the values are to be given
 
-    pairs    keys, at most 47
-    queries  how many of them are queried; none: all
+    pairs       keys, at most 47
+    queries     how many of them are queried; none: all
+    valid_rows  held-out rows
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -199,6 +221,7 @@ class ParityOptions(DataOptions):
 
     min_len, max_len  bits of a row
     valid_len         bits of a held-out row; none: as in training
+    valid_rows        held-out rows
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -215,6 +238,7 @@ class TrackingOptions(DataOptions):
     items             how many things, 2 to 5
     min_len, max_len  moves of a row
     valid_len         moves of a held-out row; none: as in training
+    valid_rows        held-out rows
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -229,8 +253,9 @@ class TrackingOptions(DataOptions):
 class CopyOptions(DataOptions):
     """Generated symbols, a long blank, and then the symbols in their order.
 
-    symbols  how many there are to remember
-    delay    characters between the last symbol and the first answer
+    symbols     how many there are to remember
+    delay       characters between the last symbol and the first answer
+    valid_rows  held-out rows
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -243,8 +268,9 @@ class CopyOptions(DataOptions):
 class SelectiveCopyOptions(DataOptions):
     """Generated symbols scattered over noise, and then the symbols in their order.
 
-    symbols  how many there are to remember
-    length   characters over which they are scattered
+    symbols     how many there are to remember
+    length      characters over which they are scattered
+    valid_rows  held-out rows
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -257,8 +283,9 @@ class SelectiveCopyOptions(DataOptions):
 class InductionOptions(DataOptions):
     """Generated random symbols with a mark among them: the symbol that stood behind the mark is to be given
 
-    length     characters of a row
-    valid_len  characters of a held-out row; none: as in training
+    length      characters of a row
+    valid_len   characters of a held-out row; none: as in training
+    valid_rows  held-out rows
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -271,9 +298,16 @@ class InductionOptions(DataOptions):
 class HubOptions(DataOptions):
     """A data set by name, fetched once through the `datasets` package.
 
-    file        one of its files to train on rather than a split: TinyStoriesV2-GPT4-train.txt
-    valid_file  one to validate on; without it the end of `file` is
-    max_bytes   how much of the training split or file to fetch
+    name                             of the data set, or a short one: tinystories
+    subset                           the data set's, where it has several
+    revision                         of the data set; none: the latest
+    text_field                       the name of its text
+    train_split, valid_split         the splits; without valid_split the end of the other is held out
+    max_valid_bytes                  of the held-out text, so many are read; none: all
+    stride, eval_stride, ascii_only  as of `text`
+    file                             one of its files to train on rather than a split: TinyStoriesV2-GPT4-train.txt
+    valid_file                       one to validate on; without it the end of `file` is
+    max_bytes                        how much of the training split or file to fetch
     """
 
     name: str = "tinystories"
