@@ -53,7 +53,7 @@ def _depth(depth: dict[str, Any]) -> dict[str, Any]:
         "tied": ("layers", "n_steps", "gated"),
         "flow": ("layers", "n_steps", "control", "method", "backward", "alpha", "tolerance"),
     }
-    known = used.get(depth.get("kind"))  # none of a part, as a stage has it: there all options were given  # type: ignore[arg-type]
+    known = used.get(str(depth.get("kind")))  # None for a part, as a stage has it: all of its options were given
     return depth if known is None else {name: value for name, value in depth.items() if name in ("kind", *known)}
 
 
