@@ -24,7 +24,7 @@ PRESETS = {
     "hybrid-ode-nano": {
         "hidden_size": 32,
         "mixer": {"kind": "attention", "heads": 2},
-        "depth": {"flow": {"alpha": 2.0}},
+        "depth": {"alpha": 2.0},
     },
 }
 LIMITS = Limits(max_prompt=60, max_tokens=2000, max_body=4000)
