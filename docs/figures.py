@@ -34,12 +34,15 @@ from typing import Any
 import torch
 import yaml
 
-from glissando.compare.intervals import t_quantile
 from glissando.data.stories import entropy_floor, generate
 from glissando.model import LanguageModel
 from glissando.presets import preset_names
 
 DOCS = Path(__file__).resolve().parent
+sys.path.append(str(DOCS.parent))  # research, which no wheel holds
+
+from research.intervals import t_quantile  # noqa: E402
+
 PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
 MARK = re.compile(r"<!--= *(.*?) *-->")
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?(?![\d])")

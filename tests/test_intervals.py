@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from glissando.compare.intervals import Gap, gap_of, mean_of, median_of, t_quantile
+from research.intervals import Gap, gap_of, mean_of, median_of, t_quantile
 
 
 @pytest.mark.parametrize("freedom", [1, 3, 10, 11, 30])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
-from glissando.data.stories import words
+import yaml
+
 from glissando.data.stories.grammar import Item, Pool, with_capitals, zipf_weights
 
 ZIPF_EXPONENT = 0.4
+_WORDS = yaml.safe_load((Path(__file__).parent / "words.yaml").read_text("ascii"))
 _PRONOUNS = {
     "she": {"he": "she", "him": "her", "his": "her", "self": "herself"},
     "he": {"he": "he", "him": "him", "his": "his", "self": "himself"},
@@ -98,7 +101,7 @@ def _tempers() -> Pool:
     """Mood words; the keys are moods, and each mood has the same total weight."""
     items: list[Item] = []
     weights: list[float] = []
-    for mood, line in words.TEMPERS.items():
+    for mood, line in _WORDS["tempers"].items():
         listed = entries(line)
         total = sum(weight for _, weight in listed)
         items.extend(_item(mood, **{"": word, "a": _article(word)}) for word, _ in listed)
@@ -108,17 +111,17 @@ def _tempers() -> Pool:
 
 def number_items() -> dict[str, Item]:
     """Number words by the key that sums read: `number_items()["1"]` says "one"."""
-    return {str(n): _item(str(n), **{"": word}) for n, word in enumerate(words.NUMBERS.split(), start=1)}
+    return {str(n): _item(str(n), **{"": word}) for n, word in enumerate(_WORDS["numbers"].split(), start=1)}
 
 
 def pools(numbers: dict[str, Item]) -> dict[str, Pool]:
     """Every pool by name; `numbers` are the items that sums give."""
     kinds: list[tuple[dict[str, str], Callable[[str], Item]]] = [
-        (words.NOUNS, _noun),
-        (words.PHRASES, _phrase),
-        (words.PLACES, _place),
-        (words.PEOPLE, _name),
-        ({"skills": words.SKILLS}, _skill),
+        (_WORDS["nouns"], _noun),
+        (_WORDS["phrases"], _phrase),
+        (_WORDS["places"], _place),
+        (_WORDS["people"], _name),
+        ({"skills": _WORDS["skills"]}, _skill),
         ({"few": "2, 3, 4", "many": "6, 8, 7, 10, 9"}, numbers.__getitem__),
     ]
     made = [_pool(name, line, of) for lines, of in kinds for name, line in lines.items()]

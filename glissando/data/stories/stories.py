@@ -6,8 +6,11 @@ import random
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
+from pathlib import Path
 
-from glissando.data.stories import frame, lexicon, plots_a, plots_b
+import yaml
+
+from glissando.data.stories import lexicon
 from glissando.data.stories.check import Checker
 from glissando.data.stories.exact import Expectation
 from glissando.data.stories.grammar import Builder, Item, Seq, Text
@@ -19,7 +22,8 @@ END = "\n"  # ends a story: one byte, counted like any other
 SPLITS = ("train", "valid", "test")
 LABELS = ("mood", "speech")
 SIGNS = {"+": 1, "0": 0, "-": -1}
-PLOTS = {**plots_a.PLOTS, **plots_b.PLOTS}
+#: templates of the frame of every story, and of what happens in it
+FRAME, PLOTS = yaml.safe_load((Path(__file__).parent / "plots.yaml").read_text("ascii")).values()
 _PLOT_EXPONENT = 0.3  # how much likelier the first plots are than the last
 
 
@@ -58,7 +62,7 @@ class Grammar:
 def grammar() -> Grammar:
     """Builds and checks the grammar. Raises GrammarError if it is malformed or ambiguous."""
     numbers = lexicon.number_items()
-    rules = {**frame.RULES, **PLOTS, "plot": _plot_choice()}
+    rules = {**FRAME, **PLOTS, "plot": _plot_choice()}
     builder = Builder(lexicon.pools(numbers), rules, numbers)
     root = (*builder.template("<opening> <temper> <voice> <day> <plot> <end>"), Text(END))
     _, shortest, longest = Checker().check(root, {})

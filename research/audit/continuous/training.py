@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from glissando.compare.intervals import gap_of
 from glissando.model import LanguageModel
 from research.audit.claim import Finding, Plan
 from research.audit.continuous.form import PRESET
@@ -31,6 +30,7 @@ from research.audit.training import (
     seeded,
     tuned,
 )
+from research.intervals import gap_of
 from research.published.continuous_transformer import PublishedContinuousTransformer
 
 FULL_STEPS = 134_000

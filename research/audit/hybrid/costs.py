@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from glissando.compare.intervals import Median, median_of
 from research.audit.claim import Finding, Plan
 from research.audit.hybrid.training import GPT2_ENTRIES, gradient_of, size_of
+from research.intervals import Median, median_of
 from research.published.hybrid_ode import ODEBlock, PublishedHybrid
 
 

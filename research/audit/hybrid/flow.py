@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glissando.compare.intervals import Median, median_of
 from research.audit.claim import Finding, Plan
 from research.audit.hybrid.costs import latency_of
 from research.audit.hybrid.solvers import flow_input
 from research.audit.hybrid.steering import NEEDS_RUN, sweeps
 from research.audit.hybrid.training import PROMPT, build, size_of, steer_on_prompt, train
 from research.audit.training import seeded
+from research.intervals import Median, median_of
 from research.published.hybrid_ode import Layer, PublishedHybrid
 
 #: alpha times the step, as published

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from glissando.compare.intervals import gap_of
 from research.audit.claim import Finding, Plan
 from research.audit.hybrid.training import (
     CLIP,
@@ -21,6 +20,7 @@ from research.audit.hybrid.training import (
     train,
 )
 from research.audit.training import losses
+from research.intervals import gap_of
 
 EXPLODING = 100.0  # a norm above it, measured after clipping to 1
 KINDS = {"hybrid": True, "baseline": False}

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glissando.compare.intervals import gap_of, mean_of
 from glissando.evaluation.time_constants import compare_patterns, plot_signal, signals
 from glissando.series import SeriesModel
 from research.audit.claim import Finding, Plan
 from research.audit.liquid.form import published_model, some_ids
 from research.audit.training import parameters, seeded
+from research.intervals import gap_of, mean_of
 from research.published.liquid_ssm import Core
 
 FEATURES, WINDOW = 2, 64

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.compare.intervals import mean_of
 from glissando.data.base import IGNORED
 from glissando.data.pairs import Pair, ShiftCorpus
 from glissando.evaluation.scoring import wilson
@@ -25,6 +24,7 @@ from glissando.flops import applications
 from glissando.model import LanguageModel
 from research.audit.claim import Finding, Plan
 from research.audit.training import logits_of, parameters, seeded
+from research.intervals import mean_of
 from research.published.minimal_transformer import PublishedMinimal
 
 PRESET = "minimal-transformer"

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.speed import in_turn, random_bytes
-from glissando.compare.intervals import Median, median_of
 from glissando.compare.speed import trainer
 from glissando.model import LanguageModel
 from glissando.state import State, state_bytes
 from research.audit.claim import Finding, Plan
 from research.audit.training import seeded
+from research.intervals import Median, median_of
 from research.published.tauformer import PublishedTauformer
 
 PRESET = "tauformer"

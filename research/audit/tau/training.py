@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from glissando import laplacian as graphs
-from glissando.compare.intervals import gap_of, mean_of
 from glissando.model import LanguageModel
 from glissando.training.calibration import key_energies, set_tau, tau_mixers
 from glissando.training.observe import observe
@@ -35,6 +34,7 @@ from research.audit.training import (
     seeded,
     tuned,
 )
+from research.intervals import gap_of, mean_of
 from research.published.tauformer import PublishedTauformer
 
 CORPUS = (
