@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
@@ -11,6 +12,11 @@ from transformers import PretrainedConfig
 from glissando.config import from_dict, to_dict
 from glissando.errors import ConfigError
 from glissando.model import ModelConfig
+
+#: saved beside config.json; nothing but an import, so that the library that is installed computes
+MODULE = "modeling_glissando"
+_AUTO_CLASSES = {"AutoConfig": "GlissandoConfig", "AutoModelForCausalLM": "GlissandoForCausalLM"}
+_SOURCE = f"from glissando.hf import {', '.join(_AUTO_CLASSES.values())}  # noqa: F401\n"
 
 
 class GlissandoConfig(PretrainedConfig):
@@ -36,6 +42,13 @@ class GlissandoConfig(PretrainedConfig):
         # Every name of one token: what a tool that knows only one of them reads must not differ.
         ids = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"), eos_token_id)
         super().__init__(**kwargs | ids | {"tie_word_embeddings": config.tied_head})
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """config.json, and beside it the module by which the Auto classes find this library where nothing has imported
+        it: `trust_remote_code=True` runs that module."""
+        self.auto_map = {auto: f"{MODULE}.{name}" for auto, name in _AUTO_CLASSES.items()}
+        super().save_pretrained(save_directory, *args, **kwargs)
+        (Path(save_directory) / f"{MODULE}.py").write_text(_SOURCE)
 
     def model_config(self) -> ModelConfig:
         """`model` as the library's own dataclass."""

@@ -165,6 +165,7 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
         dt: Tensor | None = None,
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **absent: None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """input_ids (B, T) -> logits (B, T, V), or of the columns to keep.
 
@@ -172,9 +173,13 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
         past_key_values  the cache to go on from, moved on in the call; `use_cache` starts one where there is none
         labels           (B, T): the logits of a column are scored by the label of the next one, -100 by none
         control, dt      as LanguageModel
+        absent           what wrappers such as peft's pass for every model, as None: inputs_embeds, output_attentions
 
-        Raises TypeError for the cache of another kind of model, and what LanguageModel raises.
+        Raises TypeError for the cache of another kind of model and for any other argument that is not None, and what
+        LanguageModel raises.
         """
+        if unknown := sorted(name for name, value in absent.items() if value is not None):
+            raise TypeError(f"this model reads input_ids and has no {', '.join(unknown)}: leave that out, or give None")
         cache = past_key_values
         if cache is None and use_cache:
             cache = GlissandoCache()
