@@ -17,21 +17,16 @@ from training_runs import assert_same_tensors, configuration, curve, last_checkp
 from glissando.config import from_dict
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grow_by
+from glissando.growth.moments import Moments, checkpoint_moments, grow_moments, read_moments
+from glissando.growth.runs import grow_run, record
+from glissando.growth.shares import Share, shares
 from glissando.model import LanguageModel
 from glissando.runs import OPTIMIZER, Run
 from glissando.training.config import AdamWOptions, RunConfig
 from glissando.training.fit import resume, train
-from glissando.training.growing import grow_run, record
 from glissando.training.loop import Loop
-from glissando.training.optimizer import (
-    Moments,
-    checkpoint_moments,
-    grow_moments,
-    put_optimizer_state,
-    read_moments,
-    set_rates,
-)
-from glissando.training.parts import Share, optimizer_groups, shares
+from glissando.training.optimizer import put_optimizer_state, set_rates
+from glissando.training.parts import optimizer_groups
 
 RATE, DECAY, EPS, CLIP = 0.01, 0.5, 1e-3, 0.3
 

@@ -9,9 +9,9 @@ from tolerances import assert_close
 from training_runs import PLAIN, SHIFT, configuration, metrics, weights
 
 from glissando.data.corpora import build_corpus
+from glissando.lightning_module import TrainingModule
 from glissando.model import LanguageModel
 from glissando.training.fit import train
-from glissando.training.lightning_module import TrainingModule
 
 
 @pytest.mark.filterwarnings("ignore")  # of the Trainer's advice about loaders of its own kind

@@ -12,9 +12,9 @@ from glissando.mixers import Context, ContextError
 from glissando.mixers.liquid import Liquid
 from glissando.mixers.liquid_dynamics import Dense, Diagonal
 from glissando.model import LanguageModel
+from glissando.observation.observe import OBSERVERS
 from glissando.ops.zero_order_hold import discretize
 from glissando.state import leaves, state_bytes
-from glissando.training.observe import OBSERVERS
 
 
 def liquid(hidden_size: int = 6, **options: object) -> Liquid:

@@ -16,11 +16,11 @@ from training_runs import SHIFT, assert_same_tensors, configuration, metrics, we
 from glissando.mixers import EMPTY, Context
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel
-from glissando.training.calibration import key_energies, set_tau, tau_mixers
+from glissando.observation.calibration import key_energies, set_tau, tau_mixers
+from glissando.observation.observe import OBSERVERS, columns, observe
+from glissando.observation.tau import CollapseWarning, attention_entropy, collapses, observe_tau
 from glissando.training.fit import resume, train
 from glissando.training.loop import Loop
-from glissando.training.observe import OBSERVERS, columns, observe
-from glissando.training.observe_tau import CollapseWarning, attention_entropy, collapses, observe_tau
 
 TAU = {"model": {"mixer": {"kind": "tau", "heads": 2}}}
 ROWS = {"training": {"steps": 6, "log_every": 1, "save_every": 3, "validate_every": 10**6}}
@@ -191,7 +191,7 @@ def test_padded_rows_are_observed(tmp_path):
 def test_observing_changes_no_training(tmp_path, monkeypatch):
     """Dropout is on: a random number drawn would show in the weights."""
     with_it = run(tmp_path, "with")
-    monkeypatch.setattr("glissando.training.hooks.observe", lambda *_: {})
+    monkeypatch.setattr("glissando.observation.log.observe", lambda *_: {})
     without = run(tmp_path, "without")
     assert_same_tensors(weights(without), weights(with_it))
 

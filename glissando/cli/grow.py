@@ -28,8 +28,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(parser, arguments)
     require_out(options, "name the run directory to make, such as --out runs/grown")
     from glissando.flops import training_flops
+    from glissando.growth.runs import difference, grow_run
     from glissando.loading import load
-    from glissando.training.growing import difference, grow_run
 
     growth = Growth(**{name: getattr(options, name) for name in by})
     small = load(options.run)  # whose weights may be damaged, before anything is written

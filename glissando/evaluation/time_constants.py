@@ -22,8 +22,8 @@ from glissando.evaluation.layers import layer_numbers
 from glissando.mixers import Context
 from glissando.mixers.liquid import Liquid
 from glissando.model import LanguageModel
+from glissando.observation.observe import show
 from glissando.series import SeriesModel
-from glissando.training.observe import show
 
 #: rows of each pattern, and steps of a row, by default
 SEEDS, LENGTH = 8, 256

@@ -10,7 +10,7 @@ came right after tokens like it. Like tokens have like lambdas before anything i
 L is a graph Laplacian over the S features of a head, T one temperature a head. Optional: g_j = w_g . x_j, an importance
 of each key; C, the cumulative log of a forget gate; the output gate silu(Wg x); and values that turn with position and
 are rotated back when they are read, R_{j-i} v_j in place of v_j. The published form has none of these, T = 1 and a tau
-that is calibrated (glissando/training/calibration.py).
+that is calibrated (glissando/observation/calibration.py).
 
 State: v and lambda_k of the tokens seen, (K + 1) numbers a key and head where softmax attention keeps 2 K, and one more
 number with g or C; and with `keys: previous` the lambdas of the latest token. Or, `cache: binned`, a memory of constant

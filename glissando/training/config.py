@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from glissando.config import Registry, new_registry, options, to_dict
 from glissando.data.corpora import CORPORA, StoriesOptions
 from glissando.errors import ConfigError
 from glissando.mixers import MIXERS
 from glissando.model import ModelConfig
+from glissando.observation.calibration_options import CALIBRATIONS, FixedOptions
 from glissando.training.schedules import SCHEDULES, WarmupCosineOptions
 
 #: options of the machine, not of the training: a run may be resumed with others
@@ -47,53 +48,6 @@ class AdamWOptions:
 #: optimizers by name
 OPTIMIZERS: Registry[Any] = new_registry("optimizer", "optimizer", "adamw")
 OPTIMIZERS.add("adamw", AdamWOptions, "torch.optim:AdamW")
-
-
-@options
-class FixedOptions:
-    """tau is never set."""
-
-
-@options
-class StartOptions:
-    """tau is set before the first step.
-
-    at_restart  also when training is resumed, as published; a resumed run is then not the uninterrupted one
-    """
-
-    at_restart: bool = True
-
-
-@options
-class PeriodicOptions:
-    """tau is set before the first step and then again. every: steps between."""
-
-    every: PositiveInt = 100
-
-
-@options
-class DriftOptions:
-    """tau is set before the first step, and where the median has drifted while gradients are small.
-
-    every            steps between checks
-    drift_tolerance  tau is set where |median - tau| is more than this share of tau ...
-    gradient_gate    ... and the gradient norm, averaged exponentially over about 20 steps, is below this (.inf: always)
-    """
-
-    every: PositiveInt = 100
-    drift_tolerance: Positive = 0.1
-    gradient_gate: PositiveFloat = 1.0
-
-
-#: when tau, one number for the model, is set to the median energy of the first tau layer's keys over a batch
-CALIBRATIONS: Registry[Any] = new_registry("calibration", "calibration", "fixed")
-for _name, _options in (
-    ("fixed", FixedOptions),
-    ("start", StartOptions),
-    ("periodic", PeriodicOptions),
-    ("drift", DriftOptions),
-):
-    CALIBRATIONS.add(_name, _options, "glissando.training.calibration:Calibration")
 
 
 @options
@@ -192,7 +146,7 @@ class RunConfig:
     start_from  the run whose weights and tokenizer training starts with (--from on the command line)
     stages      trainings in a row, each from the end of the one before; see glissando.training.stages
     grown       what growth has left to remember: [share, copies, released] by parameter, see
-                glissando.training.parts.Share; it comes with the run that is started from
+                glissando.growth.shares.Share; it comes with the run that is started from
     imports     the Python files that registered what the run is made of (--import on the command line)
     """
 

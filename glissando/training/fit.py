@@ -21,18 +21,19 @@ from glissando.data.corpora import CORPORA, build_corpus
 from glissando.data.tokenizers import load_tokenizer
 from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, RunError, Stopped
+from glissando.growth.moments import read_moments
+from glissando.growth.runs import remembered
 from glissando.loading import BASE, load
 from glissando.model import LanguageModel, ModelConfig
+from glissando.observation.calibration_options import CALIBRATIONS
+from glissando.observation.log import Observation
 from glissando.runs import BEST, CHECKPOINTS, METRICS, TOKENIZER, Run, config_text, saved_step
 from glissando.storage import MANIFEST
 from glissando.training import launch
-from glissando.training.config import CALIBRATIONS, MACHINE, RunConfig, fitted_vocabulary
+from glissando.training.config import MACHINE, RunConfig, fitted_vocabulary
 from glissando.training.files import TEXTS, alone, fingerprints, put_texts, require_texts
-from glissando.training.growing import remembered
-from glissando.training.hooks import Observation
 from glissando.training.loop import Hook, Loop
 from glissando.training.metrics import read_metrics
-from glissando.training.optimizer import read_moments
 from glissando.training.progress import Progress
 from glissando.training.start import keep_base, load_start, start_tokenizer
 from glissando.training.summary import summarize, summary_lines

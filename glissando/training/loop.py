@@ -19,6 +19,7 @@ from glissando.depth import FlowDepth
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, RunError, TrainingError
 from glissando.evaluation.scoring import Score, merged, score_part, to_device
 from glissando.generation import generate, room_after, visible
+from glissando.growth.shares import shares
 from glissando.model import LanguageModel
 from glissando.runs import BEST, CHECKPOINTS, METRICS, MODULE_PREFIX, Run, checkpoint_path, keep_newest
 from glissando.training.budget import ENDLESS_SECONDS, Budget, Clock, agree
@@ -35,7 +36,7 @@ from glissando.training.optimizer import (
     whole,
     whole_weights,
 )
-from glissando.training.parts import freeze, is_sharded, local, local_norms, part_norms, part_of, shares
+from glissando.training.parts import freeze, is_sharded, local, local_norms, part_norms, part_of
 from glissando.training.schedules import Progress as Position
 from glissando.training.schedules import build_schedule
 from glissando.training.state import Sums, TrainState, every_rng_state, over_processes, restore_own_rng

@@ -1,21 +1,16 @@
-"""AdamW by the names of parameters: built, its rates set for a step, its state taken out, grown and put back."""
+"""AdamW by the names of parameters: built, its rates set for a step, its state taken out and put back."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from glissando.growth import Grown
-from glissando.runs import OPTIMIZER, Run
-from glissando.storage import load_tensors, refuse_pickle, save_tensors, verify_manifest
 from glissando.training.config import AdamWOptions
 from glissando.training.parts import is_sharded, optimizer_groups
-from glissando.trees import load_tree
 
 
 def build_optimizer(model: nn.Module, options: AdamWOptions, grown: Mapping[str, list[float]]) -> torch.optim.AdamW:
@@ -95,50 +90,3 @@ def put_weights(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
         raise ValueError(f"the weights differ by {sorted(ours.keys() ^ saved.keys())[:6]}")
     for name, value in saved.items():
         ours[name].copy_(place(value, ours[name]))
-
-
-# ---------------------------------------------------------------------- Adam's moments through growth
-
-
-class Moments(NamedTuple):
-    """Of one parameter."""
-
-    step: Tensor  # () how many gradients they have seen
-    first: Tensor  # the parameter's shape
-    second: Tensor
-
-    def state(self) -> dict[str, Tensor]:
-        return {"step": self.step, "exp_avg": self.first, "exp_avg_sq": self.second}
-
-
-def checkpoint_moments(checkpoint: Path) -> dict[str, Moments]:
-    """Those of a checkpoint; none of one that an earlier version saved. Raises RunError if it is damaged."""
-    verify_manifest(checkpoint)
-    saved = load_tree(checkpoint, "trainer").get("optimizer", {})
-    return {name: Moments(own["step"], own["exp_avg"], own["exp_avg_sq"]) for name, own in saved.items()}
-
-
-def grow_moments(moments: Mapping[str, Moments], grown: Grown) -> dict[str, Moments]:
-    """Those of the grown model's parameters; what is new starts without."""
-    return {name: Moments(own.step, *grown.moments(name, own.first, own.second)) for name, own in moments.items()}
-
-
-def write_moments(run: Run, moments: Mapping[str, Moments]) -> None:
-    """Into optimizer.safetensors; the run's manifest is to be written after it."""
-    tensors = {f"{name}/{part}": value for name, own in moments.items() for part, value in own._asdict().items()}
-    save_tensors(run.path / OPTIMIZER, tensors, {"format": "pt"})
-
-
-def read_moments(run: Run) -> dict[str, Moments]:
-    """Those of a run that was made by growing; none of any other, or of one of its checkpoints.
-
-    Raises RunError if the file is damaged.
-    """
-    path = run.path / OPTIMIZER
-    if run.checkpoint is not None or not path.is_file():
-        return {}
-    refuse_pickle(path)
-    verify_manifest(run.path, [OPTIMIZER])
-    tensors: dict[str, Any] = load_tensors(path)
-    names = sorted({name.rpartition("/")[0] for name in tensors})
-    return {name: Moments(*(tensors[f"{name}/{part}"] for part in Moments._fields)) for name in names}

@@ -30,6 +30,7 @@ from glissando.backbone import for_saved_weights
 from glissando.config import from_dict, merge, to_dict
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grown_config
+from glissando.growth.runs import grow_run
 from glissando.migration import migrated
 from glissando.model import LanguageModel
 from glissando.runs import CHECKPOINTS, Run, config_text, latest_checkpoint
@@ -38,7 +39,6 @@ from glissando.training import launch
 from glissando.training.config import BUDGETS, RunConfig, Stage
 from glissando.training.files import put_texts
 from glissando.training.fit import machine_only, resume, train
-from glissando.training.growing import grow_run
 from glissando.training.start import plan_starts
 
 STAGES = "stages.yaml"

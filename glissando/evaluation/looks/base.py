@@ -13,7 +13,7 @@ from glissando.depth import Depth
 from glissando.evaluation.layers import layer_numbers
 from glissando.mixers import Context, Mixer
 from glissando.model import LanguageModel
-from glissando.training.observe import show
+from glissando.observation.observe import show
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from glissando.evaluation.looks.base import MIXER_LOOKS, MixerLook
 from glissando.mixers import Context, Tau
-from glissando.training.observe_tau import attention_entropy
+from glissando.observation.tau import attention_entropy
 
 
 def _effective_keys(mixer: Tau, x: Tensor, ctx: Context) -> Tensor:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from glissando import laplacian as graphs
 from glissando.model import LanguageModel
-from glissando.training.calibration import key_energies, set_tau, tau_mixers
-from glissando.training.observe import observe
+from glissando.observation.calibration import key_energies, set_tau, tau_mixers
+from glissando.observation.observe import observe
 from research.audit.claim import Finding, Plan
 from research.audit.training import (
     Curve,

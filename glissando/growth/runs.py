@@ -14,12 +14,12 @@ from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError
 from glissando.growth import Grown, Growth, grow_by
 from glissando.growth.lifts import Grows
+from glissando.growth.moments import checkpoint_moments, grow_moments, read_moments, write_moments
+from glissando.growth.shares import Share
 from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.runs import TOKENIZER, Run, saved_step
 from glissando.training.config import OPTIMIZERS
-from glissando.training.optimizer import checkpoint_moments, grow_moments, read_moments, write_moments
-from glissando.training.parts import Share
 
 
 def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:

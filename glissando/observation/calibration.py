@@ -26,9 +26,9 @@ from glissando.evaluation.scoring import accepted_control, to_device
 from glissando.mixers import Context
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel
-from glissando.training.config import DriftOptions, FixedOptions, PeriodicOptions, StartOptions
+from glissando.observation.calibration_options import DriftOptions, FixedOptions, PeriodicOptions, StartOptions
+from glissando.observation.observe import show
 from glissando.training.loop import Hook, Loop
-from glissando.training.observe import show
 
 #: of the exponential average of gradient norms, over about 1 / (1 - 0.95) = 20 steps
 _DECAY = 0.95

@@ -18,8 +18,8 @@ from glissando.backbone import Backbone
 from glissando.data.base import Batch
 from glissando.mixers import EMPTY, Context, Liquid, Mixer, Tau
 from glissando.model import LanguageModel
-from glissando.training.observe_liquid import observe_liquid
-from glissando.training.observe_tau import collapses, observe_tau
+from glissando.observation.liquid import observe_liquid
+from glissando.observation.tau import collapses, observe_tau
 
 #: shown a mixer's input: (mixer, x (B, T, D), context)
 Watcher = Callable[[Any, Tensor, Context], None]
