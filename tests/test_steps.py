@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tolerances import assert_close
 from training_runs import configuration
 
 import glissando
+from glissando import progress
 from glissando.cli import main
 from glissando.data.corpora import build_corpus
 from glissando.depth.solvers import TABLEAUS
@@ -113,8 +115,11 @@ def test_evaluate_draws_and_tells_the_steps(tmp_path, capsys, monkeypatch):
     assert told["bytes"] == 100
     for name in ("steps", "convergence", "gradients", "loss"):
         assert (pictures / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)  # as if everything took long
     assert main(["evaluate", str(run), "--steps", "true"]) == 0
     captured = capsys.readouterr()
+    for what in ("scoring the held-out text", "timing every setting", "distances", "reading the text", "halting"):
+        assert re.search(rf"^{what}.*: \d+ of \d+ \w+, 0:0\d elapsed", captured.err, re.M), what
     assert "bits per byte" in captured.out
     assert "* euler          3" in captured.err
     assert main(["evaluate", str(run), "--json"]) == 0

@@ -334,9 +334,12 @@ def measure(model: LanguageModel, corpus: Corpus, exact_match: int) -> dict[str,
     from glissando.evaluation.halting import counted
     from glissando.evaluation.pairs import exact_match_rate
     from glissando.evaluation.scoring import score
+    from glissando.progress import track
 
+    total = sum(1 for _ in corpus.batches("valid"))
     with counted(model) as count:
-        result = {"parameters": model.num_parameters()} | score(model, corpus.batches("valid")).as_dict()
+        batches = track(corpus.batches("valid"), "scoring the held-out text", total=total, unit="batches")
+        result = {"parameters": model.num_parameters()} | score(model, batches).as_dict()
     if count.tokens:
         result["evaluations_per_token"] = count.per_token
     if isinstance(corpus, PairsCorpus):

@@ -16,6 +16,7 @@ from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.scoring import score
 from glissando.evaluation.steps import Setting, solved_with
 from glissando.model import LanguageModel
+from glissando.progress import track
 
 TOLERANCES = (0.002, 0.004, 0.008, 0.012, 0.016, 0.024, 0.032, 0.064)
 
@@ -57,7 +58,7 @@ def measure_halting(
     method, backward = depth.config.method, depth.config.backward
     chosen = [*((depth.n_steps, t) for t in (None, *tolerances)), *((n, None) for n in range(1, depth.n_steps))]
     points = []
-    for n_steps, tolerance in chosen:
+    for n_steps, tolerance in track(chosen, "halting", unit="settings"):
         variant = solved_with(model, Setting(method, n_steps), tolerance)
         with counted(variant) as count:
             perplexity = score(variant, batches).perplexity

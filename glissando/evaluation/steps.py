@@ -29,6 +29,7 @@ from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.scoring import accepted_control, score
 from glissando.generation import room_after
 from glissando.model import LanguageModel
+from glissando.progress import track
 
 STEPS = (1, 2, 4, 8, 16)
 MOST_EVALUATIONS = 32
@@ -142,7 +143,7 @@ def measure_steps(
             *times[setting],
             gaps[setting],
         )
-        for setting, variant in models.items()
+        for setting, variant in track(models.items(), "reading the text", total=len(models), unit="settings")
     ]
     return StepCurve(rows, trained, sum(batch.n_bytes for batch in batches), row.ids.shape[1])
 
@@ -190,7 +191,7 @@ def one_text(batch: Batch) -> Batch:
 def _latencies(models: dict[Setting, LanguageModel], batch: Batch, rounds: int) -> dict[Setting, tuple[float, float]]:
     """Milliseconds to read one row and to decode one token: medians over rounds, the settings in turn."""
     taken: dict[Setting, list[tuple[float, float]]] = {setting: [] for setting in models}
-    for _ in range(rounds + 1):
+    for _ in track(range(rounds + 1), "timing every setting", unit="rounds"):
         for setting, model in models.items():
             taken[setting].append((_forward_ms(model, batch), _token_ms(model, batch)))
     # The first round is slower for what is allocated and remembered in it.
@@ -241,7 +242,8 @@ def distances(model: LanguageModel, chosen: list[Setting], batch: Batch) -> dict
     """|H_n(1) - H*(1)| / |H*(1) - H(0)| over one row, in float64; NaN if the flow does not move at all."""
     start, end = flow_ends(solved_with(model, REFERENCE), batch)
     moved = (end - start).norm()
-    away = {setting: (flow_ends(solved_with(model, setting), batch)[1] - end).norm() for setting in chosen}
+    ends = track(chosen, "distances from the reference", unit="settings")
+    away = {setting: (flow_ends(solved_with(model, setting), batch)[1] - end).norm() for setting in ends}
     return {setting: float(gap / moved) if moved > 0 else math.nan for setting, gap in away.items()}
 
 

@@ -1,0 +1,53 @@
+"""What long measurements show while they run."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+
+from glissando import progress
+from glissando.progress import elapsed_and_left, minutes, track
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_elsewhere_a_line_comes_only_after_a_while(monkeypatch):
+    """Items of 8 seconds: a line at 24, 48 and 72, each with what is done, elapsed and left."""
+    clock = itertools.count(0, 8.0)
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    file = io.StringIO()
+    assert list(track(range(10), "reading", unit="rows", file=file)) == list(range(10))
+    assert file.getvalue().splitlines() == [
+        "reading: 2 of 10 rows, 0:24 elapsed, about 1:36 left",
+        "reading: 5 of 10 rows, 0:48 elapsed, about 0:48 left",
+        "reading: 8 of 10 rows, 1:12 elapsed, about 0:18 left",
+    ]
+
+
+def test_what_is_quick_says_nothing_there():
+    file = io.StringIO()
+    assert list(track(iter("abc"), "reading", file=file)) == ["a", "b", "c"]
+    assert file.getvalue() == ""
+
+
+def test_a_terminal_has_a_bar():
+    file = Terminal()
+    assert list(track(iter("abc"), "reading", total=3, unit="rows", file=file)) == ["a", "b", "c"]
+    assert "reading:   0%" in file.getvalue()
+    assert "0/3" in file.getvalue()
+    assert file.getvalue().endswith("\r")  # and leaves nothing behind
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (7265, "2:01:05")])
+def test_minutes(seconds, text):
+    assert minutes(seconds) == text
+
+
+def test_nothing_is_left_where_nothing_is_known():
+    assert elapsed_and_left(5, 0) == "0:05 elapsed"
+    assert elapsed_and_left(30, 0.25) == "0:30 elapsed, about 1:30 left"
