@@ -17,8 +17,8 @@ from glissando.errors import MissingExtraError
 from glissando.evaluation.rows import Row, batches_of
 from glissando.evaluation.scoring import score
 from glissando.evaluation.tasks import FOLDER, bundled
-from glissando.evaluation.tasks.documents import CHOICES, N_ENDINGS, make
 from glissando.model import LanguageModel
+from research.stories.documents import CHOICES, N_ENDINGS, make
 
 LIMIT = 6
 

@@ -101,8 +101,6 @@ class Choice:
     probabilities: tuple[float, ...] = ()
     bits: tuple[float, ...] = ()
     cumulative: tuple[float, ...] = ()
-    #: (slot, form) where every alternative does no more than say an item and keep it in the slot
-    draws: tuple[str, str] | None = None
     #: the text that each alternative opens with, where none of it depends on a slot; else None
     heads: tuple[str, ...] | None = None
     _sorted: tuple[tuple[str, int], ...] = ()
@@ -115,7 +113,6 @@ class Choice:
         self.bits = tuple(-log2(p) for p in self.probabilities)
         # Without the last entry bisect can never step past the last alternative, whatever the rounding.
         self.cumulative = tuple(accumulate(self.probabilities))[:-1]
-        self.draws = _drawn(self.alternatives)
         heads = [literal_head(nodes) for nodes in self.alternatives]
         if all(head is not None for head in heads):
             self.heads = tuple(head for head in heads if head is not None)
@@ -131,10 +128,6 @@ class Choice:
         if place < 0 or not rest.startswith(self._sorted[place][0]):
             return None
         return self._sorted[place][1]
-
-    def items(self) -> list[Item]:
-        """What the alternatives put into the slot, for a choice that `draws`."""
-        return [node.item for alternative in self.alternatives if isinstance(node := alternative[0], Bind)]
 
 
 def literal_head(nodes: Seq) -> str | None:
@@ -153,17 +146,6 @@ def literal_head(nodes: Seq) -> str | None:
         else:
             return None
     return said if len(said) <= _LONGEST_HEAD else None
-
-
-def _drawn(alternatives: tuple[Seq, ...]) -> tuple[str, str] | None:
-    """The (slot, form) that all alternatives share if each is a Bind and the Ref that says it."""
-    found: set[tuple[str, str]] = set()
-    for nodes in alternatives:
-        bind, ref = nodes if len(nodes) == 2 else (None, None)
-        if not (isinstance(bind, Bind) and isinstance(ref, Ref) and bind.slot == ref.slot):
-            return None
-        found.add((ref.slot, ref.form))
-    return found.pop() if len(found) == 1 else None
 
 
 Node = Text | Ref | Bind | Copy | Swap | Total | Switch | Choice

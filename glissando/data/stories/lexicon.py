@@ -18,11 +18,6 @@ _PRONOUNS = {
     "he": {"he": "he", "him": "him", "his": "his", "self": "himself"},
 }
 _OPTIONS = re.compile(r"\(([^)]*)\)")
-_FUNCTION_WORDS = frozenset(
-    """the and one was all with some that had did for from both this will does why its out how who has have not are
-    her his him she they there too very just only into upon near under beside behind over around without until been
-    more than what you your can may let would never ever""".split()  # noqa: SIM905
-)
 _Entry = tuple[str, float]
 
 
@@ -126,13 +121,3 @@ def pools(numbers: dict[str, Item]) -> dict[str, Pool]:
     ]
     made = [_pool(name, line, of) for lines, of in kinds for name, line in lines.items()]
     return {pool.name: pool for pool in (*made, _tempers())}
-
-
-def content_words() -> set[str]:
-    """Every distinct word of the pools longer than two letters, in lower case, without function words."""
-    said: set[str] = set()
-    for pool in pools(number_items()).values():
-        for item in pool.items:
-            for form in item.forms.values():
-                said |= {word.strip(".,!?;").lower() for word in form.split()}
-    return {word for word in said if len(word) > 2} - _FUNCTION_WORDS

@@ -91,7 +91,7 @@ def quoted_speech(text: str) -> float | None:
 def mood_words() -> dict[str, int]:
     """Word or pair -> sign, for each that the grammar can say in one mood and in no other."""
     said: dict[str, set[str]] = {}
-    for text, mood in _spoken(grammar().root, "any"):
+    for text, mood in _spoken(grammar(), "any"):
         for cue in _cues(text):
             said.setdefault(cue, set()).add(mood)
     for cue in _slot_words():
@@ -118,7 +118,7 @@ def _slot_words() -> Iterator[str]:
     """Words that slots other than the mood say, in whatever mood."""
     items: set[Item] = set()
     mood_items: set[Item] = set()
-    for node in every_node(grammar().root):
+    for node in every_node(grammar()):
         if isinstance(node, Bind):
             (mood_items if node.slot == "mood" else items).add(node.item)
     for item in items - mood_items:

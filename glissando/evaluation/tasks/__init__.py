@@ -1,7 +1,7 @@
 """Tasks for lm-eval that need no network: a YAML file each, and their documents as JSONL.
 
-The documents are held-out stories of the built-in generator: `python -m glissando.evaluation.tasks.documents` writes
-them anew, byte for byte.
+The documents are held-out stories of the built-in generator: `python -m research.stories.documents` writes them anew,
+byte for byte.
 """
 
 from pathlib import Path

@@ -10,6 +10,7 @@ over their keys, and for each the marginal distribution of every slot. Marginals
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from math import fsum
 
 from glissando.data.stories.grammar import (
@@ -28,6 +29,20 @@ from glissando.data.stories.grammar import (
 )
 
 Marginal = dict[Item, float]
+
+
+@cache
+def drawn(node: Choice) -> tuple[str, str, tuple[Item, ...]] | None:
+    """(slot, form, items) where every alternative of a choice does no more than say an item and keep it in the slot."""
+    found: set[tuple[str, str]] = set()
+    items: list[Item] = []
+    for nodes in node.alternatives:
+        bind, ref = nodes if len(nodes) == 2 else (None, None)
+        if not (isinstance(bind, Bind) and isinstance(ref, Ref) and bind.slot == ref.slot):
+            return None
+        found.add((ref.slot, ref.form))
+        items.append(bind.item)
+    return (*found.pop(), tuple(items)) if len(found) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -82,8 +97,9 @@ class Expectation:
                 self._bytes.extend(w.probability * self._mean(w.slots[node.slot], node.form) for w in worlds)
             elif isinstance(node, Choice):
                 self._bits.extend(mass * p * b for p, b in zip(node.probabilities, node.bits, strict=True))
-                if node.draws and node.draws[0] not in self._control:
-                    worlds = self._draw(node, mass, worlds)
+                draw = drawn(node)
+                if draw and draw[0] not in self._control:
+                    worlds = self._draw(node, *draw, mass, worlds)
                     continue
                 ends = [
                     self._sequence(alternative, [world.scaled(p) for world in worlds])
@@ -97,12 +113,12 @@ class Expectation:
                 worlds = _merged([self._assigned(node, world) for world in worlds])
         return worlds
 
-    def _draw(self, node: Choice, mass: float, worlds: list[World]) -> list[World]:
+    def _draw(
+        self, node: Choice, slot: str, form: str, items: tuple[Item, ...], mass: float, worlds: list[World]
+    ) -> list[World]:
         """What the general case gives for a draw into a slot that controls nothing, at once."""
-        assert node.draws
-        slot, form = node.draws
         marginal: Marginal = {}
-        for item, p in zip(node.items(), node.probabilities, strict=True):
+        for item, p in zip(items, node.probabilities, strict=True):
             marginal[item] = marginal.get(item, 0.0) + p
         self._bytes.append(mass * self._mean(marginal, form))
         return [World(w.probability, w.keys, {**w.slots, slot: marginal}) for w in worlds]

@@ -1,4 +1,4 @@
-"""What a grammar must satisfy before it is used: every slot is set, and no choice point is ambiguous.
+"""What a grammar must satisfy: every slot is set, and no choice point is ambiguous.
 
 At a choice point each alternative opens with text that holds no further choice, its *head*. If no head is a prefix
 of another one, the bytes decide the choice within the heads, and a left-to-right parser is exact. Heads may quote
@@ -25,6 +25,7 @@ from glissando.data.stories.grammar import (
     Text,
     Total,
 )
+from research.stories.exact import drawn
 
 Held = dict[str, frozenset[Item]]  # what each slot may hold at a point
 Part = str | tuple[str, str]  # literal text, or (slot, form)
@@ -175,10 +176,10 @@ class Checker:
         if abs(sum(node.probabilities) - 1) > 1e-12:
             raise GrammarError(f"probabilities sum to {sum(node.probabilities)!r}, not to 1")
         self._prefix_free(node, held)
-        if node.draws:  # the same result as below, at once
-            slot, form = node.draws
-            sizes = [len(item.forms[form]) for item in node.items()]
-            return {**held, slot: frozenset(node.items())}, min(sizes), max(sizes)
+        if draw := drawn(node):  # the same result as below, at once
+            slot, form, items = draw
+            sizes = [len(item.forms[form]) for item in items]
+            return {**held, slot: frozenset(items)}, min(sizes), max(sizes)
         return _merged([self.check(alternative, held) for alternative in node.alternatives])
 
     def _switch(self, node: Switch, held: Held) -> tuple[Held, int, int]:

@@ -1,0 +1,1 @@
+"""What proves the stories: that their grammar is unambiguous, and what a story costs."""
