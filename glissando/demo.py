@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report, results = compare(comparison)
     except GlissandoError as error:
         print(f"glissando demo: {error}", file=sys.stderr)
-        return 1
+        return error.status
     except KeyboardInterrupt:
         print(f"\nstopped; go on with: {sys.executable} -m glissando.demo --out {comparison.out}", file=sys.stderr)
         return 130

@@ -9,13 +9,20 @@ from collections.abc import Iterable
 class GlissandoError(Exception):
     """Base of every error that stems from what the user gave, never from a defect in the library."""
 
+    #: the program's exit status: 2 for a command or an option that cannot be used, as shells define it, else 1
+    status = 1
+
 
 class UnknownNameError(GlissandoError, ValueError):
     """A name that is not in a registry or a configuration; the message offers the nearest one."""
 
+    status = 2
+
 
 class ConfigError(GlissandoError, ValueError):
     """A configuration value that cannot be used."""
+
+    status = 2
 
 
 class LengthError(GlissandoError, ValueError):

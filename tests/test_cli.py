@@ -36,7 +36,7 @@ def run(book) -> Path:
     return out
 
 
-def fails(capsys, *arguments: object, status: int = 1) -> str:
+def fails(capsys, *arguments: object, status: int = 2) -> str:
     assert main([str(a) for a in arguments]) == status
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
@@ -128,7 +128,7 @@ def test_generate_streams_and_repeats_itself(run, capsys):
 
 
 def test_a_prompt_is_not_printed_before_its_options_are_right(run, capsys):
-    assert main(["generate", str(run), "--prompt", "The fox", "--top_k", "0"]) == 1
+    assert main(["generate", str(run), "--prompt", "The fox", "--top_k", "0"]) == 2
     assert capsys.readouterr().out == ""
 
 
@@ -166,7 +166,7 @@ def test_evaluate_a_run_and_a_file(run, book, tmp_path, capsys):
     assert main(["evaluate", "--file", str(short), str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes"] == 3
     short.write_bytes(b"Hi, caf\xe9.")
-    error = fails(capsys, "evaluate", run, "--file", short)
+    error = fails(capsys, "evaluate", run, "--file", short, status=1)
     assert "--data.encoding_errors ignore" in error
     assert main(["evaluate", str(run), "--file", str(short), "--json", "--data.encoding_errors", "ignore"]) == 0
     capsys.readouterr()
@@ -199,6 +199,10 @@ def test_presets_and_corpora(capsys):
         (["train", "--steps", "5"], "Did you mean --training.steps?"),
         (["train", "--learning_rate", "3"], "Did you mean --training.optimizer.learning_rate?"),
         (["train", "--data.text.pth", "x"], "Did you mean --data.path?"),
+        (["train", "--model.mixer.hedas", "3"], "Did you mean --model.mixer.heads?"),
+        (["train", "--model.depth.steps", "3"], "Did you mean --model.depth.n_steps?"),
+        (["train", "--mixer", "tau"], "Did you mean --model.mixer?"),
+        (["train", "--training.learning_rate", "3"], "Did you mean --training.optimizer.learning_rate?"),
         (["train", "--training.steps", "five"], "training.steps: expected a whole number, got 'five'\n"),
         (["train", "--training.steps", "2.5e0"], "training.steps: expected a whole number, got 2.5\n"),
         (
@@ -269,7 +273,8 @@ def test_presets_and_corpora(capsys):
 def test_mistakes_get_one_clear_line(arguments, message, run, book, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = {"RUN": run, "BOOK": book, "OUT": tmp_path / "x"}
-    error = fails(capsys, *[given.get(a, a) for a in arguments])
+    missing = message in ("nowhere", "no run at nowhere", "there is no file nowhere.txt; check --file")
+    error = fails(capsys, *[given.get(a, a) for a in arguments], status=1 if missing else 2)
     assert message in error
     assert error.count("\n") <= 3
     assert not (tmp_path / "x").exists(), "a mistake must not leave a directory behind"
@@ -307,7 +312,7 @@ def test_unknown_keys_in_a_config_file(tmp_path, capsys):
 def test_bad_text_files(content, message, tmp_path, capsys):
     path = tmp_path / "bad.txt"
     path.write_bytes(content)
-    error = fails(capsys, "train", *TINY, "--data.path", path, "--out", tmp_path / "out")
+    error = fails(capsys, "train", *TINY, "--data.path", path, "--out", tmp_path / "out", status=1)
     assert message in error
     assert str(path) in error
     assert not (tmp_path / "out").exists()  # left no directory in the way of the corrected command
@@ -358,7 +363,7 @@ def test_options_of_kinds_in_a_list(capsys):
 def test_evaluating_refuses_options_of_another_corpus(run, capsys, tmp_path, monkeypatch):
     error = fails(capsys, "evaluate", run, "--data.valid_stories", "3")
     assert "unknown option 'data.valid_stories'. It is one of corpus stories, and the kind is text" in error
-    error = fails(capsys, "evaluate", run, "--file", "x.txt", "--data.path", "y.jsonl")
+    error = fails(capsys, "evaluate", run, "--file", "x.txt", "--data.path", "y.jsonl", status=1)
     assert "there is no file x.txt" in error
     odd = tmp_path / "data.jsonl.text"
     odd.write_text("The fox who had a plan.\n" * 40)
@@ -402,7 +407,7 @@ def test_bad_lines_are_counted_at_the_end(tmp_path, capsys):
 
 def test_an_existing_run_is_never_overwritten(run, book, capsys):
     before = (run / "model.safetensors").read_bytes()
-    assert "not empty" in fails(capsys, "train", *TINY, "--data.path", book, "--out", run)
+    assert "not empty" in fails(capsys, "train", *TINY, "--data.path", book, "--out", run, status=1)
     assert (run / "model.safetensors").read_bytes() == before
 
 
@@ -415,7 +420,7 @@ def test_damage_is_refused_by_name(run, tmp_path, capsys):
     data = bytearray(weights.read_bytes())
     data[-5] ^= 1
     weights.write_bytes(data)
-    error = fails(capsys, "generate", copy)
+    error = fails(capsys, "generate", copy, status=1)
     assert "model.safetensors" in error
     assert "checkpoints/step-" in error
     good = sorted((copy / "checkpoints").iterdir())[-1]
@@ -423,4 +428,4 @@ def test_damage_is_refused_by_name(run, tmp_path, capsys):
 
 
 def test_unknown_verb(capsys):
-    assert "Did you mean 'train'" in fails(capsys, "trian", status=2)
+    assert "Did you mean 'train'" in fails(capsys, "trian")

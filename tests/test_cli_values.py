@@ -33,9 +33,9 @@ def place(tmp_path_factory) -> Path:
     return place
 
 
-def fails(capsys, *arguments: object) -> str:
+def fails(capsys, *arguments: object, status: int = 2) -> str:
     capsys.readouterr()
-    assert main([str(a) for a in arguments]) == 1
+    assert main([str(a) for a in arguments]) == status
     told = capsys.readouterr().err
     assert "Traceback" not in told
     return told
@@ -129,7 +129,7 @@ def test_what_the_system_refuses_is_a_line(place, tmp_path, capsys, monkeypatch)
         raise PermissionError(13, "Permission denied", "runs/mine")
 
     monkeypatch.setattr(presets, "main", refuse)
-    assert fails(capsys, "presets") == "glissando presets: Permission denied: 'runs/mine'\n"
+    assert fails(capsys, "presets", status=1) == "glissando presets: Permission denied: 'runs/mine'\n"
     (tmp_path / "file").write_text("")
     told = fails(capsys, "evaluate", place / "run", "--plots", tmp_path / "file/x")
     assert "--plots: its folder" in told, "before anything is measured"
@@ -152,7 +152,7 @@ def test_growing_from_damage_leaves_nothing(place, tmp_path, capsys):
     weights = tmp_path / "run/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     out = tmp_path / "grown"
-    assert "model.safetensors" in fails(capsys, "grow", tmp_path / "run", "--out", out, "--width", "2")
+    assert "model.safetensors" in fails(capsys, "grow", tmp_path / "run", "--out", out, "--width", "2", status=1)
     assert not out.exists()
 
 
@@ -160,7 +160,7 @@ def test_a_run_that_cannot_be_resumed_is_not_said_to_be(place, tmp_path, capsys)
     out = tmp_path / "other"
     out.mkdir()
     (out / "notes").write_text("mine")
-    told = fails(capsys, "grow", place / "run", "--out", out, "--width", "2")
+    told = fails(capsys, "grow", place / "run", "--out", out, "--width", "2", status=1)
     assert "Choose a new name" in told
     assert "Resume" not in told
 
@@ -168,7 +168,7 @@ def test_a_run_that_cannot_be_resumed_is_not_said_to_be(place, tmp_path, capsys)
 def test_a_checkpoint_opens_beside_a_damaged_manifest(place, tmp_path, capsys):
     shutil.copytree(place / "run", tmp_path / "run")
     (tmp_path / "run/manifest.json").write_text("{")
-    assert "manifest.json" in fails(capsys, "generate", tmp_path / "run")
+    assert "manifest.json" in fails(capsys, "generate", tmp_path / "run", status=1)
     checkpoint = max((tmp_path / "run/checkpoints").iterdir())
     with pytest.warns(UserWarning, match=r"manifest\.json.*is not checked"):
         assert main(["generate", str(checkpoint), "--max_tokens", "2"]) == 0

@@ -28,6 +28,6 @@ def test_two_models_for_a_moment(tmp_path, monkeypatch, capsys):
 
 
 def test_a_mistake_is_told(tmp_path, capsys):
-    assert demo.main(["--presets", "transformer-nan", "--out", str(tmp_path / "demo")]) == 1
+    assert demo.main(["--presets", "transformer-nan", "--out", str(tmp_path / "demo")]) == 2
     assert "Did you mean 'transformer-nano'" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()

@@ -142,7 +142,7 @@ def test_the_verb_runs_tasks(run, capsys):
         (["--tasks", "glissando_ending"], "Did you mean 'glissando_endings'?"),
         (["--tasks", "glissando_endings", "--limit", "0"], "--limit must be at least 1"),
     ]:
-        assert main(["evaluate", str(run), *wrong]) == 1
+        assert main(["evaluate", str(run), *wrong]) == 2
         error = capsys.readouterr().err
         assert said in error
         assert len(error) < 1000  # and not the names of every task of lm-eval
@@ -153,7 +153,7 @@ def test_options_that_do_not_go_together_are_refused(run, capsys):
         (["--tasks", "glissando_endings", "--file", "x.txt"], "--file was given too"),
         (["--limit", "3"], "--limit 3 is for --tasks"),
     ]:
-        assert main(["evaluate", str(run), *wrong]) == 1
+        assert main(["evaluate", str(run), *wrong]) == 2
         assert said in capsys.readouterr().err
 
 

@@ -64,9 +64,9 @@ def moved(run: Path, place: Path, elsewhere: Path) -> None:
     (run / "manifest.json").unlink()
 
 
-def fails(capsys, *arguments: object) -> str:
+def fails(capsys, *arguments: object, status: int = 2) -> str:
     capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 1
+    assert main([str(argument) for argument in arguments]) == status
     return capsys.readouterr().err
 
 
@@ -103,7 +103,7 @@ def test_opening_a_run_executes_nothing_unless_it_is_asked_to(command, run, plac
         "grow": [run, "--layers", 1, "--out", tmp_path / "x"],
         "train": ["--resume", run],
     }
-    error = fails(capsys, command, *given.get(command, [run]))
+    error = fails(capsys, command, *given.get(command, [run]), status=1)
     assert "needs mixer 'average', which nothing has registered" in error
     assert f"--import {place / 'mine.py'}" in error
     assert "trust_imports=True" in error

@@ -216,7 +216,7 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path, capsys):
         ([*new, "--selection_prompts", "1"], "selection_prompts must be at least 2"),
         ([*new, "--cost_rows", "-1"], "at least 0 (0: all), got -1"),
     ):
-        assert main([*command, *wrong]) == 1
+        assert main([*command, *wrong]) == (1 if message.endswith("not empty") or "overwritten" in message else 2)
         assert message in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
@@ -239,5 +239,5 @@ def test_where_there_is_a_base_baselines_are_measured(tmp_path, capsys, monkeypa
 
 def test_a_model_without_dials_is_told(tmp_path, capsys):
     train(configuration(tmp_path, {"training": {"steps": 1}}), tmp_path / "run")
-    assert main(["steer", str(tmp_path / "run"), "--out", str(tmp_path / "b")]) == 1
+    assert main(["steer", str(tmp_path / "run"), "--out", str(tmp_path / "b")]) == 2
     assert "has no dials" in capsys.readouterr().err

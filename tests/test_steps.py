@@ -124,5 +124,5 @@ def test_evaluate_draws_and_tells_the_steps(tmp_path, capsys, monkeypatch):
     assert "* euler          3" in captured.err
     assert main(["evaluate", str(run), "--json"]) == 0
     assert "steps" not in json.loads(capsys.readouterr().out)
-    assert main(["evaluate", str(plain), "--steps", "true"]) == 1
+    assert main(["evaluate", str(plain), "--steps", "true"]) == 2
     assert "is discrete; leave it out" in capsys.readouterr().err

@@ -331,9 +331,9 @@ def test_diagnostics_while_generating(tmp_path, capsys):
     assert 3 <= len(ids) <= 3 + 6 - 1  # the last token that is written is never read
     tau = time_constants(model, torch.tensor([ids]))[1, 0]
     assert [float(row["tau"]) for row in rows] == pytest.approx(tau.tolist(), rel=1e-4)
-    assert main(given) == 1
+    assert main(given) == 2
     assert "diagnostics.csv exists; nothing is overwritten" in capsys.readouterr().err
-    assert main([*given[:2], "--prompt", '["a", "b"]', "--diagnostics", str(tmp_path / "e")]) == 1
+    assert main([*given[:2], "--prompt", '["a", "b"]', "--diagnostics", str(tmp_path / "e")]) == 2
     assert "--diagnostics is of one text, and --prompt is a list of 2" in capsys.readouterr().err
 
 

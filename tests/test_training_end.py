@@ -80,9 +80,9 @@ def test_a_run_killed_before_its_first_regular_checkpoint_goes_on_from_its_best(
 
 
 def test_a_checkpoint_that_is_not_there_names_those_that_are(rising, capsys):
-    assert main(["evaluate", str(rising), "--checkpoint", "5"]) == 1
+    assert main(["evaluate", str(rising), "--checkpoint", "5"]) == 2
     assert "has no checkpoint '5'; it has: 12, 4, 8, best, last" in capsys.readouterr().err
-    assert main(["generate", str(rising), "--checkpoint", "newest"]) == 1
+    assert main(["generate", str(rising), "--checkpoint", "newest"]) == 2
     assert "has no checkpoint 'newest'" in capsys.readouterr().err
 
 

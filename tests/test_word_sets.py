@@ -166,9 +166,9 @@ def test_a_dial_of_any_labelled_text_is_judged_by_words(tmp_path: Path, capsys: 
     run, paths = labelled_run(tmp_path), files(tmp_path, good="good\nfine", bad="bad")
     prompts = files(tmp_path, prompts="It was a\nA day is\nThis is")
     command = ["steer", str(run), "--values", "[-1, 0, 1]", "--dials", '["mood"]', "--out", str(tmp_path / "out")]
-    assert main(command) == 1
+    assert main(command) == 2
     assert "JsonlCorpus has no oracle" in capsys.readouterr().err
-    assert main([*command, "--prompts", *prompts, "--words", paths[0], paths[0]]) == 1
+    assert main([*command, "--prompts", *prompts, "--words", paths[0], paths[0]]) == 2
     assert "overlap" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main([*command, "--prompts", *prompts, "--words", *paths]) == 0

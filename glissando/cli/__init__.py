@@ -46,8 +46,8 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 1 for an error that names its fix, 2 for an unknown command, and
-    128 and the signal's number for what a signal has ended."""
+    """Run one command; the exit status is 0, 2 for a command or options that cannot be used, 1 for other errors that
+    name their fix, and 128 and the signal's number for what a signal has ended."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage(), end="")
@@ -76,7 +76,7 @@ def _run(command: str, arguments: list[str]) -> int:
         importlib.import_module(f"glissando.cli.{command}").main(arguments)
     except GlissandoError as error:
         print(f"glissando {command}: {error}", file=sys.stderr)
-        return 1
+        return error.status
     except BrokenPipeError:
         # The reader (head, less) has had enough; Python must not complain when it flushes at exit.
         for stream in (sys.stdout, sys.stderr):

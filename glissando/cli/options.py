@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from glissando.cli.help import Formatter, command_lines, described, is_section
 from glissando.config import hints_of, merge, registry_of, section_class
-from glissando.errors import ConfigError, nearest
+from glissando.errors import ConfigError, RunError, nearest
 
 
 class Options(argparse.Namespace):
@@ -77,6 +77,11 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     # A section as a whole, or its kind, comes before what is changed inside it.
     ordered = sorted(values, key=lambda name: name.removesuffix(".kind").count("."))
     options.sections = merge(*({name: values[name]} for name in ordered))
+    for name, value in options.sections.items():
+        registry = registry_of(parser.dotted[name])
+        options.sections[name] = registry.named(value) if registry is not None and isinstance(value, str) else value
+        if not isinstance(options.sections[name], Mapping):
+            raise ConfigError(f"--{name}: expected a mapping of options, got {value!r}")
     options.given = given
     return options
 
@@ -119,17 +124,18 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
 
 
 def _nearest_option(option: str, parser: Parser) -> str | None:
-    """The option meant by `option`: one whose last part is like its last part, or one that is like it as a whole."""
+    """The option meant by `option`: one of its section that is like it, else one whose last part is like its own."""
     options = [name for name in parser._option_string_actions if name.startswith("--") and name != "--help"]
     options += [f"--{name}" for section, hint in parser.dotted.items() for name in _names(hint, section)]
-    close = difflib.get_close_matches(_last(option), sorted({_last(name) for name in options}), n=1, cutoff=0.75)
-    if not close:
-        return nearest(option, options)
-    return difflib.get_close_matches(option, [o for o in options if _last(o) == close[0]], n=1, cutoff=0.0)[0]
 
+    def likeness(known: str) -> float:
+        (section, _, last), (own, _, name) = (text.removeprefix("--").rpartition(".") for text in (option, known))
+        same = difflib.SequenceMatcher(None, last, name).ratio()
+        inside = 1.0 if section == own else 0.4 * difflib.SequenceMatcher(None, section, own).ratio()
+        return same + inside - 0.01 * known.count(".") if same >= 0.6 else 0.0
 
-def _last(option: str) -> str:
-    return option.removeprefix("--").rpartition(".")[2]
+    best = max(options, key=likeness, default="")
+    return best if best and likeness(best) else nearest(option, options)
 
 
 # ---------------------------------------------------------------------- values of plain options
@@ -242,10 +248,10 @@ def text_like(hint: Any) -> bool:
 def _names(hint: Any, prefix: str) -> Iterator[str]:
     """The dotted names of all options below a section, of every kind."""
     for name, inner in _fields(hint):
+        if registry_of(inner) is not None or not is_section(inner):
+            yield f"{prefix}.{name}"
         if is_section(inner):
             yield from _names(inner, f"{prefix}.{name}")
-        else:
-            yield f"{prefix}.{name}"
 
 
 # ---------------------------------------------------------------------- shared options
@@ -310,9 +316,9 @@ def require_out(options: Options, example: str) -> None:
 
 
 def require_empty(out: Path) -> None:
-    """Raise ConfigError where there is something at --out."""
+    """Raise RunError where there is something at --out."""
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise ConfigError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
+        raise RunError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
 
 
 def require_writable(option: str, folder: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_text_stands_for_a_kind_or_a_file(tmp_path: Path, capsys: pytest.Captu
             assert f"kind: {TOKENIZERS.kind_of(meant)}" in capsys.readouterr().out
     with pytest.raises(UnknownNameError, match=r"'gpt3'. Did you mean 'gpt2'"):
         TOKENIZERS.read("gpt3")
-    assert main(["train", "--training.steps", "1", "--print_config", "--data.tokenizer", "gpt3"]) == 1
+    assert main(["train", "--training.steps", "1", "--print_config", "--data.tokenizer", "gpt3"]) == 2
     assert "unknown tokenizer 'gpt3'" in capsys.readouterr().err
 
 

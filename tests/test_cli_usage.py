@@ -1,0 +1,78 @@
+"""What the program was asked for and cannot do ends with 2, in every command; what went wrong with it otherwise, with 1."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+import pytest
+
+from glissando.cli import COMMANDS, main
+from glissando.cli.options import Parser
+
+#: the least that each command takes, its run or file missing
+LEAST = {
+    "train": ["--resume", "nowhere"],
+    "generate": ["nowhere"],
+    "evaluate": ["nowhere"],
+    "serve": ["nowhere"],
+    "grow": ["nowhere", "--out", "x"],
+    "compare": ["nowhere.yaml", "transformer-nano", "--budget", "tokens=1000", "--out", "x"],
+    "steer": ["nowhere", "--out", "x"],
+    "presets": ["transformer-nan"],
+    "corpora": ["storys"],
+    "laplacian": ["show", "nowhere.safetensors"],
+}
+
+
+def parser_of(command: str, monkeypatch) -> Parser:
+    """The parser that a command makes."""
+    made: list[Parser] = []
+
+    class Found(BaseException):
+        pass
+
+    def take(parser: Parser, _: object) -> None:
+        made.append(parser)
+        raise Found
+
+    with monkeypatch.context() as patch, pytest.raises(Found):
+        patch.setattr(importlib.import_module(f"glissando.cli.{command}"), "parse", take)
+        main([command])
+    return made[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_usage_error_ends_with_2(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    parser = parser_of(command, monkeypatch)
+    plain = [a for a in parser._actions if a.option_strings and a.dest not in ("help", "imports")]
+    wrong = [["--nonsense", "3"], ["--nonsense=3"], *([name, "3"] for name in parser.dotted)]
+    for action in plain:
+        option = action.option_strings[0]
+        if action.nargs is None:
+            wrong += [[option], [option, "1", option, "2"]]
+        if getattr(action.type, "__name__", "") in ("whole", "number", "boolean", "numbers"):
+            wrong += [[option, "many"], [option, "1,x"]]
+    if any(isinstance(a, argparse._StoreAction) and not a.option_strings and a.nargs is None for a in parser._actions):
+        wrong.append([])
+    for name in parser.dotted:
+        wrong += [[f"--{name}.nonsense", "3"], [f"--{name}", "["], [f"--{name}", "3"]]
+    for arguments in wrong:
+        given = arguments and [*LEAST[command], *arguments]
+        if "--out" in arguments and "--out" in given[: len(LEAST[command])]:
+            given = arguments
+        assert main([command, *given]) == 2, given
+        told = capsys.readouterr().err
+        assert told.startswith(f"glissando {command}: "), given
+        assert "Traceback" not in told
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_other_errors_end_with_1(command, tmp_path, monkeypatch, capsys):
+    """What is not there is no mistake of usage; an unknown name, or a file of options that cannot be read, is one."""
+    monkeypatch.chdir(tmp_path)
+    assert main([command, *LEAST[command]]) == (2 if command in ("presets", "corpora", "compare") else 1)
+    assert capsys.readouterr().err.startswith(f"glissando {command}: ")
+    assert not list(tmp_path.iterdir())
