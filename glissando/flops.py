@@ -28,7 +28,7 @@ from torch import nn
 from glissando.block import Block
 from glissando.depth import Depth, DiscreteDepth, FlowDepth, TiedDepth
 from glissando.errors import ConfigError
-from glissando.mixers import Attention, Liquid, Mixer, Spectral, Tau
+from glissando.mixers import Attention, Delta, Liquid, Mixer, Spectral, Tau
 from glissando.mixers.liquid_dynamics import Diagonal
 from glissando.model import LanguageModel
 
@@ -110,6 +110,12 @@ def _(mixer: Tau, length: int) -> Flops:
     """x'L of every query and key where L is no diagonal, and p v."""
     energies = 0 if mixer.config.laplacian_weights == "diagonal" else mixer.key_size**2
     return Flops(2.0 * mixer.sides * mixer.heads * energies + 2.0 * mixer.heads * mixer.head_size * length)
+
+
+@mixer_flops.register
+def _(mixer: Delta, length: int) -> Flops:
+    """S^T k and k u' of each write, and S^T q: the definition's cost, whatever a chunked form spends."""
+    return Flops(other=(4.0 * mixer.config.writes + 2.0) * mixer.heads * mixer.key_size * mixer.value_size)
 
 
 @mixer_flops.register

@@ -29,6 +29,13 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "previous": {"keys": "previous", "forget_gate": True, "importance": True},
         "previous-window": {"keys": "previous", "window": 4, "rope_on_value": True},
     },
+    "delta": {
+        "previous": {"keys": "previous", "output_gate": False, "value_size": 6},
+        "channel": {"decay": "channel", "heads": 2},
+        "rotate": {"transition": "rotate", "key_size": 6, "horizons": [2, 30]},
+        "rotate-channel-writes": {"transition": "rotate", "decay": "channel", "writes": 2, "heads": 2},
+        "reflect-writes": {"transition": "reflect", "writes": 3, "heads": 2, "key_size": 3},
+    },
     "liquid": {
         "input-only": {"state_dependence": False, "state_size": 6},
         "coupled": {"coupled": True, "turns": "matched", "steps": [0.02, 0.7], "adaptation": 0.9},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glissando.growth import attention, liquid, spectral, tau  # register the rules of the built-in mixers
+from glissando.growth import attention, delta, liquid, spectral, tau  # register the rules of the built-in mixers
 from glissando.growth.grow import Grown, grow, grow_by, grown_config
 from glissando.growth.lifts import Grows, Lift, Reads, Table
 from glissando.growth.rules import MIXER_RULES, Growth, MixerRule, output_projection
@@ -17,6 +17,7 @@ __all__ = [
     "Reads",
     "Table",
     "attention",
+    "delta",
     "grow",
     "grow_by",
     "grown_config",

@@ -15,6 +15,7 @@ from glissando.mixers.base import (
     register_mixer,
     require_accepted,
 )
+from glissando.mixers.delta import Delta, DeltaConfig
 from glissando.mixers.liquid import Liquid, LiquidConfig
 from glissando.mixers.spectral import Spectral, SpectralConfig
 from glissando.mixers.tau import Tau, TauConfig
@@ -26,6 +27,8 @@ __all__ = [
     "AttentionConfig",
     "Context",
     "ContextError",
+    "Delta",
+    "DeltaConfig",
     "Liquid",
     "LiquidConfig",
     "Memo",

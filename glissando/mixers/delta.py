@@ -1,0 +1,237 @@
+"""The delta mixer: each head's state S (K, V) is an associative memory that follows an ODE during a token's time dt:
+
+    dS/dt = -S / tau + beta k (v - S^T k)^T,      o = S^T q,      |q| = |k| = 1
+
+It decays within tau and, at the rate beta, replaces what it has stored under the key k by v. q, k, v, beta and tau are
+held over the token. Along k, S^T k relaxes at the rate beta + 1 / tau towards beta v / (beta + 1 / tau); across k, S
+decays. So with one tau a head the step is exact, and two half steps are one:
+
+    S <- a (I - e k k^T) S + b k v^T
+    a = exp(-dt / tau),   e = 1 - exp(-beta dt),   b = beta (1 - exp(-(beta + 1 / tau) dt)) / (beta + 1 / tau)
+
+    1 / tau = 8 sigmoid(r + c) / horizon,      beta = softplus(z + c'),      r, z, q, k and v linear in x, v by silu
+    y = W_out (norm(o) * silu(g))                                                (without silu(g) if output_gate is off)
+
+A decay of each channel of the key, and a rotation of its pairs, do not commute with the write. They are split from it
+symmetrically, half a step before it and half after (Strang 1968, second order in dt; b = e with a decay a channel):
+
+    decay: channel         diag(1 / tau) in the place of 1 / tau
+    transition: rotate     dS/dt has the term Omega S, turning pair n of the key's channels at the rate omega_n + w_n x
+    transition: reflect    e = 2 sigmoid(z), b = e: eigenvalues from 1 to -1. No real flow passes there: dt is refused
+    writes                 so many keys and values a token, written one after the other (b = e)
+    keys: previous         k is the query of the token before: a token finds what came right after tokens like it.
+                           Steps are counted, not time: dt is refused
+
+State: S, 4 H K V bytes a layer and row in float32 (never less), and H K more with keys: previous; whatever the context.
+
+Delta rule over time by chunks: Yang et al. 2024, arXiv 2406.06484; with decay: arXiv 2412.06464; its exact solution in
+continuous time: arXiv 2512.12602; negative eigenvalues: Grazzi et al. 2024, arXiv 2411.12537; several writes: Siems et
+al. 2025, arXiv 2502.10297; a decay a channel: Kimi Team 2025, arXiv 2510.26692; rotation: arXiv 2603.15569.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from glissando.config import options, starting
+from glissando.errors import ConfigError
+from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer, require_parts
+from glissando.mixers.memory import Horizons
+from glissando.ops.delta import delta_rule
+from glissando.ops.rms_norm import rms_norm
+from glissando.precision import exact, without_autocast
+
+
+@options
+class DeltaConfig:
+    """Options of the `delta` mixer.
+
+    heads        H
+    key_size     K; hidden_size / heads if None
+    value_size   V; K if None
+    keys         `own`: a projection of their own; `previous`: a key is the query of the token before it
+    decay        one for each `head`, or one for each `channel` of the key
+    transition   of the state along the key: `decay`, `rotate` or `reflect`
+    writes       keys and values written at each token
+    output_gate  multiply what is read by silu of a linear map of x
+    horizons     decay times tau start with these numbers of tokens, from the first head to the last
+    """
+
+    heads: PositiveInt = 4
+    key_size: PositiveInt | None = None
+    value_size: PositiveInt | None = None
+    keys: Literal["own", "previous"] = "own"
+    decay: Literal["head", "channel"] = "head"
+    transition: Literal["decay", "rotate", "reflect"] = "decay"
+    writes: PositiveInt = 1
+    output_gate: bool = True
+    horizons: Horizons = starting(default=(16.0, 1024.0), of="log_rate")
+
+    def __post_init__(self) -> None:
+        if self.keys == "previous" and self.writes > 1:
+            raise ConfigError(
+                f"delta.keys `previous` gives one key a token, and delta.writes is {self.writes}: leave one of them out"
+            )
+
+
+class DeltaState(NamedTuple):
+    s: Tensor  # (B, H, K, V), at least float32
+    latest: Tensor | None  # (B, H, K): the query of the latest token, the next one's key; 0 before any
+
+
+@register_mixer("delta", DeltaConfig)
+class Delta(Mixer):
+    """See the module's docstring for the equation."""
+
+    #: rates and a gain, not matrices: the optimizer does not decay them
+    undecayed = ("log_rate", "decay_bias", "write_bias")
+
+    def __init__(self, hidden_size: int, config: DeltaConfig | None = None, **options: Any) -> None:
+        """`config`, or its fields as keywords. Raises ConfigError for sizes that do not fit."""
+        super().__init__()
+        self.config = c = config or DeltaConfig(**options)
+        if c.key_size is None and hidden_size % c.heads:
+            raise ConfigError(
+                f"hidden_size {hidden_size} is not a multiple of {c.heads} heads; change one of them or give "
+                "delta.key_size"
+            )
+        self.heads, self.key_size = c.heads, c.key_size or hidden_size // c.heads
+        self.value_size = c.value_size or self.key_size
+        self.rotates = c.transition == "rotate"
+        if self.rotates and self.key_size % 2:
+            raise ConfigError(
+                f"delta.transition `rotate` turns pairs of channels: key_size {self.key_size} must be even"
+            )
+        self.accepts = frozenset({"mask"} if c.keys == "previous" or c.transition == "reflect" else {"mask", "dt"})
+        h, keys, pairs = c.heads, c.heads * self.key_size, c.heads * self.key_size // 2
+        # A pair of channels that turns decays as one.
+        self.rates = 1 if c.decay == "head" else self.key_size // 2 if self.rotates else self.key_size
+        own = 0 if c.keys == "previous" else keys
+        values = h * self.value_size
+        self.sizes = [
+            keys, c.writes * own, c.writes * values, c.writes * h, h * self.rates,
+            pairs if self.rotates else 0, values if c.output_gate else 0,
+        ]  # fmt: skip
+        self.project = nn.Linear(hidden_size, sum(self.sizes), bias=False)
+        self.out = nn.Linear(values, hidden_size, bias=False)
+        self.log_rate = nn.Parameter(torch.empty(h, self.rates))
+        self.decay_bias = nn.Parameter(torch.empty(h, self.rates))
+        self.write_bias = nn.Parameter(torch.empty(h))
+        self.norm = nn.Parameter(torch.empty(self.value_size))
+        self.omega = nn.Parameter(torch.empty(h, self.key_size // 2)) if self.rotates else None
+        initialized(self)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        low, high = (math.log(tokens) for tokens in self.config.horizons)
+        self.log_rate.copy_(-torch.linspace(low, high, self.heads).unsqueeze(-1).expand_as(self.log_rate))
+        self.decay_bias.fill_(-math.log(7))  # 8 sigmoid(b) = 1: with r = 0 a head decays at 1 / horizon
+        self.write_bias.zero_()
+        self.norm.fill_(1.0)
+        if self.omega is not None:
+            self.omega.zero_()
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> DeltaState:
+        place = placement(self, device, dtype)
+        place["dtype"] = torch.promote_types(place["dtype"], torch.float32)
+        s = torch.zeros(batch_size, self.heads, self.key_size, self.value_size, **place)
+        return DeltaState(s, s.new_zeros(s.shape[:3]) if self.config.keys == "previous" else None)
+
+    def forward(
+        self, x: Tensor, state: DeltaState | None = None, ctx: Context | None = None
+    ) -> tuple[Tensor, DeltaState | None]:
+        ctx, c = self.context(ctx), self.config
+        rows, steps, _ = x.shape
+        before = self.init_state(rows, x.device) if state is None else state
+        require_parts(before, latest=c.keys == "previous")
+        q, k, v, write, decay, turn, gate = self.project(x).split(self.sizes, -1)
+        with without_autocast(x.device.type):
+            dt: Tensor | float = 1.0 if ctx.dt is None else exact(ctx.dt)[..., None, None]
+            if ctx.mask is not None:
+                dt = dt * ctx.mask[..., None, None].to(exact(x).dtype)  # no time passes at padding
+            q = F.normalize(exact(q).view(rows, steps, self.heads, self.key_size), dim=-1)
+            latest = None
+            if before.latest is None:
+                k = F.normalize(F.silu(exact(k)).view(rows, steps, c.writes, self.heads, self.key_size), dim=-1)
+            else:
+                k = torch.cat([before.latest.to(q.dtype).unsqueeze(1), q[:, :-1]], 1).unsqueeze(2)
+                if state is not None:
+                    latest = last_real(q, steps if ctx.mask is None else ctx.counts(x), before.latest)
+            v = F.silu(exact(v)).view(rows, steps, c.writes, self.heads, self.value_size)
+            write = exact(write).view(rows, steps, c.writes, self.heads) + exact(self.write_bias)
+            rate = exact(decay).view(rows, steps, self.heads, self.rates) + exact(self.decay_bias)
+            rate = exact(self.log_rate).exp() * 8 * torch.sigmoid(rate) * dt  # dt / tau
+            erase, store = self._strengths(write, rate, dt)
+
+            g = -rate
+            if self.rotates and c.decay == "channel":
+                rate = rate.repeat_interleave(2, -1)
+            if c.decay == "channel":
+                # Half of a token's decay falls after its write: it is met by its query and by the next token's write.
+                g = -0.5 * (rate + F.pad(rate, (0, 0, 0, 0, 1, 0))[:, :-1])
+                q = q * torch.exp(-0.5 * rate)
+            angle = None
+            if self.omega is not None:
+                # In the frame that turns with the state only keys and queries do; differences of angles count alone.
+                turn = (exact(turn).view(rows, steps, *self.omega.shape) + exact(self.omega)) * dt
+                angle = turn.double().cumsum(1)
+                k = _turned(k, -(angle - 0.5 * turn).unsqueeze(2))
+                q = _turned(q, -angle)
+            if c.writes > 1:
+                q, k, v, g, erase, store = self._one_after_the_other(q, k, v, g, erase, store)
+            else:
+                k, v, erase, store = (part.squeeze(2) for part in (k, v, erase, store))
+            o, s = delta_rule(q, k, v, g, erase, store, before.s.to(q.dtype))
+            o = rms_norm(o[:, c.writes - 1 :: c.writes], exact(self.norm), 1e-6)
+            if state is not None:
+                if c.decay == "channel":
+                    s = s * torch.exp(-0.5 * rate[:, -1]).unsqueeze(-1)
+                if angle is not None:
+                    s = _turned(s.transpose(-1, -2), angle[:, -1].unsqueeze(-2)).transpose(-1, -2)
+        y = o.flatten(2).to(x.dtype)
+        y = self.out(y * F.silu(gate) if c.output_gate else y)
+        return y, None if state is None else DeltaState(s.to(before.s.dtype), latest)
+
+    def _strengths(self, write: Tensor, rate: Tensor, dt: Tensor | float) -> tuple[Tensor, Tensor]:
+        """e and b (B, T, writes, H)."""
+        if self.config.transition == "reflect":
+            time = dt if isinstance(dt, float) else (dt > 0).to(write.dtype)
+            e = 2 * torch.sigmoid(write) * time
+            return e, e
+        strength = F.softplus(write) * dt  # beta dt
+        e = -torch.expm1(-strength)
+        if self.config.writes > 1 or self.config.decay == "channel":
+            return e, e
+        return e, strength * _mean_decay(strength + rate.transpose(-1, -2))
+
+    def _one_after_the_other(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, erase: Tensor, store: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Several writes of a token as tokens of their own: the first decays, and the last reads."""
+        n = self.config.writes
+        q = F.pad(q.unsqueeze(2), (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)
+        g = F.pad(g.unsqueeze(2), (0, 0, 0, 0, 0, n - 1)).flatten(1, 2)
+        return q, *(part.flatten(1, 2) for part in (k, v)), g, erase.flatten(1, 2), store.flatten(1, 2)
+
+
+def _mean_decay(x: Tensor) -> Tensor:
+    """(1 - exp(-x)) / x for x >= 0, the mean of exp(-s) from 0 to x; by its series near 0, where its slope cancels."""
+    near = x < 0.01
+    series = 1 - x / 2 * (1 - x / 3 * (1 - x / 4 * (1 - x / 5)))
+    away = x.masked_fill(near, 1.0)
+    return torch.where(near, series, -torch.expm1(-away) / away)
+
+
+def _turned(x: Tensor, angle: Tensor) -> Tensor:
+    """x (..., 2 n) with its pairs turned by angle (..., n)."""
+    turn = torch.polar(torch.ones_like(angle), angle)
+    pairs = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turn.to(pairs.dtype)).flatten(-2)

@@ -1,0 +1,185 @@
+"""The gated delta rule: a recurrence whose state S (K, V) of each head is an associative memory.
+
+    S_t = (I - e_t k_t k_t^T) diag(exp(g_t)) S_{t-1} + b_t k_t v_t^T,      o_t = S_t^T q_t
+
+Backward, with D the gradient at S_t, P_t = diag(exp(g_t)) S_{t-1}, w_t = P_t^T k_t and u_t = b_t v_t - e_t w_t:
+
+    D <- D + q_t do_t^T,    dq_t = S_t do_t,    du = D^T k_t,    dw = -e_t du
+    dv_t = b_t du,   db_t = v_t . du,   de_t = -w_t . du,   dk_t = D u_t + P_t dw
+    D <- D + k_t dw^T,      dg_t = rowsum(D * P_t),     D <- diag(exp(g_t)) D
+
+`chunked` needs no loop over tokens. Within a chunk, with G_t the sum of g from its start and S_0 the state before it,
+
+    S_t = diag(exp(G_t)) S_0 + sum_{j <= t} diag(exp(G_t - G_j)) k_j u_j^T
+    u_t + e_t sum_{j < t} (k_t^T diag(exp(G_t - G_j)) k_j) u_j = b_t v_t - e_t (diag(exp(G_t)) S_0)^T k_t
+
+a unit lower triangular system for all u of the chunk at once.
+
+Yang et al. 2024, arXiv 2406.06484 (the chunked form) and arXiv 2412.06464 (with decay).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from glissando.ops.compiled import (
+    as_rows,
+    over_rows,
+    require_backend,
+    require_shapes,
+    require_types,
+    same_reals,
+    use_numba,
+)
+
+Backend = Literal["auto", "reference", "chunked", "numba"]
+
+#: tokens of a chunk with one decay a head, with one a channel, and between the states that the kernel keeps
+_CHUNK, _CHANNEL_CHUNK, KEPT_EVERY = 64, 16, 64
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor, backend: Backend = "auto"
+) -> tuple[Tensor, Tensor]:
+    """The outputs o (B, T, H, V) and the last state (B, H, K, V).
+
+    q, k   (B, T, H, K), any T >= 1; the transition contracts where |k| = 1 and 0 <= e <= 2
+    v      (B, T, H, V)
+    g      (B, T, H, 1), the logarithm of the decay, at most 0; or (B, T, H, K), one a channel of the key
+    e, b   (B, T, H)
+    s0     (B, H, K, V)
+
+    backend  `auto`       `numba` on a CPU, `chunked` elsewhere and under torch.compile
+             `numba`      one pass over time with S in the first-level cache; keeps a state every 64 tokens for the
+                          backward, which computes those between anew
+             `chunked`    batched products of matrices, for any device
+             `reference`  a loop over the equation
+
+    Raises ValueError for shapes that do not fit, or types that the kernel does not take, ConfigError for `numba`
+    where the tensors are not on a CPU.
+    """
+    require_backend("delta_rule", backend, ("auto", "reference", "chunked", "numba"))
+    if q.ndim != 4 or v.ndim != 4 or q.shape[1] < 1:
+        raise ValueError(
+            f"delta_rule: q must be (B, T >= 1, H, K) and v (B, T, H, V), got {tuple(q.shape)} and {tuple(v.shape)}"
+        )
+    rows, steps, heads, size = q.shape
+    channels = size if g.shape[-1:] == (size,) else 1
+    require_shapes(
+        "delta_rule",
+        k=(k, q.shape),
+        v=(v, (rows, steps, heads, v.shape[-1])),
+        g=(g, (rows, steps, heads, channels)),
+        e=(e, (rows, steps, heads)),
+        b=(b, (rows, steps, heads)),
+        s0=(s0, (rows, heads, size, v.shape[-1])),
+    )
+    if backend == "reference":
+        return reference(q, k, v, g, e, b, s0)
+    given = {"q": q, "k": k, "v": v, "g": g, "e": e, "b": b, "s0": s0}
+    if backend == "chunked" or not use_numba("delta_rule", backend, q):
+        return _chunked(**given)
+    if backend == "auto" and not same_reals(*given.values()):
+        return _chunked(**given)
+    require_types("delta_rule", **given)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given.values()):
+        return _Delta.apply(q, k, v, g, e, b, s0)
+    o, last, _ = _forward(q, k, v, g, e, b, s0, keep=False)
+    return o, last
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor) -> tuple[Tensor, Tensor]:
+    """The equation, one token after the other."""
+    s, outputs = s0, []
+    parts = (tensor.unbind(1) for tensor in (q, k, v, g.exp(), e, b))
+    for q_t, k_t, v_t, a_t, e_t, b_t in zip(*parts, strict=True):
+        s = a_t.unsqueeze(-1) * s
+        found = torch.einsum("bhkv,bhk->bhv", s, k_t)
+        change = b_t.unsqueeze(-1) * v_t - e_t.unsqueeze(-1) * found
+        s = s + k_t.unsqueeze(-1) * change.unsqueeze(-2)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", s, q_t))
+    return torch.stack(outputs, 1), s
+
+
+def _chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor) -> tuple[Tensor, Tensor]:
+    steps, by_head = q.shape[1], g.shape[-1] == 1
+    chunk = min(_CHUNK if by_head else _CHANNEL_CHUNK, steps)
+    count = -(-steps // chunk)
+
+    def cut(x: Tensor) -> Tensor:
+        """(B, T, H, F) -> (B, H, chunks, C, F), with tokens that leave the state alone at the end."""
+        padded = F.pad(x, (0, 0, 0, 0, 0, count * chunk - steps))
+        return padded.unflatten(1, (count, chunk)).movedim(3, 1)
+
+    q, k, v, g = cut(q), cut(k), cut(v), cut(g)
+    e, b = cut(e.unsqueeze(-1)), cut(b.unsqueeze(-1))
+    total = g.cumsum(-2)
+    kept, to_end = total.exp(), (total[..., -1:, :] - total).exp()
+    earlier = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
+    if by_head:
+        # Differences of later pairs would overflow: they are masked before the exponential.
+        between = total - total.transpose(-1, -2)
+        decay = between.masked_fill(~earlier, -torch.inf).exp()
+        keys, queries = (k @ k.transpose(-1, -2)) * decay, (q @ k.transpose(-1, -2)) * decay
+    else:
+        between = total.unsqueeze(-2) - total.unsqueeze(-3)
+        decay = between.masked_fill(~earlier.unsqueeze(-1), -torch.inf).exp()
+        keys, queries = (torch.einsum("...tc,...jc,...tjc->...tj", x, k, decay) for x in (k, q))
+    system = (e * keys).tril(-1) + torch.eye(chunk, dtype=q.dtype, device=q.device)
+    sides = torch.cat([b * v, e * kept * k], -1)
+    own, by_state = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True).split(
+        [v.shape[-1], k.shape[-1]], -1
+    )
+    q, k, last = q * kept, (k * to_end).transpose(-1, -2), kept[..., -1, :].unsqueeze(-1)
+    s, outputs = s0, []
+    for i in range(count):
+        u = own[:, :, i] - by_state[:, :, i] @ s
+        outputs.append(q[:, :, i] @ s + queries[:, :, i] @ u)
+        s = last[:, :, i] * s + k[:, :, i] @ u
+    return torch.cat(outputs, 2)[:, :, :steps].transpose(1, 2), s
+
+
+class _Delta(torch.autograd.Function):
+    """See the module's docstring for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor) -> Any:
+        o, last, kept = _forward(q, k, v, g, e, b, s0, keep=True)
+        ctx.save_for_backward(q, k, v, g, e, b, kept)
+        return o, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, ...]:
+        from glissando.ops.delta_numba import backward
+
+        q, k, v, g, e, b, kept = ctx.saved_tensors
+        state = grad_last.clone(memory_format=torch.contiguous_format)
+        grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, g, e, b)]
+        given = [as_rows(x, 3) for x in (q, k, v, g.exp())]
+        given += [as_rows(x, 2) for x in (e, b)]
+        arrays = [x.numpy() for x in (kept, state, *grads)]
+        heads = state.flatten(0, 1)
+        over_rows(backward, heads, *given, as_rows(grad, 3), *arrays, KEPT_EVERY, cost=8 * q.shape[1])
+        return *grads, state
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, the last state, and the states before every KEPT_EVERY tokens, none unless `keep`."""
+    from glissando.ops.delta_numba import forward
+
+    rows, steps, heads, size = q.shape
+    o = torch.empty_like(v, memory_format=torch.contiguous_format)
+    state = s0.detach().clone(memory_format=torch.contiguous_format)
+    kept = state.new_empty(rows, heads, -(-steps // KEPT_EVERY) if keep else 0, size, v.shape[-1])
+    given = [as_rows(x, 3) for x in (q, k, v, g.exp())]
+    given += [as_rows(x, 2) for x in (e, b)]
+    over_rows(forward, state.flatten(0, 1), *given, state.numpy(), o.numpy(), kept.numpy(), KEPT_EVERY, cost=4 * steps)
+    return o, state, kept

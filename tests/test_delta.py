@@ -1,0 +1,237 @@
+"""The delta rule's backends against its definition, and the mixer against its differential equation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import TOLERANCE, assert_close, assert_tensors_close
+from torch import Tensor
+
+from glissando.errors import ConfigError, UnknownNameError
+from glissando.flops import mixer_flops
+from glissando.mixers import Context, ContextError, Delta, DeltaConfig
+from glissando.ops.delta import delta_rule
+from glissando.testing import check_mixer
+
+BACKENDS = ["chunked", "numba"]
+NAMES = ["q", "k", "v", "g", "e", "b", "s0"]
+VARIANTS = [
+    {},
+    {"keys": "previous"},
+    {"decay": "channel"},
+    {"transition": "rotate", "key_size": 6},
+    {"transition": "rotate", "decay": "channel", "writes": 2},
+    {"transition": "reflect", "writes": 2, "value_size": 3},
+]
+
+
+def problem(steps: int, channels: bool, rows: int = 2, heads: int = 3, size: int = 4, width: int = 5) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(steps)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    q, k = (F.normalize(draw(rows, steps, heads, size), dim=-1) for _ in range(2))
+    v, g = draw(rows, steps, heads, width), -F.softplus(draw(rows, steps, heads, size if channels else 1) - 1)
+    e, b = 2 * torch.sigmoid(draw(rows, steps, heads)), torch.sigmoid(draw(rows, steps, heads))
+    return [q, k, v, g, e, b, draw(rows, heads, size, width)]
+
+
+def outcome(backend: str, inputs: list[Tensor]) -> dict[str, Tensor]:
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    o, last = delta_rule(*leaves, backend=backend)
+    weights = torch.Generator().manual_seed(1)
+    loss = sum((y * torch.randn(y.shape, generator=weights, dtype=torch.float64)).sum() for y in (o, last))
+    grads = torch.autograd.grad(loss, leaves)
+    return {"o": o.detach(), "last": last.detach(), **dict(zip(NAMES, grads, strict=True))}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
+@settings(deadline=None, max_examples=15)
+@given(steps=st.integers(1, 40), rows=st.integers(1, 3), size=st.integers(1, 5), width=st.integers(1, 5))
+def test_a_backend_is_the_definition(backend: str, channels: bool, steps: int, rows: int, size: int, width: int):
+    inputs = problem(steps, channels, rows=rows, size=size, width=width)
+    assert_tensors_close(outcome(backend, inputs), outcome("reference", inputs), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
+@pytest.mark.parametrize("steps", [64, 65, 150])
+def test_several_chunks(backend: str, channels: bool, steps: int):
+    inputs = problem(steps, channels)
+    assert_tensors_close(outcome(backend, inputs), outcome("reference", inputs), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_single_precision_and_strong_decay(backend: str):
+    """exp(-80) a token underflows within a chunk: nothing but zeros comes of it."""
+    inputs = problem(100, True)
+    inputs[3] = inputs[3] * torch.where(torch.arange(100) % 7 == 0, 80.0, 0.1)[None, :, None, None]
+    got = {name: x.double() for name, x in outcome(backend, [x.float() for x in inputs]).items()}
+    for name, expected in outcome("reference", inputs).items():
+        assert_close(got[name], expected, name, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_gradients(backend: str):
+    inputs = problem(70, False)
+    for got, expected in zip(
+        delta_rule(*inputs, backend=backend), delta_rule(*inputs, backend="reference"), strict=True
+    ):
+        assert_close(got, expected)
+
+
+def test_the_state_that_is_given_stays():
+    inputs = problem(9, False)
+    before = inputs[-1].clone()
+    delta_rule(*inputs)
+    assert torch.equal(inputs[-1], before)
+
+
+def test_wrong_use_is_refused():
+    q, k, v, g, e, b, s = problem(5, False)
+    with pytest.raises(ValueError, match="k must be"):
+        delta_rule(q, k[:, :4], v, g, e, b, s)
+    with pytest.raises(ValueError, match="T >= 1"):
+        delta_rule(q[:, :0], k, v, g, e, b, s)
+    with pytest.raises(ValueError, match="all float32 or all float64"):
+        delta_rule(q, k, v.float(), g, e, b, s, backend="numba")
+    with pytest.raises(UnknownNameError, match="numba"):
+        delta_rule(q, k, v, g, e, b, s, backend="nubma")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="one key a token"):
+        DeltaConfig(keys="previous", writes=2)
+    with pytest.raises(ConfigError, match="must be even"):
+        Delta(12, transition="rotate", key_size=3)
+    with pytest.raises(ConfigError, match="not a multiple"):
+        Delta(10)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_laws(variant: dict):
+    check_mixer(Delta, DeltaConfig(**variant))
+
+
+def test_it_compiles_whole():
+    """No kernel under torch.compile: one graph, equal to the kernel's values and gradients."""
+    torch.manual_seed(0)
+    mixer, x = Delta(16).double(), torch.randn(2, 70, 16, dtype=torch.float64)
+    compiled = torch.compile(mixer, backend="eager", fullgraph=True)
+    outcomes = []
+    for run in (mixer, compiled):
+        mixer.zero_grad()
+        y = run(x)[0]
+        y.square().sum().backward()
+        outcomes.append({"y": y.detach(), **{n: p.grad.clone() for n, p in mixer.named_parameters()}})
+    assert_tensors_close(outcomes[1], outcomes[0])
+
+
+# ---------------------------------------------------------------------- the differential equation
+
+
+def one_head(variant: dict) -> tuple[Delta, Tensor, Tensor]:
+    """A mixer of one head with weights far from their start, a token for it and a state."""
+    torch.manual_seed(3)
+    mixer = Delta(4, heads=1, key_size=4, value_size=3, horizons=[2, 2], **variant).double()
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return mixer, torch.randn(1, 1, 4, dtype=torch.float64), torch.randn(1, 1, 4, 3, dtype=torch.float64)
+
+
+def after(mixer: Delta, x: Tensor, s: Tensor, time: float, pieces: int) -> Tensor:
+    """The state after the same token in so many pieces of equal time."""
+    state = mixer.init_state(1)._replace(s=s)
+    ctx = Context(dt=torch.full((1, pieces), time / pieces, dtype=torch.float64))
+    with torch.no_grad():
+        return mixer(x.expand(1, pieces, 4), state, ctx)[1].s
+
+
+def flow(mixer: Delta, x: Tensor, s: Tensor, time: float, steps: int = 2000) -> Tensor:
+    """dS/dt = (-1 / tau + Omega) S + beta k (v - S^T k)^T by the classical Runge-Kutta method, written anew."""
+    with torch.no_grad():
+        _, k, v, z, r, turn, _ = mixer.project(x[0, 0]).split(mixer.sizes)
+        k, v = F.normalize(F.silu(k), dim=-1), F.silu(v)
+        beta = torch.log1p(torch.exp(z + mixer.write_bias))
+        rate = 8 / (1 + torch.exp(-(r + mixer.decay_bias[0]))) * mixer.log_rate[0].exp()
+        turning = torch.zeros(4, 4, dtype=torch.float64)
+        if mixer.omega is not None:
+            rate = rate.repeat_interleave(4 // len(rate))
+            for n, omega in enumerate(mixer.omega[0] + turn):
+                turning[2 * n + 1, 2 * n], turning[2 * n, 2 * n + 1] = omega, -omega
+
+        def slope(s: Tensor) -> Tensor:
+            return -rate.unsqueeze(-1) * s + turning @ s + beta * torch.outer(k, v - s.T @ k)
+
+        s, h = s[0, 0], time / steps
+        for _ in range(steps):
+            a = slope(s)
+            b = slope(s + h / 2 * a)
+            c = slope(s + h / 2 * b)
+            s = s + h / 6 * (a + 2 * b + 2 * c + slope(s + h * c))
+        return s[None, None]
+
+
+@pytest.mark.parametrize("time", [0.3, 1.0, 4.0])
+def test_with_a_decay_a_head_a_step_is_exact(time: float):
+    mixer, x, s = one_head({})
+    assert_close(after(mixer, x, s, time, 1), flow(mixer, x, s, time), "against the flow", 1e-9)
+    assert_close(after(mixer, x, s, time, 7), after(mixer, x, s, time, 1), "in pieces")
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [{"decay": "channel"}, {"transition": "rotate"}, {"transition": "rotate", "decay": "channel"}],
+    ids=str,
+)
+def test_the_splitting_is_of_second_order(variant: dict):
+    mixer, x, s = one_head(variant)
+    expected = flow(mixer, x, s, 1.0)
+    errors = [float((after(mixer, x, s, 1.0, n) - expected).abs().max()) for n in (8, 16, 32, 64)]
+    orders = [math.log2(a / b) for a, b in itertools.pairwise(errors)]
+    assert orders[-1] == pytest.approx(2, abs=0.1), (errors, orders)
+
+
+def test_long_time_stores_the_equilibrium():
+    """S^T k settles at beta v / (beta + 1 / tau), whatever was stored."""
+    mixer, x, s = one_head({})
+    assert_close(after(mixer, x, s, 200.0, 1), flow(mixer, x, 0 * s, 200.0, 20000), tolerance=1e-8)
+
+
+def test_a_reflection_has_the_eigenvalue_minus_one():
+    mixer, x, s = one_head({"transition": "reflect"})
+    with torch.no_grad():
+        mixer.write_bias.fill_(50.0)
+        mixer.log_rate.fill_(-50.0)
+        mixer.project.weight[8:11] = 0  # v
+        once = mixer(x, mixer.init_state(1)._replace(s=s))[1].s
+        twice = mixer(x.expand(1, 2, 4), mixer.init_state(1)._replace(s=s))[1].s
+    k = F.normalize(F.silu(x[0, 0] @ mixer.project.weight[4:8].T), dim=-1)
+    assert_close(k @ once[0, 0], -(k @ s[0, 0]).detach())
+    assert_close(twice, s)
+
+
+def test_a_signal_without_meaning_is_refused():
+    for variant in ({"transition": "reflect"}, {"keys": "previous"}):
+        with pytest.raises(ContextError, match="'dt'"):
+            Delta(8, **variant)(torch.randn(1, 2, 8), None, Context(dt=torch.ones(1, 2)))
+
+
+def test_what_it_stores_it_finds():
+    """Orthogonal keys, strong writes: every value comes back, the latest of a key that was written twice."""
+    generator = torch.Generator().manual_seed(0)
+    keys, values = torch.eye(4).double(), torch.randn(5, 3, generator=generator).double()
+    k = keys[[0, 1, 2, 1, 3]].view(1, 5, 1, 4)
+    ones, zeros = torch.ones(1, 5, 1).double(), torch.zeros(1, 5, 1, 1).double()
+    _, s = delta_rule(k, k, values.view(1, 5, 1, 3), zeros, ones, ones, torch.zeros(1, 1, 4, 3).double())
+    assert_close(s[0, 0], values[[0, 3, 2, 4]])
+
+
+def test_its_cost():
+    assert mixer_flops(Delta(128, key_size=32), 512).other == 6 * 4 * 32 * 32
