@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from glissando.block import Block, BlockConfig, NormConfig, build_norm
-from glissando.config import options, starting
+from glissando.config import options, starting, to_dict
 from glissando.depth import DEPTHS, Depth, DiscreteConfig, build_depth
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme, initialize, own_initialization
@@ -87,6 +88,8 @@ class Backbone(nn.Module):
 
     #: how errors call that of the model's input which has the shape (B, T)
     _inputs: str
+    #: what a saved model is of, in its config.yaml; none stands for language
+    _kind: str | None = None
 
     def _build(self, config: BackboneConfig, width: int) -> None:
         """Depth and norm, D = width."""
@@ -227,6 +230,28 @@ class Backbone(nn.Module):
                 "them, whose taps are steps whatever the time between them. Set model.block.conv_width to 0, or "
                 "leave dt out."
             )
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write a run directory that `load` opens, whole or not at all.
+
+        overwrite  a model that was saved at `path` is replaced
+
+        Raises RunError, before anything is written, where there is something at `path` that may not be replaced.
+        """
+        from glissando.runs import TOKENIZER, Run, require_replaceable
+        from glissando.storage import publish_directory
+
+        target, tokenizer = Path(path).expanduser(), getattr(self, "tokenizer", None)
+        require_replaceable(target, overwrite)
+
+        def fill(folder: Path) -> None:
+            run = Run.create(folder)
+            if tokenizer is not None:
+                tokenizer.save(run.path / TOKENIZER)
+            kind = {} if self._kind is None else {"kind": self._kind}
+            run.write_model(self.state_dict(), kind | {"model": to_dict(self.config)})
+
+        publish_directory(target, fill)
 
     def num_parameters(self) -> int:
         """Of its parameters, frozen ones too; a tied head counts once, a complex number stored as a pair twice."""

@@ -47,15 +47,20 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None, trust_imp
     _require_effect(config, from_dict(ModelConfig, given, "model"), flat(changes))
     tokens = run.path / TOKENIZER
     model = LanguageModel(for_saved_weights(config), load_tokenizer(tokens) if tokens.is_file() else None)
+    put_weights_of(run, model)
+    model.config = config  # as it was given, files of its start included
+    return model.eval()
+
+
+def put_weights_of(run: Run, model: torch.nn.Module) -> None:
+    """Load the run's weights, which set the precision. Raises RunError where they do not fit."""
     weights = run.read_state_dict()  # its RunError is a RuntimeError too, and its message has more than the one below
     if any(weights[name].dtype == torch.float64 for name, _ in model.named_parameters() if name in weights):
         model.double()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise RunError(f"the weights in {path} do not fit its configuration: {error}") from error
-    model.config = config  # as it was given, files of its start included
-    return model.eval()
+        raise RunError(f"the weights in {run.path} do not fit its configuration: {error}") from error
 
 
 def _require_effect(config: ModelConfig, saved: ModelConfig, changes: Collection[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glissando.backbone import Backbone, BackboneConfig, ModelState
-from glissando.config import from_dict, merge, options, to_dict
+from glissando.config import from_dict, merge, options
 from glissando.errors import ConfigError, InputError, LengthError
 from glissando.mixers import Context, Memo
 
@@ -223,17 +222,3 @@ class LanguageModel(Backbone):
             )
         where = start.unsqueeze(1) + torch.arange(ids.shape[1], device=ids.device)
         return where.clamp_max(limit - 1)
-
-    # ------------------------------------------------------------------ keeping
-
-    def save(self, path: str | Path) -> None:
-        """Write a run directory that `glissando.load` opens.
-
-        Raises RunError if `path` exists and is not empty: nothing is overwritten.
-        """
-        from glissando.runs import Run
-
-        run = Run.create(path)
-        if self.tokenizer is not None:
-            self.tokenizer.save(run.path / "tokenizer.json")
-        run.write_model(self.state_dict(), {"model": to_dict(self.config)})

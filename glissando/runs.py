@@ -63,6 +63,11 @@ SUMMARY, BEST = "summary.json", "best"
 LISTED = (CONFIG, ENVIRONMENT, METRICS, MODEL, OPTIMIZER, SUMMARY, TOKENIZER)
 PACKAGES = ("glissando", "lightning", "numpy", "safetensors", "tokenizers", "torch")
 MODULE_PREFIX = "model."  # the attribute under which the training objective holds the language model
+#: how a run of another kind is opened
+_OPENS = {
+    "series": "use `glissando series`, or glissando.SeriesModel.load(RUN)",
+    None: "use the other commands, or glissando.load(RUN)",
+}
 _STEP = re.compile(r"\.?step-(\d{8,})(\.old-.*)?")
 
 
@@ -161,11 +166,12 @@ class Run:
             kept = None
         return (self.best_checkpoint() if kept == BEST else None) or self.latest_checkpoint()
 
-    def read_config(self, trust_imports: bool = False) -> dict[str, Any]:
-        """The configuration, in today's form.
+    def read_config(self, trust_imports: bool = False, kind: str | None = None) -> dict[str, Any]:
+        """The configuration, in today's form, of a run of the given `kind`: `series`, or none for language.
 
-        Raises RunError if config.yaml is missing, damaged or malformed, and where it names a mixer or another kind that
-        is not registered, unless `trust_imports` has the run's own files executed, which register it.
+        Raises RunError if config.yaml is missing, damaged or malformed, or of another kind, and where it names a mixer
+        or another kind of option that is not registered, unless `trust_imports` has the run's own files executed, which
+        register it.
         """
         path = self.path / CONFIG
         if not path.is_file():
@@ -178,6 +184,11 @@ class Run:
             raise RunError(f"{path} is malformed: {error}. {self._advice(CONFIG)}") from error
         if not isinstance(config, dict):
             raise RunError(f"{path} is malformed: it holds no mapping. {self._advice(CONFIG)}")
+        if config.get("kind") != kind:
+            held = config.get("kind")
+            raise RunError(
+                f"{self.path} holds a model of {held or 'language'}: {_OPENS.get(held, 'its kind is unknown')}"
+            )
         config = migrated(config)
         require_registered(self.path, config, trust_imports)
         return config
@@ -289,6 +300,18 @@ def _require_resumable(path: Path, resume: bool) -> None:
         raise RunError(f"{path} exists and is not empty. {further} a new name: nothing is overwritten.")
     if not any((path / name).exists() for name in (CONFIG, ENVIRONMENT, CHECKPOINTS)):
         raise RunError(f"{path} is not a run, so it cannot be resumed. Choose a new name; nothing is overwritten.")
+
+
+def require_replaceable(path: Path, overwrite: bool) -> None:
+    """Raises RunError where a saved model may not be put: something is there and `overwrite` is not given, or more than
+    a saved model is."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not overwrite:
+        raise RunError(f"{path} exists and is not empty. Choose a new name, or overwrite=True: nothing is overwritten.")
+    if not (path / CONFIG).is_file() or any((path / CHECKPOINTS).glob("*")):
+        what = "a training with its checkpoints" if (path / CONFIG).is_file() else "no saved model"
+        raise RunError(f"{path} is {what}, which overwrite=True does not replace: choose a new name.")
 
 
 def require_directory(path: Path) -> None:

@@ -1,27 +1,30 @@
 """Time series: the same backbone between numbers and numbers.
 
-    x (B, T, F) -> linear -> depth -> norm -> linear -> y (B, T, O)
+    x (B, T, F) -> scale -> linear -> depth -> norm -> linear -> scale -> y (B, T, O)
 
-y is a regression at every step, or the logits of a class. A step may take any time: `dt` (B, T) says for how long each
-value is held, that is when the next one comes, and y of a step is read at the end of it. So a forecast of the next
-value knows when that value is due, and the state has aged by just that much.
+x and y are in the units of the data: the scales are part of the model, and do nothing until `set_scales`. y is a
+regression at every step, or the logits of a class. A step may take any time: `dt` (B, T) says for how long each value
+is held, that is when the next one comes, and y of a step is read at the end of it. So a forecast of the next value
+knows when that value is due, and the state has aged by just that much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from glissando.backbone import Backbone, BackboneConfig, ModelState
+from glissando.backbone import Backbone, BackboneConfig, ModelState, for_saved_weights
 from glissando.config import from_dict, options, starting
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme
 from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
 from glissando.model import ModelConfig
+from glissando.ops.liquid import require_time
 
 
 @options
@@ -31,11 +34,14 @@ class SeriesConfig(BackboneConfig):
     inputs   F numbers a step
     outputs  O numbers a step, or classes
     mixer    `liquid` takes time steps
+    dt       what the time of a step does: `step`, the states age by it, where the mixers accept it; `input`, it is one
+             more number that is read; or `both`
     """
 
     inputs: int
     outputs: int
     mixer: MIXERS.sections() = field(default_factory=LiquidConfig)  # type: ignore[valid-type]
+    dt: Literal["step", "input", "both"] = "step"
     head_bias: bool = True
     init: Scheme = starting(default="torch", of="")
 
@@ -47,15 +53,29 @@ class SeriesModel(Backbone):
     """
 
     config: SeriesConfig
-    _inputs = "the steps of x"
+    _inputs, _kind = "the steps of x", "series"
+    input_mean: Tensor  # (F,)
+    input_scale: Tensor  # (F,)
+    output_mean: Tensor  # (O,)
+    output_scale: Tensor  # (O,)
+    time_scale: Tensor  # ()
 
     def __init__(self, config: SeriesConfig) -> None:
         super().__init__()
         self.config = config
-        self.entry = nn.Linear(config.inputs, config.hidden_size)
+        self.entry = nn.Linear(config.inputs + (config.dt != "step"), config.hidden_size)
         self._build(config, config.hidden_size)
         self.head = nn.Linear(config.hidden_size, config.outputs, bias=config.head_bias)
+        for name, size in (("input", config.inputs), ("output", config.outputs)):
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_scale", torch.ones(size))
+        self.register_buffer("time_scale", torch.ones(()))
         self._start()
+        if config.dt == "both" and "dt" not in self.depth.accepts:
+            raise ConfigError(
+                "model.dt is `both`, and a mixer, or a convolution before it, does not take the time of a step: use "
+                "`input`, or mixer `liquid` and block.conv_width 0"
+            )
 
     @classmethod
     def from_config(
@@ -72,6 +92,27 @@ class SeriesModel(Backbone):
             return cls(config)
         return cls(from_dict(SeriesConfig, _checked({**config, **sizes}), "model"))
 
+    @classmethod
+    def load(cls, path: str | Path, trust_imports: bool = False) -> SeriesModel:
+        """The model of a directory that `save` or `glissando series train` wrote, or of a checkpoint in it, in
+        evaluation mode; else as glissando.load."""
+        from glissando.loading import put_weights_of
+        from glissando.runs import Run
+
+        run = Run.open(path)
+        config = from_dict(SeriesConfig, run.read_config(trust_imports, cls._kind).get("model", {}), "model")
+        model = cls(for_saved_weights(config))
+        put_weights_of(run, model)
+        model.config = config
+        return model.eval()
+
+    def set_scales(self, **scales: Any) -> None:
+        """Set input_mean, input_scale (F,), output_mean, output_scale (O,) and time_scale (): x is read as
+        (x - input_mean) / input_scale, dt as dt / time_scale, and y is output_mean + output_scale times the head's."""
+        for name, values in scales.items():
+            buffer = self.get_buffer(name)
+            buffer.copy_(torch.as_tensor(values).expand_as(buffer))
+
     def forward(
         self,
         x: Tensor,
@@ -85,8 +126,8 @@ class SeriesModel(Backbone):
     ) -> tuple[Tensor, ModelState | None]:
         """x (B, T, F) -> y (B, T, O) and the state after it.
 
-        dt  (B, T) time that each step takes, finite at masked ones too, 1 if None;  mask  (B, T) bool, True at real
-        steps, holes anywhere;
+        dt  (B, T) time that each step takes, finite at masked ones too; time_scale, that is 1, if None;
+        mask  (B, T) bool, True at real steps, holes anywhere;
         control  (B, C) or (B, T, C);  donate, memo  see LanguageModel.forward; only without gradients.
         y at masked steps has no meaning.
 
@@ -105,6 +146,13 @@ class SeriesModel(Backbone):
             raise InputError(
                 f"x is {x.dtype} and the model {self.entry.weight.dtype}: use x.to(...), or model.double()"
             )
+        x = (x - self.input_mean) / self.input_scale
+        if self.config.dt != "step":
+            x = torch.cat([x, self._time(x, dt)], -1)
+        if self.config.dt == "input":
+            dt = None
+        elif isinstance(dt, Tensor) and dt.dtype != torch.bool:
+            dt = dt / self.time_scale
         ctx = Context(mask, dt, control, donate, memo)
         x, ctx, order = self._prepared(x, state, ctx)
         try:
@@ -113,7 +161,17 @@ class SeriesModel(Backbone):
             self._require_own_state(state, error)
             raise
         h, state = self._finished(h, inner, state, x, ctx, order)
-        return self.head(h), state
+        return self.output_mean + self.output_scale * self.head(h), state
+
+    def _time(self, x: Tensor, dt: Tensor | None) -> Tensor:
+        """dt as a number that is read, (B, T, 1)."""
+        if dt is None:
+            return torch.ones_like(x[..., :1])
+        if not isinstance(dt, Tensor) or dt.shape != x.shape[:2]:
+            given = tuple(dt.shape) if isinstance(dt, Tensor) else f"a {type(dt).__name__}"
+            raise InputError(f"dt must be a tensor of the shape of {self._inputs} {tuple(x.shape[:2])}, got {given}")
+        require_time(dt)
+        return (dt / self.time_scale).unsqueeze(-1)
 
 
 def last(y: Tensor, mask: Tensor | None = None) -> Tensor:

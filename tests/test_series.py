@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 
-from glissando.errors import ConfigError
+import glissando
+from glissando.errors import ConfigError, InputError, RunError
 from glissando.mixers import MIXERS, ContextError
 from glissando.model import LanguageModel
 from glissando.series import SeriesConfig, SeriesModel, last
@@ -28,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "flow": {"depth": {"kind": "flow", "layers": 2, "n_steps": 2, "control": ["a", "b"]}},
     "convolved": {"block": {"conv_width": 3}},
     "both": {"mixer": ["attention", "liquid"], "head_bias": False, "final_norm": False},
+    "read-time": {"mixer": "liquid", "dt": "both"},
 }
 cases = pytest.mark.parametrize("case", CASES)
 law = settings(max_examples=6, deadline=None)
@@ -114,6 +116,94 @@ def test_batch_law(case: str):
         for row in range(4):
             own = {name: s[row : row + 1, keep[row]] for name, s in given.items() if name != "mask"}
             assert_close(together[row : row + 1, keep[row]], model(**own)[0], "row in a batch")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dt": "both", "mixer": {"kind": "liquid", "coupled": True}},
+        {"dt": "input", "mixer": "attention"},
+        {"mixer": "spectral"},
+    ],
+)
+def test_saved_and_loaded_is_the_same(options: dict[str, Any], tmp_path):
+    model = SeriesModel.from_config({**SMALL, **options})
+    model.set_scales(input_mean=[1.0, 2.0, 3.0], input_scale=2.0, output_mean=-4.0, time_scale=0.5)
+    model.save(tmp_path / "model")
+    again = SeriesModel.load(tmp_path / "model")
+    x, dt = torch.randn(2, 7, 3), torch.rand(2, 7) if "dt" in options else None
+    assert torch.equal(again(x, dt=dt)[0], model(x, dt=dt)[0])
+    assert again.config == model.config
+    assert not again.training
+    double = model.double()
+    with pytest.raises(RunError, match=r"exists and is not empty\. Choose a new name, or overwrite=True"):
+        double.save(tmp_path / "model")
+    assert torch.equal(SeriesModel.load(tmp_path / "model").entry.weight, again.entry.weight)
+    double.save(tmp_path / "model", overwrite=True)
+    assert SeriesModel.load(tmp_path / "model").entry.weight.dtype == torch.float64
+    assert list(tmp_path.iterdir()) == [tmp_path / "model"]
+
+
+def test_what_a_directory_holds_is_not_taken_for_another_kind(tmp_path):
+    series, language = SeriesModel.from_config(SMALL), LanguageModel.from_preset("transformer-nano", hidden_size=16)
+    series.save(tmp_path / "series")
+    language.save(tmp_path / "language")
+    with pytest.raises(RunError, match=r"series holds a model of series: use `glissando series`, or glissando.SeriesM"):
+        glissando.load(tmp_path / "series")
+    with pytest.raises(RunError, match=r"language holds a model of language: use the other commands, or glissando.lo"):
+        SeriesModel.load(tmp_path / "language")
+    weights = tmp_path / "series" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
+        SeriesModel.load(tmp_path / "series")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    for model in (series, language):
+        with pytest.raises(RunError, match="thesis is no saved model, which overwrite=True does not replace"):
+            model.save(tmp_path / "thesis", overwrite=True)
+    (tmp_path / "language" / "checkpoints" / "step-00000001").mkdir()
+    with pytest.raises(RunError, match="is a training with its checkpoints, which overwrite=True does not replace"):
+        language.save(tmp_path / "language", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+
+def test_scales_are_those_of_numbers_scaled_by_hand():
+    plain = SeriesModel.from_config({**SMALL, "dt": "both", "mixer": "liquid"}).double()
+    scaled = SeriesModel.from_config({**SMALL, "dt": "both", "mixer": "liquid"}).double()
+    scaled.load_state_dict(plain.state_dict())
+    mean, scale = torch.tensor([1.0, -2.0, 30.0]).double(), torch.tensor([0.1, 1.0, 10.0]).double()
+    scaled.set_scales(input_mean=mean, input_scale=scale, output_mean=[5, 6], output_scale=[7, 8], time_scale=60)
+    given = signals(plain, 2, 9, seed=8)
+    x, dt, mask = given["x"], given["dt"], given["mask"]
+    expected = torch.tensor([5.0, 6.0]) + torch.tensor([7.0, 8.0]) * plain(x, dt=dt, mask=mask)[0]
+    got = scaled(mean + scale * x, dt=60 * dt, mask=mask)[0]
+    assert_close(got[mask], expected[mask], "in the data's units")
+
+
+@pytest.mark.parametrize("mixer", ["liquid", "attention"])
+def test_time_that_is_read_as_a_number(mixer: str):
+    """As one more input; it ages the states of those alone that take it, where it is to."""
+    both = {"liquid": ["input", "both"], "attention": ["input"]}[mixer]
+    for dt in both:
+        model = SeriesModel.from_config({**SMALL, "mixer": mixer, "dt": dt}).double().eval()
+        by_hand = SeriesModel.from_config({**SMALL, "inputs": 4, "mixer": mixer}).double().eval()
+        scales = {name: by_hand.state_dict()[name] for name in ("input_mean", "input_scale")}
+        by_hand.load_state_dict(model.state_dict() | scales)
+        x, times = torch.randn(2, 8, 3).double(), torch.rand(2, 8).double()
+        read = torch.cat([x, times.unsqueeze(-1)], -1)
+        assert_close(model(x, dt=times)[0], by_hand(read, dt=times if dt == "both" else None)[0], dt)
+        assert torch.equal(model(x)[0], model(x, dt=torch.ones(2, 8).double())[0])
+        with pytest.raises(
+            InputError, match=r"dt must be a tensor of the shape of the steps of x \(2, 8\), got \(2, 7\)"
+        ):
+            model(x, dt=times[:, :7])
+        with pytest.raises(InputError, match="dt is time that passes and cannot be negative"):
+            model(x, dt=-times)
+    if mixer == "attention":
+        with pytest.raises(
+            ConfigError, match=r"model\.dt is `both`, and a mixer.* does not take the time of a step: use"
+        ):
+            SeriesModel.from_config({**SMALL, "mixer": mixer, "dt": "both"})
 
 
 @cases
@@ -234,7 +324,7 @@ def test_a_language_model_and_a_series_model_share_their_backbone():
     series = SeriesModel.from_config(options, inputs=11, outputs=11)
     weights = {n: w for n, w in language.state_dict().items() if not n.startswith("embedding")}
     entry = {"entry.weight": language.embedding.weight.T, "entry.bias": torch.zeros(16)}
-    series.load_state_dict(weights | entry | {"head.bias": torch.zeros(11)})
+    series.load_state_dict({**series.state_dict(), **weights, **entry, "head.bias": torch.zeros(11)})
     ids = torch.randint(0, 11, (2, 9))
     hot = torch.nn.functional.one_hot(ids, 11).float()
     assert_close(series(hot)[0], language(ids)[0], "what both say", 1e-5)

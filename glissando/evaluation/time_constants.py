@@ -263,7 +263,7 @@ def signals(model: Backbone) -> dict[str, Pattern]:
         size, mean, scale = weight.shape[1], weight.mean(0), weight.std(0)
     else:
         assert isinstance(model, SeriesModel)
-        size, mean, scale = model.config.inputs, torch.zeros(()), torch.ones(())
+        size, mean, scale = model.config.inputs, model.input_mean.cpu().float(), model.input_scale.cpu().float()
 
     def noise(generator: torch.Generator, *shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
