@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from glissando.data.corpora import ParityOptions, TrackingOptions
 from glissando.data.order import random_below
-from glissando.data.tasks import ASCII, LENGTHS, MOVES, Sizes, TaskCorpus, codes, lengths_of
+from glissando.data.tasks import ASCII, LENGTHS, MOVES, TaskCorpus, codes, lengths_of
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import ConfigError
 
@@ -56,27 +57,17 @@ class AutomatonCorpus(TaskCorpus):
 
     _more = "raise max_len, or valid_len if that is given"
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        sizes: Sizes,
-        automaton: Automaton,
-        min_len: int,
-        max_len: int,
-        valid_len: int | None,
-    ) -> None:
-        if not 1 <= min_len <= max_len:
+    def __init__(self, tokenizer: Tokenizer | None, options: ParityOptions, automaton: Automaton) -> None:
+        low, high, held = options.min_len, options.max_len, options.valid_len
+        if not 1 <= low <= high:
             raise ConfigError(
-                f"min_len {min_len} and max_len {max_len} must obey 1 <= min_len <= max_len; lower min_len or raise "
-                "max_len"
+                f"min_len {low} and max_len {high} must obey 1 <= min_len <= max_len; lower min_len or raise max_len"
             )
-        if valid_len is not None and valid_len < 1:
-            raise ConfigError(f"valid_len must be at least 1, got {valid_len}; leave it out for rows as in training")
         self._automaton = automaton
-        self._train_span = min_len, max_len
-        self._valid_span = (min_len, max_len) if valid_len is None else (valid_len, valid_len)
-        longest = 1 + max(max_len, self._valid_span[1])
-        super().__init__(tokenizer, sizes, automaton.letters + automaton.states, longest)
+        self._train_span = low, high
+        self._valid_span = (low, high) if held is None else (held, held)
+        longest = 1 + max(high, self._valid_span[1])
+        super().__init__(tokenizer, options, automaton.letters + automaton.states, longest)
 
     def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
         low, high = self._valid_span if held_out else self._train_span
@@ -118,20 +109,9 @@ class ParityCorpus(AutomatonCorpus):
     who train on 1 to 40 and validate on up to 500.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None = None,
-        *,
-        seq_len: int = 64,
-        batch_size: int = 64,
-        seed: int = 0,
-        min_len: int = 1,
-        max_len: int = 40,
-        valid_len: int | None = None,
-        valid_rows: int = 256,
-    ) -> None:
-        sizes, parity = Sizes(seq_len, batch_size, seed, valid_rows), Automaton("01", "eo", np.array([[0, 1], [1, 0]]))
-        super().__init__(tokenizer, sizes, parity, min_len, max_len, valid_len)
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `ParityOptions`."""
+        super().__init__(tokenizer, ParityOptions(**options), Automaton("01", "eo", np.array([[0, 1], [1, 0]])))
 
 
 _MOVE_CHARACTERS = "ksr"  # keep, swap, rotate
@@ -165,26 +145,11 @@ class TrackingCorpus(AutomatonCorpus):
     illusion of state in state-space models", 2024 (arXiv 2404.08819). Moves: see `arrangements`.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None = None,
-        *,
-        seq_len: int = 64,
-        batch_size: int = 64,
-        seed: int = 0,
-        items: int = 3,
-        min_len: int = 1,
-        max_len: int = 40,
-        valid_len: int | None = None,
-        valid_rows: int = 256,
-    ) -> None:
-        if not 2 <= items <= 5:
-            raise ConfigError(
-                f"items must be from 2 to 5, since each of their arrangements is a character; got {items}"
-            )
-        self._items = items
-        sizes = Sizes(seq_len, batch_size, seed, valid_rows)
-        super().__init__(tokenizer, sizes, arrangements(items), min_len, max_len, valid_len)
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `TrackingOptions`."""
+        o = TrackingOptions(**options)
+        self._items = o.items
+        super().__init__(tokenizer, o, arrangements(o.items))
 
     def describe(self) -> dict[str, object]:
         """With the meaning of each character: A 123 is the start."""

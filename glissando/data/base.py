@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import count
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from glissando.data.tokenizers import Tokenizer
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, unknown_name
 
 Split = Literal["train", "valid"]
+_BLOCK = 256  # rows written at once
 IGNORED = -100  # the target of a position that is not scored; PyTorch's own default ignore_index
 
 
@@ -105,13 +107,6 @@ class Corpus(ABC):
         return {"entropy_floor": self.entropy_floor, "control_names": list(self.control_names)}
 
 
-def check_sizes(seq_len: int, batch_size: int) -> None:
-    """Raises ConfigError unless rows have a token and batches a row."""
-    for name, value in (("seq_len", seq_len), ("batch_size", batch_size)):
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}; raise data.{name}")
-
-
 def shard_rows(batch_size: int, shard: Shard) -> range:
     """The global row numbers of `shard`.
 
@@ -148,3 +143,50 @@ def next_token_rows(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Rows of T + 1 tokens -> ids (B, T) and targets (B, T), the same rows one token later."""
     tokens = torch.tensor(rows, dtype=torch.int64)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+class RowCorpus(Corpus):
+    """A corpus whose training rows are functions of their numbers, and whose batches are made as a whole.
+
+    `_valid` holds what the held-out rows are made from, to be sliced and counted.
+    """
+
+    _valid: Any
+
+    @abstractmethod
+    def _training(self, rows: np.ndarray) -> Any:
+        """What the global training rows of these numbers are made from."""
+
+    @abstractmethod
+    def _batch(self, group: Any, mine: Sequence[int]) -> Batch:
+        """Rows `mine` of the global batch `group`, whose longest row sets the length on every shard."""
+
+    @abstractmethod
+    def _written(self, group: Any) -> Iterable[str]:
+        """Each row as text, with its answer."""
+
+    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
+        if split not in ("train", "valid"):
+            raise unknown_name("split", split, ("train", "valid"))
+        if split == "train":
+            return self._train_batches(start, shard_rows(self.batch_size, shard))
+        return self._valid_batches(start, shard)
+
+    def _train_batches(self, start: int, mine: range) -> Iterator[Batch]:
+        for step in count(start):
+            yield self._batch(self._training(step * self.batch_size + np.arange(self.batch_size)), mine)
+
+    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
+        size = self.batch_size
+        for rows, scored in held_out_rows(len(self._valid), size, start, shard):
+            first = int(rows[0]) // size * size
+            batch = self._batch(self._valid[first : first + size], [int(row) - first for row in rows])
+            yield batch if scored else unscored(batch)
+
+    def texts(self, split: Split = "train") -> Iterator[str]:
+        """Each row with its answer, endless for "train"."""
+        if split == "valid":
+            yield from self._written(self._valid)
+            return
+        for first in count(0, _BLOCK):
+            yield from self._written(self._training(np.arange(first, first + _BLOCK)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
+from glissando.data.corpora import CopyOptions, InductionOptions, SelectiveCopyOptions, TaskOptions
 from glissando.data.order import random_below
-from glissando.data.tasks import Sizes, TaskCorpus, codes, shuffled
+from glissando.data.tasks import TaskCorpus, codes, shuffled
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import ConfigError
 
@@ -22,9 +24,11 @@ class _Copying(TaskCorpus):
     What is read where a symbol is due carries no information, so that a model cannot lean on its earlier answers.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, sizes: Sizes, symbols: str, marks: str, longest: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, options: TaskOptions, symbols: str, marks: str, longest: int
+    ) -> None:
         self._symbols = symbols
-        super().__init__(tokenizer, sizes, symbols + marks, longest)
+        super().__init__(tokenizer, options, symbols + marks, longest)
 
     def _drawn(self, shape: tuple[int, int], rows: np.ndarray, seed: int, *draw: object) -> np.ndarray:
         """(n, k) symbols, evenly and independently."""
@@ -53,23 +57,11 @@ class CopyCorpus(_Copying):
 
     _more = "raise symbols"
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None = None,
-        *,
-        seq_len: int = 128,
-        batch_size: int = 64,
-        seed: int = 0,
-        symbols: int = 10,
-        delay: int = 100,
-        valid_rows: int = 256,
-    ) -> None:
-        for name, value in (("symbols", symbols), ("delay", delay)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        self._count, self._delay = symbols, delay
-        sizes = Sizes(seq_len, batch_size, seed, valid_rows)
-        super().__init__(tokenizer, sizes, "ABCDEFGH", _BLANK + _ASK, 2 * symbols + delay)
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `CopyOptions`."""
+        o = CopyOptions(**options)
+        self._count, self._delay = o.symbols, o.delay
+        super().__init__(tokenizer, o, "ABCDEFGH", _BLANK + _ASK, 2 * o.symbols + o.delay)
 
     def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
         read = np.full((len(rows), 2 * self._count + self._delay - 1), ord(_BLANK), np.uint8)
@@ -103,24 +95,16 @@ class SelectiveCopyCorpus(_Copying):
 
     _more = "raise symbols"
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None = None,
-        *,
-        seq_len: int = 192,
-        batch_size: int = 64,
-        seed: int = 0,
-        symbols: int = 16,
-        length: int = 128,
-        valid_rows: int = 256,
-    ) -> None:
-        if not 1 <= symbols <= length:
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `SelectiveCopyOptions`. Raises ConfigError for more symbols than places."""
+        o = SelectiveCopyOptions(**options)
+        if o.symbols > o.length:
             raise ConfigError(
-                f"symbols {symbols} and length {length} must obey 1 <= symbols <= length; lower symbols or raise length"
+                f"symbols {o.symbols} and length {o.length} must obey 1 <= symbols <= length; lower symbols or raise "
+                "length"
             )
-        self._count, self._length = symbols, length
-        sizes = Sizes(seq_len, batch_size, seed, valid_rows)
-        super().__init__(tokenizer, sizes, "ABCDEFGHIJKLMN", _BLANK + _ASK, 1 + length + symbols)
+        self._count, self._length = o.symbols, o.length
+        super().__init__(tokenizer, o, "ABCDEFGHIJKLMN", _BLANK + _ASK, 1 + o.length + o.symbols)
 
     def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
         read = np.full((len(rows), self._length + self._count), ord(_BLANK), np.uint8)
@@ -160,24 +144,12 @@ class InductionCorpus(_Copying):
 
     _more = "raise length"
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None = None,
-        *,
-        seq_len: int = 192,
-        batch_size: int = 64,
-        seed: int = 0,
-        length: int = 128,
-        valid_len: int | None = None,
-        valid_rows: int = 256,
-    ) -> None:
-        self._train_length, self._valid_length = length, length if valid_len is None else valid_len
-        for name, value in (("length", self._train_length), ("valid_len", self._valid_length)):
-            if value < 3:
-                raise ConfigError(f"{name} must be at least 3, for a mark, a symbol and the mark again; got {value}")
-        sizes = Sizes(seq_len, batch_size, seed, valid_rows)
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `InductionOptions`."""
+        o = InductionOptions(**options)
+        self._train_length, self._valid_length = o.length, o.valid_len or o.length
         longest = 1 + max(self._train_length, self._valid_length)
-        super().__init__(tokenizer, sizes, "ABCDEFGHIJKLMNO", _ASK, longest)
+        super().__init__(tokenizer, o, "ABCDEFGHIJKLMNO", _ASK, longest)
 
     def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
         length = self._valid_length if held_out else self._train_length

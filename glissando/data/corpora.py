@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt
 
 from glissando.config import Registry, new_registry, options
 from glissando.errors import ConfigError
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: as much text as a tokenizer is trained on
 TOKENIZER_TEXT_BYTES = 1 << 24
 _NEWLINE = 10
+#: a path, kept as text
+File = Annotated[str, BeforeValidator(lambda path: str(path) if isinstance(path, Path) else path)]
 
 # ---------------------------------------------------------------------- tokenizers
 
@@ -90,7 +92,8 @@ class DataOptions:
 
 #: corpora by name
 CORPORA: Registry[Any] = new_registry("data", "corpus", "stories", DataOptions)
-#: @register_corpus("letters", LettersOptions) makes a class, built as cls(tokenizer, **options), a corpus
+#: @register_corpus("letters", LettersOptions) makes a class, built as cls(tokenizer, **options), a corpus. Those below
+#: read their keywords by these very options.
 register_corpus = CORPORA.register
 
 
@@ -106,7 +109,7 @@ class StoriesOptions(DataOptions):
 
     byte_eos: ClassVar[int] = _NEWLINE
 
-    valid_stories: int = 256
+    valid_stories: PositiveInt = 256
     labelled: bool = False
     cut: bool = False
 
@@ -125,13 +128,13 @@ class TextOptions(DataOptions):
     ascii_only       drop every other byte
     """
 
-    path: str | None = None
-    valid_path: str | None = None
-    valid_fraction: float = 0.1
-    stride: int | None = None
-    eval_stride: int | None = None
+    path: File | None = None
+    valid_path: File | None = None
+    valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    stride: PositiveInt | None = None
+    eval_stride: PositiveInt | None = None
     ascii_only: bool = False
-    max_valid_bytes: int | None = None
+    max_valid_bytes: PositiveInt | None = None
     encoding_errors: Literal["strict", "ignore"] = "strict"
 
 
@@ -150,15 +153,15 @@ class JsonlOptions(DataOptions):
     strict          stop at a bad line rather than count it
     """
 
-    path: str | None = None
-    valid_path: str | None = None
+    path: File | None = None
+    valid_path: File | None = None
     text_field: str = "text"
     control_field: str = "control"
     control_names: list[str] = field(default_factory=list)
-    route_every: int = 20
-    valid_batches: int = 16
+    route_every: Annotated[int, Field(ge=2)] = 20
+    valid_batches: PositiveInt = 16
     strict: bool = False
-    max_line_bytes: int = 1 << 24
+    max_line_bytes: PositiveInt = 1 << 24
 
 
 @options
@@ -178,8 +181,8 @@ class ShiftOptions(DataOptions):
     min_len: int = 4
     max_len: int = 12
     rule: Literal["shift", "random"] = "shift"
-    train_pairs: int | None = None
-    valid_pairs: int = 512
+    train_pairs: PositiveInt | None = None
+    valid_pairs: PositiveInt = 512
     fixed_length: bool = False
 
 
@@ -194,104 +197,94 @@ class PairsOptions(DataOptions):
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
-    path: str | None = None
-    valid_path: str | None = None
+    path: File | None = None
+    valid_path: File | None = None
     strict: bool = False
     fixed_length: bool = False
 
 
 @options
-class RecallOptions(DataOptions):
-    """Generated keys with their values, and then the keys again; the values are to be given
+class TaskOptions(DataOptions):
+    """What the tasks that probe memory have.
 
-    pairs       keys, at most 47
-    queries     how many of them are queried; none: all
     valid_rows  held-out rows
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
-    pairs: int = 16
-    queries: int | None = None
-    valid_rows: int = 256
+    valid_rows: PositiveInt = 256
 
 
 @options
-class ParityOptions(DataOptions):
+class RecallOptions(TaskOptions):
+    """Generated keys with their values, and then the keys again; the values are to be given
+
+    pairs    keys, at most 47
+    queries  how many of them are queried; none: all
+    """
+
+    pairs: Annotated[int, Field(ge=1, le=47)] = 16
+    queries: PositiveInt | None = None
+
+
+@options
+class ParityOptions(TaskOptions):
     """Generated bits, the parity so far is to be given after each.
 
     min_len, max_len  bits of a row
     valid_len         bits of a held-out row; none: as in training
-    valid_rows        held-out rows
     """
 
-    byte_eos: ClassVar[int] = _NEWLINE
     min_len: int = 1
     max_len: int = 40
-    valid_len: int | None = None
-    valid_rows: int = 256
+    valid_len: PositiveInt | None = None
 
 
 @options
-class TrackingOptions(DataOptions):
+class TrackingOptions(ParityOptions):
     """Generated moves of things in a row; their arrangement is to be given after each.
 
     items             how many things, 2 to 5
     min_len, max_len  moves of a row
     valid_len         moves of a held-out row; none: as in training
-    valid_rows        held-out rows
     """
 
-    byte_eos: ClassVar[int] = _NEWLINE
-    items: int = 3
-    min_len: int = 1
-    max_len: int = 40
-    valid_len: int | None = None
-    valid_rows: int = 256
+    items: Annotated[int, Field(ge=2, le=5)] = 3
 
 
 @options
-class CopyOptions(DataOptions):
+class CopyOptions(TaskOptions):
     """Generated symbols, a long blank, and then the symbols in their order.
 
-    symbols     how many there are to remember
-    delay       characters between the last symbol and the first answer
-    valid_rows  held-out rows
+    symbols  how many there are to remember
+    delay    characters between the last symbol and the first answer
     """
 
-    byte_eos: ClassVar[int] = _NEWLINE
-    symbols: int = 10
-    delay: int = 100
-    valid_rows: int = 256
+    symbols: PositiveInt = 10
+    delay: PositiveInt = 100
 
 
 @options
-class SelectiveCopyOptions(DataOptions):
+class SelectiveCopyOptions(TaskOptions):
     """Generated symbols scattered over noise, and then the symbols in their order.
 
-    symbols     how many there are to remember
-    length      characters over which they are scattered
-    valid_rows  held-out rows
+    symbols  how many there are to remember
+    length   characters over which they are scattered
     """
 
-    byte_eos: ClassVar[int] = _NEWLINE
-    symbols: int = 16
-    length: int = 128
-    valid_rows: int = 256
+    symbols: PositiveInt = 16
+    length: PositiveInt = 128
 
 
 @options
-class InductionOptions(DataOptions):
+class InductionOptions(TaskOptions):
     """Generated random symbols with a mark among them: the symbol that stood behind the mark is to be given
 
-    length      characters of a row
-    valid_len   characters of a held-out row; none: as in training
-    valid_rows  held-out rows
+    length     characters of a row, at least 3: a mark, a symbol and the mark again
+    valid_len  characters of a held-out row; none: as in training
     """
 
-    byte_eos: ClassVar[int] = _NEWLINE
-    length: int = 128
-    valid_len: int | None = None
-    valid_rows: int = 256
+    length: Annotated[int, Field(ge=3)] = 128
+    valid_len: Annotated[int, Field(ge=3)] | None = None
 
 
 @options
@@ -318,13 +311,15 @@ class HubOptions(DataOptions):
     valid_split: str | None = "validation"
     file: str | None = None
     valid_file: str | None = None
-    max_bytes: int | None = None
-    max_valid_bytes: int | None = None
-    stride: int | None = None
-    eval_stride: int | None = None
+    max_bytes: PositiveInt | None = None
+    max_valid_bytes: PositiveInt | None = None
+    stride: PositiveInt | None = None
+    eval_stride: PositiveInt | None = None
     ascii_only: bool = False
 
     def __post_init__(self) -> None:
+        if self.valid_file is not None and self.file is None:
+            raise ConfigError(f"data.valid_file {self.valid_file} needs data.file, the file to train on")
         for name, default in (("train_split", "train"), ("valid_split", "validation")):
             if self.file is not None and getattr(self, name) != default:
                 raise ConfigError(f"data.{name} would do nothing: data.file {self.file} takes the place of the splits")

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from glissando.data.cache import cache_dir, sha256
+from glissando.data.corpora import HubOptions
 from glissando.data.text import TextCorpus
 from glissando.data.textfile import map_bytes
 from glissando.data.tokenizers import END_OF_TEXT, Tokenizer
-from glissando.errors import ConfigError, DataError
+from glissando.errors import DataError
 from glissando.storage import write_atomic
 
 _log = logging.getLogger(__name__)
@@ -171,43 +172,14 @@ class HubCorpus(TextCorpus):
     `max_bytes` and `max_valid_bytes` limit how much of each split is fetched.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None = None,
-        *,
-        seq_len: int,
-        batch_size: int,
-        seed: int = 0,
-        name: str = "tinystories",
-        subset: str | None = None,
-        revision: str | None = None,
-        text_field: str = "text",
-        train_split: str = "train",
-        valid_split: str | None = "validation",
-        file: str | None = None,
-        valid_file: str | None = None,
-        max_bytes: int | None = None,
-        max_valid_bytes: int | None = None,
-        stride: int | None = None,
-        eval_stride: int | None = None,
-        ascii_only: bool = False,
-    ) -> None:
-        if valid_file is not None and file is None:
-            raise ConfigError(f"data.valid_file {valid_file} needs data.file, the file to train on")
-        if file is not None:
-            valid_split = None if valid_file is None else "validation"
-        valid = None
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `HubOptions`."""
+        o = HubOptions(**options)
+        valid, valid_split, of_text = None, o.valid_split, (o.text_field, o.subset, o.revision)
+        if o.file is not None:
+            valid_split = None if o.valid_file is None else "validation"
         if valid_split is not None:
-            valid = fetch(HubSplit(name, valid_split, text_field, subset, revision, max_valid_bytes, valid_file))
-        super().__init__(
-            tokenizer,
-            path=fetch(HubSplit(name, train_split, text_field, subset, revision, max_bytes, file)),
-            valid_path=valid,
-            seq_len=seq_len,
-            batch_size=batch_size,
-            seed=seed,
-            stride=stride,
-            eval_stride=eval_stride,
-            ascii_only=ascii_only,
-            max_valid_bytes=max_valid_bytes,
-        )
+            valid = fetch(HubSplit(o.name, valid_split, *of_text, o.max_valid_bytes, o.valid_file))
+        train = fetch(HubSplit(o.name, o.train_split, *of_text, o.max_bytes, o.file))
+        windows = ("seq_len", "batch_size", "seed", "stride", "eval_stride", "ascii_only", "max_valid_bytes")
+        super().__init__(tokenizer, path=train, valid_path=valid, **{name: getattr(o, name) for name in windows})

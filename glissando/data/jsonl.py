@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, check_sizes, shard_rows, unscored
+from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, shard_rows, unscored
+from glissando.data.corpora import JsonlOptions
 from glissando.data.documents import Documents
 from glissando.data.marks import Marks
 from glissando.data.order import random_below
@@ -16,7 +17,7 @@ from glissando.data.packing import Block, Mark, Rows
 from glissando.data.problems import summary_of
 from glissando.data.textfile import open_file
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
-from glissando.errors import ConfigError, DataError
+from glissando.errors import DataError
 
 _PROMPT_TOKENS = 48
 
@@ -39,40 +40,19 @@ class JsonlCorpus(Corpus):
     Raises DataError if the file cannot be read or holds too little to train or validate on.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None = None,
-        *,
-        path: Path | str | None,
-        seq_len: int,
-        batch_size: int,
-        seed: int = 0,
-        valid_path: Path | str | None = None,
-        text_field: str = "text",
-        control_field: str = "control",
-        control_names: Sequence[str] = (),
-        route_every: int = 20,
-        valid_batches: int = 16,
-        strict: bool = False,
-        max_line_bytes: int = 1 << 24,
-    ) -> None:
-        check_sizes(seq_len, batch_size)
-        if route_every < 2 or valid_batches < 1:
-            raise ConfigError(
-                f"route_every {route_every} must be at least 2, so that something is trained on, "
-                f"and valid_batches {valid_batches} at least 1"
-            )
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `JsonlOptions`. The order is the file's, whatever the seed."""
+        o = JsonlOptions(**options)
         self.tokenizer = tokenizer or ByteTokenizer()
-        # The order is the file's; the seed is taken because every corpus has one.
-        self.seq_len, self.batch_size, self._seed = seq_len, batch_size, seed
-        self.control_names = tuple(control_names)
-        self._route_every = 0 if valid_path else route_every
-        self._n_valid = valid_batches
-        fields = (text_field, control_field, self.control_names, strict, max_line_bytes)
-        self._train = Documents(open_file(path, "data.path"), *fields)
-        self._valid = Documents(open_file(valid_path, "data.valid_path"), *fields) if valid_path else self._train
-        self._rows = Rows(self.tokenizer, batch_size, seq_len, bool(self.control_names))
-        layout = f"{self.tokenizer.fingerprint} {fields} {seq_len} {batch_size}"
+        self.seq_len, self.batch_size = o.seq_len, o.batch_size
+        self.control_names = tuple(o.control_names)
+        self._route_every = 0 if o.valid_path else o.route_every
+        self._n_valid = o.valid_batches
+        fields = (o.text_field, o.control_field, self.control_names, o.strict, o.max_line_bytes)
+        self._train = Documents(open_file(o.path, "data.path"), *fields)
+        self._valid = Documents(open_file(o.valid_path, "data.valid_path"), *fields) if o.valid_path else self._train
+        self._rows = Rows(self.tokenizer, o.batch_size, o.seq_len, bool(self.control_names))
+        layout = f"{self.tokenizer.fingerprint} {fields} {o.seq_len} {o.batch_size}"
         self._marks = Marks(self._train.path, layout)
         self._require(self._train_blocks(0), "train")
         self._sample = self._require(self._valid_blocks(), "validate")

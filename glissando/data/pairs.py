@@ -5,33 +5,20 @@ from __future__ import annotations
 import base64
 import binascii
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from glissando.data.base import (
-    IGNORED,
-    WHOLE,
-    Batch,
-    Corpus,
-    Shard,
-    Split,
-    check_sizes,
-    held_out_rows,
-    shard_rows,
-    unscored,
-)
+from glissando.data.base import IGNORED, Batch, RowCorpus
+from glissando.data.corpora import DataOptions, PairsOptions, ShiftOptions
 from glissando.data.order import random_below, random_words, shuffled
 from glissando.data.problems import Problems, summary_of
 from glissando.data.textfile import open_file, without_mark
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
-from glissando.errors import ConfigError, DataError, unknown_name
-
-Rule = Literal["shift", "random"]
+from glissando.errors import ConfigError, DataError
 
 PAD_ID = 0
 NEWLINE = 10
@@ -57,21 +44,20 @@ def shift(text: str, by: int = 1) -> str:
     return "".join(chr((ord(c) - FIRST + by) % _PRINTABLE + FIRST) if FIRST <= ord(c) <= LAST else c for c in text)
 
 
-class PairsCorpus(Corpus):
+class PairsCorpus(RowCorpus):
     """Rows `eos input TAB output eos`; the end token is a newline for bytes.
 
     Targets are IGNORED up to the tab, so that loss and n_bytes are of the output and its end alone. Rows are
     padded on the right with id 0 and masked, to the longest of the global batch, or to `seq_len` always
     when `fixed_length` is set.
-    Raises ConfigError if `seq_len` cannot hold the longest row, or a size is below 1.
+    Raises ConfigError if `seq_len` cannot hold the longest row.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer | None, *, seq_len: int, batch_size: int, seed: int, fixed_length: bool
-    ) -> None:
-        check_sizes(seq_len, batch_size)
+    _valid: list[Pair]
+
+    def __init__(self, tokenizer: Tokenizer | None, options: DataOptions, fixed_length: bool) -> None:
         self.tokenizer = tokenizer or ByteTokenizer(NEWLINE)
-        self.seq_len, self.batch_size, self._seed = seq_len, batch_size, seed
+        self.seq_len, self.batch_size, self._seed = options.seq_len, options.batch_size, options.seed
         self._fixed_length = fixed_length
 
     @abstractmethod
@@ -83,9 +69,9 @@ class PairsCorpus(Corpus):
         """`n` different pairs that are never trained on, for scoring by exact match."""
 
     @property
-    @abstractmethod
     def valid_pairs(self) -> Sequence[Pair]:
         """The pairs of the held-out batches."""
+        return self._valid
 
     @property
     def train_set(self) -> Sequence[Pair] | None:
@@ -96,26 +82,11 @@ class PairsCorpus(Corpus):
     def epoch_rows(self) -> int | None:
         return None if self.train_set is None else len(self.train_set)
 
-    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        return self._train_batches(start, shard) if split == "train" else self._valid_batches(start, shard)
+    def _training(self, rows: np.ndarray) -> list[Pair]:
+        return self.training_pairs(rows)
 
-    def _train_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        mine = shard_rows(self.batch_size, shard)
-        rows = np.arange(self.batch_size)
-        for step in count(start):
-            pairs = self.training_pairs(step * self.batch_size + rows)
-            yield self._batch(pairs, mine)
-
-    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        pairs, size = self.valid_pairs, self.batch_size
-        for rows, scored in held_out_rows(len(pairs), size, start, shard):
-            first = int(rows[0]) // size * size
-            batch = self._batch(pairs[first : first + size], [int(row) - first for row in rows])
-            yield batch if scored else unscored(batch)
-
-    def _batch(self, pairs: Sequence[Pair], mine: Sequence[int]) -> Batch:
-        """Rows `mine` of the global batch `pairs`, whose longest row sets the length on every shard."""
-        rows = [self._row(pair) for pair in pairs]
+    def _batch(self, group: Sequence[Pair], mine: Sequence[int]) -> Batch:
+        rows = [self._row(pair) for pair in group]
         length = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
         if length > self.seq_len:
             raise ConfigError(f"a pair needs {length} tokens, more than seq_len {self.seq_len}; raise data.seq_len")
@@ -129,7 +100,7 @@ class PairsCorpus(Corpus):
             ids[i, :end] = (prompt + answer)[:-1]
             targets[i, len(prompt) - 1 : end] = answer
             mask[i, :end] = True
-        n_bytes = sum(len(pairs[row].output.encode()) + 1 for row in mine)
+        n_bytes = sum(len(group[row].output.encode()) + 1 for row in mine)
         tensors = [torch.from_numpy(array) for array in (ids, targets)]
         return Batch(tensors[0], tensors[1], n_bytes, None if mask.all() else torch.from_numpy(mask))
 
@@ -141,12 +112,8 @@ class PairsCorpus(Corpus):
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
         return [f"{pair.input}\t" for pair in self.held_out(n, seed)]
 
-    def texts(self, split: Split = "train") -> Iterator[str]:
-        if split == "valid":
-            yield from (f"{pair.input}\t{pair.output}\n" for pair in self.valid_pairs)
-            return
-        for first in count(0, _BLOCK):
-            yield from (f"{p.input}\t{p.output}\n" for p in self.training_pairs(np.arange(first, first + _BLOCK)))
+    def _written(self, group: Iterable[Pair]) -> Iterable[str]:
+        return (f"{pair.input}\t{pair.output}\n" for pair in group)
 
 
 class ShiftCorpus(PairsCorpus):
@@ -161,41 +128,23 @@ class ShiftCorpus(PairsCorpus):
     training and held-out inputs cannot overlap.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None = None,
-        *,
-        seq_len: int = 64,
-        batch_size: int = 64,
-        seed: int = 0,
-        by: int = 1,
-        min_len: int = 4,
-        max_len: int = 12,
-        rule: Rule = "shift",
-        train_pairs: int | None = None,
-        valid_pairs: int = 512,
-        fixed_length: bool = False,
-    ) -> None:
-        super().__init__(tokenizer, seq_len=seq_len, batch_size=batch_size, seed=seed, fixed_length=fixed_length)
-        if not 1 <= min_len <= max_len:
-            raise ConfigError(f"min_len {min_len} and max_len {max_len} must obey 1 <= min_len <= max_len")
-        if rule not in ("shift", "random"):
-            raise unknown_name("rule", rule, ["shift", "random"])
-        if valid_pairs < 1 or (train_pairs is not None and train_pairs < 1):
-            raise ConfigError(f"train_pairs {train_pairs} and valid_pairs {valid_pairs} must be at least 1")
-        self._by, self._rule, self._lengths = by, rule, (min_len, max_len)
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `ShiftOptions`."""
+        o = ShiftOptions(**options)
+        super().__init__(tokenizer, o, o.fixed_length)
+        if not 1 <= o.min_len <= o.max_len:
+            raise ConfigError(f"min_len {o.min_len} and max_len {o.max_len} must obey 1 <= min_len <= max_len")
+        self._by, self._rule, self._lengths = o.by, o.rule, (o.min_len, o.max_len)
         # A shifted output follows from its input without a doubt.
-        self.entropy_floor = 0.0 if rule == "shift" else None
-        self._fixed = None if train_pairs is None else self._distinct(train_pairs, _TRAINING, seed, held_out=False)
-        self._valid = self.held_out(valid_pairs)
+        self.entropy_floor = 0.0 if o.rule == "shift" else None
+        self._fixed: list[Pair] | None = None
+        if o.train_pairs is not None:
+            self._fixed = self._distinct(o.train_pairs, _TRAINING, o.seed, held_out=False)
+        self._valid = self.held_out(o.valid_pairs)
 
     @property
     def train_set(self) -> Sequence[Pair] | None:
         return self._fixed
-
-    @property
-    def valid_pairs(self) -> Sequence[Pair]:
-        return self._valid
 
     def training_pairs(self, rows: np.ndarray) -> list[Pair]:
         if self._fixed is not None:
@@ -337,27 +286,18 @@ class PairFileCorpus(PairsCorpus):
     Raises DataError if no usable pair is left to train or to validate on.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None = None,
-        *,
-        path: Path | str | None,
-        valid_path: Path | str | None = None,
-        seq_len: int = 64,
-        batch_size: int = 64,
-        seed: int = 0,
-        strict: bool = False,
-        fixed_length: bool = False,
-    ) -> None:
-        super().__init__(tokenizer, seq_len=seq_len, batch_size=batch_size, seed=seed, fixed_length=fixed_length)
-        self._file = read_pairs(open_file(path, "data.path"), strict=strict)
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `PairsOptions`."""
+        o = PairsOptions(**options)
+        super().__init__(tokenizer, o, o.fixed_length)
+        self._file = read_pairs(open_file(o.path, "data.path"), strict=o.strict)
         train = self._file.pairs
-        if valid_path is None:
+        if o.valid_path is None:
             self._problems = [self._file.problems]
             held = max(1, len(train) // 10)
             train, self._valid = train[:-held], train[-held:]
         else:
-            valid = read_pairs(open_file(valid_path, "data.valid_path"), strict=strict)
+            valid = read_pairs(open_file(o.valid_path, "data.valid_path"), strict=o.strict)
             self._problems = [self._file.problems, valid.problems]
             self._valid = valid.pairs
         questions = {pair.input for pair in self._valid}
@@ -366,7 +306,7 @@ class PairFileCorpus(PairsCorpus):
         if not self._train or not self._valid:
             what = "train" if not self._train else "validate"
             raise DataError(
-                f"{path} leaves no usable pair to {what} on: {self._file.lines} lines, "
+                f"{o.path} leaves no usable pair to {what} on: {self._file.lines} lines, "
                 f"{len(self._file.pairs)} pairs, {self._overlap} training pairs are also held out. "
                 f"{self.problems or ''}".strip()
             )
@@ -379,10 +319,6 @@ class PairFileCorpus(PairsCorpus):
     def train_set(self) -> Sequence[Pair]:
         """The pairs trained on."""
         return self._train
-
-    @property
-    def valid_pairs(self) -> Sequence[Pair]:
-        return self._valid
 
     def training_pairs(self, rows: np.ndarray) -> list[Pair]:
         return [self._train[i] for i in shuffled(rows, len(self._train), self._seed)]

@@ -8,29 +8,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from itertools import count
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from glissando.data.base import (
-    IGNORED,
-    WHOLE,
-    Batch,
-    Corpus,
-    Shard,
-    Split,
-    check_sizes,
-    held_out_rows,
-    shard_rows,
-    unscored,
-)
+from glissando.data.base import IGNORED, Batch, RowCorpus
+from glissando.data.corpora import RecallOptions, TaskOptions
 from glissando.data.order import random_words
 from glissando.data.pairs import NEWLINE, PAD_ID, is_held_out
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
-from glissando.errors import ConfigError, unknown_name
+from glissando.errors import ConfigError
 
 # Keys of independent random streams.
 LENGTHS, MOVES, _KEYS, _VALUES, _QUERIES = range(5)
@@ -40,16 +29,7 @@ _BLOCK = 256
 ASCII = 128
 
 
-class Sizes(NamedTuple):
-    """Options of every task."""
-
-    seq_len: int
-    batch_size: int
-    seed: int
-    valid_rows: int
-
-
-class TaskCorpus(Corpus):
+class TaskCorpus(RowCorpus):
     """Rows `eos c_1 ... c_L` of single characters, scored where the task has an answer after c_i.
 
     Targets are IGNORED elsewhere, so that loss, accuracy and n_bytes are of the answers alone. Each character is a
@@ -59,26 +39,23 @@ class TaskCorpus(Corpus):
     A fixed hash of a row decides once and for all, for every seed, whether it is held out (a tenth are): training
     and held-out rows cannot overlap, however few there are. Held-out rows are distinct and sorted by length.
 
-    Raises ConfigError if `seq_len` cannot hold the longest row, a size is below 1, there are fewer than `valid_rows`
-    different rows to hold out, or the tokenizer has no token of its own for a character.
+    Raises ConfigError if `seq_len` cannot hold the longest row, there are fewer than `valid_rows` different rows to
+    hold out, or the tokenizer has no token of its own for a character.
     """
 
     entropy_floor = 0.0
     _more: str  # how a person gets more different rows
 
-    def __init__(self, tokenizer: Tokenizer | None, sizes: Sizes, alphabet: str, longest: int) -> None:
-        seq_len, batch_size, self._seed, valid_rows = sizes
-        check_sizes(seq_len, batch_size)
-        if valid_rows < 1:
-            raise ConfigError(f"valid_rows must be at least 1, got {valid_rows}")
-        if longest > seq_len:
+    def __init__(self, tokenizer: Tokenizer | None, options: TaskOptions, alphabet: str, longest: int) -> None:
+        self.seq_len, self.batch_size, self._seed = options.seq_len, options.batch_size, options.seed
+        if longest > self.seq_len:
             raise ConfigError(
-                f"the longest row needs {longest} tokens, more than seq_len {seq_len}; raise data.seq_len to {longest}"
+                f"the longest row needs {longest} tokens, more than seq_len {self.seq_len}; raise data.seq_len to "
+                f"{longest}"
             )
         self.tokenizer = tokenizer or ByteTokenizer(NEWLINE)
-        self.seq_len, self.batch_size = seq_len, batch_size
         self._ids = _ids_of(self.tokenizer, alphabet)
-        self._valid = self._distinct(valid_rows)
+        self._valid = self._distinct(options.valid_rows)
 
     @abstractmethod
     def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
@@ -100,20 +77,8 @@ class TaskCorpus(Corpus):
     def chance(self) -> dict[str, float]:
         """Accuracy and bits per byte of the held-out answers for who knows the task but reads only earlier answers."""
 
-    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        if split not in ("train", "valid"):
-            raise unknown_name("split", split, ("train", "valid"))
-        if split == "valid":
-            return self._valid_batches(start, shard)
-        return self._train_batches(start, shard_rows(self.batch_size, shard))
-
-    def texts(self, split: Split = "train") -> Iterator[str]:
-        """Each row with its answers, endless for "train"."""
-        if split == "valid":
-            yield from self._texts(self._valid)
-            return
-        for first in count(0, _BLOCK):
-            yield from self._texts(self._rows(np.arange(first, first + _BLOCK), self._seed, held_out=False))
+    def _training(self, rows: np.ndarray) -> np.ndarray:
+        return self._rows(rows, self._seed, held_out=False)
 
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
         """Held-out beginnings, the next character of which is an answer."""
@@ -122,21 +87,8 @@ class TaskCorpus(Corpus):
     def describe(self) -> dict[str, object]:
         return super().describe() | self.chance()
 
-    def _train_batches(self, start: int, mine: Sequence[int]) -> Iterator[Batch]:
-        for step in count(start):
-            rows = step * self.batch_size + np.arange(self.batch_size)
-            yield self._batch(self._rows(rows, self._seed, held_out=False), mine)
-
-    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        size = self.batch_size
-        for rows, scored in held_out_rows(len(self._valid), size, start, shard):
-            first = int(rows[0]) // size * size
-            batch = self._batch(self._valid[first : first + size], [int(row) - first for row in rows])
-            yield batch if scored else unscored(batch)
-
-    def _batch(self, read: np.ndarray, mine: Sequence[int]) -> Batch:
-        """Rows `mine` of the global batch `read`, whose longest row sets the length on every shard."""
-        read = read[list(mine), : lengths_of(read).max()]
+    def _batch(self, group: np.ndarray, mine: Sequence[int]) -> Batch:
+        read = group[list(mine), : lengths_of(group).max()]
         answers = self._answers(read)
         ids = _behind(self.tokenizer.eos_id, self._ids[read])
         targets = _behind(IGNORED, np.where(answers > 0, self._ids[answers], IGNORED))
@@ -144,9 +96,9 @@ class TaskCorpus(Corpus):
         tensors = torch.from_numpy(ids), torch.from_numpy(targets)
         return Batch(*tensors, int((answers > 0).sum()), None if mask.all() else mask, floor_bits=0.0)
 
-    def _texts(self, read: np.ndarray) -> list[str]:
+    def _written(self, group: np.ndarray) -> list[str]:
         return [
-            self._text(_string(row), _string(answers)) for row, answers in zip(read, self._answers(read), strict=True)
+            self._text(_string(row), _string(answers)) for row, answers in zip(group, self._answers(group), strict=True)
         ]
 
     def _rows(self, rows: np.ndarray, seed: int, *, held_out: bool) -> np.ndarray:
@@ -236,28 +188,17 @@ class RecallCorpus(TaskCorpus):
 
     _more = "raise pairs"
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None = None,
-        *,
-        seq_len: int = 64,
-        batch_size: int = 64,
-        seed: int = 0,
-        pairs: int = 16,
-        queries: int | None = None,
-        valid_rows: int = 256,
-    ) -> None:
-        most = len(_KEY_CHARACTERS)
-        if not 1 <= pairs <= most:
-            raise ConfigError(f"pairs must be from 1 to {most}, since keys are distinct characters; got {pairs}")
-        if queries is not None and not 1 <= queries <= pairs:
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `RecallOptions`. Raises ConfigError for more queries than pairs."""
+        o = RecallOptions(**options)
+        self._pairs, self._queries = o.pairs, o.pairs if o.queries is None else o.queries
+        if self._queries > o.pairs:
             raise ConfigError(
-                f"queries must be from 1 to pairs ({pairs}), since no key is queried twice; got {queries}; raise pairs"
+                f"queries must be from 1 to pairs ({o.pairs}), since no key is queried twice; got {o.queries}; raise "
+                "pairs"
             )
-        self._pairs, self._queries = pairs, pairs if queries is None else queries
-        sizes = Sizes(seq_len, batch_size, seed, valid_rows)
-        longest = 2 * (pairs + self._queries)  # the last answer is no input
-        super().__init__(tokenizer, sizes, _KEY_CHARACTERS + _VALUE_CHARACTERS, longest)
+        longest = 2 * (o.pairs + self._queries)  # the last answer is no input
+        super().__init__(tokenizer, o, _KEY_CHARACTERS + _VALUE_CHARACTERS, longest)
 
     def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
         draw = (held_out, attempt, rows)

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from glissando.data.base import (
-    IGNORED,
-    WHOLE,
-    Batch,
-    Corpus,
-    Shard,
-    Split,
-    check_sizes,
-    held_out_rows,
-    shard_rows,
-    unscored,
-)
+from glissando.data.base import IGNORED, WHOLE, Batch, Corpus, Shard, Split, held_out_rows, shard_rows, unscored
 from glissando.data.cache import token_file
+from glissando.data.corpora import TextOptions
 from glissando.data.order import random_below, shuffled
-from glissando.data.textfile import EncodingErrors, character_start, check_text, map_bytes, open_file, pieces
+from glissando.data.textfile import character_start, check_text, map_bytes, open_file, pieces
 from glissando.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer
 from glissando.errors import ConfigError, DataError
 
@@ -56,42 +46,30 @@ class TextCorpus(Corpus):
     than a window when it shall train; ConfigError for options that make no sense.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None = None,
-        *,
-        path: Path | str | None,
-        seq_len: int,
-        batch_size: int,
-        seed: int = 0,
-        valid_path: Path | str | None = None,
-        valid_fraction: float = 0.1,
-        stride: int | None = None,
-        eval_stride: int | None = None,
-        ascii_only: bool = False,
-        max_valid_bytes: int | None = None,
-        encoding_errors: EncodingErrors = "strict",
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `TextOptions`."""
+        o = TextOptions(**options)
         self.tokenizer = tokenizer or ByteTokenizer()
-        self.seq_len, self.batch_size, self._seed = seq_len, batch_size, seed
-        self._stride, self._eval_stride = stride, eval_stride or seq_len
-        self._ascii_only = ascii_only
-        _check_options(valid_fraction, stride, eval_stride, max_valid_bytes, seq_len, batch_size)
-        self.path = open_file(path, "data.path")
-        check_text(self.path, encoding_errors)
+        self.seq_len, self.batch_size, self._seed = o.seq_len, o.batch_size, o.seed
+        self._stride, self._eval_stride = o.stride, o.eval_stride or o.seq_len
+        if self._eval_stride > o.seq_len:
+            raise ConfigError(f"eval_stride {o.eval_stride} is above seq_len {o.seq_len}: some text would be skipped")
+        self._ascii_only = o.ascii_only
+        self.path = open_file(o.path, "data.path")
+        check_text(self.path, o.encoding_errors)
         whole = map_bytes(self.path)
-        if valid_path is None:
+        if o.valid_path is None:
             self.valid_path = self.path
-            split = character_start(whole, int(len(whole) * (1 - valid_fraction)))
+            split = character_start(whole, int(len(whole) * (1 - o.valid_fraction)))
             self._train_bytes, self._valid_bytes = whole[:split], whole[split:]
         else:
-            self.valid_path = open_file(valid_path, "data.valid_path")
-            check_text(self.valid_path, encoding_errors)
+            self.valid_path = open_file(o.valid_path, "data.valid_path")
+            check_text(self.valid_path, o.encoding_errors)
             self._train_bytes, self._valid_bytes = whole, map_bytes(self.valid_path)
-        if max_valid_bytes is not None:
-            self._valid_bytes = self._valid_bytes[: character_start(self._valid_bytes, max_valid_bytes)]
-        self._train = _Tokens(self._train_bytes, self.tokenizer, ascii_only, filter_bytes=False)
-        self._valid = _Tokens(self._valid_bytes, self.tokenizer, ascii_only, filter_bytes=True)
+        if o.max_valid_bytes is not None:
+            self._valid_bytes = self._valid_bytes[: character_start(self._valid_bytes, o.max_valid_bytes)]
+        self._train = _Tokens(self._train_bytes, self.tokenizer, o.ascii_only, filter_bytes=False)
+        self._valid = _Tokens(self._valid_bytes, self.tokenizer, o.ascii_only, filter_bytes=True)
         if not len(self._valid.ids):
             raise DataError(
                 f"{self.valid_path} leaves no text to validate on; raise valid_fraction or "
@@ -239,26 +217,3 @@ def _ascii_batch(windows: np.ndarray) -> Batch:
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _check_options(
-    valid_fraction: float,
-    stride: int | None,
-    eval_stride: int | None,
-    max_valid_bytes: int | None,
-    seq_len: int,
-    batch_size: int,
-) -> None:
-    """Raises ConfigError for the first option out of its range."""
-    check_sizes(seq_len, batch_size)
-    if not 0 < valid_fraction < 1:
-        raise ConfigError(f"valid_fraction {valid_fraction} is not between 0 and 1; 0.1 keeps a tenth")
-    if eval_stride is not None and not 0 < eval_stride <= seq_len:
-        raise ConfigError(f"eval_stride {eval_stride} is not in 1..seq_len ({seq_len}); some text would be skipped")
-    positive = {
-        "stride": stride,
-        "max_valid_bytes": max_valid_bytes,
-    }
-    for name, value in positive.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")

@@ -150,7 +150,7 @@ def test_a_tokenizer_of_words_works_too() -> None:
 
 
 def test_fixed_length_pads_to_seq_len_and_a_short_one_is_refused() -> None:
-    assert train(ShiftCorpus(seq_len=40, fixed_length=True), 1)[0].ids.shape == (64, 40)
+    assert train(ShiftCorpus(seq_len=40, batch_size=64, fixed_length=True), 1)[0].ids.shape == (64, 40)
     with pytest.raises(ConfigError, match=r"seq_len 20; raise data\.seq_len"):
         train(ShiftCorpus(seq_len=20), 1)
 
@@ -224,10 +224,10 @@ def test_a_pair_file_says_what_it_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", ["seq_len", "batch_size"])
 def test_sizes_must_be_positive(size: str, tmp_path: Path) -> None:
     (tmp_path / "p.b64").write_bytes(encoded("a\tb", "c\td"))
-    with pytest.raises(ConfigError, match=f"{size} must be at least 1"):
-        PairFileCorpus(path=tmp_path / "p.b64", **{size: 0})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"{size} must be at least 1"):
-        ShiftCorpus(**{size: 0})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{size}: expected a number greater than 0, got 0"):
+        PairFileCorpus(path=tmp_path / "p.b64", **{size: 0})
+    with pytest.raises(ConfigError, match=f"{size}: expected a number greater than 0, got 0"):
+        ShiftCorpus(**{size: 0})
 
 
 def test_a_file_without_pairs_is_refused(tmp_path: Path) -> None:

@@ -431,28 +431,32 @@ def test_a_vocabulary_without_a_character_is_refused() -> None:
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
-        ("recall", {"pairs": 0}, "pairs must be from 1 to 47.*got 0"),
-        ("recall", {"pairs": 48, "seq_len": 999}, "pairs must be from 1 to 47.*got 48"),
-        ("recall", {"queries": 0}, r"queries must be from 1 to pairs \(16\)"),
+        ("recall", {"pairs": 0}, "pairs: expected a number greater than or equal to 1, got 0"),
+        ("recall", {"pairs": 48, "seq_len": 999}, "pairs: expected a number less than or equal to 47, got 48"),
+        ("recall", {"queries": 0}, "queries: expected a number greater than 0, got 0"),
         ("recall", {"pairs": 4, "queries": 5}, r"from 1 to pairs \(4\).*got 5; raise pairs"),
         ("recall", {"seq_len": 63}, r"needs 64 tokens, more than seq_len 63; raise data\.seq_len to 64"),
         ("parity", {"min_len": 0}, "min_len 0 and max_len 40 must obey"),
         ("parity", {"min_len": 5, "max_len": 4}, "min_len 5 and max_len 4 must obey"),
-        ("parity", {"valid_len": 0}, "valid_len must be at least 1, got 0"),
+        ("parity", {"valid_len": 0}, "valid_len: expected a number greater than 0, got 0"),
         ("parity", {"seq_len": 40}, r"needs 41 tokens, more than seq_len 40; raise data\.seq_len to 41"),
-        ("parity", {"valid_len": 64}, r"needs 65 tokens, more than seq_len 64; raise data\.seq_len to 65"),
+        (
+            "parity",
+            {"valid_len": 64, "seq_len": 64},
+            r"needs 65 tokens, more than seq_len 64; raise data\.seq_len to 65",
+        ),
         ("parity", {"max_len": 8}, "fewer than 256 different rows to hold out; lower valid_rows, or raise max_len"),
         ("parity", {"max_len": 2}, "no held-out row was found.*raise max_len"),
-        ("tracking", {"items": 1}, "items must be from 2 to 5.*got 1"),
-        ("tracking", {"items": 6}, "items must be from 2 to 5.*got 6"),
+        ("tracking", {"items": 1}, "items: expected a number greater than or equal to 2, got 1"),
+        ("tracking", {"items": 6}, "items: expected a number less than or equal to 5, got 6"),
         ("tracking", {"seq_len": 40}, r"raise data\.seq_len to 41"),
-        ("copy", {"symbols": 0}, "symbols must be at least 1, got 0"),
-        ("copy", {"delay": 0}, "delay must be at least 1, got 0"),
+        ("copy", {"symbols": 0}, "symbols: expected a number greater than 0, got 0"),
+        ("copy", {"delay": 0}, "delay: expected a number greater than 0, got 0"),
         ("copy", {"seq_len": 119}, r"needs 120 tokens, more than seq_len 119"),
         ("selective_copy", {"symbols": 20, "length": 19}, "symbols 20 and length 19 must obey"),
         ("selective_copy", {"seq_len": 144}, r"raise data\.seq_len to 145"),
-        ("induction", {"length": 2}, "length must be at least 3"),
-        ("induction", {"valid_len": 2}, "valid_len must be at least 3"),
+        ("induction", {"length": 2}, "length: expected a number greater than or equal to 3, got 2"),
+        ("induction", {"valid_len": 2}, "valid_len: expected a number greater than or equal to 3, got 2"),
         ("induction", {"seq_len": 128}, r"raise data\.seq_len to 129"),
     ],
 )
@@ -464,7 +468,7 @@ def test_senseless_options_are_refused(task: str, options: dict[str, Any], messa
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("size", ["seq_len", "batch_size", "valid_rows"])
 def test_sizes_must_be_positive(task: str, size: str) -> None:
-    with pytest.raises(ConfigError, match=f"{size} must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match=f"{size}: expected a number greater than 0, got 0"):
         make(task, **{size: 0})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,12 +15,12 @@ from glissando.data.base import (
     Corpus,
     Shard,
     Split,
-    check_sizes,
     held_out_rows,
     next_token_rows,
     shard_rows,
     unscored,
 )
+from glissando.data.corpora import StoriesOptions
 from glissando.data.stories.oracle import judge
 from glissando.data.stories.stories import (
     END,
@@ -33,7 +33,7 @@ from glissando.data.stories.stories import (
     generate,
 )
 from glissando.data.tokenizers import Tokenizer
-from glissando.errors import ConfigError, unknown_name
+from glissando.errors import unknown_name
 
 _STORIES_A_ROW = 1 << 20  # story numbers set aside for each training row, more than any row can hold
 _BLOCK_TOKENS = 1 << 14  # of a stream of cut stories, before another one is begun
@@ -65,28 +65,14 @@ class StoriesCorpus(Corpus):
     the windows of each story. What stood before a window is not known to its reader, so rows carry no `floor_bits`.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        seq_len: int = 1024,
-        batch_size: int = 8,
-        seed: int = 0,
-        valid_stories: int = 256,
-        labelled: bool = False,
-        cut: bool = False,
-    ) -> None:
-        check_sizes(seq_len, batch_size)
-        if valid_stories < 1:
-            raise ConfigError(f"valid_stories must be at least 1, got {valid_stories}")
+    def __init__(self, tokenizer: Tokenizer, **options: Any) -> None:
+        """By the keywords of `StoriesOptions`."""
+        o = StoriesOptions(**options)
         self.tokenizer = tokenizer
-        self.seq_len = seq_len
-        self.batch_size = batch_size
-        self.seed = seed
-        self.valid_stories = valid_stories
-        self.labelled, self.cut = labelled, cut
+        self.seq_len, self.batch_size, self.seed = o.seq_len, o.batch_size, o.seed
+        self.valid_stories, self.labelled, self.cut = o.valid_stories, o.labelled, o.cut
         self._streams: dict[int, tuple[int, list[Window]]] = {}  # of each row of a batch: its newest block of windows
-        self.control_names = LABELS if labelled else ()
+        self.control_names = LABELS if self.labelled else ()
         self.entropy_floor = entropy_floor()
 
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:

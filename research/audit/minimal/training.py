@@ -61,7 +61,7 @@ SHAPES = {"2,648": Shape(4, 2, 2, 8), "4,576": Shape(6, 2, 8, 12), "12,896": Sha
 
 def pairs_of(plan: Plan, count: int, rule: str = "shift", seed: int = 0) -> list[Pair]:
     """A fixed set of different pairs."""
-    corpus = ShiftCorpus(rule=rule, train_pairs=count, valid_pairs=1, seed=seed)  # type: ignore[arg-type]
+    corpus = ShiftCorpus(rule=rule, train_pairs=count, valid_pairs=1, seed=seed)
     assert corpus.train_set is not None
     return list(corpus.train_set)
 
