@@ -23,6 +23,7 @@ _HOMES = {
     "register_depth": "glissando.depth",
     "register_mixer": "glissando.mixers",
     "register_probe": "glissando.compare.probes",
+    "require_new": "glissando.runs",
     "stream": "glissando.generation",
 }
 __all__ = ["__version__", *sorted(_HOMES)]
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from glissando.model import ModelConfig as ModelConfig
     from glissando.rnn import RNN as RNN
     from glissando.rnn import LiquidRNN as LiquidRNN
+    from glissando.runs import require_new as require_new
     from glissando.series import SeriesModel as SeriesModel
 
 
@@ -53,4 +55,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return __all__

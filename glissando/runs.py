@@ -87,10 +87,10 @@ class Run:
         Raises RunError if something else is there: nothing is overwritten.
         """
         run = cls(Path(path).expanduser())
-        if run.path.exists() and not run.path.is_dir():
-            raise RunError(f"{path} is a file; choose another name for the run directory.")
-        if run.path.is_dir() and any(run.path.iterdir()):
-            _require_resumable(run.path, resume)
+        if resume and run.path.is_dir() and any(run.path.iterdir()):
+            _require_resumable(run.path)
+        else:
+            require_new(run.path)
         try:
             (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -294,10 +294,24 @@ def config_text(config: Mapping[str, Any]) -> bytes:
         raise ConfigError(f"the configuration cannot be YAML: {error}. Use plain values.") from error
 
 
-def _require_resumable(path: Path, resume: bool) -> None:
-    if not resume:
+def require_new(path: str | Path) -> None:
+    """Raise RunError where no run directory can be made at `path`: something is there, or nothing can be written there.
+
+    `save` and `train` check it themselves, before anything else; before a training loop of one's own it saves the loop.
+    """
+    path = Path(path).expanduser()
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file; choose another name for the run directory.")
+    if path.is_dir() and any(path.iterdir()):
         further = "Resume that run, or choose" if any((path / CHECKPOINTS).glob("step-*")) else "Choose"
         raise RunError(f"{path} exists and is not empty. {further} a new name: nothing is overwritten.")
+    above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        reason = "is not writable" if above.is_dir() else "is a file"
+        raise RunError(f"could not make {path}: {above} {reason}. Choose a writable place.")
+
+
+def _require_resumable(path: Path) -> None:
     if not any((path / name).exists() for name in (CONFIG, ENVIRONMENT, CHECKPOINTS)):
         raise RunError(f"{path} is not a run, so it cannot be resumed. Choose a new name; nothing is overwritten.")
 
@@ -305,13 +319,16 @@ def _require_resumable(path: Path, resume: bool) -> None:
 def require_replaceable(path: Path, overwrite: bool) -> None:
     """Raises RunError where a saved model may not be put: something is there and `overwrite` is not given, or more than
     a saved model is."""
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
-    if not overwrite:
+    known = (CONFIG, ENVIRONMENT, IMPORTS, MANIFEST, MODEL, TOKENIZER)
+    inside = list(path.iterdir()) if path.is_dir() else []
+    others = [o for o in inside if o.name not in known and not (o.name == CHECKPOINTS and not any(o.iterdir()))]
+    if others and overwrite:
+        what = "a training with its checkpoints" if others[0].name == CHECKPOINTS else f"{others[0].name} in it"
+        raise RunError(f"{path} has {what}, so overwrite=True does not replace it: choose a new name.")
+    if others or not (path / CONFIG).is_file():
+        require_new(path)
+    elif not overwrite:
         raise RunError(f"{path} exists and is not empty. Choose a new name, or overwrite=True: nothing is overwritten.")
-    if not (path / CONFIG).is_file() or any((path / CHECKPOINTS).glob("*")):
-        what = "a training with its checkpoints" if (path / CONFIG).is_file() else "no saved model"
-        raise RunError(f"{path} is {what}, which overwrite=True does not replace: choose a new name.")
 
 
 def require_directory(path: Path) -> None:

@@ -148,6 +148,15 @@ def test_the_verb_runs_tasks(run, capsys):
         assert len(error) < 1000  # and not the names of every task of lm-eval
 
 
+def test_git_has_no_say_outside_a_checkout(run, tmp_path, monkeypatch, capfd):
+    """lm-eval asks it for a commit, and its complaint went to the terminal."""
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -e '.[eval]'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    assert main(["evaluate", str(run), "--tasks", "glissando_endings", "--limit", "1"]) == 0
+    assert "fatal" not in capfd.readouterr().err
+
+
 def test_options_that_do_not_go_together_are_refused(run, capsys):
     for wrong, said in [
         (["--tasks", "glissando_endings", "--file", "x.txt"], "--file was given too"),

@@ -330,6 +330,39 @@ def test_saved_models_load_identically(name: str, tmp_path):
         model.save(tmp_path / "model")
 
 
+def test_a_saved_model_is_replaced_where_that_is_asked_for(tmp_path):
+    place, (old, new) = tmp_path / "model", (LanguageModel.from_preset("minimal-transformer") for _ in range(2))
+    old.save(place)
+    with pytest.raises(RunError, match="or overwrite=True"):
+        new.save(place)
+    new.save(place, overwrite=True)
+    assert torch.equal(glissando.load(place).embedding.weight, new.embedding.weight)
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("mine", ["notes.txt", "checkpoints/step-00000001/x", "metrics.csv", "optimizer.safetensors"])
+def test_nothing_else_is_ever_replaced(mine, tmp_path):
+    model, place = LanguageModel.from_preset("minimal-transformer"), tmp_path / "model"
+    model.save(place)
+    (place / mine).parent.mkdir(parents=True, exist_ok=True)
+    (place / mine).write_text("mine")
+    before = {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
+    with pytest.raises(RunError, match="overwrite=True does not replace it"):
+        model.save(place, overwrite=True)
+    assert {p: p.read_bytes() for p in place.rglob("*") if p.is_file()} == before
+
+
+def test_a_place_is_checked_before_training(tmp_path):
+    glissando.require_new(tmp_path / "new/below")
+    assert not (tmp_path / "new").exists(), "nothing is made"
+    glissando.require_new(tmp_path)
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for path, message in ((tmp_path, "not empty"), (file, "is a file"), (file / "x", "is a file")):
+        with pytest.raises(RunError, match=message):
+            glissando.require_new(path)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_options_of_a_saved_model_can_be_changed_where_that_does_something(nested: bool, tmp_path):
     LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}).save(tmp_path / "model")

@@ -15,7 +15,7 @@ from glissando import runs, storage
 from glissando.errors import ConfigError, RunError
 from glissando.loading import load
 from glissando.model import LanguageModel
-from glissando.runs import Run, checkpoint_path
+from glissando.runs import Run, checkpoint_path, git_state
 from glissando.storage import MANIFEST, publish_directory, read_manifest, verify_manifest
 from glissando.trees import save_tree
 
@@ -102,6 +102,16 @@ def test_the_environment_says_where_without_absolute_paths(tmp_path, monkeypatch
     assert record["cpu"]
     assert record["git"] is None or re.fullmatch("[0-9a-f]{40}", record["git"]["commit"])
     assert os.getcwd() not in json.dumps(record)
+
+
+def test_a_commit_is_asked_for_in_silence(tmp_path, monkeypatch, capfd):
+    """Outside a checkout, and where git is not installed."""
+    with monkeypatch.context() as patch:
+        patch.setattr("glissando.runs.__file__", str(tmp_path / "runs.py"))
+        assert git_state() is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state() is None
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_missing_run_suggests_the_nearest(tmp_path):

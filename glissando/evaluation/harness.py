@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -79,9 +80,13 @@ def run_tasks(
         if name not in manager.all_tasks:
             raise unknown_name("task", name, manager.all_tasks, listed_by="--tasks list")
     model_of_tasks = GlissandoLM(model, batch_size)
-    found = simple_evaluate(
-        model_of_tasks, tasks=list(names), task_manager=manager, limit=limit, log_samples=False, bootstrap_iters=1000
-    )
+    # It would describe the machine, which takes seconds, and ask git for the commit of the directory that this runs in,
+    # whose complaint outside a checkout goes to the terminal; neither is among the metrics.
+    with patch("lm_eval.evaluator.add_env_info"), patch("lm_eval.evaluator.get_git_commit_hash"):
+        found = simple_evaluate(
+            model_of_tasks, tasks=list(names), task_manager=manager, limit=limit, log_samples=False,
+            bootstrap_iters=1000,
+        )  # fmt: skip
     assert found is not None  # it is on processes other than the first
     return {task: _metrics(values) for task, values in found["results"].items()}
 
