@@ -13,11 +13,11 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
+from glissando.errors import MissingExtraError
 from glissando.evaluation.scoring import Score, merged, score_part, to_device
 from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
@@ -25,6 +25,11 @@ from glissando.training.objective import Objective
 from glissando.training.optimizer import build_optimizer, set_rates
 from glissando.training.schedules import Progress, build_schedule
 from glissando.training.state import Sums
+
+try:
+    import lightning.pytorch as pl
+except ModuleNotFoundError as error:
+    raise MissingExtraError("a Trainer needs lightning: pip install -e '.[lightning]' in a checkout") from error
 
 
 @dataclass

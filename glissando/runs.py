@@ -61,7 +61,7 @@ OPTIMIZER = "optimizer.safetensors"
 METRICS, ENVIRONMENT, CHECKPOINTS = "metrics.csv", "environment.json", "checkpoints"
 SUMMARY, BEST = "summary.json", "best"
 LISTED = (CONFIG, ENVIRONMENT, METRICS, MODEL, OPTIMIZER, SUMMARY, TOKENIZER)
-PACKAGES = ("glissando", "lightning", "numpy", "safetensors", "tokenizers", "torch")
+PACKAGES = ("glissando", "lightning-fabric", "numpy", "safetensors", "tokenizers", "torch")
 MODULE_PREFIX = "model."  # the attribute under which the training objective holds the language model
 #: how a run of another kind is opened
 _OPENS = {

@@ -46,7 +46,7 @@ def fails(capsys, *arguments: object, status: int = 2) -> str:
 def test_help_is_quick_and_needs_no_torch():
     code = (
         "import sys; from glissando.cli import main; main(['--help']); "
-        "heavy = {'torch', 'lightning', 'numpy', 'pydantic'} & set(sys.modules); "
+        "heavy = {'torch', 'lightning_fabric', 'numpy', 'pydantic'} & set(sys.modules); "
         "sys.exit(str(heavy) if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -10,7 +10,6 @@ import time
 
 import pytest
 import torch
-from lightning.fabric import Fabric
 from tolerances import assert_close
 from training_runs import PLAIN, SHIFT, configuration, curve, metrics, weights
 
@@ -20,6 +19,7 @@ from glissando.errors import ConfigError, UnknownNameError
 from glissando.generation import visible
 from glissando.model import LanguageModel
 from glissando.runs import Run
+from glissando.training.fabric import Fabric
 from glissando.training.fit import quoted, train
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from glissando.cli.options import parse, parser_for
-from glissando.presets import load_preset, preset_names
+from glissando.presets import load_preset, preset_names, preset_parameters
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -18,13 +18,7 @@ def main(arguments: Sequence[str]) -> None:
 
         print(yaml.safe_dump(load_preset(name), sort_keys=False), end="")
         return
-    import torch
-
-    from glissando.model import LanguageModel
-
     names = preset_names()
     widest = max(map(len, names))
     for preset in names:
-        with torch.device("meta"):
-            count = LanguageModel.from_preset(preset).num_parameters()
-        print(f"{preset:{widest}}{count:>13,}   {load_preset(preset)['about']}")
+        print(f"{preset:{widest}}{preset_parameters(preset):>13,}   {load_preset(preset)['about']}")

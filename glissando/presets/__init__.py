@@ -21,6 +21,17 @@ def load_preset(name: str) -> dict[str, Any]:
 
     Raises UnknownNameError, naming the nearest preset.
     """
+    values = _read(name)
+    del values["parameters"]
+    return values
+
+
+def preset_parameters(name: str) -> int:
+    """How many parameters the preset's model has, as its file records it: no model is built for it."""
+    return _read(name)["parameters"]
+
+
+def _read(name: str) -> dict[str, Any]:
     import yaml
 
     if name not in preset_names():

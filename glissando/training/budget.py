@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 
 import torch
-from lightning.fabric import Fabric
 
 from glissando.data.base import Corpus
 from glissando.data.corpora import CORPORA
 from glissando.errors import ConfigError
 from glissando.training.config import RunConfig
+from glissando.training.fabric import Fabric
 from glissando.training.state import TrainState
 
 #: steps between validations, checkpoints and samples of a training that only Ctrl-C ends, unless they are given

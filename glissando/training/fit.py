@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric import seed_everything
-
 from glissando.backbone import for_saved_weights
 from glissando.config import from_dict, merge
 from glissando.data.base import Corpus
@@ -31,6 +29,7 @@ from glissando.runs import BEST, CHECKPOINTS, METRICS, TOKENIZER, Run, config_te
 from glissando.storage import MANIFEST
 from glissando.training import launch
 from glissando.training.config import MACHINE, RunConfig, fitted_vocabulary
+from glissando.training.fabric import seed_everything
 from glissando.training.files import TEXTS, alone, fingerprints, put_texts, require_texts
 from glissando.training.loop import Hook, Loop
 from glissando.training.metrics import read_metrics

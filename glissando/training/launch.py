@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.accelerators import ACCELERATOR_REGISTRY
-from lightning.fabric.strategies import ModelParallelStrategy
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from glissando.block import Block
 from glissando.errors import ConfigError, TrainingError
 from glissando.training.config import TrainingConfig
+from glissando.training.fabric import (
+    ACCELERATOR_REGISTRY,
+    Fabric,
+    MisconfigurationException,
+    ModelParallelStrategy,
+)
 
 _ASIDES = (".*available but not used.*", ".*Dynamo detected a call to a `functools.lru_cache`.*")
 
@@ -93,8 +95,8 @@ def _shard(objective: Any, mesh: Any) -> Any:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without Fabric's banners, and the compiler's notes that a model is compiled in pieces."""
-    # Importing Fabric from the package `lightning` makes its banners those of lightning.pytorch.
-    levels = {"lightning.fabric": logging.WARNING, "lightning.pytorch": logging.WARNING, "torch._dynamo": logging.ERROR}
+    # Where lightning.pytorch is imported too, Fabric's banners are its own.
+    levels = {"lightning_fabric": logging.WARNING, "lightning.pytorch": logging.WARNING, "torch._dynamo": logging.ERROR}
     before = {name: logging.getLogger(name).level for name in levels}
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric import seed_everything
 from torch import Tensor
 
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
@@ -24,6 +23,7 @@ from glissando.model import LanguageModel
 from glissando.runs import BEST, CHECKPOINTS, METRICS, MODULE_PREFIX, Run, checkpoint_path, keep_newest
 from glissando.training.budget import ENDLESS_SECONDS, Budget, Clock, agree
 from glissando.training.config import RunConfig
+from glissando.training.fabric import seed_everything
 from glissando.training.launch import build_fabric
 from glissando.training.metrics import Metrics, append
 from glissando.training.objective import Objective

@@ -1,0 +1,55 @@
+"""What each command imports: a start waits for nothing that it does not use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TINY = [
+    "train", "--preset", "transformer-nano", "--model.hidden_size", "16", "--model.mixer.heads", "2",
+    "--model.depth.layers", "1", "--data.kind", "text", "--data.seq_len", "32", "--data.batch_size", "2",
+    "--training.steps", "1",
+]  # fmt: skip
+#: none of them is needed to compute with a model
+OTHERS = {"lightning", "pytorch_lightning", "torchmetrics", "transformers", "matplotlib", "pandas"}
+
+
+def loaded(*arguments: str) -> set[str]:
+    """The packages that are loaded once the command has ended."""
+    code = (
+        "import json, sys\nfrom glissando.cli import main\n"
+        "try: status = main(sys.argv[1:])\nexcept SystemExit as end: status = end.code\n"
+        "names = sorted({name.partition('.')[0] for name, module in sys.modules.items() if module is not None})\n"
+        "print(json.dumps(names), file=sys.stderr)\nsys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, set[str]]:
+    folder = tmp_path_factory.mktemp("imports")
+    text = folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 50)
+    return folder / "run", loaded(*TINY, "--data.path", str(text), "--out", str(folder / "run"))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["presets"], ["presets", "gpt"], ["generate", "--help"]])
+def test_what_computes_nothing_needs_no_torch(arguments):
+    assert loaded(*arguments) & (OTHERS | {"torch", "lightning_fabric", "numba", "numpy"}) == set()
+
+
+def test_training_loads_fabric_without_the_trainer_and_what_that_brings(trained):
+    assert "lightning_fabric" in trained[1]
+    assert trained[1] & OTHERS == set()
+
+
+def test_writing_text_loads_neither_fabric_nor_pictures(trained):
+    found = loaded("generate", str(trained[0]), "--prompt", "the", "--max_tokens", "2")
+    assert "torch" in found
+    assert found & (OTHERS | {"lightning_fabric", "sympy", "tensorboardX"}) == set()
