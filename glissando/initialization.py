@@ -61,7 +61,7 @@ def initialize(model: nn.Module, depth: Depth, scheme: Scheme) -> None:
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
     if scheme == "scaled":
-        std = 0.02 / math.sqrt(residual_branches(depth))
+        std = 0.02 / math.sqrt(max(1, residual_branches(depth)))
         for block in (module for module in model.modules() if isinstance(module, Block)):
             mlp = [] if block.mlp is None else [block.mlp.down.weight]
             for matrix in (*last_projections(block.mixer), *mlp):

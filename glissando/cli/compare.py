@@ -83,7 +83,8 @@ def _parser() -> Parser:
         "models",
         nargs="*",
         default=[],
-        help="presets, and YAML files of options as `train --config` reads them; others are held to the first",
+        help="presets, YAML files of options as `train --config` reads them, and models of transformers as "
+        "hf:CONFIG.json; others are held to the first",
     )
     parser.add_argument(
         "--out", metavar="DIR", help="directory of the comparison; the same command again does what is missing"

@@ -1,5 +1,5 @@
-"""The models of a comparison by name: presets, YAML files of options as `glissando train --config` reads them, and
-options given in code."""
+"""The models of a comparison by name: presets, YAML files of options as `glissando train --config` reads them, options
+given in code, and models of transformers from a config.json."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from glissando.model import ModelConfig
 from glissando.presets import load_preset, preset_names
 from glissando.training.config import BUDGETS, RunConfig
 
-#: a preset's name, the path of a YAML file, options as such a file holds, or a model's
+#: a preset's name, the path of a YAML file, `hf:` and that of a config.json, options as a YAML file holds, or a model's
 Given = str | Mapping[str, Any] | ModelConfig
 
 _SUFFIXES = (".yaml", ".yml")
+_OUTSIDE = "hf:"
 
 
 def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[str, Any]]:
     """Name -> its sections model, data and training, and `preset`.
 
-    A file in a list has its own name, without the suffix.
+    A file in a list has its own name, without the suffix. A model of transformers is trained as the first one is.
 
     Raises ConfigError for a file that cannot be read, for an option that a comparison gives to all models, and for a
     name that is given twice or is a preset's; UnknownNameError for an unknown preset.
@@ -31,6 +32,11 @@ def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[st
     for number, (name, what) in enumerate(given.items() if isinstance(given, Mapping) else map(_named, given)):
         if name in models:
             raise ConfigError(f"two models are called {name!r}: {', '.join(given)}; give each once, files by own names")
+        if isinstance(what, str) and what.startswith(_OUTSIDE):
+            from glissando.hf.outside import outside_model
+
+            training = {} if number == 0 else next(iter(models.values())).get("training", {})
+            what = {"model": outside_model(what.removeprefix(_OUTSIDE)), "training": training}
         if isinstance(what, str) and Path(what).suffix not in _SUFFIXES:
             models[name] = {"preset": what, **load_preset(what)}
             models[name].pop("about", None)
@@ -46,8 +52,8 @@ def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[st
 
 
 def _named(text: str) -> tuple[str, str]:
-    path = Path(text)
-    if path.suffix not in _SUFFIXES:
+    path = Path(text.removeprefix(_OUTSIDE))
+    if path.suffix not in _SUFFIXES and not text.startswith(_OUTSIDE):
         return text, text
     if not path.stem.strip("."):
         raise ConfigError(f"{text} gives the model no name: call the file something like mine.yaml")

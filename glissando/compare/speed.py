@@ -84,7 +84,11 @@ def measure_speed(
     result: dict[str, Any] = {name: {"decode": {}, "state": {}} for name in runs}
     for context in contexts:
         status(f"decoding behind {context} tokens")
-        able = {name: entry for name, entry in entries.items() if context + _TOKENS <= entry.max_length()}
+        able = {
+            name: entry
+            for name, entry in entries.items()
+            if context + _TOKENS <= entry.max_length() and not getattr(entry.model.depth, "recomputes", False)
+        }
         for name, (times, size) in _decoding(able, context, rounds).items():
             result[name]["decode"][str(context)] = _figure(times)
             result[name]["state"][str(context)] = size

@@ -6,6 +6,7 @@ from __future__ import annotations
 from glissando.depth.base import DEPTHS, BlockFactory, Depth, DepthOptions, build_depth, register_depth
 from glissando.depth.discrete import DiscreteConfig, DiscreteDepth
 from glissando.depth.flow import FlowConfig, FlowDepth
+from glissando.depth.outside import OutsideConfig
 from glissando.depth.tied import TiedConfig, TiedDepth
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "DiscreteDepth",
     "FlowConfig",
     "FlowDepth",
+    "OutsideConfig",
     "TiedConfig",
     "TiedDepth",
     "build_depth",
