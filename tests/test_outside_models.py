@@ -80,7 +80,7 @@ def test_what_cannot_be_used_is_refused(tmp_path):
         outside(tmp_path, "lama")
     (tmp_path / "not.json").write_text("{")
     for name in ("not.json", "missing.json"):
-        with pytest.raises(ConfigError, match="config.json"):
+        with pytest.raises(ConfigError, match=r"config\.json"):
             outside_model(tmp_path / name)
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ConfigError, match="model_type and hidden_size"):
