@@ -159,7 +159,7 @@ def test_what_a_directory_holds_is_not_taken_for_another_kind(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     for model in (series, language):
-        with pytest.raises(RunError, match="thesis has chapter.txt in it, so overwrite=True does not replace"):
+        with pytest.raises(RunError, match=r"thesis has chapter\.txt in it, so overwrite=True does not replace"):
             model.save(tmp_path / "thesis", overwrite=True)
     (tmp_path / "language" / "checkpoints" / "step-00000001").mkdir()
     with pytest.raises(RunError, match="has a training with its checkpoints, so overwrite=True does not replace"):
