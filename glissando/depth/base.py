@@ -49,7 +49,7 @@ class Depth(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Start the parameters that are its own and not its blocks'."""
 
-    def run(self, block: nn.Module) -> Callable[..., Any]:
+    def run(self, block: Callable[..., Any]) -> Callable[..., Any]:
         """The block, recomputed in the backward pass with gradient checkpointing and where gradients are computed."""
         if self.gradient_checkpointing and torch.is_grad_enabled():
             return partial(checkpoint, block, use_reentrant=False)

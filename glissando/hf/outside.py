@@ -71,7 +71,7 @@ class OutsideDepth(Depth):
 
     def reset_parameters(self) -> None:
         for parameter in self.body.parameters():
-            parameter._is_hf_initialized = False  # type: ignore[attr-defined]
+            parameter._is_hf_initialized = False
         self.body.apply(self.body._init_weights)
 
     def init_state(
