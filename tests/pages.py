@@ -17,7 +17,7 @@ import uvicorn
 from glissando.generation import generate
 from glissando.model import LanguageModel
 from glissando.serving.api import Server
-from glissando.serving.limits import Limits, patient_protocol
+from glissando.serving.limits import Limits
 
 PRESETS = {
     "liquid-ssm-nano": {"hidden_size": 32, "depth": {"layers": 2}},
@@ -67,10 +67,7 @@ class Served:
         self.server = Server(model, "tiny", limits=LIMITS, **options)
         self.engine, self._step = self.server.engine, self.server.engine.step
         self.engine.step = self._gated
-        config = uvicorn.Config(
-            self.server.app, port=0, http=patient_protocol(30.0), ws="none", log_level="critical",
-            timeout_graceful_shutdown=1,
-        )  # fmt: skip
+        config = self.server.config(port=0, log_level="critical", timeout_graceful_shutdown=1)
         self.http = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.http.run, daemon=True)
         self.thread.start()

@@ -13,7 +13,7 @@ from loud import loud
 
 from glissando.model import LanguageModel
 from glissando.serving.api import Server
-from glissando.serving.limits import Limits, patient_protocol
+from glissando.serving.limits import Limits
 
 NAME = "tiny"
 
@@ -26,12 +26,8 @@ def tiny(preset: str = "liquid-ssm-nano", **options: Any) -> LanguageModel:
 @contextlib.contextmanager
 def serving(model: LanguageModel, limits: Limits | None = None, **options: Any) -> Iterator[tuple[Server, str]]:
     """The server and its address."""
-    limits = limits or Limits()
     server = Server(model, NAME, limits=limits, **options)
-    config = uvicorn.Config(
-        server.app, port=0, http=patient_protocol(limits.patience), ws="none", log_level="error",
-        timeout_graceful_shutdown=2, limit_concurrency=limits.connections,
-    )  # fmt: skip
+    config = server.config(port=0, log_level="error", timeout_graceful_shutdown=2)
     web = uvicorn.Server(config)
     thread = threading.Thread(target=web.run, daemon=True)
     thread.start()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
-from collections.abc import Callable, Sequence
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; the default is this machine alone")
     parser.add_argument("--port", type=whole, default=8000, help="0 takes a free one")
     parser.add_argument("--name", help="the model's name; by default the run's")
-    parser.add_argument("--api_key", help=f"asked of clients; also read from {KEY}")
+    parser.add_argument("--api_key", help=f"asked of clients; also read from {KEY}, which `ps` does not show")
+    parser.add_argument("--api_key_file", metavar="FILE", help="keys, one a line: each a client of its own")
     parser.add_argument("--chat_template", metavar="FILE", help="Jinja file: messages to a prompt")
     parser.add_argument("--max_sessions", type=whole, default=64, help="texts written at a time; others wait")
     parser.add_argument("--max_waiting", type=whole, default=256, help="texts that may wait; beyond, 429")
@@ -49,20 +54,47 @@ def _check(o: Options) -> None:
             raise ConfigError(f"--{name} must be at least {least}, got {getattr(o, name)}")
     if o.port > 65535:
         raise ConfigError(f"--port must be at most 65535, got {o.port}")
-    for given, key in (("--api_key", o.api_key), (KEY, os.environ.get(KEY))):
-        if key == "":
-            raise ConfigError(f"{given} is empty, and anyone could come in; give a key, or leave {given} out")
     if not 0 < o.patience < float("inf"):
         raise ConfigError(f"--patience must be a positive number of seconds, got {o.patience}")
+
+
+def _keys(o: Options) -> list[str]:
+    """The keys that are asked for; none: anyone may come. Raises ConfigError for none where some are announced."""
+    given = {"--api_key": o.api_key, "--api_key_file": o.api_key_file}
+    announced = [name for name, value in given.items() if value is not None]
+    if len(announced) > 1:
+        raise ConfigError("--api_key and --api_key_file are both given; write all keys into the file")
+    if o.api_key_file is None:
+        name, key = (KEY, os.environ.get(KEY)) if o.api_key is None else ("--api_key", o.api_key)
+        keys = [] if key is None else [key.strip()]
+    else:
+        name = f"--api_key_file {o.api_key_file}"
+        try:
+            keys = [line.strip() for line in Path(o.api_key_file).read_text("utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name} cannot be read: {error}") from error
+        if not keys:
+            raise ConfigError(f"{name} holds no key; write one a line")
+    if "" in keys:
+        raise ConfigError(f"{name} is empty, and anyone could come in; give a key, or leave {name} out")
+    return keys
+
+
+def _own_names(host: str) -> list[str] | None:
+    """What a server on this machine alone is called by; None where others reach it, by names that it cannot know."""
+    try:
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    except OSError:  # no address: listening says so
+        return None
+    local = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
+    return [*_LOOPBACK, *addresses, host] if local else None
 
 
 def serve(o: Options) -> None:
     """Open the run and listen. Raises MissingExtraError without the packages, RunError for what is no run."""
     try:
-        import uvicorn
-
         from glissando.serving.api import Server
-        from glissando.serving.limits import Limits, patient_protocol
+        from glissando.serving.limits import Limits
         from glissando.serving.planning import ChatTemplate
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"serving needs {error.name}: pip install -e '.[serve]' in a checkout") from error
@@ -70,29 +102,24 @@ def serve(o: Options) -> None:
 
     from glissando.loading import load
 
+    keys = _keys(o)
+
     if o.threads is not None:
         torch.set_num_threads(o.threads)
     model = load(o.run, inference_overrides(o))
-    key = o.api_key or os.environ.get(KEY)
     limits = Limits(
         max_prompt=o.max_prompt, max_tokens=o.max_tokens, max_copies=o.max_sessions, max_body=o.max_body,
         patience=o.patience,
     )  # fmt: skip
     name = o.name or Path(o.run).resolve().name
-    local = o.host in _LOOPBACK
+    hosts = _own_names(o.host)
     server = Server(
-        model, name, limits=limits, api_key=key, template=ChatTemplate(o.chat_template),
-        hosts=_LOOPBACK if local else None,
+        model, name, limits=limits, api_key=keys, template=ChatTemplate(o.chat_template), hosts=hosts,
         max_sessions=o.max_sessions, max_waiting=o.max_waiting, prefix_bytes=o.prefix_mib * 2**20,
     )  # fmt: skip
-    if not local and key is None:
-        print(f"anyone who reaches {o.host} can use this server: set --api_key or {KEY} to ask for a key")
-    config = uvicorn.Config(
-        server.app, host=o.host, port=o.port, http=patient_protocol(limits.patience), ws="none",
-        limit_concurrency=limits.connections, timeout_keep_alive=int(max(1, limits.patience)), access_log=False,
-        log_level="warning", server_header=False, timeout_graceful_shutdown=5,
-    )  # fmt: skip
-    _run(config, name, server.engine.close)
+    if hosts is None and not keys:
+        print(f"anyone who reaches {o.host} can use this server: set --api_key_file, or {KEY}, to ask for a key")
+    _run(server.config(host=o.host, port=o.port), name, server.engine.close)
 
 
 def _run(config: Any, name: str, give_up: Callable[[], None]) -> None:
@@ -103,6 +130,10 @@ def _run(config: Any, name: str, give_up: Callable[[], None]) -> None:
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
+                for listening in (each for server in self.servers for each in server.sockets):
+                    # The event loop takes in a few at a time, so that it can close as many: the others wait here.
+                    with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                        same.listen(1024)
                 host, port = self.servers[0].sockets[0].getsockname()[:2]
                 host = f"[{host}]" if ":" in host else host
                 print(f"{name} at http://{host}:{port} (page at /, completions at /v1); Ctrl-C stops", flush=True)
@@ -110,6 +141,20 @@ def _run(config: Any, name: str, give_up: Callable[[], None]) -> None:
         async def shutdown(self, sockets: Any = None) -> None:
             give_up()
             await super().shutdown(sockets)
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Of a terminal that is closed too, unless it is to be ignored, as under nohup."""
+            with super().capture_signals():
+                hangup = getattr(signal, "SIGHUP", None)
+                if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
+                    yield
+                    return
+                before = signal.signal(hangup, self.handle_exit)
+                try:
+                    yield
+                finally:
+                    signal.signal(hangup, before)
 
     server = Announcing(config)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -20,6 +21,11 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def as_json(value: Any) -> str:
+    """As short as it can be written."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class _Characters:
@@ -47,13 +53,14 @@ class Answer:
         self.model, self.tokenizer, self.asked, self.created = model, tokenizer, asked, int(time.time())
         self.characters: dict[int, _Characters] = {}
 
-    def whole(self, texts: Sequence[str], pieces: Sequence[Sequence[Piece]], usage: dict[str, int]) -> dict[str, Any]:
-        """Every text with its tokens and why it ended."""
+    def whole(self, texts: Sequence[str], pieces: Sequence[Sequence[Piece]], usage: dict[str, int]) -> bytes:
+        """Every text with its tokens and why it ended, as JSON: a text at a time, as others wait meanwhile."""
         choices = []
         for index, (text, parts) in enumerate(zip(texts, pieces, strict=True)):
             tokens = [token for piece in parts for token in piece.tokens]
-            choices.append(self._choice(index, text, tokens, parts[-1].finish))
-        return self._head(self.kind) | {"choices": choices, "usage": usage}
+            choices.append(as_json(self._choice(index, text, tokens, parts[-1].finish)))
+        head = as_json(self._head(self.kind) | {"usage": usage})
+        return f'{head[:-1]},"choices":[{",".join(choices)}]}}'.encode()
 
     def chunk(self, index: int, text: str, piece: Piece) -> dict[str, Any]:
         """What is new of a text."""

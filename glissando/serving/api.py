@@ -5,38 +5,53 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
 
+import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from glissando.errors import nearest
 from glissando.model import LanguageModel
-from glissando.serving.answers import Answer, ChatAnswer
+from glissando.serving.answers import Answer, ChatAnswer, as_json
 from glissando.serving.engine import BusyError, Engine, Outbox, StoppingError, call_all
 from glissando.serving.group import DisconnectedError, Group, ModelFailedError
-from glissando.serving.limits import BodyLimit, KeyRequired, Limits, OwnNames, Receive, Scope, Send, error_body
+from glissando.serving.limits import (
+    BACKLOG,
+    Gate,
+    Limits,
+    Receive,
+    Scope,
+    Send,
+    SparingLog,
+    allowed_connections,
+    error_body,
+    patient_protocol,
+)  # fmt: skip
 from glissando.serving.metrics import Metrics
-from glissando.serving.planning import BadRequestError, ChatTemplate, Planner
-from glissando.serving.schema import ChatBody, CompletionBody, ControlBody, Message, StreamOptions, TextPart
+from glissando.serving.planning import ChatTemplate, Planner
+from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody, ControlBody, read_body
 from glissando.serving.session import Piece
 from glissando.serving.session import Request as TextRequest
 
 _log = logging.getLogger("glissando.serve")
+_Answer = TypeVar("_Answer")
+#: bytes of a request, or tokens of an answer, that are read or written beside the event loop
+_LARGE = 4096
 
 
 class Server:
     """A model and its engine's thread behind an ASGI application, `app`.
 
     name      the model's name in requests
-    api_key   asked for by /v1 and /metrics; None: anyone may
+    api_key   asked for by /v1 and /metrics, or several, any of which will do; None: anyone may. Each of several keys
+              has prompt states of its own and its turn among those who wait; else each address has its turn
     hosts     names that requests may call this server by; None: any. Guards a server on loopback against pages of
               other origins whose name was made to point here
     """
@@ -47,12 +62,13 @@ class Server:
         name: str,
         *,
         limits: Limits | None = None,
-        api_key: str | None = None,
+        api_key: str | Sequence[str] | None = None,
         template: ChatTemplate | None = None,
         hosts: Sequence[str] | None = None,
         **engine_options: Any,
     ) -> None:
-        self.limits = limits or Limits()
+        limits = limits or Limits()
+        self.limits = replace(limits, connections=allowed_connections(limits.connections))
         self.engine = Engine(model, deliver=self._deliver, **engine_options)
         self.planner = Planner(self.engine, self.limits, name, template or ChatTemplate())
         self.metrics = Metrics(self.engine)
@@ -62,7 +78,23 @@ class Server:
         self.viewer, self.viewing, self.looking = _twin(model), threading.Lock(), 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self.app = self._application(api_key, hosts)
+        #: one at a time reads what is large: what clients send can take processors, but not the event loop
+        self._reader = ThreadPoolExecutor(1, "glissando-reader")
+        keys = [api_key] if isinstance(api_key, str) else list(api_key or ())
+        self.app = self._application(keys, hosts)
+
+    def config(self, **options: Any) -> uvicorn.Config:
+        """How uvicorn is to serve the application; `options` are its own, such as host and port."""
+        for name in ("uvicorn.error", "asyncio", "glissando.serve"):
+            logger = logging.getLogger(name)
+            if not any(isinstance(each, SparingLog) for each in logger.filters):
+                logger.addFilter(SparingLog())
+        defaults: dict[str, Any] = {
+            "http": patient_protocol(self.limits), "ws": "none", "access_log": False, "log_level": "warning",
+            "server_header": False, "backlog": BACKLOG, "timeout_graceful_shutdown": 5,
+            "timeout_keep_alive": int(max(1, self.limits.patience)),
+        }  # fmt: skip
+        return uvicorn.Config(self.app, **defaults | options)
 
     # ------------------------------------------------------------------ the engine's thread
 
@@ -76,6 +108,7 @@ class Server:
         finally:
             self.engine.close()
             await asyncio.to_thread(self._thread.join)
+            self._reader.shutdown(wait=False, cancel_futures=True)
 
     def _deliver(self, outbox: Outbox) -> None:
         """From the engine's thread: a whole step at a time wakes the loop once."""
@@ -89,7 +122,7 @@ class Server:
 
     # ------------------------------------------------------------------ routes
 
-    def _application(self, api_key: str | None, hosts: Sequence[str] | None) -> FastAPI:
+    def _application(self, keys: Sequence[str], hosts: Sequence[str] | None) -> FastAPI:
         from glissando.serving.playground import add_playground
 
         # FastAPI's own pages of documentation load scripts from elsewhere.
@@ -104,28 +137,50 @@ class Server:
         add_playground(app, self)
         for kind, handler in _HANDLERS.items():
             app.add_exception_handler(kind, handler)
-        app.add_middleware(BodyLimit, limit=self.limits.max_body)
-        if api_key is not None:
-            app.add_middleware(KeyRequired, key=api_key)
-        if hosts is not None:
-            app.add_middleware(OwnNames, names=hosts)
+        app.add_middleware(Gate, limits=self.limits, keys=keys, hosts=hosts)
         app.add_middleware(_Counted, metrics=self.metrics)
         return app
 
-    async def completions(self, body: CompletionBody, request: Request) -> Response:
+    async def read(self, request: Request, then: Callable[[bytes], _Answer]) -> _Answer:
+        """`then` of the body. Raises HTTPException where the request does not say that it is JSON: a page of another
+        origin may send other types without being allowed to."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise HTTPException(415, f"the content type is {kind[:60]!r}; send JSON, as application/json")
+        body = await request.body()
+        return await self._aside(then, body, large=len(body) > _LARGE)
+
+    async def _aside(self, work: Callable[..., _Answer], *given: Any, large: bool) -> _Answer:
+        if not large:
+            return work(*given)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, work, *given)
+
+    async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
-        plan = self.planner.completion(body)
+
+        def planned(given: bytes) -> tuple[CompletionBody, list[TextRequest]]:
+            body = read_body(CompletionBody, given)
+            return body, self.planner.completion(body)
+
+        body, plan = await self.read(request, planned)
         answer = Answer(self.name, self.engine.tokenizer, body.logprobs is not None)
-        echoed = [self._echoed(prompt) for prompt in body.prompts for _ in range(body.n)] if body.echo else None
-        return await self._answer(request, plan, answer, body, echoed)
+        decode = self.engine.tokenizer.decode
+        prompts = [each if isinstance(each, str) else decode(each) for each in body.prompts] if body.echo else []
+        return await self._answer(request, plan, answer, body, [text for text in prompts for _ in range(body.n)])
 
-    async def chat(self, body: ChatBody, request: Request) -> Response:
+    async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        plan = self.planner.chat(body)
-        return await self._answer(request, plan, ChatAnswer(self.name, self.engine.tokenizer, body.logprobs), body)
 
-    async def turn(self, id: str, body: ControlBody) -> Response:
+        def planned(given: bytes) -> tuple[ChatBody, list[TextRequest]]:
+            body = read_body(ChatBody, given)
+            return body, self.planner.chat(body)
+
+        body, plan = await self.read(request, planned)
+        return await self._answer(request, plan, ChatAnswer(self.name, self.engine.tokenizer, body.logprobs), body, [])
+
+    async def turn(self, id: str, request: Request) -> Response:
         """POST /v1/completions/ID/control: the dials of a text that streams, from its next token on."""
+        body = await self.read(request, lambda given: read_body(ControlBody, given))
         if id not in self.groups:
             raise BadRequestError(f"no text {id} is being written", "id", "not_found")
         sessions = self.groups[id].sessions
@@ -157,23 +212,25 @@ class Server:
 
     # ------------------------------------------------------------------ answers
 
-    def _echoed(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self.engine.tokenizer.decode(prompt)
-
     async def _answer(
         self,
         request: Request,
         plan: list[TextRequest],
         answer: Answer,
         body: CompletionBody | ChatBody,
-        echoed: list[str] | None = None,
+        echoed: list[str],
     ) -> Response:
         group = Group(self.engine, plan, not body.stream, self.metrics.first_token.observe)
-        usage = _Usage(plan)
+
+        def usage() -> dict[str, int]:
+            read = sum(len(each.ids) for each in plan)
+            written = sum(len(session.written) for session in group.sessions)
+            return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
             return _EventStream(self, group, answer, usage if with_usage else None, echoed)
-        texts, pieces = list(echoed or [""] * len(group.sessions)), [list[Piece]() for _ in group.sessions]
+        texts, pieces = echoed or [""] * len(group.sessions), [list[Piece]() for _ in group.sessions]
         try:
             async for index, piece in group.pieces(request.receive):
                 texts[index] += piece.text
@@ -181,25 +238,32 @@ class Server:
         except DisconnectedError:
             self.metrics.disconnects.inc()
             return Response(status_code=499)  # nobody reads it
-        return JSONResponse(answer.whole(texts, pieces, usage.of(group)))
+        large = sum(map(len, pieces)) * (1 + max(each.top or 0 for each in plan)) > _LARGE
+        return _Whole(await self._aside(answer.whole, texts, pieces, usage(), large=large))
 
 
-class _Usage:
-    """Tokens that were read and written."""
+class _Whole(Response):
+    """An answer as JSON, sent in pieces: time to take one is for each of them."""
 
-    def __init__(self, plan: Sequence[TextRequest]) -> None:
-        self.read = sum(len(request.ids) for request in plan)
+    media_type = "application/json"
 
-    def of(self, group: Group) -> dict[str, int]:
-        written = sum(len(session.written) for session in group.sessions)
-        return {"prompt_tokens": self.read, "completion_tokens": written, "total_tokens": self.read + written}
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for first in range(0, len(self.body), 2**16):
+            await send({"type": "http.response.body", "body": self.body[first : first + 2**16], "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 class _EventStream(Response):
     """Server-sent events, a piece as it comes. A client that leaves gives up its texts at once."""
 
     def __init__(
-        self, server: Server, group: Group, answer: Answer, usage: _Usage | None, echoed: list[str] | None
+        self,
+        server: Server,
+        group: Group,
+        answer: Answer,
+        usage: Callable[[], dict[str, int]] | None,
+        echoed: Sequence[str],
     ) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -217,7 +281,7 @@ class _EventStream(Response):
                 if piece.text or piece.tokens or piece.finish:
                     await self._send_chunk(send, self.answer.chunk(index, piece.text, piece))
             if self.usage is not None:
-                await self._send(send, self.answer.usage(self.usage.of(self.group)))
+                await self._send(send, self.answer.usage(self.usage()))
             await self._write(send, "[DONE]")
         except DisconnectedError:
             self.server.metrics.disconnects.inc()
@@ -235,7 +299,7 @@ class _EventStream(Response):
 
     def _openings(self) -> Sequence[Mapping[str, Any]]:
         every = [self.answer.opening(index) for index in range(len(self.group.sessions))]
-        echoes = [self.answer.chunk(index, text, Piece()) for index, text in enumerate(self.echoed or [])]
+        echoes = [self.answer.chunk(index, text, Piece()) for index, text in enumerate(self.echoed)]
         return [event for event in every if event is not None] + echoes
 
     async def _send_chunk(self, send: Send, event: Mapping[str, Any]) -> None:
@@ -243,7 +307,7 @@ class _EventStream(Response):
         await self._send(send, event if self.usage is None else {**event, "usage": None})
 
     async def _send(self, send: Send, event: Mapping[str, Any]) -> None:
-        await self._write(send, json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+        await self._write(send, as_json(event))
 
     async def _write(self, send: Send, data: str) -> None:
         await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
@@ -259,7 +323,7 @@ def _twin(model: LanguageModel) -> LanguageModel:
 
 def _failure(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     if isinstance(error, BadRequestError):
-        status = 404 if error.code in ("model_not_found", "not_found") else 400
+        status = {"model_not_found": 404, "not_found": 404}.get(error.code or "", 400)
         return status, error_body(str(error), "invalid_request_error", error.code, error.param), {}
     if isinstance(error, StoppingError):
         return 503, error_body(str(error), "server_error", "stopping"), {"retry-after": "1"}
@@ -283,7 +347,6 @@ async def _told_fault(request: Request, error: Exception) -> Response:
 async def _told_http(request: Request, error: HTTPException) -> Response:
     path = request.url.path
     messages = {
-        400: "the body is no JSON in UTF-8 that can be read",  # FastAPI's own message says no more
         404: f"there is no {path} here; POST /v1/completions is",
         405: f"{path} does not take {request.method}",
     }
@@ -291,52 +354,10 @@ async def _told_http(request: Request, error: HTTPException) -> Response:
     return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
 
 
-async def _told_validation(request: Request, error: RequestValidationError) -> Response:
-    """The first thing that is wrong, in a line."""
-    first = _likeliest(error.errors())
-    where = [str(part)[:60] for part in first["loc"] if part != "body"]
-    param = where[0] if where else None
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = _unknown_field(where)
-    elif first["type"] == "json_invalid":
-        message, param = f"the body is no JSON: {first.get('ctx', {}).get('error', message)}", None
-    elif not where and first["type"] in ("missing", "model_attributes_type", "dict_type"):
-        message = "the body must be a JSON object, sent with the header `content-type: application/json`"
-    elif first["type"].endswith("_type") and param in _UNIONS:
-        message = f"{param}: {_UNIONS[param]}; got {json.dumps(first.get('input'), default=str)[:60]}"
-    elif where:
-        given = json.dumps(first.get("input"), default=str)[:60]
-        message = f"{'.'.join(where[:1])}: {message[:1].lower()}{message[1:]}; got {given}"
-    return JSONResponse(error_body(message, "invalid_request_error", first["type"], param), 400)
-
-
-def _unknown_field(where: Sequence[str]) -> str:
-    """What to do about it; a nested one with its path."""
-    *outer, name = where
-    inside = f" in {'.'.join(part for part in outer if part.isidentifier() or part.isdigit())}" if outer else ""
-    kinds = (Message, TextPart, StreamOptions) if outer else (CompletionBody, ChatBody)
-    for kind, route in ((CompletionBody, "/v1/completions"), (ChatBody, "/v1/chat/completions")):
-        if not outer and name in kind.model_fields:
-            return f"{name!r} is a field of {route}, and not of this request. Leave it out, or send it there."
-    close = nearest(name, {field for kind in kinds for field in kind.model_fields})
-    return f"unknown field {name!r}{inside}." + (f" Did you mean {close!r}?" if close else " Leave it out.")
-
-
-#: what fields of several types take
-_UNIONS = {"prompt": "a text, a list of texts, token ids, or a list of those", "stop": "a text, or at most 16 texts"}
-
-
-def _likeliest(errors: Sequence[Any]) -> Any:
-    """Of a field that may be of several types there is an error for each: that of the value itself counts most."""
-    return next((e for e in errors if not e["type"].endswith("_type")), errors[0])
-
-
 _HANDLERS: dict[type[Exception], Any] = {
     BadRequestError: _failed,
     BusyError: _failed,
     HTTPException: _told_http,
-    RequestValidationError: _told_validation,
     ModelFailedError: _failed,
     Exception: _told_fault,
 }

@@ -1,21 +1,40 @@
-"""What one client can take of the server: bytes of a body, time to send and to read, and nothing without the key."""
+"""What one client can take of the server: connections, bytes, time to send and to read, and nothing without a key."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import json
+import logging
+import socket
+import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+try:
+    import resource
+except ImportError:  # not a POSIX system, which has no such limit
+    resource = None  # type: ignore[assignment]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: connections accepted in one turn of the event loop, and that the system holds ready
+BACKLOG = 64
+#: descriptors for all but connections: files, pipes, and what is accepted before it can be turned away
+_OTHER_FILES = 64 + 4 * BACKLOG
+#: bytes of a request that always fit; of those beyond, all clients together may have `_LONG_BODIES` under way
+_SHORT_BODY, _LONG_BODIES = 2**16, 2**26
+#: bytes that wait in the server and in the system for a client to take them
+_SEND_BUFFER = 2**16
 
 
 @dataclass(frozen=True)
@@ -26,7 +45,7 @@ class Limits:
     max_copies   texts of one request, prompts times n
     max_body     bytes of a request
     patience     seconds to send a request, and to take what was sent
-    connections  open at a time; beyond, 503
+    connections  open at a time; beyond, the one that is idle longest is closed
     """
 
     max_prompt: int = 16384
@@ -37,109 +56,181 @@ class Limits:
     connections: int = 1024
 
 
+def allowed_connections(wanted: int) -> int:
+    """`wanted`, or as many as this process may open files for, whose limit is raised as far as the system lets it."""
+    if resource is None:
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, soft - _OTHER_FILES)
+
+
 def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """OpenAI's form of an error."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-async def _refuse(send: Send, status: int, message: str, code: str, headers: list[tuple[bytes, bytes]]) -> None:
-    body = json.dumps(error_body(message, "invalid_request_error", code)).encode()
-    size = (b"content-length", str(len(body)).encode())
-    head = [(b"content-type", b"application/json"), size, (b"connection", b"close"), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})
+class Gate:
+    """Every request passes it: its host, its origin, its key, and its size.
 
+    keys   one of them is asked for by /v1 and /metrics, as `Authorization: Bearer KEY`; none: anyone may come
+    hosts  names that requests may call this server by; None: any
 
-class BodyLimit:
-    """413 for a request of more than `limit` bytes, by its header, or once they have come."""
+    What follows finds the whole body, the number of the key in `scope["key"]`, and in `scope["from"]` whom requests are
+    to be counted for: the key where there are several, else the address.
+    """
 
-    def __init__(self, app: App, limit: int) -> None:
-        self.app, self.limit = app, limit
+    def __init__(self, app: App, limits: Limits, keys: Sequence[str], hosts: Sequence[str] | None) -> None:
+        self.app, self.limit = app, limits.max_body
+        self.keys = [key.encode() for key in keys]
+        self.hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self._held = 0  # bytes of long requests that have not gone on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        message = f"the request has more than {self.limit:,} bytes; send a shorter one"
+        headers = dict(scope["headers"])
+        refusal = self._foreign(scope["method"], headers) or self._keyless(scope, headers)
+        if refusal is not None:
+            return await _refuse(send, *refusal)
+        length = headers.get(b"content-length", b"0")
+        too_large = 413, f"the request has more than {self.limit:,} bytes; send a shorter one", "body_too_large"
         if length.isdigit() and int(length) > self.limit:
-            return await _refuse(send, 413, message, "body_too_large", [])
-        body, more = bytearray(), True
-        while more:
-            part = await receive()
-            if part["type"] == "http.disconnect":
-                return None
-            body += part.get("body", b"")
-            more = part.get("more_body", False)
-            if len(body) > self.limit:
-                return await _refuse(send, 413, message, "body_too_large", [])
-        given = False
+            return await _refuse(send, *too_large)
+        body, more, held = bytearray(), True, 0
+        try:
+            while more:
+                part = await receive()
+                if part["type"] == "http.disconnect":
+                    return None
+                body += part.get("body", b"")
+                more = part.get("more_body", False)
+                if len(body) > self.limit:
+                    return await _refuse(send, *too_large)
+                self._held += max(0, len(body) - _SHORT_BODY) - held
+                held = max(0, len(body) - _SHORT_BODY)
+                if held and self._held > _LONG_BODIES:
+                    message = f"long requests under way have {self._held:,} bytes, of {_LONG_BODIES:,}; ask again later"
+                    return await _refuse(send, 503, message, "too_many_bytes")
+            whole = bytes(body)
+            body.clear()
+            await self.app(scope, _replay(whole, receive), send)
+        finally:
+            self._held -= held
 
-        async def replay() -> MutableMapping[str, Any]:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": bytes(body), "more_body": False}
+    def _foreign(self, method: str, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
+        """What a page of another origin does: it calls this server by its own name, or writes from its own place."""
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if self.hosts is not None and _host_name(host) not in self.hosts:
+            names = ", ".join(sorted(self.hosts))
+            message = f"the request is for the host {host[:100]!r}, and this server answers to {names}; call it by one "
+            return 400, message + "of these, or serve with --host", "unknown_host"
+        if method in ("GET", "HEAD", "OPTIONS"):
+            return None
+        site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+        if site is not None:  # browsers alone say this, and no page can change it
+            foreign = site not in (b"same-origin", b"none")
+        else:
+            foreign = origin is not None and urlsplit(origin.decode("latin-1")).netloc.lower() != host
+        if foreign:
+            given = (origin or b"another site").decode("latin-1")[:100]
+            return 403, f"a page of {given} may not write here; ask from this server's own page", "foreign_origin"
+        return None
 
-        return await self.app(scope, replay, send)
+    def _keyless(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
+        address = scope["client"][0] if scope.get("client") else ""
+        scope["key"], scope["from"] = None, _network(address)
+        if not self.keys or not scope["path"].startswith(("/v1", "/metrics")):
+            return None
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        # Every key is compared, each in constant time.
+        right = [number for number, key in enumerate(self.keys) if hmac.compare_digest(given, key)]
+        if not right or scheme.lower() != b"bearer":
+            return 401, "this server asks for a key: send the header `Authorization: Bearer KEY`", "invalid_api_key"
+        scope["key"] = right[0]
+        if len(self.keys) > 1:
+            scope["from"] = f"key {right[0]}"
+        return None
 
 
-class KeyRequired:
-    """401 for /v1 and /metrics without `Authorization: Bearer KEY`; the key is compared in constant time."""
-
-    def __init__(self, app: App, key: str) -> None:
-        self.app, self.expected = app, key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(("/v1", "/metrics")):
-            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-            if not hmac.compare_digest(given, self.expected) or scheme.lower() != b"bearer":
-                message = "this server wants its key: send the header `Authorization: Bearer KEY`"
-                challenge = [(b"www-authenticate", b"Bearer")]
-                return await _refuse(send, 401, message, "invalid_api_key", challenge)
-        return await self.app(scope, receive, send)
+async def _refuse(send: Send, status: int, message: str, code: str) -> None:
+    body = json.dumps(error_body(message, "invalid_request_error", code)).encode()
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    head += [(b"connection", b"close")]
+    head += {401: [(b"www-authenticate", b"Bearer")], 503: [(b"retry-after", b"1")]}.get(status, [])
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
 
 
-class OwnNames:
-    """400 for a request that calls this server by a name that is not its own."""
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`body`, and then what `receive` has."""
+    given = False
 
-    def __init__(self, app: App, names: Sequence[str]) -> None:
-        self.app, self.names = app, frozenset(names)
+    async def replay() -> MutableMapping[str, Any]:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-            if _host_name(given) not in self.names:
-                message = (
-                    f"the request is for the host {given[:100]!r}, and this server answers to "
-                    f"{', '.join(sorted(self.names))}; call it by one of these, or serve with --host"
-                )
-                return await _refuse(send, 400, message, "unknown_host", [])
-        return await self.app(scope, receive, send)
+    return replay
 
 
 def _host_name(given: str) -> str:
     """Of a Host header, without the port and the brackets of an IPv6 address."""
-    if given.startswith("["):
-        return given[1:].partition("]")[0].lower()
-    return given.partition(":")[0].lower()
+    return given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
+
+
+def _network(address: str) -> str:
+    """The address; of IPv6 the network of 2^64 addresses, which one client has."""
+    try:
+        return str(ipaddress.ip_network(f"{address}/64", strict=False)) if ":" in address else address
+    except ValueError:  # with a zone
+        return address
 
 
 class PatientProtocol(H11Protocol):
     """HTTP/1.1 that cuts off who is slow: a request not sent whole, or bytes not taken, for `patience` seconds.
 
-    And that goes on listening to who has sent a further request before the answer to one, or it would not be heard that
+    Bytes are taken when none is left of what waits: who takes a few now and then is slow. Beyond `most` connections the
+    one that has been idle longest is closed; where every one has a request under way, the new one gets a 503.
+
+    It goes on listening to who has sent a further request before the answer to one, or it would not be noticed that
     such a client left; who sends more than `ahead` bytes so is cut off too.
     """
 
     patience = 30.0
-    ahead = 2**20
+    most = 1024
+    ahead = 2**16
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._since_sending = self._since_taking = self.loop.time()
-        self._unsent = 0
+        self._since_sending = self._since_taking = self._idle_since = self.loop.time()
         self._watch = self.loop.call_later(self._period(), self._look)
+        transport.set_write_buffer_limits(high=_SEND_BUFFER, low=0)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        if len(self.connections) > self.most:
+            others = [c for c in self.connections if isinstance(c, PatientProtocol) and c is not self and c.idle]
+            if others:
+                oldest = min(others, key=lambda other: other._idle_since)
+                self.connections.discard(oldest)
+                oldest.transport.abort()
+            else:
+                transport.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                transport.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no whole request is under way."""
+        return self.cycle is None or self.cycle.response_complete or self.conn.their_state is h11.SEND_BODY
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -150,6 +241,10 @@ class PatientProtocol(H11Protocol):
         else:
             self.flow.resume_reading()
 
+    def resume_writing(self) -> None:
+        self._since_taking = self.loop.time()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch.cancel()
         super().connection_lost(exc)
@@ -158,22 +253,37 @@ class PatientProtocol(H11Protocol):
         return min(1.0, self.patience / 4)
 
     def _look(self) -> None:
-        now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY) or self._between_requests():
+        now = self.loop.time()
+        between_requests = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is not None
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY) or between_requests:
             self._since_sending = now
-        if unsent == 0 or unsent < self._unsent:
+        if self.transport.get_write_buffer_size() == 0:
             self._since_taking = now
-        self._unsent = unsent
         if now - min(self._since_sending, self._since_taking) > self.patience:
             self.transport.abort()
             return
         self._watch = self.loop.call_later(self._period(), self._look)
 
-    def _between_requests(self) -> bool:
-        """Kept alive after an answer, which has a time limit of its own."""
-        return self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is not None
+
+def patient_protocol(limits: Limits) -> type[PatientProtocol]:
+    """The protocol with these limits."""
+    return type("Protocol", (PatientProtocol,), {"patience": limits.patience, "most": limits.connections})
 
 
-def patient_protocol(patience: float) -> type[PatientProtocol]:
-    """The protocol with this patience in seconds."""
-    return type("Protocol", (PatientProtocol,), {"patience": patience})
+class SparingLog(logging.Filter):
+    """Lets 20 lines through in 10 seconds, however often clients do what is logged; the next one counts the others."""
+
+    most, seconds = 20, 10.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began, self._lines = -self.seconds, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        if now - self._began > self.seconds:
+            left_out, self._began, self._lines = self._lines - self.most, now, 0
+            if left_out > 0:
+                record.msg, record.args = f"{record.getMessage()} (and {left_out:,} lines before were left out)", ()
+        self._lines += 1
+        return self._lines <= self.most

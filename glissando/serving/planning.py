@@ -17,16 +17,8 @@ from glissando.errors import ConfigError, UnknownNameError
 from glissando.generation import Sampling, control_values
 from glissando.serving.engine import Engine
 from glissando.serving.limits import Limits
-from glissando.serving.schema import ChatBody, CompletionBody, Message, refuse_control_bytes
+from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody, Message, refuse_control_bytes
 from glissando.serving.session import Request
-
-
-class BadRequestError(ValueError):
-    """A request that cannot be answered; `param` is the field, `code` OpenAI's word for it."""
-
-    def __init__(self, message: str, param: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param, self.code = param, code
 
 
 class ChatTemplate:
@@ -177,4 +169,4 @@ class Planner:
         seed = secrets.randbelow(2**31) if body.seed is None else body.seed
         sampling = Sampling(body.temperature, body.top_k, None if body.top_p == 1 else body.top_p, seed)
         control = self.control(body.control)
-        return Request(ids, min(count, room), sampling, body.n, body.stops, control, top, echo)
+        return Request(ids, min(count, room), sampling, body.n, tuple(body.stop), control, top, echo)

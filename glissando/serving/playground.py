@@ -9,7 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import torch
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from glissando.depth import DEPTHS
@@ -18,7 +18,7 @@ from glissando.mixers import MIXERS
 from glissando.serving.answers import token_text
 from glissando.serving.engine import BusyError
 from glissando.serving.group import ModelFailedError
-from glissando.serving.schema import LookBody
+from glissando.serving.schema import LookBody, read_body
 
 if TYPE_CHECKING:
     from glissando.serving.api import Server
@@ -56,8 +56,9 @@ def add_playground(app: FastAPI, server: Server) -> None:
         """GET /v1/glissando: the model, its dials, and what a text may ask for."""
         return JSONResponse(_about(server))
 
-    async def look(body: LookBody) -> Response:
+    async def look(request: Request) -> Response:
         """POST /v1/glissando/look: the looks over the last tokens of a text."""
+        body = await server.read(request, lambda given: read_body(LookBody, given))
         control = server.planner.control(body.control)
         if server.looking >= _MAX_LOOKS:
             raise BusyError(f"{_MAX_LOOKS} looks at texts wait already; ask again in a while")

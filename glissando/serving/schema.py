@@ -5,10 +5,26 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated, Any, Literal
+import reprlib
+from itertools import islice
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from glissando.errors import nearest
 
 #: what is no text; the end token of a byte model is one of them
 _CONTROL_BYTES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -37,9 +53,17 @@ _ASKS_NOTHING: dict[str, list[Any]] = {
 #: what answers' messages carry beside their text, which clients send back with it
 _BESIDE_TEXT = ("refusal", "audio", "function_call", "tool_calls", "annotations")
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-Text = str
-StopText = Annotated[str, Field(min_length=1, max_length=256)]
+#: strings, lists and objects of a request; all but these are found fast by whoever reads JSON
+_MOST_PARTS = 16384
+_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]', re.DOTALL)
+
+
+class BadRequestError(ValueError):
+    """A request that cannot be answered; `param` is the field, `code` OpenAI's word for it."""
+
+    def __init__(self, message: str, param: str | None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
 
 
 def refuse_control_bytes(text: str) -> str:
@@ -56,19 +80,32 @@ def refuse_control_bytes(text: str) -> str:
     return text
 
 
-def _as_text(content: Any) -> Any:
-    """A message's content, or a part's text, with U+FFFD for every control byte."""
-    if isinstance(content, str):
-        return _CONTROL_BYTES.sub("\ufffd", content)
-    if isinstance(content, dict) and isinstance(content.get("text"), str):
-        return content | {"text": _as_text(content["text"])}
-    return content
+Text = Annotated[str, AfterValidator(refuse_control_bytes)]
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class _Strict(BaseModel):
     """A number is no string and no other fields are taken."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_all_fields(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            for name in given:
+                if name not in cls.model_fields:
+                    raise PydanticCustomError("unknown_field", "{name}", {"name": name, "known": [*cls.model_fields]})
+        return given
+
+
+def _are_dials(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > 64:
+        raise ValueError(f"a model has at most 64 dials, got {len(given):,}")
+    return given
+
+
+Control = Annotated[dict[str, float], BeforeValidator(_are_dials)]
 
 
 class StreamOptions(_Strict):
@@ -90,10 +127,10 @@ class _Common(_Strict):
     top_k: int | None = Field(None, ge=1)
     n: int = Field(1, ge=1)
     seed: int | None = Field(None, ge=-_SEED, le=_SEED - 2**20)
-    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
+    stop: Annotated[list[StopText], FailFast(), Field(max_length=16)] = []
     stream: bool = False
     stream_options: StreamOptions | None = None
-    control: dict[str, float] | None = None
+    control: Control | None = None
     user: str | None = None
 
     @model_validator(mode="before")
@@ -113,21 +150,22 @@ class _Common(_Strict):
         optional = {name for name, field in cls.model_fields.items() if not field.is_required()} - {"prompt"}
         return {name: value for name, value in given.items() if value is not None or name not in optional}
 
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
+
     @model_validator(mode="after")
     def _check_stream_options(self) -> _Common:
         if self.stream_options and not self.stream:
             raise ValueError("stream_options is for stream: true; leave it out")
         return self
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
 
 class CompletionBody(_Common):
     """POST /v1/completions."""
 
-    prompt: Text | TokenIds | Annotated[list[Text] | list[TokenIds], Field(min_length=1)] = ""
+    prompt: Any = ""  # a text, a list of texts, token ids, or a list of those
     max_tokens: int = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
@@ -136,10 +174,16 @@ class CompletionBody(_Common):
 
     @field_validator("prompt")
     @classmethod
-    def _is_text(cls, prompt: Any) -> Any:
-        for part in [prompt] if isinstance(prompt, str) else prompt:
-            if isinstance(part, str):
-                refuse_control_bytes(part)
+    def _is_prompt(cls, prompt: Any) -> Any:
+        several = prompt if isinstance(prompt, list) and not _are_ids(prompt) else [prompt]
+        if several and all(isinstance(one, str) for one in several):
+            for text in several:
+                refuse_control_bytes(text)
+        elif not several or not all(map(_are_ids, several)):
+            raise ValueError(
+                "a prompt is a text, a list of texts, token ids, or a list of those, each of at least 1 item; got "
+                + reprlib.repr(prompt)
+            )
         return prompt
 
     @model_validator(mode="after")
@@ -157,14 +201,18 @@ class CompletionBody(_Common):
         return list(self.prompt)
 
 
+def _are_ids(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and all(type(token) is int and token >= 0 for token in given)
+
+
 class TextPart(_Strict):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: Annotated[list[TextPart], FailFast(), Field(min_length=1)]
     name: str | None = None
 
     @model_validator(mode="before")
@@ -174,27 +222,26 @@ class Message(_Strict):
         if not isinstance(given, dict):
             return given
         given = {name: value for name, value in given.items() if name not in _BESIDE_TEXT or value not in (None, [])}
-        if given.get("role") == "assistant" and "content" in given:
-            content = given["content"]
-            given["content"] = list(map(_as_text, content)) if isinstance(content, list) else _as_text(content)
+        if isinstance(given.get("content"), str):
+            given["content"] = [{"type": "text", "text": given["content"]}]
+        if given.get("role") == "assistant" and isinstance(given.get("content"), list):
+            given["content"] = [
+                part | {"text": _CONTROL_BYTES.sub("\ufffd", part["text"])}
+                if isinstance(part, dict) and isinstance(part.get("text"), str)
+                else part
+                for part in given["content"]
+            ]
         return given
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-    @field_validator("content")
-    @classmethod
-    def _is_text(cls, content: Any) -> Any:
-        for part in [content] if isinstance(content, str) else [part.text for part in content]:
-            refuse_control_bytes(part)
-        return content
+        return "".join(part.text for part in self.content)
 
 
 class ChatBody(_Common):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -210,16 +257,63 @@ class ChatBody(_Common):
 class ControlBody(_Strict):
     """POST /v1/completions/ID/control: the dials of texts under way."""
 
-    control: dict[str, float]
+    control: Control
 
 
 class LookBody(_Strict):
     """POST /v1/glissando/look: what is to be seen of the model over a text."""
 
-    text: str = Field(max_length=4000)
-    control: dict[str, float] | None = None
+    text: Annotated[Text, Field(max_length=4000)]
+    control: Control | None = None
 
-    @field_validator("text")
-    @classmethod
-    def _is_text(cls, text: str) -> str:
-        return refuse_control_bytes(text)
+
+_Body = TypeVar("_Body", bound=_Strict)
+
+
+def read_body(kind: type[_Body], body: bytes) -> _Body:
+    """A request's body. Raises BadRequestError for the first thing that is wrong with it, in a line.
+
+    Nothing here takes long, whatever the bytes: `_MOST_PARTS` bounds what JSON costs to read, and lists end with the
+    first item that is wrong.
+    """
+    parts = sum(1 for _ in islice(_PARTS.finditer(body), _MOST_PARTS + 1))
+    if parts > _MOST_PARTS:
+        raise BadRequestError(f"the body has more than {_MOST_PARTS:,} strings, lists and objects; send fewer", None)
+    not_an_object = "the body must be a JSON object, sent with the header `content-type: application/json`"
+    if not body:
+        raise BadRequestError(not_an_object, None)
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is no JSON in UTF-8: {str(error)[:200]}", None, "json_invalid") from None
+    if not isinstance(given, dict):
+        raise BadRequestError(not_an_object, None)
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    where = [str(part)[:60] for part in first["loc"]]
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "unknown_field":
+        name = first["ctx"]["name"][:60]
+        message = _unknown_field(name, where, first["ctx"]["known"])
+        where.append(name)
+    elif where:
+        value = first.get("input")
+        shown = json.dumps(value[:60] if isinstance(value, str) else value) if _is_plain(value) else reprlib.repr(value)
+        message = f"{where[0]}: {message[:1].lower()}{message[1:]}; got {shown[:60]}"
+    raise BadRequestError(message, where[0] if where else None, first["type"])
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float))
+
+
+def _unknown_field(name: str, outer: list[str], known: list[str]) -> str:
+    """What to do about it; a nested one with its path."""
+    for kind, route in ((CompletionBody, "/v1/completions"), (ChatBody, "/v1/chat/completions")):
+        if not outer and name in kind.model_fields:
+            return f"{name!r} is a field of {route}, and not of this request. Leave it out, or send it there."
+    close = nearest(name, known)
+    inside = f" in {'.'.join(outer)}" if outer else ""
+    return f"unknown field {name!r}{inside}." + (f" Did you mean {close!r}?" if close else " Leave it out.")
