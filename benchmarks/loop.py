@@ -38,7 +38,7 @@ def added_milliseconds() -> float:
 
 def _inside(config: RunConfig, folder: Path) -> float:
     """Seconds a step between the first and the last row of metrics.csv: without set-up and the last save."""
-    from glissando.training.metrics import read_metrics
+    from glissando.metrics import read_metrics
 
     with contextlib.redirect_stderr(io.StringIO()):
         run = train(config, folder / "run")

@@ -34,8 +34,8 @@ from glissando.evaluation.dial_plots import plot_dial
 from glissando.evaluation.steering import VALUES, Dials, sweep, trial
 from glissando.loading import load_base
 from glissando.presets import load_preset
+from glissando.stages import train_stages
 from glissando.training.config import RunConfig
-from glissando.training.stages import train_stages
 
 words = str.split
 DIALS = ("formality", "figurative", "variety")

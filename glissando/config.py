@@ -436,6 +436,6 @@ def starting_differences(ours: Any, theirs: Any, where: str) -> list[Difference]
         path, mine, other = f"{where}.{field.name}", getattr(ours, field.name), getattr(theirs, field.name)
         if dataclasses.is_dataclass(mine) or isinstance(mine, list):
             found += starting_differences(mine, other, path)
-        if "starts" in field.metadata and mine != other:
+        if "starts" in field.metadata and mine not in (other, "saved"):  # saved: as the weights have it
             found.append(Difference(path, ours, field, mine, other))
     return found

@@ -23,7 +23,7 @@ from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
 from glissando.training.objective import Objective
 from glissando.training.optimizer import build_optimizer, set_rates
-from glissando.training.schedules import Progress, build_schedule
+from glissando.training.schedules import build_schedule
 from glissando.training.state import Sums
 
 try:
@@ -78,7 +78,7 @@ class TrainingModule(pl.LightningModule):
         t, step = self.config.training, self.trainer.global_step
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
         share = step / self.trainer.max_steps if self.trainer.max_steps > 0 else 0.0
-        rate = t.optimizer.learning_rate * self.schedule.factor(Progress(step, share, float(norm)))
+        rate = t.optimizer.learning_rate * self.schedule.factor(step, share, float(norm))
         set_rates(optimizer, t.optimizer, step, rate)
 
     def on_validation_epoch_start(self) -> None:

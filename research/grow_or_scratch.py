@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import glissando
 from glissando.config import from_dict, merge
+from glissando.metrics import read_metrics
 from glissando.presets import load_preset
 from glissando.runs import METRICS, Run
+from glissando.stages import plans, train_stages
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
-from glissando.training.metrics import read_metrics
-from glissando.training.stages import plans, train_stages
 
 
 class Task(NamedTuple):

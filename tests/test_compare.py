@@ -26,8 +26,8 @@ from glissando.compare.plan import Amount
 from glissando.compare.results import bits_on
 from glissando.compare.speed import _Entry, warm_up
 from glissando.compare.table import Table
+from glissando.metrics import read_metrics
 from glissando.runs import latest_checkpoint
-from glissando.training.metrics import read_metrics
 
 #: two processes are started and a few models trained: seconds on a machine of one's own, minutes on a busy one
 pytestmark = pytest.mark.timeout(900)

@@ -19,10 +19,10 @@ from glissando.config import from_dict, merge
 from glissando.errors import ConfigError
 from glissando.presets import load_preset
 from glissando.runs import Run
+from glissando.stages import plans, resume_stages, train_stages
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
 from glissando.training.loop import Loop
-from glissando.training.stages import plans, resolve, resume_stages, train_stages
 
 STAGED = {
     "stages": [
@@ -145,14 +145,14 @@ def test_the_verb_and_a_stage_take_the_published_dropout(tmp_path, capsys):
     assert glissando.load(grown).config.block.mlp_dropout == 0.0625
     grow = {"name": "b", "grow": {"width": 2, "dropout": "published"}}
     config = staged(tmp_path, PLAIN, {"stages": [{"name": "a"}, grow]})
-    assert [c.model.block.mixer_dropout for _, c in resolve(config, tmp_path / "out")] == [0.0, 0.0625]
+    assert [c.model.block.mixer_dropout for _, c, _ in plans(config, tmp_path / "out")] == [0.0, 0.0625]
 
 
 def test_the_example_of_growth_is_one_that_trains():
     values = yaml.safe_load((Path(__file__).parent.parent / "examples" / "grow.yaml").read_text())
     preset = {k: v for k, v in load_preset(values["preset"]).items() if k != "about"}
     config = from_dict(RunConfig, merge(preset, values))
-    widths = [stage.model.hidden_size for _, stage in resolve(config, Path("out"))]
+    widths = [stage.model.hidden_size for _, stage, _ in plans(config, Path("out"))]
     assert widths == [32, 64, 128]
     assert [plan.growth is None for plan in plans(config, Path("out"))] == [True, False, False]
 

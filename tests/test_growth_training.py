@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from glissando.growth.moments import Moments, checkpoint_moments, grow_moments, 
 from glissando.growth.runs import grow_run, record
 from glissando.growth.shares import Share, shares
 from glissando.model import LanguageModel
-from glissando.runs import OPTIMIZER, Run
+from glissando.runs import OPTIMIZER, Run, latest_checkpoint
+from glissando.storage import write_manifest
 from glissando.training.config import AdamWOptions, RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.loop import Loop
-from glissando.training.optimizer import put_optimizer_state, set_rates
-from glissando.training.parts import optimizer_groups
+from glissando.training.optimizer import optimizer_groups, put_optimizer_state, set_rates
+from glissando.trees import save_tree
 
 RATE, DECAY, EPS, CLIP = 0.01, 0.5, 1e-3, 0.3
 
@@ -243,6 +245,20 @@ def test_grown_twice_in_a_row_keeps_the_state_of_its_optimizer(small, tmp_path, 
     assert torch.equal(after["embedding.weight"].first, before["embedding.weight"].first)
     up = "depth.blocks.0.mlp.up.weight"
     assert len(after[up].first) == 2 * len(before[up].first)
+
+
+def test_a_run_of_a_previous_version_grows_without_its_optimizers_state(small, tmp_path, capsys):
+    """Lightning's Trainer kept that elsewhere in the checkpoint: the optimizer starts anew, and a note says so."""
+    old = Path(shutil.copytree(small, tmp_path / "old"))
+    checkpoint = latest_checkpoint(old / "checkpoints")
+    assert checkpoint is not None
+    save_tree(checkpoint, {"global_step": 12, "optimizer_states": [{"state": {}}]}, "trainer")
+    write_manifest(checkpoint)
+    grown = grow_run(old, tmp_path / "grown", Growth(width=2)).path
+    assert "has no state of an optimizer: it starts anew" in capsys.readouterr().err
+    assert not (grown / OPTIMIZER).exists()
+    trained = gone_on(grown, tmp_path, {"training.steps": 2}, out="trained")
+    assert int(last_checkpoint(trained).optimizer["embedding.weight"]["step"]) == 2
 
 
 def test_shares_of_the_rate_are_given_back(small, tmp_path):

@@ -22,7 +22,7 @@ from glissando.ops.phase_gate import phase_gate, phases
 from glissando.ops.rational_filter import rational_filter
 from glissando.presets import load_preset
 from glissando.state import state_bytes
-from glissando.training.parts import split_by_decay
+from glissando.training.optimizer import optimizer_groups
 
 BACKENDS = ("reference", "numba")
 
@@ -248,7 +248,9 @@ def test_what_has_no_effect_is_refused():
 
 def test_weight_decay_acts_on_matrices_alone():
     model = LanguageModel.from_preset("continuous-transformer", hidden_size=8)
-    decayed = {id(p) for p in split_by_decay(model)[0]}
+    decayed = {
+        id(p) for group in optimizer_groups(model, {}, 0.1, 1e-8) if group["weight_decay"] for p in group["params"]
+    }
     assert {n for n, p in model.named_parameters() if id(p) in decayed} == {
         "embedding.weight",
         "lift.weight",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import math
-import subprocess
+import shlex
+import sys
 import time
 
 import pytest
@@ -19,8 +20,9 @@ from glissando.errors import ConfigError, UnknownNameError
 from glissando.generation import visible
 from glissando.model import LanguageModel
 from glissando.runs import Run
+from glissando.training.config import RunConfig
 from glissando.training.fabric import Fabric
-from glissando.training.fit import quoted, train
+from glissando.training.fit import train
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress
 
@@ -449,17 +451,14 @@ def test_a_vocabulary_that_is_not_used_is_told(tmp_path, capfd):
 
 @pytest.mark.parametrize("corpus", [{}, SHIFT])
 def test_the_example_is_the_corpus_s_own_prompt(tmp_path, capfd, corpus):
+    """Where that can be typed: the bytes of pairs cannot."""
     config = configuration(tmp_path, corpus, {"training.steps": 1})
     train(config, tmp_path / "run")
     example = capfd.readouterr().err.rpartition("(try: ")[2].rstrip(")\n")
-    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {example}"], capture_output=True, text=True, check=True)
-    assert words.stdout.split("\0")[-2].removeprefix("--prompt=") == build_corpus(config.data).prompts(1)[0]
-
-
-@pytest.mark.parametrize("text", ["Once", "it's", "a\tb", "it's \\ \n\x1b\x7f\x85", "é'"])
-def test_quoted_text_survives_a_shell(text):
-    said = subprocess.run(["bash", "-c", f"printf %s {quoted(text)}"], capture_output=True, check=True).stdout
-    assert said.decode() == text
+    prompt = build_corpus(config.data).prompts(1)[0]
+    typed = [f"--prompt={prompt}"] if prompt.isprintable() else []
+    assert bool(typed) == (corpus is not SHIFT)
+    assert shlex.split(example) == ["glissando", "generate", str(tmp_path / "run"), *typed]
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
@@ -479,3 +478,23 @@ def test_the_gradient_is_that_of_the_mean_over_scored_targets(tmp_path, accumula
     (row,) = metrics(done)
     assert float(row["train_loss"]) == pytest.approx(loss.item(), rel=1e-5)
     assert float(row["grad_norm"]) == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_few_functions_receive_the_whole_configuration(tmp_path):
+    """A reader of `train` follows it through ten functions at most; the others get what they need of it."""
+    config, found = configuration(tmp_path, {"training.steps": 1}), set[str]()
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and "/glissando/" in code.co_filename:
+            given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            if any(isinstance(frame.f_locals.get(name), RunConfig) for name in given):
+                found.add(code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        train(config, tmp_path / "run")
+    finally:
+        sys.setprofile(None)
+    assert {"train", "Loop.__init__"} < found
+    assert len(found) <= 10, sorted(found)

@@ -19,9 +19,9 @@ from glissando.cli import main
 from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, Stopped
 from glissando.runs import Run
+from glissando.stages import train_stages
 from glissando.training.fit import resume, train
 from glissando.training.progress import Progress
-from glissando.training.stages import train_stages
 
 #: a rate at which the held-out loss soon rises again
 RISING = {"training": {"steps": 12, "validate_every": 2, "save_every": 4, "keep_checkpoints": 9, "log_every": 3}}

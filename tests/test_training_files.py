@@ -8,10 +8,10 @@ import pytest
 from training_runs import configuration
 
 import glissando
+from glissando import run_files as files
 from glissando.cli import main
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.runs import Run
-from glissando.training import files
 from glissando.training.fit import resume, train
 
 

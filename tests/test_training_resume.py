@@ -32,9 +32,9 @@ from training_runs import (
 import glissando
 from glissando import trees
 from glissando.errors import ConfigError, DataError, DivergenceError, RunError, Stopped, TrainingError
+from glissando.metrics import read_metrics
 from glissando.runs import latest_checkpoint
 from glissando.training.fit import resume, train
-from glissando.training.metrics import read_metrics
 from glissando.training.objective import Objective
 from glissando.training.progress import Progress
 
@@ -98,7 +98,7 @@ def test_without_the_random_state_resuming_differs(tmp_path, crash_in, monkeypat
     crash_in(12)
     with pytest.raises(Crash):
         train(configuration(tmp_path, changes), tmp_path / "x")
-    monkeypatch.setattr("glissando.training.loop.restore_own_rng", lambda *_: None)
+    monkeypatch.setattr("glissando.training.loop.restore_rng", lambda *_: None)
     resume(tmp_path / "x")
     with pytest.raises(AssertionError):
         assert_same_tensors(weights(tmp_path / "x"), weights(tmp_path / "whole"))

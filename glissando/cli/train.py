@@ -47,8 +47,8 @@ def main(arguments: Sequence[str]) -> None:
         return
     require_out(options, "name the run directory to make, such as --out runs/first")
     from glissando.allocator import keep_freed_memory
+    from glissando.stages import train_stages
     from glissando.training.fit import train
-    from glissando.training.stages import train_stages
 
     keep_freed_memory()
     if config.stages:
@@ -123,8 +123,8 @@ def _resume(options: Options) -> None:
             f"got --{' --'.join(others)}"
         )
     from glissando.allocator import keep_freed_memory
+    from glissando.stages import STAGES, resume_stages
     from glissando.training.fit import resume
-    from glissando.training.stages import STAGES, resume_stages
 
     keep_freed_memory()
     chosen = options.sections.get("training", {})

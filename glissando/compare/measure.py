@@ -37,11 +37,11 @@ from glissando.errors import RunError
 from glissando.evaluation.scoring import score
 from glissando.generation import generate, room_after, visible
 from glissando.loading import load
+from glissando.metrics import read_metrics
 from glissando.model import LanguageModel
 from glissando.runs import ENVIRONMENT, METRICS, Run
 from glissando.storage import write_atomic
 from glissando.training.config import RunConfig
-from glissando.training.metrics import read_metrics
 
 _SAMPLE_TOKENS = 300
 #: the share of the tokens, at the end, over which the end's loss is averaged

@@ -67,7 +67,7 @@ def read_norms(run: Path) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[
 
     Raises RunError if nothing was logged.
     """
-    from glissando.training.metrics import read_metrics
+    from glissando.metrics import read_metrics
 
     rows = [row for row in read_metrics(run / METRICS) if row.get("grad_norm")]
     if not rows:

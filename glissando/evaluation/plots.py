@@ -50,7 +50,7 @@ def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
 
     Raises RunError if nothing was logged.
     """
-    from glissando.training.metrics import read_metrics
+    from glissando.metrics import read_metrics
 
     rows = read_metrics(run / METRICS)
     if not rows:
@@ -83,7 +83,7 @@ def plot_stages(runs: Sequence[Run], target: Path) -> Path:
     Raises RunError if nothing was logged.
     """
     from glissando.loading import load
-    from glissando.training.metrics import read_metrics
+    from glissando.metrics import read_metrics
 
     figure, (axes,) = figure_and_axes()
     curves: dict[str, list[tuple[float, float]]] = {"train_loss": [], "valid_loss": []}

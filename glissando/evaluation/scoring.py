@@ -22,6 +22,7 @@ from glissando.data.base import IGNORED, Batch
 from glissando.errors import DataError
 from glissando.generation import computing
 from glissando.model import LanguageModel
+from glissando.sharding import all_gathered, is_sharded
 
 _LOGITS = 1 << 27  # at most so many are held at once: 512 MiB in float32
 
@@ -158,8 +159,7 @@ def score_part(model: LanguageModel, batches: Iterable[Batch], device: torch.dev
 def _logits(model: LanguageModel, batch: Batch) -> Iterator[Tensor]:
     """Of so many rows at a time as fit into _LOGITS numbers; of all, where processes share the model's weights."""
     total, length = batch.ids.shape
-    shared = hasattr(model.embedding.weight, "to_local")
-    rows = total if shared else max(1, _LOGITS // (length * model.config.vocab_size))
+    rows = total if is_sharded(model) else max(1, _LOGITS // (length * model.config.vocab_size))
     control = accepted_control(model, batch)
     for first in range(0, total, rows):
         part = slice(first, first + rows)
@@ -169,12 +169,8 @@ def _logits(model: LanguageModel, batch: Batch) -> Iterator[Tensor]:
 
 def merged(mine: Score, world_size: int) -> Score:
     """What all processes have scored, on each of them."""
-    if world_size == 1:
-        return mine
-    everyone: list[Any] = [None] * world_size
-    torch.distributed.all_gather_object(everyone, mine)
     whole = Score()
-    for part in everyone:
+    for part in all_gathered(mine, world_size):
         whole.merge(part)
     return whole
 

@@ -90,7 +90,7 @@ class TauConfig:
     value_width: PositiveInt | None = None
     eps: Positive = 1e-6
     tau: Positive = starting(default=1.0, of="mixer.tau")
-    laplacian: str = "chain"
+    laplacian: str = starting(default="chain", of="mixer.laplacian")
     laplacian_weights: Literal["fixed", "diagonal", "learned"] = "fixed"
     temperature: Positive | tuple[Positive, Positive] = starting(default=0.05, of="log_temperature")
     learn_temperature: bool = True

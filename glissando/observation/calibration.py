@@ -17,7 +17,6 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from glissando.data.base import Batch
@@ -28,7 +27,9 @@ from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel
 from glissando.observation.calibration_options import DriftOptions, FixedOptions, PeriodicOptions, StartOptions
 from glissando.observation.observe import show
-from glissando.training.loop import Hook, Loop
+from glissando.sharding import all_gathered
+from glissando.training.hook import Hook
+from glissando.training.loop import Loop
 
 #: of the exponential average of gradient norms, over about 1 / (1 - 0.95) = 20 steps
 _DECAY = 0.95
@@ -127,11 +128,7 @@ def batch_median(loop: Loop, batches: list[Batch]) -> float:
         with loop.fabric.autocast():
             energies = key_energies(loop.model, on_device.ids, on_device.mask, accepted_control(loop.model, on_device))
         found.append(energies.flatten().cpu().numpy())
-    everyone: list[Any] = [np.concatenate(found)]
-    if loop.fabric.world_size > 1:
-        mine, everyone = everyone[0], [None] * loop.fabric.world_size
-        torch.distributed.all_gather_object(everyone, mine)
-    median = float(np.median(np.concatenate(everyone)))
+    median = float(np.median(np.concatenate(all_gathered(np.concatenate(found), loop.fabric.world_size))))
     if not (math.isfinite(median) and median > 0):
         raise TrainingError(
             f"tau cannot be calibrated before step {loop.state.step + 1}: the median energy of the keys is {median}, "

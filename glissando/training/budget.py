@@ -7,19 +7,13 @@ import math
 import time
 from collections.abc import Iterator
 
-import torch
-
 from glissando.data.base import Corpus
-from glissando.data.corpora import CORPORA
 from glissando.errors import ConfigError
-from glissando.training.config import RunConfig
-from glissando.training.fabric import Fabric
+from glissando.training.config import TrainingConfig
 from glissando.training.state import TrainState
 
 #: steps between validations, checkpoints and samples of a training that only Ctrl-C ends, unless they are given
 ENDLESS_EVERY = 1000
-#: seconds after which such a training saves in any case
-ENDLESS_SECONDS = 600.0
 
 
 class Clock:
@@ -52,27 +46,23 @@ class Budget:
     ended   the step just done was the last one of the run
     asked   somebody asked to stop: the run can go on, and what is due after this step is done all the same, for
             resuming begins with the next one
+
+    Raises ConfigError for epochs of a corpus that has no known end.
     """
 
-    def __init__(self, steps: int | None, tokens: int | None, seconds: float | None, flops: float | None) -> None:
-        self.limits = {"step": steps, "tokens": tokens, "seconds": seconds, "flops": flops}
-        self.steps, self.seconds = steps, seconds
+    def __init__(self, t: TrainingConfig, corpus: Corpus, batch_size: int) -> None:
+        self.steps = t.steps
+        if t.epochs is not None:
+            if corpus.epoch_rows is None:
+                raise ConfigError(
+                    "training.epochs counts passes over a text or over pairs, and this corpus has no known end: give "
+                    "training.steps or another budget"
+                )
+            self.steps = max(1, math.ceil(t.epochs * corpus.epoch_rows / batch_size))
+        self.limits = {"step": self.steps, "tokens": t.tokens, "seconds": t.seconds, "flops": t.flops}
         self.endless = not any(self.limits.values())
         self.share = self.share_before = 0.0  # at the end of the last two steps
         self.ended = self.asked = False
-
-    @classmethod
-    def of(cls, config: RunConfig, corpus: Corpus) -> Budget:
-        """Raises ConfigError for epochs of a corpus that has no known end."""
-        t, steps = config.training, config.training.steps
-        if t.epochs is not None and corpus.epoch_rows is None:
-            raise ConfigError(
-                "training.epochs counts passes over a text or over pairs, and corpus "
-                f"{CORPORA.kind_of(config.data)} has no known end: give training.steps or another budget"
-            )
-        if t.epochs is not None and corpus.epoch_rows is not None:
-            steps = max(1, math.ceil(t.epochs * corpus.epoch_rows / config.data.batch_size))
-        return cls(steps, t.tokens, t.seconds, t.flops)
 
     @property
     def stopping(self) -> bool:
@@ -82,13 +72,8 @@ class Budget:
     def interrupted(self) -> bool:
         return self.asked and not self.ended
 
-    def begin(self, state: TrainState) -> None:
-        """Take note of where a training starts."""
-        self.spend(state)
-        self.share_before = self.share
-
     def spend(self, state: TrainState) -> None:
-        """Take note of a step that is done."""
+        """Take note of where training is."""
         share = next((getattr(state, name) / limit for name, limit in self.limits.items() if limit), 0.0)
         self.share_before, self.share = self.share, min(1.0, share)
         self.ended = self.share >= 1
@@ -103,14 +88,3 @@ class Budget:
         if every is None and self.steps is None and not self.endless:
             return int(10 * self.share) > int(10 * self.share_before)
         return step % (every or (ENDLESS_EVERY if self.endless else max(1, (self.steps or 0) // 10))) == 0
-
-
-def agree(fabric: Fabric, seconds: float, asked: bool) -> tuple[float, bool]:
-    """The first process's clock, and whether any process was asked to stop."""
-    if fabric.world_size == 1:
-        return seconds, asked
-    both = torch.tensor(
-        [seconds if fabric.is_global_zero else 0.0, float(asked)], dtype=torch.float64, device=fabric.device
-    )
-    torch.distributed.all_reduce(both)
-    return both[0].item(), both[1].item() > 0

@@ -114,15 +114,6 @@ class TrainingConfig:
         """Those of BUDGETS that are given."""
         return [name for name in BUDGETS if getattr(self, name) is not None]
 
-    def require_end(self) -> None:
-        """Raise ConfigError for a schedule that needs an end where no budget is given."""
-        if not self.budgets and self.schedule.needs_end:
-            raise ConfigError(
-                f"training.schedule.kind {SCHEDULES.kind_of(self.schedule)} needs an end, and no budget is given: give "
-                f"one of {_BUDGET}; or train until Ctrl-C with --training.schedule.kind constant (or plateau, "
-                "homeostatic)"
-            )
-
 
 _BUDGET = f"training.steps, .{', .'.join(BUDGETS[1:])}"
 
@@ -144,7 +135,7 @@ class RunConfig:
     """All of a run: what config.yaml holds, resolved.
 
     start_from  the run whose weights and tokenizer training starts with (--from on the command line)
-    stages      trainings in a row, each from the end of the one before; see glissando.training.stages
+    stages      trainings in a row, each from the end of the one before; see glissando.stages
     grown       what growth has left to remember: [share, copies, released] by parameter, see
                 glissando.growth.shares.Share; it comes with the run that is started from
     imports     the Python files that registered what the run is made of (--import on the command line)
@@ -161,7 +152,12 @@ class RunConfig:
 
     def check(self, processes: int) -> None:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
-        self.training.require_end()
+        schedule = self.training.schedule
+        if not self.training.budgets and schedule.needs_end:
+            raise ConfigError(
+                f"training.schedule.kind {SCHEDULES.kind_of(schedule)} needs an end, and no budget is given: give "
+                f"one of {_BUDGET}; or, to train until Ctrl-C, --training.schedule.kind constant"
+            )
         mixers = [MIXERS.kind_of(mixer) for mixer in self.model.mixers]
         if not isinstance(self.training.calibration, FixedOptions) and "tau" not in mixers:
             raise ConfigError(

@@ -22,20 +22,20 @@ from glissando.errors import ConfigError, RunError, Stopped
 from glissando.growth.moments import read_moments
 from glissando.growth.runs import remembered
 from glissando.loading import BASE, load
+from glissando.metrics import read_metrics, summarize, summary_lines
 from glissando.model import LanguageModel, ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS
 from glissando.observation.log import Observation
+from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
 from glissando.runs import BEST, CHECKPOINTS, METRICS, TOKENIZER, Run, config_text, saved_step
 from glissando.storage import MANIFEST
 from glissando.training import launch
 from glissando.training.config import MACHINE, RunConfig, fitted_vocabulary
 from glissando.training.fabric import seed_everything
-from glissando.training.files import TEXTS, alone, fingerprints, put_texts, require_texts
-from glissando.training.loop import Hook, Loop
-from glissando.training.metrics import read_metrics
+from glissando.training.hook import Hook
+from glissando.training.loop import Loop
 from glissando.training.progress import Progress
 from glissando.training.start import keep_base, load_start, start_tokenizer
-from glissando.training.summary import summarize, summary_lines
 
 
 def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> Run:
@@ -46,29 +46,31 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
     """
     config = copy.deepcopy(config)  # what is found out about this run is not the caller's
     config.check(math.prod(launch.processes(config.training)))
-    tokenizer = start_tokenizer(config)
+    tokenizer, moments = None, {}
     if config.start_from is not None:
-        config.grown = remembered(Run.open(config.start_from))
+        start = Run.open(config.start_from)
+        tokenizer, config.grown, moments = start_tokenizer(start, config.data), remembered(start), read_moments(start)
     elif config.grown:
         raise ConfigError("grown is what `glissando grow` left in a run: start from that with --from, or leave it out")
-    seed_everything(config.training.seed, verbose=False)
-    corpus = build_corpus(config.data, tokenizer)
-    progress = progress or Progress()
-    for note in fit_to_corpus(config, corpus):
-        if launch.rank() == 0:
-            progress.say(note)
-    loop = _build(config, Run(Path(out).expanduser()), corpus, progress, resuming=False)
-    load_start(config, loop.model)
-    if config.start_from is not None:
-        loop.moments = {name: own.state() for name, own in read_moments(Run.open(config.start_from)).items()}
-    if loop.moments and config.training.strategy == "fsdp":
+    if moments and config.training.strategy == "fsdp":
         raise ConfigError(
             f"{config.start_from} comes with its optimizer's state, which training.strategy `fsdp` cannot take up: use "
             "`ddp` or `auto`"
         )
+    seed_everything(config.training.seed, verbose=False)
+    corpus, progress = build_corpus(config.data, tokenizer), progress or Progress()
+    notes = fit_to_corpus(config, corpus)
+    loop = _build(config, Run(Path(out).expanduser()), corpus, progress, resuming=False)
+    loop.moments = {name: own.state() for name, own in moments.items()}
+    if config.start_from is None:
+        loop.model.require_started()
+    else:
+        notes += load_start(config.start_from, config.model, loop.model)
     config_text(config.as_dict())
     # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
     if launch.rank() == 0:
+        for note in notes:
+            progress.say(note)
         Run.create(out, notes={TEXTS: fingerprints(config.data)}).write_config(config.as_dict())
         corpus.tokenizer.save(loop.run.path / TOKENIZER)
         if config.training.neutral_kl:
@@ -112,9 +114,8 @@ def resume(
 
 def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """`options`. Raises ConfigError for one that says how to train, which resuming must not change."""
-    for name in options:
-        if name not in MACHINE:
-            raise ConfigError(f"resume takes only {', '.join(MACHINE)} of the training options, got {name!r}")
+    if others := [name for name in options if name not in MACHINE]:
+        raise ConfigError(f"resume takes only {', '.join(MACHINE)} of the training options, got {others[0]!r}")
     return options
 
 
@@ -153,16 +154,11 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
             "training.strategy `fsdp` cannot shard a flow, whose field is evaluated by parts and again in the backward "
             "pass; use `ddp`"
         )
-    if config.training.neutral_kl and config.start_from is None:
+    if config.training.neutral_kl and not (config.start_from and labels and model.controls):
         raise ConfigError(
-            "training.neutral_kl ties the model at u = 0 to the one that training started from: name that with --from "
-            "RUN, or train in stages; or leave neutral_kl out"
-        )
-    if config.training.neutral_kl and not (labels and model.controls):
-        raise ConfigError(
-            "training.neutral_kl ties the model at u = 0 to the one that training started from, and needs a model with "
-            f"dials (model.depth.control, got {model.controls}) and a labelled corpus (labels: "
-            f"{', '.join(labels) or 'none'})"
+            "training.neutral_kl ties the model at u = 0 to the one that training started from: it needs --from RUN "
+            f"(or stages; got {config.start_from}), a model with dials (model.depth.control, got {model.controls}) and "
+            f"a labelled corpus (labels: {', '.join(labels) or 'none'}); or leave it out"
         )
     return notes
 
@@ -198,7 +194,7 @@ def _build(config: RunConfig, run: Run, corpus: Corpus, progress: Hook, resuming
 
 
 def _fit(loop: Loop, checkpoint: Path | None = None, texts: Mapping[str, str] | None = None) -> Run:
-    run, is_first = loop.run, launch.rank() == 0
+    run, is_first, lines = loop.run, launch.rank() == 0, list[str]()
     with alone(run.path) if is_first else contextlib.nullcontext():
         if is_first and checkpoint is not None:
             Run.create(run.path, resume=True)
@@ -210,18 +206,19 @@ def _fit(loop: Loop, checkpoint: Path | None = None, texts: Mapping[str, str] | 
             finally:
                 loop.close()
         nothing_done = checkpoint is not None and loop.state.step == saved_step(checkpoint)
-        lines = _finish(loop, nothing_done) if is_first else []
+        if is_first:
+            lines = _finish(loop, nothing_done)
+    where = shlex.quote(str(run.path))
     if loop.budget.interrupted:
-        lines.append(
-            f"\nstopped and saved at step {loop.state.step}; go on with: glissando train --resume "
-            f"{shlex.quote(str(run.path))}"
-        )
+        lines.append(f"\nstopped and saved at step {loop.state.step}; go on with: glissando train --resume {where}")
     else:
         if nothing_done:
             lines.append(f"{run.path} is finished, at step {loop.state.step}: nothing is left to train")
         if loop.corpus.problems:
             lines.append(loop.corpus.problems)
-        lines.append(f"run: {run.path}   (try: {_example(run, loop.corpus)})")
+        prompt = loop.corpus.prompts(1)[0]
+        given = f" --prompt={shlex.quote(prompt)}" if prompt.isprintable() else ""
+        lines.append(f"run: {run.path}   (try: glissando generate {where}{given})")
     if is_first:
         for line in lines:
             loop.hooks[0].say(line)
@@ -251,19 +248,3 @@ def _finish(loop: Loop, nothing_done: bool) -> list[str]:
     }  # fmt: skip
     run.write_summary(summary)
     return summary_lines(summary, str(run.path / CHECKPOINTS / BEST))
-
-
-def _example(run: Run, corpus: Corpus) -> str:
-    """A command line, for a shell, that continues the corpus's own first prompt."""
-    prompt = corpus.prompts(1)[0]
-    sign = "=" if prompt.startswith("-") else " "  # argparse would take it for an option
-    return f"glissando generate {shlex.quote(str(run.path))} --prompt{sign}{quoted(prompt)}"
-
-
-def quoted(text: str) -> str:
-    """`text` as one word of a shell's command line, control characters by their escapes."""
-    if all(character.isprintable() for character in text):
-        return shlex.quote(text)
-    named = {"\t": "\\t", "\n": "\\n", "\\": "\\\\", "'": "\\'"}
-    escaped = (named.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in text)
-    return f"$'{''.join(escaped)}'"

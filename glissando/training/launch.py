@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from typing import Any
 
 import torch
 
-from glissando.block import Block
 from glissando.errors import ConfigError, TrainingError
+from glissando.sharding import shard
 from glissando.training.config import TrainingConfig
 from glissando.training.fabric import (
     ACCELERATOR_REGISTRY,
@@ -54,7 +55,7 @@ def build_fabric(training: TrainingConfig) -> Fabric:
     strategy: Any = "ddp" if training.strategy == "ddp" or devices * nodes > 1 else "auto"
     if training.strategy == "fsdp":
         # Fabric's default is tensor parallelism within a node, which would shard no weight at all here.
-        strategy = ModelParallelStrategy(_shard, math.prod((devices, nodes)), tensor_parallel_size=1)
+        strategy = ModelParallelStrategy(shard, math.prod((devices, nodes)), tensor_parallel_size=1)
     try:
         with quiet():
             fabric = Fabric(
@@ -82,32 +83,19 @@ def build_fabric(training: TrainingConfig) -> Fabric:
     return fabric
 
 
-def _shard(objective: Any, mesh: Any) -> Any:
-    """FSDP2: each block is a unit of sharding."""
-    from torch.distributed.fsdp import fully_shard
-
-    for module in [m for m in objective.modules() if isinstance(m, Block)]:
-        fully_shard(module, mesh=mesh["data_parallel"])
-    fully_shard(objective.model, mesh=mesh["data_parallel"])
-    return objective
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without Fabric's banners, and the compiler's notes that a model is compiled in pieces."""
     # Where lightning.pytorch is imported too, Fabric's banners are its own.
     levels = {"lightning_fabric": logging.WARNING, "lightning.pytorch": logging.WARNING, "torch._dynamo": logging.ERROR}
-    before = {name: logging.getLogger(name).level for name in levels}
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-    try:
-        with warnings.catch_warnings():
-            for message in _ASIDES:
-                warnings.filterwarnings("ignore", message)
-            yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+    with contextlib.ExitStack() as stack:
+        for logger, level in ((logging.getLogger(name), level) for name, level in levels.items()):
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(level)
+        stack.enter_context(warnings.catch_warnings())
+        for message in _ASIDES:
+            warnings.filterwarnings("ignore", message)
+        yield
 
 
 @contextlib.contextmanager
@@ -119,41 +107,26 @@ def ended_together(fabric: Fabric) -> Iterator[None]:
     except BaseException as error:
         for process in getattr(fabric.strategy.launcher, "procs", ()):
             process.kill()  # SIGTERM asks to save, which takes all processes; these have nothing of their own to lose
-        cause = _training_error(error)
-        if cause is None:
-            if rank() > 0 and _lost_another(error):
-                sys.exit(f"process {rank()}: the connection to another process is lost; its error is reported there")
-            raise
-        if rank() > 0:
+        causes: list[BaseException] = [error]
+        while cause := causes[-1].__cause__ or causes[-1].__context__:
+            causes.append(cause)
+        # A process that clears up after a TrainingError may find the others gone, and trip again.
+        ours = next((each for each in causes if isinstance(each, TrainingError)), None)
+        if ours is not None and rank() == 0:
+            raise ours from None
+        if ours is not None:
             sys.exit(1)
-        raise cause from None
-    if _in_group():
+        # A collective whose other side has gone may reach us before the signal to end.
+        texts = (str(each).lower() for each in causes if isinstance(each, RuntimeError))
+        if rank() > 0 and any(re.search("(closed|reset) by peer", text) for text in texts):
+            sys.exit(f"process {rank()}: the connection to another process is lost; its error is reported there")
+        raise
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         _leave_group()
 
 
-def _training_error(error: BaseException | None) -> TrainingError | None:
-    """The TrainingError behind `error`: a process that clears up after one may find the others gone, and trip again."""
-    while error is not None and not isinstance(error, TrainingError):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def _lost_another(error: BaseException | None) -> bool:
-    """Whether `error` is that of a collective whose other side has gone: it may reach us before the signal to end."""
-    while error is not None:
-        text = str(error).lower()
-        if isinstance(error, RuntimeError) and ("closed by peer" in text or "reset by peer" in text):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def _leave_group() -> None:
     """End the group's threads: one that runs on as the interpreter ends can abort it, with status -6 for ours."""
-    if _in_group():
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-def _in_group() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -6,77 +6,45 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from glissando.data.base import IGNORED, Batch, Corpus, Shard
+from glissando.data.base import IGNORED, Corpus, Shard
 from glissando.depth import FlowDepth
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, RunError, TrainingError
 from glissando.evaluation.scoring import Score, merged, score_part, to_device
 from glissando.generation import generate, room_after, visible
 from glissando.growth.shares import shares
+from glissando.metrics import Metrics, append, part_norms, part_of
 from glissando.model import LanguageModel
+from glissando.random_state import restore_rng, rng_state
 from glissando.runs import BEST, CHECKPOINTS, METRICS, MODULE_PREFIX, Run, checkpoint_path, keep_newest
-from glissando.training.budget import ENDLESS_SECONDS, Budget, Clock, agree
-from glissando.training.config import RunConfig
-from glissando.training.fabric import seed_everything
-from glissando.training.launch import build_fabric
-from glissando.training.metrics import Metrics, append
-from glissando.training.objective import Objective
-from glissando.training.optimizer import (
-    build_optimizer,
-    optimizer_state,
-    put_optimizer_state,
+from glissando.sharding import (
+    all_gathered,
+    is_sharded,
+    local,
+    local_norms,
     put_weights,
-    set_rates,
     whole,
     whole_weights,
-)
-from glissando.training.parts import freeze, is_sharded, local, local_norms, part_norms, part_of
-from glissando.training.schedules import Progress as Position
+)  # fmt: skip
+from glissando.training.budget import Budget, Clock
+from glissando.training.config import RunConfig
+from glissando.training.fabric import seed_everything
+from glissando.training.hook import Hook
+from glissando.training.launch import build_fabric
+from glissando.training.objective import Objective
+from glissando.training.optimizer import build_optimizer, freeze, optimizer_state, put_optimizer_state, set_rates
 from glissando.training.schedules import build_schedule
-from glissando.training.state import Sums, TrainState, every_rng_state, over_processes, restore_own_rng
+from glissando.training.state import Sums, TrainState, over_processes
 from glissando.training.stopping import Stopping
 
 SAMPLES = "samples.txt"
-
-
-class Hook:
-    """Base of what is called around the steps of a training, on every process alike."""
-
-    def before_step(self, loop: Loop, batches: list[Batch]) -> None:
-        """Before a step on these micro-batches of this process; `loop.state.step` steps are done."""
-
-    def after_step(self, loop: Loop) -> None:
-        """Once the step is taken, before anything is validated, logged or saved."""
-
-    def logged(self, loop: Loop) -> None:
-        """Once the step is validated and logged, before it is saved."""
-
-    def say(self, line: str) -> None:
-        """A line for a person: a sample, a note."""
-
-    def close(self) -> None:
-        """At the end, by an error too."""
-
-    def columns(self, loop: Loop) -> list[str]:
-        """Names of its columns in metrics.csv."""
-        return []
-
-    def row(self, loop: Loop) -> dict[str, Any]:
-        """Their values after the step in progress."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it keeps, as plain values: a part of the checkpoint."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
+#: seconds after which a training without a budget saves in any case
+ENDLESS_SECONDS = 600.0
 
 
 class Loop:
@@ -107,7 +75,7 @@ class Loop:
         model.depth.gradient_checkpointing = t.gradient_checkpointing  # type: ignore[assignment]
         self.fabric, self.stopping = build_fabric(t), Stopping()
         self.objective, self.schedule = Objective(model, t, base), build_schedule(t.schedule)
-        self.budget, self.clock, self.state = Budget.of(config, corpus), Clock(), TrainState()
+        self.budget, self.clock, self.state = Budget(t, corpus, config.data.batch_size), Clock(), TrainState()
         self.moments: dict[str, dict[str, Tensor]] = {}  # of the optimizer, where training starts from a grown run
         #: about the targets of a step: any fixed number would do, this one keeps gradients near their size
         self.nominal = config.data.batch_size * config.data.seq_len
@@ -121,8 +89,6 @@ class Loop:
         self.mark = (0, 0.0)  # tokens and working seconds at the last row of metrics.csv
         self.saved_at = 0.0  # seconds of the run
 
-    # ---------------------------------------------------------------------- the loop
-
     def train(self, checkpoint: Path | None = None) -> None:
         """Train until the budget is spent or a signal asks to stop, from `checkpoint` on if one is given.
 
@@ -130,7 +96,11 @@ class Loop:
         """
         forward, optimizer = self._set_up(checkpoint)
         t, fabric, budget, state = self.config.training, self.fabric, self.budget, self.state
-        streams, sharded = self._streams(), is_sharded(self.model)
+        sharded, first = is_sharded(self.model), fabric.global_rank * t.accumulate
+        streams = [
+            self.corpus.batches("train", start=state.step, shard=Shard(first + part, fabric.world_size * t.accumulate))
+            for part in range(t.accumulate)
+        ]
         while not budget.stopping:
             batches = [next(stream) for stream in streams]
             for hook in self.hooks:
@@ -143,12 +113,17 @@ class Loop:
                 with fabric.no_backward_sync(forward, enabled=part < len(batches) and not sharded):
                     fabric.backward(forward(to_device(batch, fabric.device), targets, is_logged))
 
-            # gradient norm, clipping, schedule, step: the rate may depend on the norm before clipping
+            # gradients of a sum made those of the mean over the step's targets, and clipped
             gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
             sums = self._measure(gradients)
-            self._clip(list(gradients.values()), self.nominal / max(sums.targets, 1))
-            position = Position(state.step, budget.share, self.grad_norm)
-            self.learning_rate = t.optimizer.learning_rate * self.schedule.factor(position)
+            scale = self.nominal / max(sums.targets, 1)
+            scale *= min(1.0, (t.clip or math.inf) / (self.grad_norm or 1.0))
+            if scale != 1:
+                torch._foreach_mul_([local(gradient) for gradient in gradients.values()], scale)
+
+            # schedule and step: the rate may depend on the norm before clipping
+            factor = self.schedule.factor(state.step, budget.share, self.grad_norm)
+            self.learning_rate = t.optimizer.learning_rate * factor
             set_rates(self.optimizer, t.optimizer, state.step, self.learning_rate)
             optimizer.step()
             optimizer.zero_grad()
@@ -159,7 +134,7 @@ class Loop:
             state.tokens += sums.targets
             state.flops += sums.flops
             state.unlogged.add(sums)
-            state.seconds, budget.asked = agree(fabric, self.clock.elapsed(), self.stopping.asked is not None)
+            self._agree()
             budget.spend(state)
             for hook in self.hooks:
                 hook.after_step(self)
@@ -176,7 +151,8 @@ class Loop:
                     self.sample()
                 if state.best_step == state.step:
                     self.save(best=True)
-                if budget.stopping or budget.due(t.save_every, state.step) or self._endless_and_long():
+                long_unsaved = budget.endless and state.seconds - self.saved_at >= ENDLESS_SECONDS
+                if budget.stopping or budget.due(t.save_every, state.step) or long_unsaved:
                     self.save()
 
     def _set_up(self, checkpoint: Path | None) -> tuple[Any, Any]:
@@ -190,11 +166,18 @@ class Loop:
         # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
         seed_everything(t.seed + fabric.global_rank, verbose=False)
         if checkpoint is not None:
-            self._restore(TrainState.load(checkpoint))
+            state = TrainState.load(checkpoint)
+            put_weights(self.objective, state.model)
+            put_optimizer_state(self.optimizer, state.optimizer)
+            self.schedule.load_state_dict(state.schedule)
+            for hook in self.hooks:
+                if (name := type(hook).__name__) in state.hooks:
+                    hook.load_state_dict(state.hooks[name])
+            restore_rng(state.random, fabric.global_rank)
+            self.state = dataclasses.replace(state, model={}, optimizer={}, random=[])
         self.clock = Clock(self.state.seconds)
-        self.budget.begin(self.state)
-        if self._patience_is_over():
-            self.budget.ended = True
+        self.budget.spend(self.state)
+        self.budget.ended |= self._patience_is_over()
         self.mark, self.saved_at = (self.state.tokens, 0.0), self.state.seconds
         if fabric.is_global_zero:
             parts = sorted({part_of(name) for name, p in self.model.named_parameters() if p.requires_grad})
@@ -207,22 +190,6 @@ class Loop:
                 os.truncate(samples, self.state.samples)  # written after the checkpoint
         return forward, fabric.setup_optimizers(self.optimizer)
 
-    def _restore(self, state: TrainState) -> None:
-        put_weights(self.objective, state.model)
-        put_optimizer_state(self.optimizer, state.optimizer)
-        self.schedule.load_state_dict(state.schedule)
-        for hook in self.hooks:
-            if (name := type(hook).__name__) in state.hooks:
-                hook.load_state_dict(state.hooks[name])
-        restore_own_rng(state.random, self.fabric.global_rank)
-        self.state = dataclasses.replace(state, model={}, optimizer={}, random=[])
-
-    def _streams(self) -> list[Iterator[Batch]]:
-        """The micro-batches of this process, from the step that training has reached."""
-        parts, rank, world = self.config.training.accumulate, self.fabric.global_rank, self.fabric.world_size
-        shards = [Shard(rank * parts + part, world * parts) for part in range(parts)]
-        return [self.corpus.batches("train", start=self.state.step, shard=shard) for shard in shards]
-
     def close(self) -> None:
         """Once training has ended, by an error too."""
         for hook in self.hooks:
@@ -230,7 +197,7 @@ class Loop:
         if self.metrics is not None:
             self.metrics.close()
 
-    # ---------------------------------------------------------------------- gradients
+    # ---------------------------------------------------------------------- over processes
 
     def _measure(self, gradients: dict[str, Tensor]) -> Sums:
         """The step's sums over all processes, and `norms`: the one wait for the device.
@@ -252,13 +219,14 @@ class Loop:
             )
         return sums
 
-    def _clip(self, gradients: list[Tensor], scale: float) -> None:
-        """Make gradients of a sum those of the mean over the step's targets, and clip them."""
-        clip = self.config.training.clip
-        if clip is not None and self.grad_norm > clip:
-            scale *= clip / self.grad_norm
-        if scale != 1:
-            torch._foreach_mul_([local(gradient) for gradient in gradients], scale)
+    def _agree(self) -> None:
+        """The first process's clock counts, and stopping is everybody's once any process was asked to."""
+        self.state.seconds, self.budget.asked = self.clock.elapsed(), self.stopping.asked is not None
+        if self.fabric.world_size > 1:
+            mine = [self.state.seconds if self.fabric.is_global_zero else 0.0, float(self.budget.asked)]
+            both = torch.tensor(mine, dtype=torch.float64, device=self.fabric.device)
+            torch.distributed.all_reduce(both)
+            self.state.seconds, self.budget.asked = both[0].item(), both[1].item() > 0
 
     # ---------------------------------------------------------------------- validation
 
@@ -290,8 +258,7 @@ class Loop:
         state.waited += 1
         if score.loss < state.best:
             state.best, state.best_step, state.waited = score.loss, state.step, 0
-        if self._patience_is_over():
-            self.budget.ended = True
+        self.budget.ended |= self._patience_is_over()
         self.validation_cost = time.perf_counter() - began
         state.validation_seconds += self.validation_cost
 
@@ -300,10 +267,6 @@ class Loop:
         shard = Shard(self.fabric.global_rank, self.fabric.world_size)
         mine = score_part(self.model, self.corpus.batches("valid", shard=shard), self.fabric.device)
         return merged(mine, self.fabric.world_size)
-
-    def _endless_and_long(self) -> bool:
-        """Whether a training without a budget, whose steps may be long, has not saved for ten minutes."""
-        return self.budget.endless and self.state.seconds - self.saved_at >= ENDLESS_SECONDS
 
     # ---------------------------------------------------------------------- logging and sampling
 
@@ -377,7 +340,15 @@ class Loop:
         self._require_finite_weights()
         self.saved_at = self.state.seconds
         folder, step, problem = self.run.path / CHECKPOINTS, self.state.step, None
-        state = self._snapshot()
+        state = dataclasses.replace(
+            self.state,
+            seconds=self.clock.elapsed(),
+            model={name: whole(value) for name, value in self.objective.state_dict().items()},
+            optimizer=optimizer_state(self.optimizer),
+            schedule=self.schedule.state_dict(),
+            hooks={type(hook).__name__: kept for hook in self.hooks if (kept := hook.state_dict())},
+            random=all_gathered(rng_state(), self.fabric.world_size),
+        )
         if self.fabric.is_global_zero:
             try:
                 state.save(folder / BEST if best else checkpoint_path(folder, step))
@@ -391,18 +362,6 @@ class Loop:
         reason = self.fabric.broadcast(str(problem) if problem else None)
         if reason:
             raise TrainingError(f"could not save step {step}: {reason}") from problem
-
-    def _snapshot(self) -> TrainState:
-        """All of the training, gathered by all processes."""
-        return dataclasses.replace(
-            self.state,
-            seconds=self.clock.elapsed(),
-            model={name: whole(value) for name, value in self.objective.state_dict().items()},
-            optimizer=optimizer_state(self.optimizer),
-            schedule=self.schedule.state_dict(),
-            hooks={type(hook).__name__: kept for hook in self.hooks if (kept := hook.state_dict())},
-            random=every_rng_state(self.fabric.world_size),
-        )
 
     def _require_finite_weights(self) -> None:
         """Raises DivergenceError, on every process, if a weight has overflowed: it must not be saved."""

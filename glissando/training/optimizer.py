@@ -1,26 +1,68 @@
-"""AdamW by the names of parameters: built, its rates set for a step, its state taken out and put back."""
+"""Which parameters are trained, and AdamW by their names: built, its rates set for a step, its state kept."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+import fnmatch
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from glissando.errors import ConfigError
+from glissando.growth.shares import Share, shares
+from glissando.sharding import is_sharded, place, whole
 from glissando.training.config import AdamWOptions
-from glissando.training.parts import is_sharded, optimizer_groups
+
+
+def freeze(model: nn.Module, patterns: list[str]) -> None:
+    """Stop training the parameters whose names match a shell pattern.
+
+    Raises ConfigError for a pattern that matches nothing, or if nothing is left to train.
+    """
+    named = dict(model.named_parameters())
+    for pattern in patterns:
+        if not (matches := fnmatch.filter(named, pattern)):
+            raise ConfigError(
+                f"training.freeze pattern {pattern!r} matches no parameter; names look like {', '.join([*named][:6])}"
+            )
+        for name in matches:
+            named[name].requires_grad_(False)
+    if not any(p.requires_grad for p in named.values()):
+        raise ConfigError("training.freeze leaves nothing to train")
 
 
 def build_optimizer(model: nn.Module, options: AdamWOptions, grown: Mapping[str, list[float]]) -> torch.optim.AdamW:
     """AdamW; weight decay on matrices alone, and the factors that growth has left."""
-    return torch.optim.AdamW(
-        optimizer_groups(model, grown, options.weight_decay, options.eps),
-        lr=options.learning_rate,
-        betas=(options.beta1, options.beta2),
-        fused=not is_sharded(model),
-    )
+    groups = optimizer_groups(model, grown, options.weight_decay, options.eps)
+    betas = (options.beta1, options.beta2)
+    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas, fused=not is_sharded(model))
+
+
+def optimizer_groups(
+    model: nn.Module, grown: Mapping[str, list[float]], weight_decay: float, eps: float
+) -> list[dict[str, Any]]:
+    """The trained parameters in groups for AdamW: those that decay and those that do not, of one `Share` together.
+
+    `rate` multiplies the learning rate, `names` are the parameters'. Vectors and biases of any shape do not decay, nor
+    what a module lists in `undecayed`: vectors that are written in two dimensions.
+    """
+    exempt = {id(getattr(m, name, None)) for m in model.modules() for name in getattr(m, "undecayed", ())}
+    own = shares(model, grown)
+    groups: dict[tuple[bool, Share], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decays, share = parameter.ndim >= 2 and id(parameter) not in exempt and not name.endswith("bias"), own[name]
+        factors = {
+            "weight_decay": weight_decay * share.decay if decays else 0.0,
+            "eps": eps * share.eps,
+            "rate": share.rate,
+        }
+        group = groups.setdefault((decays, share), {"params": [], "names": [], **factors})
+        group["params"].append(parameter)
+        group["names"].append(name)
+    return list(groups.values())
 
 
 def set_rates(optimizer: torch.optim.Optimizer, options: AdamWOptions, step: int, learning_rate: float) -> None:
@@ -32,38 +74,8 @@ def set_rates(optimizer: torch.optim.Optimizer, options: AdamWOptions, step: int
             group["weight_decay"] = options.weight_decay / rate
 
 
-# ---------------------------------------------------------------------- state, whole in one process
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """`tensor` on the CPU; one that several processes hold shards of is gathered by all of them."""
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().cpu()
-
-
-def place(value: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `whole`: a copy in the dtype and on the device, or cut into the shards, of `like`."""
-    if not hasattr(like, "device_mesh"):
-        return value.to(like, copy=True)
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(value.to(like.device, like.dtype), like.device_mesh, like.placements)  # type: ignore
-
-
-@contextlib.contextmanager
-def whole_weights(model: Any) -> Iterator[None]:
-    """Under FSDP2, what no block holds is gathered, which generation uses without calling the whole model."""
-    if not is_sharded(model):
-        yield
-        return
-    model.unshard()
-    try:
-        yield
-    finally:
-        model.reshard()
-
-
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """What the optimizer keeps of each parameter, by its name."""
+    """What the optimizer keeps of each parameter, by its name, whole on the CPU."""
     named = [pair for group in optimizer.param_groups for pair in zip(group["names"], group["params"], strict=True)]
     states = {name: optimizer.state[p] for name, p in named if p in optimizer.state}
     return {name: {key: whole(value) for key, value in state.items()} for name, state in states.items()}
@@ -80,13 +92,3 @@ def put_optimizer_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Ma
                     key: value.to(count, torch.float32, copy=True) if key == "step" else place(value, parameter)
                     for key, value in saved[name].items()
                 }
-
-
-@torch.no_grad()
-def put_weights(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Load whole tensors into a module that may be sharded."""
-    ours = module.state_dict()
-    if ours.keys() != saved.keys():
-        raise ValueError(f"the weights differ by {sorted(ours.keys() ^ saved.keys())[:6]}")
-    for name, value in saved.items():
-        ours[name].copy_(place(value, ours[name]))

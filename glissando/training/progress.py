@@ -11,7 +11,8 @@ from typing import Any, TextIO
 import torch
 
 from glissando.data.base import Batch
-from glissando.training.loop import Hook, Loop
+from glissando.training.hook import Hook
+from glissando.training.loop import Loop
 
 
 def say(line: str, file: TextIO) -> None:

@@ -1,13 +1,8 @@
-"""Learning-rate schedules: a factor on the base rate from where training is and the gradient's norm.
-
-A schedule is a value with `factor(progress)` and, where it remembers something, a `state_dict`.
-"""
+"""Learning-rate schedules: a factor on the base rate from where training is and the gradient's norm."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -61,40 +56,35 @@ class HomeostaticOptions(ScheduleOptions):
     """A rate that follows the gradient's norm."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where training is: optimizer steps done, the share of the budget spent, |grad| before clipping."""
+class Schedule:
+    """A multiple of the base rate; `kept` are the attributes that a checkpoint holds."""
 
-    step: int
-    share: float
-    grad_norm: float
+    kept: ClassVar[tuple[str, ...]] = ()
 
-
-class Schedule(ABC):
     def __init__(self, config: Any) -> None:
         self.config = config
 
-    def factor(self, now: Progress) -> float:
-        """The multiple of the base learning rate for this step."""
+    def factor(self, step: int, share: float, grad_norm: float) -> float:
+        """The multiple of the base learning rate for a step, from the steps done, the share of the budget that is spent
+        and |grad| before clipping."""
         warmup = self.config.warmup_steps
-        rise = min(1.0, (now.step + 1) / warmup) if warmup else 1.0
-        return rise * self.shape(now)
+        return (min(1.0, (step + 1) / warmup) if warmup else 1.0) * self.shape(share, grad_norm)
 
-    @abstractmethod
-    def shape(self, now: Progress) -> float:
+    def shape(self, share: float, grad_norm: float) -> float:
         """The factor once warm."""
+        return 1.0
 
-    def observe_validation(self, loss: float) -> None:  # noqa: B027 (most schedules do not use it)
+    def observe_validation(self, loss: float) -> None:
         """Called with the validation loss each time it is measured."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {name: getattr(self, name) for name in self.kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:
-            raise ConfigError(
-                f"the schedule {type(self).__name__} keeps no state, the checkpoint holds {sorted(state)}"
-            )
+        """Raises ConfigError for the state of another schedule."""
+        if state.keys() != set(self.kept):
+            raise ConfigError(f"{type(self).__name__} keeps {self.kept}, and the checkpoint holds {tuple(state)}")
+        vars(self).update(state)
 
 
 #: learning-rate schedules by name
@@ -105,17 +95,14 @@ SCHEDULES: Registry[Schedule] = new_registry("schedule", "schedule", "warmup-cos
 class WarmupCosine(Schedule):
     """r + (1 - r) (1 + cos(pi s)) / 2 at share s of the budget, r = final_ratio."""
 
-    def shape(self, now: Progress) -> float:
+    def shape(self, share: float, grad_norm: float) -> float:
         floor = self.config.final_ratio
-        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, now.share)))
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
 
 
 @SCHEDULES.register("constant", ConstantOptions)
 class Constant(Schedule):
     """1."""
-
-    def shape(self, now: Progress) -> float:
-        return 1.0
 
 
 @SCHEDULES.register("plateau", PlateauOptions)
@@ -125,11 +112,13 @@ class Plateau(Schedule):
     As the Tauformer was trained: a warm-up, a constant, and a factor of 0.5 cut at most five times.
     """
 
+    kept = ("best", "waited", "cuts")
+
     def __init__(self, config: PlateauOptions) -> None:
         super().__init__(config)
         self.best, self.waited, self.cuts = math.inf, 0, 0
 
-    def shape(self, now: Progress) -> float:
+    def shape(self, share: float, grad_norm: float) -> float:
         return self.config.factor**self.cuts
 
     def observe_validation(self, loss: float) -> None:
@@ -140,20 +129,14 @@ class Plateau(Schedule):
         if self.waited >= self.config.patience and self.cuts < self.config.cuts:
             self.cuts, self.waited = self.cuts + 1, 0
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited, "cuts": self.cuts}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited, self.cuts = state["best"], state["waited"], state["cuts"]
-
 
 @SCHEDULES.register("homeostatic", HomeostaticOptions)
 class Homeostatic(Schedule):
     """sigmoid(1 / (|grad| + 1e-6) - 0.5): the Continuous Transformer's rate, calm gradients being stepped faster."""
 
-    def shape(self, now: Progress) -> float:
+    def shape(self, share: float, grad_norm: float) -> float:
         # The argument is at most 1e6; exp(-x) underflows to 0 there, which is the limit.
-        return 1 / (1 + math.exp(0.5 - 1 / (now.grad_norm + 1e-6)))
+        return 1 / (1 + math.exp(0.5 - 1 / (grad_norm + 1e-6)))
 
 
 def build_schedule(config: Any) -> Schedule:

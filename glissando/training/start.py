@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +13,33 @@ from glissando.data.corpora import TOKENIZERS, BytesOptions
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError
 from glissando.loading import BASE, load
-from glissando.mixers import TauConfig
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import TOKENIZER, Run
 from glissando.storage import MANIFEST
-from glissando.training import launch
-from glissando.training.config import RunConfig
-from glissando.training.start_tau import require_same_laplacian
-
-#: by class of a mixer's options: (ours, theirs, the run that is started from) raises ConfigError where they disagree
-START_CHECKS: dict[type, Callable[[Any, Any, str], None]] = {TauConfig: require_same_laplacian}
 
 
-def start_tokenizer(config: RunConfig) -> Tokenizer | None:
-    """The tokenizer of the run that is started from: its weights know no other; None where none is started from.
+def start_tokenizer(run: Run, data: Any) -> Tokenizer | None:
+    """The tokenizer of the run that is started from: its weights know no other; None if it has none.
 
-    Raises RunError if that run is missing, incomplete or damaged, ConfigError for another tokenizer in `config`.
+    Raises ConfigError for another tokenizer in `data`.
     """
-    if config.start_from is None:
-        return None
-    run, ours = Run.open(config.start_from), config.data.tokenizer
     theirs = TOKENIZERS.read(run.read_config().get("data", {}).get("tokenizer", TOKENIZERS.default))
-    if ours not in (theirs, BytesOptions()):
+    if data.tokenizer not in (theirs, BytesOptions()):
         raise ConfigError(
-            f"data.tokenizer is {TOKENIZERS.kind_of(ours)}, and the weights of {config.start_from} know their own "
+            f"data.tokenizer is {TOKENIZERS.kind_of(data.tokenizer)}, and the weights of {run.path} know their own "
             f"alone, {TOKENIZERS.kind_of(theirs)}: leave data.tokenizer out, or train a new model without --from"
         )
     path = run.path / TOKENIZER
     return load_tokenizer(path) if path.is_file() else None
 
 
-def load_start(config: RunConfig, model: LanguageModel) -> None:
-    """Put the weights of `config.start_from` into `model`, where there is one. Parts that it does not have start anew,
-    and are named; where trained numbers started is put into `config`, so that it stays true of them.
+def load_start(source: str, config: ModelConfig, model: LanguageModel) -> list[str]:
+    """Put the weights of the run `source` into `model`; parts that it does not have start anew. Where trained numbers
+    started is put into `config`, so that it stays true of them. Returns what a person should know of both.
 
     Raises ConfigError for weights that `model` has no place for, of another shape or missing, and for options that
     would have them start elsewhere.
     """
-    source = config.start_from
-    if source is None:
-        model.require_started()
-        return
     theirs, ours = Run.open(source).read_state_dict(), model.state_dict()
     if lost := sorted(set(theirs) - set(ours)):
         raise ConfigError(f"the model has no place for {_some(lost)} of {source}: give both the same model options")
@@ -66,34 +50,25 @@ def load_start(config: RunConfig, model: LanguageModel) -> None:
                 "give both the same model options"
             )
     model.load_state_dict({**ours, **theirs})
-    unset = [n for n, b in model.named_buffers() if b.is_floating_point() and not b.isfinite().all()]
-    if unset:
+    if unset := [n for n, b in model.named_buffers() if b.is_floating_point() and not b.isfinite().all()]:
         raise ConfigError(
             f"{source} has no values for {_some(unset)}, which no new layer has: give both the same layers"
         )
-    before = _model_of(source)
-    for mine, other in zip(config.model.mixers, before.mixers, strict=False):
-        if type(mine) is type(other) and type(mine) in START_CHECKS:
-            START_CHECKS[type(mine)](mine, other, source)
     new = set(ours) - set(theirs)
-    notes = _keep_starts(config.model, before, source, set(theirs), new)
-    if new:
-        notes.append(f"not in {source}, so started anew: {_some(sorted(new))}")
-    if launch.rank() == 0:
-        for note in notes:
-            print(note, file=sys.stderr)
+    notes = _keep_starts(config, _model_of(source), source, set(theirs), new)
+    return [*notes, f"not in {source}, so started anew: {_some(sorted(new))}"] if new else notes
 
 
-def plan_starts(config: RunConfig, before: ModelConfig | None, source: str, grown: bool) -> None:
-    """What `load_start` will do, before anything is trained: `before` is the model of the stage `source`, or None for
+def plan_starts(config: ModelConfig, start_from: str | None, before: ModelConfig | None, grown: bool) -> None:
+    """What `load_start` will do, before anything is trained: `before` is the model of the stage before, or None for
     the run that the first stage starts from; `grown`: what is started from has all parts of this model."""
-    if before is None and config.start_from is not None and (Path(config.start_from) / MANIFEST).is_file():
-        before, source = _model_of(config.start_from), config.start_from
-    if before is None or not starting_differences(config.model, before, "model"):
-        return
-    ours = _names(config.model)
-    theirs = ours if grown else _names(before)
-    _keep_starts(config.model, before, source, theirs, ours - theirs)
+    if before is None and start_from is not None and (Path(start_from) / MANIFEST).is_file():
+        before = _model_of(start_from)
+    if before is not None and starting_differences(config, before, "model"):
+        with torch.device("meta"):
+            ours, theirs = (set(LanguageModel(for_saved_weights(c)).state_dict()) for c in (config, before))
+        theirs = ours if grown else theirs
+        _keep_starts(config, before, str(start_from), theirs, ours - theirs)
 
 
 def _model_of(run: str) -> ModelConfig:
@@ -115,12 +90,6 @@ def _keep_starts(model: ModelConfig, before: ModelConfig, source: str, old: set[
         setattr(each.section, each.field.name, each.theirs)
         notes.append(f"{says}, which is kept")
     return notes
-
-
-def _names(config: ModelConfig) -> set[str]:
-    """The names of the weights of a model of this kind."""
-    with torch.device("meta"):
-        return set(LanguageModel(for_saved_weights(config)).state_dict())
 
 
 def keep_base(source: str, run: Run) -> None:

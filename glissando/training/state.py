@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from glissando.errors import RunError
-from glissando.storage import MANIFEST, find_published, publish_directory, verify_manifest
-from glissando.training.parts import local, local_norms
+from glissando.sharding import local, local_norms
+from glissando.storage import find_published, publish_directory, verify_manifest
 from glissando.trees import load_tree, save_tree
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -105,18 +99,9 @@ class TrainState:
     def load(cls, path: str | Path) -> TrainState:
         """The state that was saved at `path`, each file checked, tensors on the CPU.
 
-        Raises RunError if it is missing, incomplete, damaged, a pickle, or of a version that saved something else.
+        Raises RunError if it is missing, incomplete, damaged, or of a version that saved something else.
         """
         directory = find_published(path)
-        if not directory.exists():
-            raise RunError(f"no checkpoint at {path}; the run's complete ones are its checkpoints/step-* directories")
-        if not directory.is_dir():
-            raise RunError(
-                f"{path} is a file; a checkpoint is a directory. Pickled checkpoints are refused because loading one "
-                "runs code: load it where you trust it and save its state dict with safetensors."
-            )
-        if not (directory / MANIFEST).is_file():
-            raise RunError(f"{path} is not a complete checkpoint: {MANIFEST} is missing. Load the previous checkpoint.")
         verify_manifest(directory)
         rest = load_tree(directory, "trainer")
         if rest.keys() != {each.name for each in dataclasses.fields(cls)} - {"model"}:
@@ -125,51 +110,3 @@ class TrainState:
                 "for a new training: glissando train --from RUN"
             )
         return cls(**rest | {"model": load_tree(directory, "model"), "unlogged": Sums(**rest["unlogged"])})
-
-
-def rng_state() -> dict[str, Any]:
-    """The state of the random numbers of Python, NumPy, torch on the CPU and each CUDA device, as a tree."""
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return {
-        "python": random.getstate(),
-        "numpy": (str(name), torch.from_numpy(np.asarray(keys).copy()), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def restore_rng(tree: dict[str, Any]) -> None:
-    """The inverse of `rng_state`. CUDA states are restored for the devices that both machines have."""
-    version, internal, gauss = tree["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = tree["numpy"]
-    np.random.set_state((name, keys.numpy(), *rest))
-    torch.set_rng_state(tree["torch"])
-    for device, state in zip(range(torch.cuda.device_count()), tree["cuda"], strict=False):
-        torch.cuda.set_rng_state(state, device)
-
-
-def every_rng_state(world_size: int) -> list[dict[str, Any]]:
-    """`rng_state` of each process, on each of them."""
-    if world_size == 1:
-        return [rng_state()]
-    states: list[Any] = [None] * world_size
-    # As NumPy arrays, because Lightning and torch disagree on how a tensor travels as an object.
-    torch.distributed.all_gather_object(states, _map(rng_state(), Tensor, Tensor.numpy))
-    return _map(states, np.ndarray, torch.from_numpy)
-
-
-def _map(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, dict):
-        return {key: _map(value, kind, function) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_map(value, kind, function) for value in tree)
-    return function(tree) if isinstance(tree, kind) else tree
-
-
-def restore_own_rng(states: list[dict[str, Any]], rank: int) -> None:
-    """Logs a warning if the checkpoint was saved with fewer processes: this one keeps the state that it has."""
-    if rank < len(states):
-        restore_rng(states[rank])
-    else:
-        log.warning("the checkpoint has no random state for process %d, which starts afresh", rank)

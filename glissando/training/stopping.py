@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import TracebackType
 from typing import Any
 
 #: Ctrl-C; `kill`, batch systems and containers; a terminal that is closed, where there is such a signal
@@ -31,12 +30,10 @@ class Stopping:
             signal.signal(number, self._ask)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
     def _ask(self, number: int, *_: Any) -> None:
         self.asked = signal.Signals(number)
-        self.__exit__(None, None, None)
+        self.__exit__()

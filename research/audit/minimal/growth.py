@@ -184,9 +184,9 @@ def _costs(plan: Plan) -> tuple[Cost, ...]:
 def _cost(plan: Plan, seed: int) -> Cost:
     """Trains in stages that grow, and from scratch at the final size, with the library's own training."""
     from glissando.config import from_dict, merge
+    from glissando.stages import plans, train_stages
     from glissando.training.config import RunConfig
     from glissando.training.fit import train
-    from glissando.training.stages import plans, train_stages
 
     flops, shared = _flops(plan), _shared(plan, seed)
     staged = from_dict(RunConfig, merge(shared, {"stages": _stages(flops, seed)}))
@@ -244,8 +244,8 @@ def _stages(flops: float, seed: int) -> list[dict[str, Any]]:
 
 def _validations(run: Path) -> list[tuple[float, float]]:
     """Held-out loss and FLOPs so far."""
+    from glissando.metrics import read_metrics
     from glissando.runs import METRICS
-    from glissando.training.metrics import read_metrics
 
     rows = read_metrics(run / METRICS)
     return [(float(row["valid_loss"]), float(row["flops"])) for row in rows if row["valid_loss"]]

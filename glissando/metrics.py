@@ -1,9 +1,12 @@
-"""metrics.csv: rows appended as training goes, read back without what a crash has cut short."""
+"""What a training reports: metrics.csv, read back without what a crash has cut short, and its summary."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +78,58 @@ def _csv(rows: list[list[Any]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
+
+
+def part_of(name: str) -> str:
+    """The part of the model that a parameter belongs to.
+
+    depth.blocks.3.mixer.qkv.weight -> depth.blocks.3.mixer;   depth.time.0.bias -> depth.time
+    """
+    stem = re.sub(r"(\.\d+)?\.(weight|bias)$", "", name)
+    return re.findall(r"^(?:depth\.(?:.*\.)?\d+\.\w+|depth\.\w+|\w+)", stem)[0]
+
+
+def part_norms(norms: Mapping[str, float]) -> dict[str, float]:
+    """The norm of each part from those of its parameters."""
+    parts: dict[str, list[float]] = {}
+    for name, norm in norms.items():
+        parts.setdefault(part_of(name), []).append(norm)
+    return {part: math.hypot(*inside) for part, inside in parts.items()}
+
+
+def summarize(rows: Sequence[Mapping[str, str]], best_step: int) -> dict[str, Any]:
+    """How a training ended, by its rows: its `best` and `last` validation, None before the first."""
+    validations = []
+    for row in rows:
+        loss = float(row.get("valid_loss") or math.nan)
+        if math.isfinite(loss):
+            validations.append({
+                "step": int(row["step"]), "tokens": int(row["tokens"]), "seconds": float(row["seconds"]), "loss": loss,
+                "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": float(row["valid_bits_per_byte"]),
+            })  # fmt: skip
+    best = next((each for each in validations if each["step"] == best_step), None)
+    return {"best": best, "last": validations[-1] if validations else None}
+
+
+def summary_lines(summary: Mapping[str, Any], best_path: str) -> list[str]:
+    """The summary in a few lines for a person."""
+    best, last, steps = summary["best"], summary["last"], summary["steps"]
+    lines = [
+        "{steps:,} steps, {tokens:,} tokens, {seconds:,.0f} s; "
+        "learning rate at {learning_rate_scale:.4g} of its base".format(**summary)
+    ]
+    if best is None:
+        return lines
+    figures = "loss {loss:.4f}, perplexity {perplexity:.4g}, {bits_per_byte:.4f} bits/byte"
+    lines.append(
+        f"best validation: step {best['step']} of {steps} ({best['tokens']:,} tokens): {figures.format(**best)}; "
+        f"{best_path}"
+    )
+    stop = "best stopping point: the last validation"
+    if best["step"] != last["step"]:
+        stop = (
+            f"best stopping point: step {best['step']}; the last validation, step {last['step']}, is "
+            f"{last['loss'] - best['loss']:.4f} nats worse: {figures.format(**last)}"
+        )
+    kept = "best validation" if summary["weights"] == "best" else "last step"
+    return [*lines, stop, f"the run's own weights are those of the {kept}"]

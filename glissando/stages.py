@@ -33,11 +33,11 @@ from glissando.growth import Growth, grown_config
 from glissando.growth.runs import grow_run
 from glissando.migration import migrated
 from glissando.model import LanguageModel
+from glissando.run_files import put_texts
 from glissando.runs import CHECKPOINTS, Run, config_text, latest_checkpoint
 from glissando.storage import MANIFEST, write_atomic
 from glissando.training import launch
 from glissando.training.config import BUDGETS, RunConfig, Stage
-from glissando.training.files import put_texts
 from glissando.training.fit import machine_only, resume, train
 from glissando.training.start import plan_starts
 
@@ -50,15 +50,10 @@ def train_stages(config: RunConfig, out: str | Path) -> list[Run]:
     Raises ConfigError for a stage that makes no sense before any of them is trained; else as `train`.
     """
     out = Path(out).expanduser()
-    plans(config, out)
+    plans(config, out)  # which also refuses several processes
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
-    if launch.rank() == 0:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"could not make {out}: {error.strerror}. Choose a writable place.") from error
-        write_atomic(out / STAGES, config_text(config.as_dict()))
+    write_atomic(out / STAGES, config_text(config.as_dict()))
     return _run_all(config, out, {}, {})
 
 
@@ -90,11 +85,6 @@ class Plan(NamedTuple):
         return self.path.with_name(f"{self.path.name}-start")
 
 
-def resolve(config: RunConfig, out: Path) -> list[tuple[Path, RunConfig]]:
-    """The run directory of each stage, and its whole configuration; raises as `plans`."""
-    return [(plan.path, plan.config) for plan in plans(config, out)]
-
-
 def plans(config: RunConfig, out: Path) -> list[Plan]:
     """What each stage is.
 
@@ -112,58 +102,53 @@ def plans(config: RunConfig, out: Path) -> list[Plan]:
             raise ConfigError(f"a stage's name is made of letters, digits, _ . and -, got {name!r}")
         if names.count(name) > 1:
             raise ConfigError(f"two stages are named {name!r}; give each a name of its own")
-    shared = config.as_dict()
-    del shared["stages"]
+    shared = {name: value for name, value in config.as_dict().items() if name != "stages"}
     found: list[Plan] = []
     for number, stage in enumerate(config.stages, 1):
         where = f"stages[{number}] ({stage.name})"
-        path = out / f"{number}-{stage.name}"
-        growth, model = _grown(stage, found, where)
-        start = {"start_from": str(Plan(path, config).start if growth else found[-1].path)} if found else {}
+        path, before = out / f"{number}-{stage.name}", found[-1] if found else None
         own = {key: getattr(stage, key) for key in ("model", "data", "training")}
-        if any(own["training"].get(name) is not None for name in BUDGETS):
+        if any(stage.training.get(name) is not None for name in BUDGETS):
             # A stage's budget takes the place of the shared one, whichever of them either is.
-            shared_budget = dict.fromkeys(BUDGETS)
-            own["training"] = {**shared_budget, **own["training"]}
+            own["training"] = {**dict.fromkeys(BUDGETS), **stage.training}
+        growth, model = _grown(stage, before, any(plan.growth for plan in found), where)
+        start = {}
+        if before is not None:
+            start["start_from"] = str(path.with_name(f"{path.name}-start") if growth else before.path)
         whole = from_dict(RunConfig, merge(shared, model, own, start), where)
         try:
             whole.check(math.prod(launch.processes(whole.training)))
-            before = found[-1] if found else None
-            source = f"stage {before.path.name}" if before else ""
-            if all(getattr(whole.training, name) is None for name in BUDGETS):
+            if not whole.training.budgets:
                 raise ConfigError(f"without a budget the next stage is never reached: give one of {', '.join(BUDGETS)}")
-            plan_starts(whole, before.config.model if before else None, source, growth is not None)
+            plan_starts(whole.model, whole.start_from, before.config.model if before else None, growth is not None)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         found.append(Plan(path, whole, growth))
     return found
 
 
-def _grown(stage: Stage, before: list[Plan], where: str) -> tuple[Growth | None, dict[str, Any]]:
-    """How the stage before is grown, and the model's options once anything has been."""
-    if not stage.grow and not any(plan.growth for plan in before):
+def _grown(stage: Stage, before: Plan | None, ever: bool, where: str) -> tuple[Growth | None, dict[str, Any]]:
+    """How the stage before is grown, and the model's options once anything has `ever` been."""
+    if not stage.grow and not ever:
         return None, {}
-    if not before:
+    if before is None:
         raise ConfigError(f"{where}: grow makes the model of the stage before larger, and this is the first stage")
-    config = before[-1].config.model
     if not stage.grow:
-        return None, {"model": to_dict(config)}
+        return None, {"model": to_dict(before.config.model)}
     growth = from_dict(Growth, stage.grow, f"{where}.grow")
     try:
-        return growth, {"model": to_dict(grown_config(LanguageModel(for_saved_weights(config)), growth))}
+        return growth, {"model": to_dict(grown_config(LanguageModel(for_saved_weights(before.config.model)), growth))}
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
 def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any], texts: Mapping[str, str]) -> list[Run]:
     machine_only(machine)
-    staged = plans(config, out)
-    runs = []
-    for number, plan in enumerate(staged):
-        if launch.rank() == 0:
-            print(f"stage {plan.path.name}", file=sys.stderr)
+    staged, runs = plans(config, out), list[Run]()
+    for plan in staged:
+        print(f"stage {plan.path.name}", file=sys.stderr)
         if plan.growth is not None and not (plan.start / MANIFEST).is_file():
-            grow_run(staged[number - 1].path, plan.start, plan.growth)
+            grow_run(runs[-1].path, plan.start, plan.growth)
         if not plan.path.exists():
             plan.config.training = replace(plan.config.training, **machine)
             put_texts(plan.config.data, texts)
@@ -177,6 +162,5 @@ def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any], texts: Ma
     if any(plan.growth for plan in staged):
         from glissando.evaluation.plots import plot_stages
 
-        picture = plot_stages(runs, out / "loss.png")
-        print(f"picture: {picture}", file=sys.stderr)
+        print(f"picture: {plot_stages(runs, out / 'loss.png')}", file=sys.stderr)
     return runs

@@ -1,0 +1,41 @@
+"""What is called around the steps of a training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from glissando.data.base import Batch
+
+
+class Hook:
+    """Its base, called on every process alike; `loop` is the glissando.training.loop.Loop."""
+
+    def before_step(self, loop: Any, batches: list[Batch]) -> None:
+        """Before a step on these micro-batches of this process; `loop.state.step` steps are done."""
+
+    def after_step(self, loop: Any) -> None:
+        """Once the step is taken, before anything is validated, logged or saved."""
+
+    def logged(self, loop: Any) -> None:
+        """Once the step is validated and logged, before it is saved."""
+
+    def say(self, line: str) -> None:
+        """A line for a person: a sample, a note."""
+
+    def close(self) -> None:
+        """At the end, by an error too."""
+
+    def columns(self, loop: Any) -> list[str]:
+        """Names of its columns in metrics.csv."""
+        return []
+
+    def row(self, loop: Any) -> dict[str, Any]:
+        """Their values after the step in progress."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps, as plain values: a part of the checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
