@@ -235,7 +235,7 @@ def test_epochs_are_passes_over_a_text_or_over_pairs(tmp_path, changes, steps):
 
 
 def test_epochs_of_what_never_ends_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"training\.epochs counts passes .* corpus shift has no known end"):
+    with pytest.raises(ConfigError, match=r"training\.epochs counts passes .* this corpus has no known end"):
         train(configuration(tmp_path, SHIFT, {"training": {"steps": None, "epochs": 1.0}}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
