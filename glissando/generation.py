@@ -22,7 +22,7 @@ from glissando.state import State, select_rows
 Control = Mapping[str, float] | Sequence[float]
 
 
-#: what a generator of PyTorch takes, with room for every row's own
+#: what a generator of PyTorch takes, with a margin for every row's own
 _SEEDS = (-(2**63), 2**63 - 1)
 #: below it logits over the temperature are no longer float32 numbers; any difference of theirs is certainty long before
 _COLDEST = 1e-30
@@ -98,7 +98,7 @@ def continue_ids(
 
     The model's weights must stand still meanwhile: what follows from them is computed once.
 
-    prompts  token ids of each row, none empty. control  (B, C), or a function that is asked for it before each token.
+    prompts  token ids of each row, none empty. control  (B, C), or a function that is called for it before each token.
     ends     (row, id) -> whether the row ends there; such rows leave the batch, so that they cost nothing.
 
     Raises NotFiniteError where the model computes no numbers.
@@ -106,7 +106,7 @@ def continue_ids(
     device = model.embedding.weight.device
     alive = list(range(len(prompts)))
     generators = [torch.Generator().manual_seed(sampling.seed + r) for r in alive]
-    limits = [min(max_tokens, room_after(model, len(prompt))) for prompt in prompts]
+    limits = [min(max_tokens, tokens_left(model, len(prompt))) for prompt in prompts]
     memo: Memo = {}
     now = _now(control)
     with computing(model):
@@ -147,7 +147,7 @@ def _now(control: Tensor | Callable[[], Tensor] | None) -> Tensor | None:
     return control() if callable(control) else control
 
 
-def room_after(model: LanguageModel, prompt_tokens: int) -> int:
+def tokens_left(model: LanguageModel, prompt_tokens: int) -> int:
     """How many tokens the model can write behind a prompt: endless but for learned positions."""
     limit = model.config.max_length if model.position_embedding is not None else None
     # The last token that is written is never read, so it needs no position.
@@ -246,7 +246,7 @@ def stream(
     """The continuation of `prompt` in pieces as they come; ends at the end of text, `stop` or `max_tokens`.
 
     control    values by name, {"mood": 0.7}, those left out being 0; or all of them in the model's order. A function is
-               asked before each token: a dial that turns while text streams.
+               called before each token: a dial that turns while text streams.
     when_full  called at the end of a text that learned positions have cut.
 
     The model's weights must stand still until the last piece.
@@ -319,14 +319,16 @@ def _stream_all(
     for _ in continue_ids(model, ids, max_tokens, sampling, ends=ends, control=dial):
         yield list(pieces)
         pieces[:] = [""] * len(rows)
-    cut = [not row.ended and room_after(model, len(prompt)) < max_tokens for row, prompt in zip(rows, ids, strict=True)]
+    cut = [
+        not row.ended and tokens_left(model, len(prompt)) < max_tokens for row, prompt in zip(rows, ids, strict=True)
+    ]
     yield [row.finish() for row in rows]
     if when_full is not None and any(cut):
         when_full()
 
 
 def _dial(model: LanguageModel, control: Control | Callable[[], Control], rows: int) -> Tensor | Callable[[], Tensor]:
-    """The control of every row, (B, C), or a function that asks for it."""
+    """The control of every row, (B, C), or a function that returns it."""
 
     def now() -> Tensor:
         values = control() if callable(control) else control

@@ -32,7 +32,7 @@ Basis = Literal["contexts", "svd"]
 FORMAT = "glissando laplacian 1"
 MEAN_DEGREE = 2.0  # of a long chain
 COOCCURRENCE_WINDOW = 4
-#: what `token_embeddings_from_corpus` gives unless asked otherwise, if the text has as many
+#: what `token_embeddings_from_corpus` gives by default, if the text has as many
 DEFAULT_FEATURES = 64
 #: its dense matrices take 0.5 GB each at this size
 MAX_VOCABULARY = 8192
@@ -230,7 +230,7 @@ def _broken_laws(laplacian: Tensor) -> list[str]:
     }
     slack = _SLACK.get(laplacian.dtype, 1e-5) * float(exact.abs().max())
     broken = [f"{law} {float(amount):.3g}" for law, amount in amounts.items() if float(amount) > slack]
-    # By Gershgorin's theorem the three laws imply the fourth, so its eigenvalues are found only to say what follows.
+    # By Gershgorin's theorem the three laws imply the fourth, so its eigenvalues are computed only for the message.
     lowest = float(torch.linalg.eigvalsh((exact + exact.T) / 2)[0]) if broken else 0.0
     return [*broken, f"not positive semidefinite: smallest eigenvalue {lowest:.3g}"] if lowest < -slack else broken
 
@@ -385,7 +385,7 @@ def _first(columns: Tensor, features: int | None) -> Tensor:
     chosen = min(DEFAULT_FEATURES, available) if features is None else features
     if not 1 <= chosen <= available:
         raise ConfigError(
-            f"{chosen} features are asked for, and this text has 1..{available}: at most one for each token that "
+            f"{chosen} features are requested, and this text has 1..{available}: at most one for each token that "
             "occurs. Ask for fewer, or take a larger vocabulary"
         )
     return columns[:, :chosen]

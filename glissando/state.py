@@ -18,18 +18,18 @@ State = Any
 
 @runtime_checkable
 class Slotted(Protocol):
-    """A state that grows: slots of which row b has filled the first filled[b], and room behind them, never read."""
+    """A state that grows: slots of which row b has filled the first filled[b]; those behind them are never read."""
 
     @property
     def filled(self) -> Tensor:
         """(B,) int64"""
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Slots of every row."""
 
-    def with_room(self, room: int) -> State:
-        """The same values with the first `room` slots and no more, in memory of their own."""
+    def with_capacity(self, capacity: int) -> State:
+        """The same values with the first `capacity` slots and no more, in memory of their own."""
 
 
 def leaves(state: State) -> Iterator[Tensor]:
@@ -69,7 +69,7 @@ def select_rows(state: State, rows: Tensor) -> State:
 def join_rows(*states: State) -> State:
     """The rows of several states of one model, one below the other, however much each has read.
 
-    A leaf with fewer slots than another's gets zeros behind its own: room to grow, which no mixer reads.
+    A leaf with fewer slots than another's gets zeros behind its own: spare slots, which no mixer reads.
     """
     return map_state(lambda *leaves: torch.cat(_same_room(leaves)), *states)
 
@@ -88,12 +88,12 @@ def _same_room(leaves: Sequence[Tensor]) -> list[Tensor]:
 def fit_room(state: State, spare: bool = False) -> State:
     """The same values without slots that no row has filled: what a row got beside longer ones.
 
-    spare  room of up to twice what is filled stays, and more is cut to the next doubling of 64: the state grows on
+    spare  up to as many slots as are filled stay, and more is cut to the next doubling of 64: the state grows on
     """
     if isinstance(state, tuple) and isinstance(state, Slotted):
         filled = max(state.filled.tolist(), default=0)
         needed = _doubling(filled) if spare else filled
-        return state.with_room(needed) if state.room > (max(needed, 2 * filled) if spare else needed) else state
+        return state.with_capacity(needed) if state.capacity > (max(needed, 2 * filled) if spare else needed) else state
     if isinstance(state, tuple):
         children = [fit_room(child, spare) for child in state]
         return type(state)(*children) if hasattr(state, "_fields") else tuple(children)

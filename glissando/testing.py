@@ -8,7 +8,7 @@ runs every law on the class in float64 and raises LawError, an AssertionError, t
     split law   forward(ab) equals forward(a) followed by forward(b, state): values, and the gradients of x and of every
                 parameter; cut anywhere, single tokens among the pieces
     batch law   a row alone equals that row in a batch, padded or not (where `mask` is accepted)
-    state       a tree of batch-first tensors, never changed in place, of the dtype that was asked for or wider
+    state       a tree of batch-first tensors, never changed in place, of the requested dtype or wider
     time        dt = 1 is the default, and dt = 0 leaves the state alone (where `dt` is accepted)
     parameters  every parameter gets a gradient; a model's state_dict restores the function
 """

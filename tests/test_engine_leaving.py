@@ -103,7 +103,7 @@ CACHED = ("transformer-nano", "tauformer-nano")
 def most_room(state: State) -> int:
     """Slots of the layer that has most of them."""
     if isinstance(state, Slotted):
-        return state.room
+        return state.capacity
     return max(map(most_room, state), default=0) if isinstance(state, tuple) else 0
 
 
@@ -147,4 +147,4 @@ def test_a_batch_that_a_long_text_has_left_is_as_small_as_those_that_stay(preset
 def test_room_to_grow_stays(filled, room, left):
     k, v, position = torch.zeros(2, 1, room), torch.zeros(2, 1, room, 4), torch.tensor([filled, filled // 2])
     [layer, _] = fit_room((ExactState(k, v, None, None, None, position), None), spare=True)
-    assert layer.room == layer.v.shape[2] == left
+    assert layer.capacity == layer.v.shape[2] == left

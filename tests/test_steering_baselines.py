@@ -17,7 +17,7 @@ from glissando.data.stories.corpus import first_sentence
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError
 from glissando.evaluation.activation_addition import Addition, changed, mean_differences, places
-from glissando.evaluation.prompt_prefix import KINDS, PASSAGE_BYTES, Prefix, has_room, passage
+from glissando.evaluation.prompt_prefix import KINDS, PASSAGE_BYTES, Prefix, passage, prefix_fits
 from glissando.evaluation.rows import Row, batches_of, behind, labelled_texts, spread, valid_rows
 from glissando.evaluation.steering import Dials, Trial, trial
 from glissando.evaluation.steering_baselines import GRANTED, compare, matched_strength, selection_trial
@@ -219,8 +219,8 @@ def test_passages_are_whole_sentences():
 
 def test_learned_positions_limit_a_prefix():
     task = trial(Letters(), prompts=2)
-    assert has_room(model_of(), task)
-    assert not has_room(model_of(positions="learned", max_length=10), task)
+    assert prefix_fits(model_of(), task)
+    assert not prefix_fits(model_of(positions="learned", max_length=10), task)
     roomy = model_of(positions="learned", max_length=20)
     ahead = Prefix(roomy, "story", {1: [[1] * 50], -1: [[2] * 50]}).chosen(task, 1.0, 1)
     assert len(ahead[0]) + max(len(row.ids) for row in task.held_out) == 20
@@ -305,7 +305,7 @@ def test_without_room_for_a_prefix_the_addition_is_still_measured():
     base = model_of(positions="learned", max_length=10)
     prefixes, additions = comparison((1.0,), base, base).baselines
     assert prefixes.best is None
-    assert "no room" in prefixes.note
+    assert "none for a prefix" in prefixes.note
     assert additions.best is not None
 
 

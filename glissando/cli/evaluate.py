@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _score(options: Options) -> None:
-    """The run's own text, a file or another corpus, and what else was asked for."""
+    """The run's own text, a file or another corpus, and what else was requested."""
     from glissando.data.textfile import open_file
     from glissando.loading import load
     from glissando.runs import Run
@@ -117,15 +117,15 @@ def _scored(options: Options, trained: dict[str, Any]) -> Any:
 
     Raises ConfigError for those that would deal out a file's held-out batches otherwise than training did.
     """
-    asked = options.sections.get("data", {})
+    requested = options.sections.get("data", {})
     if options.file is not None:
-        if lost := [name for name in asked if name in _NOT_OF_A_FILE]:
+        if lost := [name for name in requested if name in _NOT_OF_A_FILE]:
             raise ConfigError(f"--data.{lost[0]} would do nothing: --file is scored whole. Leave one of the two out")
         # Every byte of the file, whatever part of its own text the run has held out.
         sizes = {name: trained[name] for name in CORPORA.shared if name in trained}
         whole_file = {"kind": "text", "path": options.file, "valid_path": options.file}
-        return from_dict(CORPORA.section(), {**sizes, **asked, **whole_file}, "data")
-    config = from_dict(CORPORA.section(), merge({"data": trained}, {"data": asked})["data"], "data")
+        return from_dict(CORPORA.section(), {**sizes, **requested, **whole_file}, "data")
+    config = from_dict(CORPORA.section(), merge({"data": trained}, {"data": requested})["data"], "data")
     if config.tokenizer != from_dict(CORPORA.section(), trained, "data").tokenizer:
         raise ConfigError("--data.tokenizer would do nothing: a run's own tokenizer reads the text. Leave it out")
     now = to_dict(config)
@@ -139,18 +139,18 @@ def _scored(options: Options, trained: dict[str, Any]) -> Any:
 _NOT_OF_A_FILE = ("kind", "path", "valid_path", "valid_fraction", "tokenizer")
 
 
-def _require_same_lines(asked: dict[str, Any], trained: dict[str, Any]) -> None:
+def _require_same_lines(requested: dict[str, Any], trained: dict[str, Any]) -> None:
     """Raise ConfigError where other lines of the trained file would be held out than training held out."""
-    if asked["valid_path"] is not None:
+    if requested["valid_path"] is not None:
         return
-    here, there = (Path(values["path"]).expanduser().resolve() for values in (asked, trained))
+    here, there = (Path(values["path"]).expanduser().resolve() for values in (requested, trained))
     if here != there:
         return
     for name in ("batch_size", "seq_len", "route_every", "valid_path"):
-        now, then = asked[name], trained[name]
+        now, then = requested[name], trained[name]
         if now != then:
             raise ConfigError(
-                f"--data.{name} {now} would score text that was trained on: which lines of {asked['path']} are "
+                f"--data.{name} {now} would score text that was trained on: which lines of {requested['path']} are "
                 f"held out follows from it, and training had {then}. Leave it out, or name held-out text with "
                 "--data.valid_path"
             )
@@ -276,7 +276,7 @@ def _diagnostics(model: LanguageModel, ids: list[int], options: Options) -> None
 
     from glissando.evaluation import time_constants as tau
     from glissando.evaluation.diagnostics import gather, recording, write
-    from glissando.generation import computing, room_after
+    from glissando.generation import computing, tokens_left
 
     assert model.tokenizer is not None
     folder, device = Path(options.diagnostics).expanduser(), model.embedding.weight.device
@@ -285,7 +285,7 @@ def _diagnostics(model: LanguageModel, ids: list[int], options: Options) -> None
         model(torch.tensor([text], device=device))
     files = write(model, gather(model, calls), folder)
     files.append(tau.plot_text(model, model.tokenizer.decode(text), folder / TIME_CONSTANTS))
-    longest = min(tau.LENGTH, room_after(model, 1))
+    longest = min(tau.LENGTH, tokens_left(model, 1))
     tokens, numbers = tau.texts(model, ids), tau.signals(model)
     print(
         tau.pattern_table(tau.compare_patterns(model, tokens, length=min(longest, len(ids) // tau.SEEDS))),

@@ -132,7 +132,7 @@ def _source(options: Options) -> str:
 
 
 def _graph(source: str, options: Options) -> tuple[Tensor, dict[str, str]]:
-    """The Laplacian, of the size that is asked for, and what to say of it."""
+    """The Laplacian, of the requested size, and its description."""
     from glissando.laplacian import chain, from_embeddings, normalise, project
 
     if source == "chain":
@@ -155,7 +155,7 @@ def _given(options: Options, names: Iterable[str]) -> list[str]:
 
 
 def _embed(source: str, options: Options) -> tuple[Tensor, Tensor | None, dict[str, str]]:
-    """Embeddings (n, F), how often each row counts, and what to say of them: names of files, never their folders."""
+    """Embeddings (n, F), how often each row counts, and their description: names of files, never their folders."""
     if source == "embeddings":
         path = Path(options.embeddings)
         return read_embeddings(path, options.tensor), None, {"source": f"embeddings {path.name}"}

@@ -260,14 +260,14 @@ def pair_table(figures: dict[str, Any]) -> str:
     first, second = figures["dials"]
     lines = [
         f"dials {first} and {second} turned at once, {figures['prompts']} held-out prompts",
-        f"  {first + ', u':>12} {second + ', u':>12} {'mean ' + first:>14} {'mean ' + second:>14}   both obey",
+        f"  {first + ', u':>12} {second + ', u':>12} {'mean ' + first:>14} {'mean ' + second:>14}     success",
     ]
     columns = (figures[f"mean_{first}"], figures[f"mean_{second}"], figures["joint_success"])
     for i, u in enumerate(figures["u"]):
         for j, v in enumerate(figures["u"]):
             a, b, joint = (column[i][j] for column in columns)
-            obey = "-" if math.isnan(joint) else f"{joint:.1%}"
-            lines.append(f"  {u:12.2f} {v:12.2f} {a:14.3f} {b:14.3f}   {obey:>9}")
+            success = "-" if math.isnan(joint) else f"{joint:.1%}"
+            lines.append(f"  {u:12.2f} {v:12.2f} {a:14.3f} {b:14.3f}   {success:>9}")
     return "\n".join(lines)
 
 

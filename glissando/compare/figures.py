@@ -247,7 +247,7 @@ def _engineering(axis: Any) -> None:
 
 
 def _decades(axis: Any) -> None:
-    """Ticks at 1, 2 and 5 of each decade, where a span of many decades has room for the 1 alone."""
+    """Ticks at 1, 2 and 5 of each decade, at the 1 alone where the span has many decades."""
     from matplotlib.ticker import LogLocator
 
     low, high = axis.get_view_interval()

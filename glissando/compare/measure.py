@@ -35,7 +35,7 @@ from glissando.data.corpora import DataOptions, build_corpus
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import RunError
 from glissando.evaluation.scoring import score
-from glissando.generation import generate, room_after, visible
+from glissando.generation import generate, tokens_left, visible
 from glissando.loading import load
 from glissando.metrics import read_metrics
 from glissando.model import LanguageModel
@@ -154,7 +154,7 @@ def sample(model: LanguageModel, corpus: Corpus) -> dict[str, str]:
     """How the model goes on from a prompt that is the same for every model and seed."""
     prompt = corpus.prompts(1, seed=0)[0]
     assert model.tokenizer is not None
-    tokens = min(_SAMPLE_TOKENS, room_after(model, 1 + len(model.tokenizer.encode(prompt))))
+    tokens = min(_SAMPLE_TOKENS, tokens_left(model, 1 + len(model.tokenizer.encode(prompt))))
     text = generate(model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9, seed=0)[0] if tokens > 0 else ""
     return {"prompt": visible(prompt), "text": visible(text)}
 

@@ -1,7 +1,7 @@
 """How much memory a process holds, now and at its peak.
 
-On Linux the peak is VmHWM of /proc/self/status, which is of this program alone: what getrusage tells is inherited from
-the process that started it.
+On Linux the peak is VmHWM of /proc/self/status, which is of this program alone: what getrusage reports is inherited
+from the process that started it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def resident_bytes() -> int:
-    """What is held now; the peak so far where the system does not tell."""
+    """What is held now; the peak so far where the system does not report it."""
     return _status("VmRSS") if _STATUS.is_file() else peak_bytes()
 
 

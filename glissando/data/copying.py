@@ -21,7 +21,7 @@ _BLANK, _ASK = ".", ":"
 class _Copying(TaskCorpus):
     """Rows of one length, scored at their end; the answers there are not inputs, as in the published tasks.
 
-    What is read where a symbol is due carries no information, so that a model cannot lean on its earlier answers.
+    What is read where a symbol is due carries no information, so that a model cannot use its earlier answers.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class _Copying(TaskCorpus):
         return f"{read}\n{answers}\n"
 
     def chance(self) -> dict[str, float]:
-        """Of saying any symbol."""
+        """Of predicting any symbol."""
         return {"chance_accuracy": 1 / len(self._symbols), "chance_bits": math.log2(len(self._symbols))}
 
 
@@ -134,9 +134,9 @@ class InductionCorpus(_Copying):
 
         eos x_1 ... x_i : s x_{i+3} ... x_{L-1} :        after the last: s
 
-    With the mark the vocabulary has 16 tokens. The mark's first place is even over all that leave room for s. `length`
-    L of the source is 256 in training; of held-out rows it is `valid_len`, where that is given, to see whether
-    what was learned holds for longer rows (there: 64 to 2^20).
+    With the mark the vocabulary has 16 tokens. The mark's first place is even over all that have one for s behind
+    them. `length` L of the source is 256 in training; of held-out rows it is `valid_len`, where that is given, to see
+    whether what was learned holds for longer rows (there: 64 to 2^20).
 
     Source: Gu and Dao, "Mamba: linear-time sequence modeling with selective state spaces", 2023 (arXiv 2312.00752),
     4.1.2, after Olsson et al., "In-context learning and induction heads", 2022 (arXiv 2209.11895).

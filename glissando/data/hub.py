@@ -156,7 +156,7 @@ def _described(split: HubSplit) -> str:
 
 
 def _is_network(error: BaseException | None) -> bool:
-    """Whether the error or a cause of it speaks of a connection."""
+    """Whether the error or a cause of it is of a connection."""
     while error is not None:
         if isinstance(error, ConnectionError | TimeoutError) or _NETWORK.search(type(error).__name__):
             return True

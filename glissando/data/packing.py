@@ -122,7 +122,7 @@ class Rows(NamedTuple):
             piece = self._tokens(document)
             length = min(len(piece.ids), width)
             ids[row, :length], sizes[row, :length] = piece.ids[:length], piece.sizes[:length]
-            sizes[row, length : length + 1] = 1  # the closing eos, where there is room
+            sizes[row, length : length + 1] = 1  # the closing eos, where it fits
             lengths[row] = min(length + 1, width)
         scored = np.arange(1, width) < lengths[:, None]
         control = np.array([document.control for document in group], np.float32)

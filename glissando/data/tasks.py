@@ -206,8 +206,8 @@ class RecallCorpus(TaskCorpus):
         values = codes(_VALUE_CHARACTERS)[shuffled(len(_VALUE_CHARACTERS), seed, _VALUES, *draw)[:, : self._pairs]]
         bound = np.stack([keys, values], axis=2)
         queried = shuffled(self._pairs, seed, _QUERIES, *draw)[:, : self._queries]
-        asked_bound = np.take_along_axis(bound, queried[:, :, None], axis=1)
-        return np.concatenate([bound, asked_bound], axis=1).reshape(len(rows), -1)[:, :-1]
+        queried_pairs = np.take_along_axis(bound, queried[:, :, None], axis=1)
+        return np.concatenate([bound, queried_pairs], axis=1).reshape(len(rows), -1)[:, :-1]
 
     def _answers(self, read: np.ndarray) -> np.ndarray:
         first = 2 * self._pairs

@@ -96,7 +96,7 @@ def integrate(
     """h at tau = 1, from h at tau = 0.
 
     field    field(tau, h, *args), tau a float
-    args     tensors that the field is given and that may want gradients: a control, a mask
+    args     tensors that the field is given and that may require gradients: a control, a mask
     params   the weights that the field uses; `reversible` differentiates these and no others
 
     A field that draws random numbers must draw the same ones for the same evaluation, see glissando.depth.flow.

@@ -54,14 +54,18 @@ def places(model: LanguageModel) -> dict[str, Place]:
 def changed(place: Place, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Within, `change` is applied to the activation (B, T, D) at `place` of every call; afterwards it is undone."""
 
-    def enter(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def change_input(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         return (change(given[0]), *given[1:])
 
-    def leave(module: nn.Module, given: tuple[Any, ...], out: tuple[Any, ...]) -> tuple[Any, ...]:
+    def change_output(module: nn.Module, given: tuple[Any, ...], out: tuple[Any, ...]) -> tuple[Any, ...]:
         return (change(out[0]), *out[1:])
 
     module = place.module
-    hook = module.register_forward_pre_hook(enter) if place.at_input else module.register_forward_hook(leave)
+    hook = (
+        module.register_forward_pre_hook(change_input)
+        if place.at_input
+        else module.register_forward_hook(change_output)
+    )
     try:
         yield
     finally:

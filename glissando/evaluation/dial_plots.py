@@ -84,14 +84,14 @@ def plot_comparison(result: Comparison, target: Path) -> Path:
     figure, (axes,) = figure_and_axes()
     _mark(axes, result.unsteered, _QUIET, "X", "no steering")
     for baseline, (color, shape) in zip(result.baselines, _WAYS, strict=True):
-        x, y = [_dearer(outcome) for outcome in baseline.tried], [outcome.success for outcome in baseline.tried]
+        x, y = [_cost_percent(outcome) for outcome in baseline.tried], [outcome.success for outcome in baseline.tried]
         axes.scatter(x, y, s=18, color=color, alpha=0.35, marker=shape)
         if baseline.as_cheap is not None:
             _mark(axes, baseline.as_cheap, color, shape, f"{baseline.as_cheap.way}, within the dial's cost or 1 %")
         if baseline.best is not None and baseline.best != baseline.as_cheap:
             _mark(axes, baseline.best, color, shape, f"{baseline.best.way}, at any cost", fillstyle="none")
     _mark(axes, result.dial, _DIAL, "o", "dial")
-    axes.axvline(_dearer(result.dial), color=_DIAL, linewidth=0.8, linestyle=":")
+    axes.axvline(_cost_percent(result.dial), color=_DIAL, linewidth=0.8, linestyle=":")
     axes.set_xscale("symlog", linthresh=1.0)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:+g} %" if x else "0")
     axes.margins(x=0.12)
@@ -102,12 +102,12 @@ def plot_comparison(result: Comparison, target: Path) -> Path:
     return target
 
 
-def _dearer(outcome: Outcome) -> float:
+def _cost_percent(outcome: Outcome) -> float:
     return 100 * (outcome.cost - 1)
 
 
 def _mark(axes: Any, outcome: Outcome, color: str, shape: str, label: str, fillstyle: str = "full") -> None:
-    low, high = wilson(sum(outcome.leaned), 2 * outcome.prompts)
+    low, high = wilson(sum(outcome.successes), 2 * outcome.prompts)
     bar = [[max(outcome.success - low, 0.0)], [max(high - outcome.success, 0.0)]]
     style = {"color": color, "marker": shape, "markersize": 9, "fillstyle": fillstyle, "linestyle": "none"}
-    axes.errorbar([_dearer(outcome)], [outcome.success], yerr=bar, capsize=3, label=label, **style)
+    axes.errorbar([_cost_percent(outcome)], [outcome.success], yerr=bar, capsize=3, label=label, **style)

@@ -170,7 +170,7 @@ def _styles(n: int) -> list[tuple[Any, str]]:
 
 
 def _label_ends(axes: Any, labels: list[tuple[float, str, Any]]) -> None:
-    """Names at the right, each as near to the end of its line as the others leave room for."""
+    """Names at the right, each as near to the end of its line as the others allow."""
     labels = sorted((label for label in labels if not math.isnan(label[0])), key=lambda label: label[0])
     low, high = (math.log(limit) for limit in axes.get_ylim())
     ends = [(math.log(value) - low) / (high - low) for value, _, _ in labels]

@@ -52,7 +52,7 @@ class GlissandoLM(HFLM):
         left_truncate_len: int | None = None,
         **kwargs: Any,
     ) -> list[int]:
-        """The ids of the text alone, unless special tokens are asked for."""
+        """The ids of the text alone, unless special tokens are requested."""
         return super().tok_encode(string, bool(add_special_tokens), left_truncate_len, **kwargs)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:

@@ -26,7 +26,7 @@ from glissando.model import LanguageModel
 KINDS = ("opening", "ending", "story")
 #: how much of a text its opening and its ending are, to the end of the sentence
 PASSAGE_BYTES = 150
-#: a prefix of fewer tokens carries nothing, so that where learned positions leave no room for it there is none
+#: a prefix of fewer tokens carries nothing, so that where learned positions leave no positions for it there is none
 _LEAST = 8
 
 
@@ -64,22 +64,22 @@ class Prefix:
     def chosen(self, trial: Trial, u: float, n: int) -> list[list[int]]:
         """The end mark and a prefix for each of `n` texts; none twice unless there are fewer prefixes than that."""
         every = self._ahead[1 if u > 0 else -1]
-        order, room = np.random.default_rng(trial.seed).permutation(len(every)), room_for_prefix(self.base, trial)
+        order, limit = np.random.default_rng(trial.seed).permutation(len(every)), prefix_limit(self.base, trial)
         picked = [every[order[index % len(every)]] for index in range(n)]
-        return [[self.eos, *(ids if room is None else ids[-room:])] for ids in picked]
+        return [[self.eos, *(ids if limit is None else ids[-limit:])] for ids in picked]
 
 
-def room_for_prefix(base: LanguageModel, trial: Trial) -> int | None:
+def prefix_limit(base: LanguageModel, trial: Trial) -> int | None:
     """Tokens that learned positions leave before the trial's longest held-out row; None where there is no limit."""
     if base.position_embedding is None or base.config.max_length is None:
         return None
     return max(0, base.config.max_length - max(len(row.ids) for row in trial.held_out) - 1)
 
 
-def has_room(base: LanguageModel, trial: Trial) -> bool:
+def prefix_fits(base: LanguageModel, trial: Trial) -> bool:
     """Whether a prefix that carries anything fits before the held-out rows."""
-    room = room_for_prefix(base, trial)
-    return room is None or room >= _LEAST
+    limit = prefix_limit(base, trial)
+    return limit is None or limit >= _LEAST
 
 
 def passage(text: str, kind: str) -> str:

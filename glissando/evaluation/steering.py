@@ -43,13 +43,13 @@ class Cost(NamedTuple):
         return math.exp(min(self.nats, 700.0))
 
     def against(self, other: Cost) -> float:
-        """The ratio of the two perplexities: 1.02 is 2 % dearer than `other`."""
+        """The ratio of the two perplexities: 1.02 is 2 % above `other`."""
         return math.exp(min(self.nats - other.nats, 700.0))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What every way of steering is asked to do alike: prompts to continue, random numbers, text to read, a judge."""
+    """What is the same for every way of steering: prompts to continue, random numbers, text to read, a judge."""
 
     corpus: Corpus
     prompts: Sequence[str]
@@ -173,15 +173,15 @@ class Sweep:
         return self.labels[self.values.index(u)]
 
     def means(self) -> NDArray[np.float64]:
-        """The mean label at each value; prompts without evidence count as 0, which is no mood and no leaning."""
+        """The mean label at each value; prompts without evidence count as 0, which is the neutral label."""
         return np.nan_to_num(self.labels).mean(1)
 
     def success(self, u: float) -> tuple[int, int]:
-        """How many texts lean to the side of u, of how many; no evidence is no success."""
+        """How many texts have a label of u's sign, of how many; no evidence is no success."""
         return int((np.nan_to_num(self.at(u)) * math.copysign(1, u) > 0).sum()), self.labels.shape[1]
 
     def anti_steerable(self) -> float:
-        """The share of prompts whose text leans more to the positive side at u = -1 than at u = 1."""
+        """The share of prompts whose text has a higher label at u = -1 than at u = 1."""
         return float((np.nan_to_num(self.at(1.0)) < np.nan_to_num(self.at(-1.0))).mean())
 
     def rank_correlation(self) -> float:

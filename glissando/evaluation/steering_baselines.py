@@ -5,11 +5,11 @@ text read while steered to u, as a ratio to that of the base left alone. The cos
 
     cost = exp((nats at -1 + nats at 1) / 2 - nats of the base)        nats per token
 
-and success is the share of texts, of both sides, that lean the way they were steered.
+and success is the share of texts, of both signs of u, whose label has the sign of u.
 
 The baselines get their best chance, and not from what is reported: the kind of prefix, and the place and strength of
 the addition, are chosen on other prompts and other held-out rows. Each is reported twice: at whatever cost, and at no
-more than the dial's cost or 1 %, whichever is more, so that a dial which costs nothing leaves room for others. The
+more than the dial's cost or 1 %, whichever is more, so that others can be compared with a dial that costs nothing. The
 addition's strength is then the one that costs as much on the rows of the report.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from glissando.errors import ConfigError
 from glissando.evaluation.activation_addition import Addition, mean_differences
-from glissando.evaluation.prompt_prefix import KINDS, Prefix, has_room
+from glissando.evaluation.prompt_prefix import KINDS, Prefix, prefix_fits
 from glissando.evaluation.rows import labelled_texts, spread, valid_rows
 from glissando.evaluation.scoring import wilson
 from glissando.evaluation.steering import Cost, Dials, Trial
@@ -38,7 +38,7 @@ TEXTS = 64
 GRANTED = 1.01
 #: a cost at which a baseline is surely felt; places are compared at the dial's cost and at this
 _FELT = 1.5
-#: a cost beyond which strengths are not tried: no text is left to speak of
+#: a cost beyond which strengths are not tried: what is written is no text any more
 _RUINOUS = 10.0
 
 
@@ -76,22 +76,22 @@ class Outcome:
 
     way: str
     prompts: int
-    leaned: tuple[int, int]  # how many texts lean down when turned down, and up when turned up
+    successes: tuple[int, int]  # texts with a label below 0 at u = -1, and above 0 at u = 1
     cost: float  # ratio of perplexities to the base, see the module
 
     @property
     def success(self) -> float:
         """Of both sides."""
-        return sum(self.leaned) / (2 * self.prompts)
+        return sum(self.successes) / (2 * self.prompts)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "way": self.way,
             "prompts": self.prompts,
-            "success_at_-1": self.leaned[0] / self.prompts,
-            "success_at_+1": self.leaned[1] / self.prompts,
+            "success_at_-1": self.successes[0] / self.prompts,
+            "success_at_+1": self.successes[1] / self.prompts,
             "success": self.success,
-            "success_95": list(wilson(sum(self.leaned), 2 * self.prompts)),
+            "success_95": list(wilson(sum(self.successes), 2 * self.prompts)),
             "perplexity_against_base": self.cost,
         }
 
@@ -215,18 +215,18 @@ class _Task:
         return max(self.cost(self.dial, trial), GRANTED)
 
     def turn(self, steering: Steering, trial: Trial) -> Outcome:
-        leaned = []
+        successes = []
         for u in (-1.0, 1.0):
             labels = np.nan_to_num(trial.judge(steering.write(trial, u), self.name))
-            leaned.append(int((labels * u > 0).sum()))
-        return Outcome(steering.way, len(trial.prompts), (leaned[0], leaned[1]), self.cost(steering, trial))
+            successes.append(int((labels * u > 0).sum()))
+        return Outcome(steering.way, len(trial.prompts), (successes[0], successes[1]), self.cost(steering, trial))
 
 
 def compare_prefixes(task: _Task, prefixes: dict[str, Prefix]) -> Baseline:
     """Every kind on the selection; reported: the best, and the best of those that are as cheap there as the dial."""
     name = "prompt-prefixing"
-    if not has_room(task.base, task.report):
-        return Baseline(name, note="the base's learned positions leave no room before held-out text")
+    if not prefix_fits(task.base, task.report):
+        return Baseline(name, note="the base's learned positions leave none for a prefix before held-out text")
     tried = {kind: task.turn(prefix, task.selection) for kind, prefix in prefixes.items()}
     cheap = {kind: outcome for kind, outcome in tried.items() if outcome.cost <= task.limit(task.selection)}
     best = task.turn(prefixes[_best(tried)], task.report)
@@ -289,7 +289,7 @@ def _best(tried: dict[Any, Outcome]) -> Any:
 def matched_strength(cost: Callable[[float], float], limit: float, highest: float, tries: int = 7) -> float | None:
     """The largest strength tried, `highest` at most, with cost(s) <= limit > 1; None if none is.
 
-    Near s = 0 the cost is exp(c s^2), as nothing is dearer than what a model was trained to; so every try aims by that
+    Near s = 0 the cost is exp(c s^2), as what a model was trained to costs least; so every try aims by that
     law from the one before, within what is known, and the search ends within a tenth of the limit.
     """
     low, high, s = 0.0, highest, highest

@@ -1,4 +1,4 @@
-"""Two dials turned at once: what each of the two labels becomes, and how often both obey."""
+"""Two dials turned at once: what each of the two labels becomes, and how often both have the dials' signs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class PairGrid:
         return np.nan_to_num(self.labels).mean(-1)
 
     def success(self) -> NDArray[np.float64]:
-        """(values, values): the share of texts in which every dial that is not at 0 has its way; NaN where both are."""
+        """(values, values): the share of texts in which the label of every dial not at 0 has its sign; NaN where both
+        are at 0."""
         u = np.sign(self.values)
-        leans = np.nan_to_num(self.labels)
-        obeys = [leans[0] * u[:, None, None] > 0, leans[1] * u[None, :, None] > 0]
+        labels = np.nan_to_num(self.labels)
+        right = [labels[0] * u[:, None, None] > 0, labels[1] * u[None, :, None] > 0]
         free = [(u == 0)[:, None, None], (u == 0)[None, :, None]]
-        share = ((obeys[0] | free[0]) & (obeys[1] | free[1])).mean(-1)
+        share = ((right[0] | free[0]) & (right[1] | free[1])).mean(-1)
         return np.where(free[0][..., 0] & free[1][..., 0], math.nan, share)
 
     def as_dict(self) -> dict[str, Any]:

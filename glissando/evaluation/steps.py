@@ -2,8 +2,8 @@
 
     distance of n steps = |H_n(1) - H*(1)| / |H*(1) - H(0)|,    H* by REFERENCE
 
-H(0) enters the flow and H(1) leaves it. The distance is relative to the way that the flow goes, because a flow that
-hardly moves makes every solver look exact beside |H(1)|.
+H(0) is the flow's input and H(1) its output. The distance is relative to how far the flow moves its input, because a
+flow that hardly moves it makes every solver look exact beside |H(1)|.
 
 Every setting reads the same text, so that differences between settings are far surer than any of the figures.
 """
@@ -27,7 +27,7 @@ from glissando.depth.flow import FlowDepth
 from glissando.depth.solvers import TABLEAUS, evaluations
 from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.scoring import accepted_control, score
-from glissando.generation import room_after
+from glissando.generation import tokens_left
 from glissando.model import LanguageModel
 from glissando.progress import track
 
@@ -214,8 +214,8 @@ def _token_ms(model: LanguageModel, batch: Batch) -> float:
     """Greedy decoding behind a short context, a token at a time."""
     control, device = accepted_control(model, batch), model.embedding.weight.device
     control = None if control is None else control.to(device)
-    new = min(_NEW, max(1, room_after(model, 1)))
-    prompt = batch.ids[:, : max(1, min(_CONTEXT, room_after(model, new)))].to(device)
+    new = min(_NEW, max(1, tokens_left(model, 1)))
+    prompt = batch.ids[:, : max(1, min(_CONTEXT, tokens_left(model, new)))].to(device)
     logits, state = model(prompt, model.init_state(1), control=control)
 
     def decode() -> None:

@@ -104,11 +104,11 @@ def word_sweep(
     each_word = each_row.reshape(len(values), len(trial.prompts), -1)
     first, second = (part.sum(-1) for part in np.split(each_word, [len(sets[0].words)], axis=-1))
     either = first + second
-    leans = np.divide(first - second, either, out=np.full_like(either, np.nan), where=either > 0)
+    labels = np.divide(first - second, either, out=np.full_like(either, np.nan), where=either > 0)
     costs = [dials.cost({name: u}) for u in values]
     texts: list[list[str]] = [[] for _ in values]
     both = np.stack([first, second])
-    return WordSweep(name, values, leans, texts, costs, dials.cost(None), base, sets=sets, probabilities=both)
+    return WordSweep(name, values, labels, texts, costs, dials.cost(None), base, sets=sets, probabilities=both)
 
 
 def word_rows(tokenizer: Tokenizer, prompts: Sequence[str], words: Sequence[str]) -> list[Row]:

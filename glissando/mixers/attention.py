@@ -86,7 +86,7 @@ class AttentionConfig:
 
 
 class AttentionState(NamedTuple):
-    """Slots [0, length) of k and v are real; what lies behind them is room to grow and never read."""
+    """Slots [0, length) of k and v are real; those behind them are spare and never read."""
 
     k: Tensor  # (B, G, slots, K), already rotated
     v: Tensor  # (B, G, slots, K)
@@ -101,12 +101,12 @@ class AttentionState(NamedTuple):
         return self.length
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.k.shape[2]
 
-    def with_room(self, room: int) -> AttentionState:
-        decay = None if self.decay is None else cut(self.decay, room)
-        return self._replace(k=cut(self.k, room), v=cut(self.v, room), decay=decay)
+    def with_capacity(self, capacity: int) -> AttentionState:
+        decay = None if self.decay is None else cut(self.decay, capacity)
+        return self._replace(k=cut(self.k, capacity), v=cut(self.v, capacity), decay=decay)
 
 
 @register_mixer("attention", AttentionConfig)
@@ -251,13 +251,13 @@ class Attention(Mixer):
         return visible.unsqueeze(1)
 
     def _keep_window(self, state: AttentionState, end: int, donate: bool) -> AttentionState:
-        """The state with the latest `window` slots; a donated one keeps older ones until its room is full, and is then
-        moved to its own beginning, so that a token costs neither a copy of the window nor memory."""
-        window, room = self.config.window, state.k.shape[2]
+        """The state with the latest `window` slots; a donated one keeps older ones until its slots are full, and then
+        moves to its own beginning, so that a token costs neither a copy of the window nor memory."""
+        window, capacity = self.config.window, state.k.shape[2]
         if window is None or end <= window:
             return state
-        in_place = donate and room <= max(64, 2 * window)
-        if in_place and end < room:
+        in_place = donate and capacity <= max(64, 2 * window)
+        if in_place and end < capacity:
             return state
         first = (state.length - window).clamp_min(0)
         index = first.unsqueeze(1) + torch.arange(window, device=first.device)

@@ -25,13 +25,13 @@ def latest_of(q: Tensor, counts: Tensor | int, before: Tensor | None) -> Tensor 
     return None if before is None else at_last(q, counts, before)
 
 
-def cut(slots: Tensor, room: int) -> Tensor:
-    """The first `room` slots of (B, G, slots, ...), copied: a view would keep the others alive."""
-    return slots[:, :, :room].clone()
+def cut(slots: Tensor, capacity: int) -> Tensor:
+    """The first `capacity` slots of (B, G, slots, ...), copied: a view would keep the others alive."""
+    return slots[:, :, :capacity].clone()
 
 
 def append(slots: Tensor, new: Tensor, start: Tensor, end: int, uniform: bool, donate: bool) -> Tensor:
-    """`new` (B, G, T, K) written behind each row's `start` slots; in place, with room to spare, if donated.
+    """`new` (B, G, T, K) written behind each row's `start` slots; in place, with spare slots, if donated.
 
     The cache keeps its own type, which need not be that of what is computed.
     """
@@ -39,10 +39,10 @@ def append(slots: Tensor, new: Tensor, start: Tensor, end: int, uniform: bool, d
     begin = end - new.shape[2]
     if not donate and uniform:
         return torch.cat([slots[:, :, :begin], new], 2)
-    room = slots.shape[2]
-    if room < end:
+    capacity = slots.shape[2]
+    if capacity < end:
         # Doubling makes the copies of a growing cache cost O(1) a token.
-        slots = F.pad(slots, (0, 0, 0, (max(end, 64, 2 * room) if donate else end) - room))
+        slots = F.pad(slots, (0, 0, 0, (max(end, 64, 2 * capacity) if donate else end) - capacity))
     if uniform:
         slots[:, :, begin:end] = new
         return slots

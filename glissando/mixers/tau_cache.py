@@ -43,7 +43,7 @@ class Projected(NamedTuple):
 
 
 class ExactState(NamedTuple):
-    """Slots [0, length) are real; what lies behind them is room to grow and never read."""
+    """Slots [0, length) are real; those behind them are spare and never read."""
 
     k: Tensor  # lambda_k (B, H, slots), at least float32
     v: Tensor  # (B, G, slots, K)
@@ -57,12 +57,12 @@ class ExactState(NamedTuple):
         return self.position
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.k.shape[2]
 
-    def with_room(self, room: int) -> ExactState:
-        e = None if self.e is None else cut(self.e, room)
-        return self._replace(k=cut(self.k, room), v=cut(self.v, room), e=e)
+    def with_capacity(self, capacity: int) -> ExactState:
+        e = None if self.e is None else cut(self.e, capacity)
+        return self._replace(k=cut(self.k, capacity), v=cut(self.v, capacity), e=e)
 
 
 class BinnedState(NamedTuple):

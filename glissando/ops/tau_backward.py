@@ -39,19 +39,19 @@ _DS, _SIGN, _DS_SIGN, _GAP, _DS_GAP, _SUMS = range(6)
 
 
 @kernel
-def _queries_up(room, n_queries, v, g, delta, lse, sums, with_lag):
+def _queries_up(work, n_queries, v, g, delta, lse, sums, with_lag):
     """What the keys below give to the sums of each query."""
-    s, lag, size = room.s, room.lag, room.s.shape[0]
+    s, lag, size = work.s, work.lag, work.s.shape[0]
     s[:] = 0
     lag[:] = 0
     zero = s.dtype.type(0)
     one, one_lag, r = zero, zero, 0
     for i in range(n_queries):
-        n, item = room.strict[i], room.queries[i]
+        n, item = work.strict[i], work.queries[i]
         while r < n:
-            row, a, w = room.keys[r], room.up[0, r], room.up[1, r]
+            row, a, w = work.keys[r], work.up[0, r], work.up[1, r]
             if with_lag and r > 0:
-                step = s.dtype.type(room.x[r] - room.x[r - 1])
+                step = s.dtype.type(work.x[r] - work.x[r - 1])
                 one_lag = a * (one_lag + step * one)
                 for d in range(size):
                     lag[d] = a * (lag[d] + step * s[d])
@@ -61,7 +61,7 @@ def _queries_up(room, n_queries, v, g, delta, lse, sums, with_lag):
             r += 1
         if n == 0:
             continue
-        c, dot, dot_lag = _exp(s.dtype.type(room.top_up[n - 1] - room.y[i] - lse[item])), zero, zero
+        c, dot, dot_lag = _exp(s.dtype.type(work.top_up[n - 1] - work.y[i] - lse[item])), zero, zero
         for d in range(size):
             dot += g[item, d] * s[d]
         ds = np.float64(c * (dot - delta[item] * one))
@@ -69,7 +69,7 @@ def _queries_up(room, n_queries, v, g, delta, lse, sums, with_lag):
         sums[item, _SIGN] += c * one
         sums[item, _DS_SIGN] += ds
         if with_lag:
-            gap = room.y[i] - room.x[n - 1]
+            gap = work.y[i] - work.x[n - 1]
             for d in range(size):
                 dot_lag += g[item, d] * lag[d]
             sums[item, _GAP] += gap * (c * one) + c * one_lag
@@ -77,19 +77,19 @@ def _queries_up(room, n_queries, v, g, delta, lse, sums, with_lag):
 
 
 @kernel
-def _queries_down(room, n_keys, n_queries, v, g, delta, lse, sums, with_lag):
+def _queries_down(work, n_keys, n_queries, v, g, delta, lse, sums, with_lag):
     """The same of the keys above, with the other sign."""
-    s, lag, size = room.s, room.lag, room.s.shape[0]
+    s, lag, size = work.s, work.lag, work.s.shape[0]
     s[:] = 0
     lag[:] = 0
     zero = s.dtype.type(0)
     one, one_lag, r = zero, zero, n_keys - 1
     for i in range(n_queries - 1, -1, -1):
-        n, item = room.below[i], room.queries[i]
+        n, item = work.below[i], work.queries[i]
         while r >= n:
-            row, a, w = room.keys[r], room.down[0, r], room.down[1, r]
+            row, a, w = work.keys[r], work.down[0, r], work.down[1, r]
             if with_lag and r < n_keys - 1:
-                step = s.dtype.type(room.x[r + 1] - room.x[r])
+                step = s.dtype.type(work.x[r + 1] - work.x[r])
                 one_lag = a * (one_lag + step * one)
                 for d in range(size):
                     lag[d] = a * (lag[d] + step * s[d])
@@ -99,7 +99,7 @@ def _queries_down(room, n_keys, n_queries, v, g, delta, lse, sums, with_lag):
             r -= 1
         if n == n_keys:
             continue
-        c, dot, dot_lag = _exp(s.dtype.type(room.top_down[n] + room.y[i] - lse[item])), zero, zero
+        c, dot, dot_lag = _exp(s.dtype.type(work.top_down[n] + work.y[i] - lse[item])), zero, zero
         for d in range(size):
             dot += g[item, d] * s[d]
         ds = np.float64(c * (dot - delta[item] * one))
@@ -107,7 +107,7 @@ def _queries_down(room, n_keys, n_queries, v, g, delta, lse, sums, with_lag):
         sums[item, _SIGN] -= c * one
         sums[item, _DS_SIGN] -= ds
         if with_lag:
-            gap = room.x[n] - room.y[i]
+            gap = work.x[n] - work.y[i]
             for d in range(size):
                 dot_lag += g[item, d] * lag[d]
             sums[item, _GAP] += gap * (c * one) + c * one_lag
@@ -130,17 +130,17 @@ def _sum_equal(exponents, items, first, last, factors, vectors, s):
 
 
 @kernel
-def _queries_equal(room, n_queries, v, g, delta, lse, sums):
+def _queries_equal(work, n_queries, v, g, delta, lse, sums):
     """What the keys give that are equal to a query: neither sign nor distance, but they are part of sum_j ds_ij."""
-    s, size = room.s, room.s.shape[0]
+    s, size = work.s, work.s.shape[0]
     zero = s.dtype.type(0)
     one, top, summed = zero, 0.0, -1
     for i in range(n_queries):
-        first, last, item = room.strict[i], room.below[i], room.queries[i]
+        first, last, item = work.strict[i], work.below[i], work.queries[i]
         if first == last:
             continue
         if summed != first:
-            top, one = _sum_equal(room.e, room.keys, first, last, room.ones, v, s)
+            top, one = _sum_equal(work.e, work.keys, first, last, work.ones, v, s)
             summed = first
         c, dot = _exp(s.dtype.type(top - lse[item])), zero
         for d in range(size):
@@ -162,23 +162,23 @@ def _loosely(x, others, n_x, n_others, before, loose):
 
 
 @kernel
-def _keys_up(room, n_keys, v, g, delta, dv, de, dk):
+def _keys_up(work, n_keys, v, g, delta, dv, de, dk):
     """What the queries below give to the keys: dv, de, and dk times T."""
-    s, size = room.s, room.s.shape[0]
+    s, size = work.s, work.s.shape[0]
     s[:] = 0
     zero = s.dtype.type(0)
     along, i = zero, 0
     for r in range(n_keys):
-        n, key = room.before[r], room.keys[r]
+        n, key = work.before[r], work.keys[r]
         while i < n:
-            row, a, w = room.queries[i], room.up[0, i], room.up[1, i]
+            row, a, w = work.queries[i], work.up[0, i], work.up[1, i]
             along = a * along + w * delta[row]
             for d in range(size):
                 s[d] = a * s[d] + w * g[row, d]
             i += 1
         if n == 0:
             continue
-        c, dot = _exp(s.dtype.type(room.top_up[n - 1] - room.x[r] + room.e[r])), zero
+        c, dot = _exp(s.dtype.type(work.top_up[n - 1] - work.x[r] + work.e[r])), zero
         for d in range(size):
             dot += s[d] * v[key, d]
             dv[key, d] += c * s[d]
@@ -188,23 +188,23 @@ def _keys_up(room, n_keys, v, g, delta, dv, de, dk):
 
 
 @kernel
-def _keys_down(room, n_keys, n_queries, v, g, delta, dv, de, dk):
+def _keys_down(work, n_keys, n_queries, v, g, delta, dv, de, dk):
     """What the queries above give to the keys."""
-    s, size = room.s, room.s.shape[0]
+    s, size = work.s, work.s.shape[0]
     s[:] = 0
     zero = s.dtype.type(0)
     along, i = zero, n_queries - 1
     for r in range(n_keys - 1, -1, -1):
-        n, key = room.loose[r], room.keys[r]
+        n, key = work.loose[r], work.keys[r]
         while i >= n:
-            row, a, w = room.queries[i], room.down[0, i], room.down[1, i]
+            row, a, w = work.queries[i], work.down[0, i], work.down[1, i]
             along = a * along + w * delta[row]
             for d in range(size):
                 s[d] = a * s[d] + w * g[row, d]
             i -= 1
         if n == n_queries:
             continue
-        c, dot = _exp(s.dtype.type(room.top_down[n] + room.x[r] + room.e[r])), zero
+        c, dot = _exp(s.dtype.type(work.top_down[n] + work.x[r] + work.e[r])), zero
         for d in range(size):
             dot += s[d] * v[key, d]
             dv[key, d] += c * s[d]
@@ -214,19 +214,19 @@ def _keys_down(room, n_keys, n_queries, v, g, delta, dv, de, dk):
 
 
 @kernel
-def _keys_equal(room, n_keys, v, g, delta, dv, de):
+def _keys_equal(work, n_keys, v, g, delta, dv, de):
     """What the queries give that are equal to a key: summed once for all the keys that share them."""
-    s, size = room.s, room.s.shape[0]
+    s, size = work.s, work.s.shape[0]
     zero = s.dtype.type(0)
     along, top, summed = zero, 0.0, -1
     for r in range(n_keys):
-        first, last, key = room.before[r], room.loose[r], room.keys[r]
+        first, last, key = work.before[r], work.loose[r], work.keys[r]
         if first == last:
             continue
         if summed != first:
-            top, along = _sum_equal(room.f, room.queries, first, last, delta, g, s)
+            top, along = _sum_equal(work.f, work.queries, first, last, delta, g, s)
             summed = first
-        c, dot = _exp(s.dtype.type(top + room.e[r])), zero
+        c, dot = _exp(s.dtype.type(top + work.e[r])), zero
         for d in range(size):
             dot += s[d] * v[key, d]
             dv[key, d] += c * s[d]
@@ -234,30 +234,30 @@ def _keys_equal(room, n_keys, v, g, delta, dv, de):
 
 
 @kernel
-def _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, room, n_keys, n_queries, with_lag):
+def _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, work, n_keys, n_queries, with_lag):
     """What passes between the right queries and the left keys."""
-    gather(room, q, k, e, inverse, n_keys, n_queries)
-    strictly(room.x, room.y, n_queries, room.below, room.strict)
-    running(room.x, room.e, n_keys, True, room.top_up, room.up)
-    running(room.x, room.e, n_keys, False, room.top_down, room.down)
-    _queries_up(room, n_queries, v, g, delta, lse, sums, with_lag)
-    _queries_down(room, n_keys, n_queries, v, g, delta, lse, sums, with_lag)
-    _queries_equal(room, n_queries, v, g, delta, lse, sums)
+    gather(work, q, k, e, inverse, n_keys, n_queries)
+    strictly(work.x, work.y, n_queries, work.below, work.strict)
+    running(work.x, work.e, n_keys, True, work.top_up, work.up)
+    running(work.x, work.e, n_keys, False, work.top_down, work.down)
+    _queries_up(work, n_queries, v, g, delta, lse, sums, with_lag)
+    _queries_down(work, n_keys, n_queries, v, g, delta, lse, sums, with_lag)
+    _queries_equal(work, n_queries, v, g, delta, lse, sums)
     for i in range(n_queries):
-        room.f[i] = -lse[room.queries[i]]
-    _loosely(room.x, room.y, n_keys, n_queries, room.before, room.loose)
-    running(room.y, room.f, n_queries, True, room.top_up, room.up)
-    running(room.y, room.f, n_queries, False, room.top_down, room.down)
-    _keys_up(room, n_keys, v, g, delta, dv, de, dk)
-    _keys_down(room, n_keys, n_queries, v, g, delta, dv, de, dk)
-    _keys_equal(room, n_keys, v, g, delta, dv, de)
+        work.f[i] = -lse[work.queries[i]]
+    _loosely(work.x, work.y, n_keys, n_queries, work.before, work.loose)
+    running(work.y, work.f, n_queries, True, work.top_up, work.up)
+    running(work.y, work.f, n_queries, False, work.top_down, work.down)
+    _keys_up(work, n_keys, v, g, delta, dv, de, dk)
+    _keys_down(work, n_keys, n_queries, v, g, delta, dv, de, dk)
+    _keys_equal(work, n_keys, v, g, delta, dv, de)
 
 
 @kernel
-def _direct(q, k, e, v, g, delta, arrived, lse, past, inverse, first, last, sums, dk, de, dv, room):
+def _direct(q, k, e, v, g, delta, arrived, lse, past, inverse, first, last, sums, dk, de, dv, work):
     """The keys of the own block up to each query itself; what they have beyond it is in sums already."""
-    size, start, p = g.shape[1], past + first, room.up[0]
-    logits, own_k, own_e, ds = room.top_up, room.x, room.e, room.y
+    size, start, p = g.shape[1], past + first, work.up[0]
+    logits, own_k, own_e, ds = work.top_up, work.x, work.e, work.y
     for j in range(_BLOCK):
         at = min(start + j, k.shape[0] - 1)
         own_k[j], own_e[j] = k[at], e[at]
@@ -290,13 +290,13 @@ def _direct(q, k, e, v, g, delta, arrived, lse, past, inverse, first, last, sums
 
 
 @kernel
-def _head(q, k, e, v, g, delta, arrived, lse, past, inverse, order, sums, dk, de, dv, room, ids, stack, with_lag):
+def _head(q, k, e, v, g, delta, arrived, lse, past, inverse, order, sums, dk, de, dv, work, ids, stack, with_lag):
     """dk becomes T dk: the caller divides."""
     length, n_keys = q.shape[0], k.shape[0]
     end = start_of(ids, order, n_keys, past, length)
     if past > 0:
-        keys, queries = partition(ids, 0, end, past, n_keys, past, room)
-        _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, room, keys, queries, with_lag)
+        keys, queries = partition(ids, 0, end, past, n_keys, past, work)
+        _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, work, keys, queries, with_lag)
     stack[0, 0], stack[0, 1] = 0, smallest_cover(length)
     depth = 1
     while depth > 0:
@@ -304,13 +304,13 @@ def _head(q, k, e, v, g, delta, arrived, lse, past, inverse, order, sums, dk, de
         first, width = stack[depth, 0], stack[depth, 1]
         last = min(first + width, length)
         if width == _BLOCK:
-            _direct(q, k, e, v, g, delta, arrived, lse, past, inverse, first, last, sums, dk, de, dv, room)
+            _direct(q, k, e, v, g, delta, arrived, lse, past, inverse, first, last, sums, dk, de, dv, work)
             continue
         half = width // 2
         if first + half < last:
             at, until = past + 2 * first, past + 2 * last
-            keys, queries = partition(ids, at, until, past + first + half, n_keys, past, room)
-            _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, room, keys, queries, with_lag)
+            keys, queries = partition(ids, at, until, past + first + half, n_keys, past, work)
+            _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, work, keys, queries, with_lag)
             stack[depth, 0], stack[depth, 1] = first + half, half
             depth += 1
         stack[depth, 0], stack[depth, 1] = first, half
@@ -335,7 +335,7 @@ def backward(q, k, e, v, g, delta, arrived, lse, past, inverse, order, dq, dk, d
     arrived  what arrives at lse;  far (R, n)  becomes sum ds |q - k| / T if with_lag
     """
     length, n_keys = q.shape[2], k.shape[2]
-    room = scratch_for(v, max(n_keys, length) + _BLOCK, v.shape[2])
+    work = scratch_for(v, max(n_keys, length) + _BLOCK, v.shape[2])
     ids, stack = np.empty(n_keys + length, np.int32), np.empty((64, 2), np.int64)
     sums = np.empty((length, _SUMS), np.float64)
     for row in range(first, last):
@@ -358,7 +358,7 @@ def backward(q, k, e, v, g, delta, arrived, lse, past, inverse, order, dq, dk, d
                 dk[row, head],
                 de[row, head],
                 dv[row],
-                room,
+                work,
                 ids,
                 stack,
                 with_lag,

@@ -105,29 +105,29 @@ def scratch_for(like, length, size):
 
 
 @kernel
-def partition(ids, first, last, middle, n_keys, past, room):
+def partition(ids, first, last, middle, n_keys, past, work):
     """Cut ids[first:last], sorted along lambda, at position `middle`: the left part, then the right, each still sorted.
 
-    Fills room.keys (left) and room.queries (right), both sorted, room.below (left keys before each query) and
-    room.before (right queries before each key); returns their counts. A key stands before the queries it is equal to.
+    Fills work.keys (left) and work.queries (right), both sorted, work.below (left keys before each query) and
+    work.before (right queries before each key); returns their counts. A key stands before the queries it is equal to.
     """
     left_keys, right_queries, left, right = 0, 0, first, 0
     for slot in range(first, last):
         item = ids[slot]
         is_key = item < n_keys
         is_right = (item if is_key else item - n_keys + past) >= middle
-        room.keys[left_keys] = item
-        room.before[left_keys] = right_queries
-        room.queries[right_queries] = item - n_keys
-        room.below[right_queries] = left_keys
+        work.keys[left_keys] = item
+        work.before[left_keys] = right_queries
+        work.queries[right_queries] = item - n_keys
+        work.below[right_queries] = left_keys
         left_keys += is_key and not is_right
         right_queries += is_right and not is_key
         ids[left] = item
-        room.spare[right] = item
+        work.spare[right] = item
         left += not is_right
         right += is_right
     for slot in range(right):
-        ids[left + slot] = room.spare[slot]
+        ids[left + slot] = work.spare[slot]
     return left_keys, right_queries
 
 
@@ -169,13 +169,13 @@ def strictly(x, others, n_others, below, strict):
 
 
 @kernel
-def gather(room, q, k, e, inverse, n_keys, n_queries):
+def gather(work, q, k, e, inverse, n_keys, n_queries):
     """Scaled lambdas and exponents in sorted order."""
     for r in range(n_keys):
-        room.x[r] = k[room.keys[r]] * inverse
-        room.e[r] = e[room.keys[r]]
+        work.x[r] = k[work.keys[r]] * inverse
+        work.e[r] = e[work.keys[r]]
     for i in range(n_queries):
-        room.y[i] = q[room.queries[i]] * inverse
+        work.y[i] = q[work.queries[i]] * inverse
 
 
 @kernel

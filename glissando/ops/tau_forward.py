@@ -29,94 +29,94 @@ _STRETCH = 256
 
 
 @kernel
-def _merge(room, n_keys, n_queries, m, total):
-    """Take both sums into each query's maximum m and total; room.beta, c_up and c_down do the same to its values."""
+def _merge(work, n_keys, n_queries, m, total):
+    """Take both sums into each query's maximum m and total; work.beta, c_up and c_down do the same to its values."""
     for i in range(n_queries):
-        n, item = room.strict[i], room.queries[i]
-        up = room.top_up[n - 1] - room.y[i] if n > 0 else -np.inf
-        down = room.top_down[n] + room.y[i] if n < n_keys else -np.inf
+        n, item = work.strict[i], work.queries[i]
+        up = work.top_up[n - 1] - work.y[i] if n > 0 else -np.inf
+        down = work.top_down[n] + work.y[i] if n < n_keys else -np.inf
         highest = max(m[item], up, down)
-        room.beta[i] = m[item] - highest
-        room.c_up[i] = up - highest
-        room.c_down[i] = down - highest
+        work.beta[i] = m[item] - highest
+        work.c_up[i] = up - highest
+        work.c_down[i] = down - highest
         m[item] = highest
     for i in range(n_queries):
-        room.beta[i] = _exp(room.beta[i])
-        room.c_up[i] = _exp(room.c_up[i])
-        room.c_down[i] = _exp(room.c_down[i])
+        work.beta[i] = _exp(work.beta[i])
+        work.c_up[i] = _exp(work.c_up[i])
+        work.c_down[i] = _exp(work.c_down[i])
     for i in range(n_queries):
-        n, item = room.strict[i], room.queries[i]
-        fresh = total[item] * room.beta[i]
+        n, item = work.strict[i], work.queries[i]
+        fresh = total[item] * work.beta[i]
         if n > 0:
-            fresh += room.c_up[i] * room.sum_up[n - 1]
+            fresh += work.c_up[i] * work.sum_up[n - 1]
         if n < n_keys:
-            fresh += room.c_down[i] * room.sum_down[n]
+            fresh += work.c_down[i] * work.sum_down[n]
         total[item] = fresh
 
 
 @kernel
-def _totals(room, count):
+def _totals(work, count):
     """The running sums of 1 in place of v."""
-    s = room.sum_up.dtype.type(0)
+    s = work.sum_up.dtype.type(0)
     for r in range(count):
-        s = room.up[0, r] * s + room.up[1, r]
-        room.sum_up[r] = s
-    s = room.sum_up.dtype.type(0)
+        s = work.up[0, r] * s + work.up[1, r]
+        work.sum_up[r] = s
+    s = work.sum_up.dtype.type(0)
     for r in range(count - 1, -1, -1):
-        s = room.down[0, r] * s + room.down[1, r]
-        room.sum_down[r] = s
+        s = work.down[0, r] * s + work.down[1, r]
+        work.sum_down[r] = s
 
 
 @kernel
-def _walk_up(room, n_queries, v, o):
+def _walk_up(work, n_queries, v, o):
     """o_i <- beta_i o_i + c_i times the sum over the keys below."""
-    s, size, r = room.s, room.s.shape[0], 0
+    s, size, r = work.s, work.s.shape[0], 0
     s[:] = 0
     for i in range(n_queries):
-        while r < room.strict[i]:
-            row, a, w = v[room.keys[r]], room.up[0, r], room.up[1, r]
+        while r < work.strict[i]:
+            row, a, w = v[work.keys[r]], work.up[0, r], work.up[1, r]
             for d in range(size):
                 s[d] = a * s[d] + w * row[d]
             r += 1
-        out, b, c = o[room.queries[i]], room.beta[i], room.c_up[i]
+        out, b, c = o[work.queries[i]], work.beta[i], work.c_up[i]
         for d in range(size):
             out[d] = b * out[d] + c * s[d]
 
 
 @kernel
-def _walk_down(room, n_keys, n_queries, v, o):
+def _walk_down(work, n_keys, n_queries, v, o):
     """o_i <- o_i + c_i times the sum over the keys at and above."""
-    s, size, r = room.s, room.s.shape[0], n_keys - 1
+    s, size, r = work.s, work.s.shape[0], n_keys - 1
     s[:] = 0
     for i in range(n_queries - 1, -1, -1):
-        while r >= room.strict[i]:
-            row, a, w = v[room.keys[r]], room.down[0, r], room.down[1, r]
+        while r >= work.strict[i]:
+            row, a, w = v[work.keys[r]], work.down[0, r], work.down[1, r]
             for d in range(size):
                 s[d] = a * s[d] + w * row[d]
             r -= 1
-        out, c = o[room.queries[i]], room.c_down[i]
+        out, c = o[work.queries[i]], work.c_down[i]
         for d in range(size):
             out[d] += c * s[d]
 
 
 @kernel
-def _cut(q, k, e, v, inverse, m, total, o, room, n_keys, n_queries):
+def _cut(q, k, e, v, inverse, m, total, o, work, n_keys, n_queries):
     """The right queries attend to the left keys."""
-    gather(room, q, k, e, inverse, n_keys, n_queries)
-    strictly(room.x, room.y, n_queries, room.below, room.strict)
-    running(room.x, room.e, n_keys, True, room.top_up, room.up)
-    running(room.x, room.e, n_keys, False, room.top_down, room.down)
-    _totals(room, n_keys)
-    _merge(room, n_keys, n_queries, m, total)
-    _walk_up(room, n_queries, v, o)
-    _walk_down(room, n_keys, n_queries, v, o)
+    gather(work, q, k, e, inverse, n_keys, n_queries)
+    strictly(work.x, work.y, n_queries, work.below, work.strict)
+    running(work.x, work.e, n_keys, True, work.top_up, work.up)
+    running(work.x, work.e, n_keys, False, work.top_down, work.down)
+    _totals(work, n_keys)
+    _merge(work, n_keys, n_queries, m, total)
+    _walk_up(work, n_queries, v, o)
+    _walk_down(work, n_keys, n_queries, v, o)
 
 
 @kernel
-def _direct(q, k, e, v, past, inverse, first, last, m, total, o, room):
+def _direct(q, k, e, v, past, inverse, first, last, m, total, o, work):
     """The keys of the own block up to each query itself, and the normalisation; m becomes the log of the sum."""
-    size, start, p = o.shape[1], past + first, room.up[0]
-    logits, own_k, own_e = room.top_up, room.x, room.e
+    size, start, p = o.shape[1], past + first, work.up[0]
+    logits, own_k, own_e = work.top_up, work.x, work.e
     for j in range(_BLOCK):  # whole blocks, so that the compiler knows how long the loops are
         at = min(start + j, k.shape[0] - 1)
         own_k[j], own_e[j] = k[at], e[at]
@@ -149,15 +149,15 @@ def _direct(q, k, e, v, past, inverse, first, last, m, total, o, room):
 
 
 @kernel
-def _head(q, k, e, v, past, inverse, order, o, lse, room, ids, total, stack):
+def _head(q, k, e, v, past, inverse, order, o, lse, work, ids, total, stack):
     length, n_keys = q.shape[0], k.shape[0]
     o[:] = 0
     total[:] = 0
     lse[:] = -np.inf
     end = start_of(ids, order, n_keys, past, length)
     if past > 0:
-        keys, queries = partition(ids, 0, end, past, n_keys, past, room)
-        _cut(q, k, e, v, inverse, lse, total, o, room, keys, queries)
+        keys, queries = partition(ids, 0, end, past, n_keys, past, work)
+        _cut(q, k, e, v, inverse, lse, total, o, work, keys, queries)
     # Depth first: the lower cuts find in the cache what the upper ones have just moved.
     stack[0, 0], stack[0, 1] = 0, smallest_cover(length)
     depth = 1
@@ -166,13 +166,13 @@ def _head(q, k, e, v, past, inverse, order, o, lse, room, ids, total, stack):
         first, width = stack[depth, 0], stack[depth, 1]
         last = min(first + width, length)
         if width == _BLOCK:
-            _direct(q, k, e, v, past, inverse, first, last, lse, total, o, room)
+            _direct(q, k, e, v, past, inverse, first, last, lse, total, o, work)
             continue
         half = width // 2
         if first + half < last:
             at = past + 2 * first
-            keys, queries = partition(ids, at, past + 2 * last, past + first + half, n_keys, past, room)
-            _cut(q, k, e, v, inverse, lse, total, o, room, keys, queries)
+            keys, queries = partition(ids, at, past + 2 * last, past + first + half, n_keys, past, work)
+            _cut(q, k, e, v, inverse, lse, total, o, work, keys, queries)
             stack[depth, 0], stack[depth, 1] = first + half, half
             depth += 1
         stack[depth, 0], stack[depth, 1] = first, half
@@ -183,7 +183,7 @@ def _head(q, k, e, v, past, inverse, order, o, lse, room, ids, total, stack):
 def forward(q, k, e, v, past, inverse, order, o, lse, first, last):
     """Rows first..last of q (R, n, T), k and e (R, n, L), v (R, L, K), order (R, n, L + T), o (R, n, T, K), lse."""
     length, n_keys = q.shape[2], k.shape[2]
-    room = scratch_for(v, max(n_keys, length) + _BLOCK, v.shape[2])
+    work = scratch_for(v, max(n_keys, length) + _BLOCK, v.shape[2])
     ids, total = np.empty(n_keys + length, np.int32), np.empty(length, v.dtype)
     stack = np.empty((64, 2), np.int64)
     for row in range(first, last):
@@ -198,7 +198,7 @@ def forward(q, k, e, v, past, inverse, order, o, lse, first, last):
                 order[row, head],
                 o[row, head],
                 lse[row, head],
-                room,
+                work,
                 ids,
                 total,
                 stack,

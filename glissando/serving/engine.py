@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from glissando.errors import GlissandoError
-from glissando.generation import Sampling, room_after, tokenizer_of, writable
+from glissando.generation import Sampling, tokenizer_of, tokens_left, writable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.serving.prefixes import Prefixes
@@ -155,7 +155,7 @@ class Engine:
 
     def room(self, prompt_tokens: int) -> int:
         """How many tokens can be written behind a prompt: endless but for learned positions."""
-        return room_after(self.model, prompt_tokens)
+        return tokens_left(self.model, prompt_tokens)
 
     def run(self) -> None:
         """Step until `close`; sleeps where there is nothing to do. However it ends, nobody is left waiting."""

@@ -16,7 +16,7 @@ from glissando.data.base import IGNORED, Corpus, Shard
 from glissando.depth import FlowDepth
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, RunError, TrainingError
 from glissando.evaluation.scoring import Score, merged, score_part, to_device
-from glissando.generation import generate, room_after, visible
+from glissando.generation import generate, tokens_left, visible
 from glissando.growth.shares import shares
 from glissando.metrics import Metrics, append, part_norms, part_of
 from glissando.model import LanguageModel
@@ -320,7 +320,7 @@ class Loop:
         """training.sample_prompt, or a held-out beginning, a bar, and how the model goes on."""
         prompt = self.config.training.sample_prompt
         prompt = self.corpus.prompts(1, seed=0)[0] if prompt is None else prompt
-        tokens = min(tokens, room_after(self.model, len(self.corpus.tokenizer.encode(prompt)) + 2))
+        tokens = min(tokens, tokens_left(self.model, len(self.corpus.tokenizer.encode(prompt)) + 2))
         self.model.eval()
         try:
             with whole_weights(self.model):

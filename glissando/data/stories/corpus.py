@@ -122,12 +122,12 @@ class StoriesCorpus(Corpus):
         """As many whole stories as fit into seq_len tokens, and at least one; just one if it is labelled."""
         index = number * _STORIES_A_ROW
         row = [generate(self.seed, "train", index)]
-        room = self.seq_len - len(self._tokens(row[0].text))
+        left = self.seq_len - len(self._tokens(row[0].text))
         while not self.labelled:
             index += 1
             story = generate(self.seed, "train", index)
-            room -= len(self._tokens(story.text))
-            if room < 0:
+            left -= len(self._tokens(story.text))
+            if left < 0:
                 break
             row.append(story)
         return row

@@ -3,11 +3,11 @@
 A template is text with four kinds of holes:
 
     {hero}  {hero.he}  {^hero}          what a slot holds, in one of its forms, `^` with a capital
-    {toy=toys.a}  {=toys}               draw an item from a pool into a slot (or into none) and say it
+    {toy=toys.a}  {=toys}               draw an item from a pool into a slot (or into none) and write it
     [one|3%two|three]                   a choice; weights fall with the rank unless written as `3%`
     [mood? +=glad|0=calm|-=sad]         no choice: the branch is the key of what the slot holds
     <rule>                              another template
-    {!kept=yes}  {here:=there}  {a<>b}  set a key, copy a slot, swap two slots; nothing is said
+    {!kept=yes}  {here:=there}  {a<>b}  set a key, copy a slot, swap two slots; writes nothing
     {sum#n+m}  {rest#n-m}               the number that follows from two others, zero bits
 
 `{=weather@mood}` draws from the pool `weather+`, `weather0` or `weather-` by the key of `mood`. A line break
@@ -34,7 +34,7 @@ class GrammarError(GlissandoError, ValueError):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Item:
-    """One value of a slot: the key a switch reads, and the forms in which text says it."""
+    """One value of a slot: the key a switch reads, and the forms in which it is written."""
 
     key: str
     forms: Mapping[str, str] = field(default_factory=dict)
@@ -123,29 +123,29 @@ class Choice:
 
         No head is a prefix of another one, so the only candidate is the last in order that is not after the text.
         """
-        rest = text[at : at + _LONGEST_HEAD]
-        place = bisect(self._sorted, (rest, len(self._sorted))) - 1
-        if place < 0 or not rest.startswith(self._sorted[place][0]):
+        following = text[at : at + _LONGEST_HEAD]
+        place = bisect(self._sorted, (following, len(self._sorted))) - 1
+        if place < 0 or not following.startswith(self._sorted[place][0]):
             return None
         return self._sorted[place][1]
 
 
 def literal_head(nodes: Seq) -> str | None:
     """The text `nodes` open with up to their first choice, None if it depends on a slot (or is very long)."""
-    said = ""
+    written = ""
     here: dict[str, Item] = {}
     for node in nodes:
         if isinstance(node, Text):
-            said += node.text
+            written += node.text
         elif isinstance(node, Bind):
             here[node.slot] = node.item
         elif isinstance(node, Ref) and node.slot in here:
-            said += here[node.slot].forms.get(node.form, "")
+            written += here[node.slot].forms.get(node.form, "")
         elif isinstance(node, Choice):
             break
         else:
             return None
-    return said if len(said) <= _LONGEST_HEAD else None
+    return written if len(written) <= _LONGEST_HEAD else None
 
 
 Node = Text | Ref | Bind | Copy | Swap | Total | Switch | Choice
@@ -330,7 +330,7 @@ class Builder:
 def joint_choice(alternatives: Sequence[Seq], weights: Sequence[float]) -> Choice:
     """One choice point; an alternative that itself opens with a choice is replaced by its products.
 
-    References and blanks before the inner choice do not count as an opening: they tell nothing apart.
+    References and blanks before the inner choice do not count as an opening: they distinguish nothing.
 
     p(alternative, first inner choice) = p(alternative) p(inner), so that the two are decided together and the
     bytes that decide them are compared with those of every other alternative.

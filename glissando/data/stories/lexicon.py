@@ -105,7 +105,7 @@ def _tempers() -> Pool:
 
 
 def number_items() -> dict[str, Item]:
-    """Number words by the key that sums read: `number_items()["1"]` says "one"."""
+    """Number words by the key that sums read: `number_items()["1"]` is "one"."""
     return {str(n): _item(str(n), **{"": word}) for n, word in enumerate(_WORDS["numbers"].split(), start=1)}
 
 

@@ -1,4 +1,4 @@
-"""What a text says of its labels: exactly where the grammar reads it, by its words where it does not."""
+"""The labels of a text: exactly where the grammar reads it, by its words where it does not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def judge(text: str) -> Judgement:
     """The labels of any text.
 
     A whole story is parsed. Anything else, a model's sample above all, is judged by evidence spread over the text:
-    mood is the mean sign of the words that the grammar says in one mood only, and speech is -1, 0 or 1 for
+    mood is the mean sign of the words that the grammar writes in one mood only, and speech is -1, 0 or 1 for
     no, one or more quoted lines.
     """
     story = text if text.endswith(END) else text + END
@@ -89,33 +89,33 @@ def quoted_speech(text: str) -> float | None:
 
 @cache
 def mood_words() -> dict[str, int]:
-    """Word or pair -> sign, for each that the grammar can say in one mood and in no other."""
-    said: dict[str, set[str]] = {}
-    for text, mood in _spoken(grammar(), "any"):
+    """Word or pair -> sign, for each that the grammar can write in one mood and in no other."""
+    moods_of: dict[str, set[str]] = {}
+    for text, mood in _literals(grammar(), "any"):
         for cue in _cues(text):
-            said.setdefault(cue, set()).add(mood)
+            moods_of.setdefault(cue, set()).add(mood)
     for cue in _slot_words():
-        said.setdefault(cue, set()).add("any")
-    return {cue: SIGNS[mood] for cue, moods in said.items() if len(moods) == 1 for mood in moods if mood != "any"}
+        moods_of.setdefault(cue, set()).add("any")
+    return {cue: SIGNS[mood] for cue, moods in moods_of.items() if len(moods) == 1 for mood in moods if mood != "any"}
 
 
-def _spoken(seq: Seq, mood: str) -> Iterator[tuple[str, str]]:
-    """Every literal text below `seq`, with the mood in which alone it is said, or "any"."""
+def _literals(seq: Seq, mood: str) -> Iterator[tuple[str, str]]:
+    """Every literal text below `seq`, with the mood in which alone it is written, or "any"."""
     for node in seq:
         if isinstance(node, Text):
             yield node.text, mood
         elif isinstance(node, Choice):
             for alternative in node.alternatives:
-                yield from _spoken(alternative, mood)
+                yield from _literals(alternative, mood)
         elif isinstance(node, Switch):
             for key, branch in node.branches.items():
-                yield from _spoken(branch, key if node.slot == "mood" else mood)
+                yield from _literals(branch, key if node.slot == "mood" else mood)
         elif isinstance(node, Bind) and node.slot == "mood":
             yield node.item.forms[""], node.item.key
 
 
 def _slot_words() -> Iterator[str]:
-    """Words that slots other than the mood say, in whatever mood."""
+    """Words of the slots other than the mood, in whatever mood."""
     items: set[Item] = set()
     mood_items: set[Item] = set()
     for node in every_node(grammar()):

@@ -25,7 +25,7 @@ class ParseError(DataError):
 
 @dataclass(frozen=True)
 class Mention:
-    """Text that said what a slot held."""
+    """Text that stands for what a slot held."""
 
     position: int
     slot: str

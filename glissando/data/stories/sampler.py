@@ -27,20 +27,20 @@ def draw(root: Seq, uniform: Callable[[], float]) -> Draw:
     bits: list[float] = []
     choices: list[int] = []
     # The checks run in the order of how often each kind of node occurs: this loop is the corpus's speed.
-    say = out.append
+    write = out.append
 
     def run(seq: Seq) -> None:
         for node in seq:
             kind = type(node)
             if kind is Text:
-                say(node.text)  # type: ignore[union-attr]
+                write(node.text)  # type: ignore[union-attr]
             elif kind is Choice:
                 k = bisect(node.cumulative, uniform())  # type: ignore[union-attr]
                 choices.append(k)
                 bits.append(node.bits[k])  # type: ignore[union-attr]
                 run(node.alternatives[k])  # type: ignore[union-attr]
             elif kind is Ref:
-                say(slots[node.slot].forms[node.form])  # type: ignore[union-attr]
+                write(slots[node.slot].forms[node.form])  # type: ignore[union-attr]
             elif kind is Switch:
                 run(node.branches[slots[node.slot].key])  # type: ignore[union-attr]
             else:
@@ -51,7 +51,7 @@ def draw(root: Seq, uniform: Callable[[], float]) -> Draw:
 
 
 def assign(node: object, slots: dict[str, Item]) -> None:
-    """Carries out a node that says nothing but changes what slots hold."""
+    """Carries out a node that writes nothing but changes what slots hold."""
     if isinstance(node, Bind):
         slots[node.slot] = node.item
     elif isinstance(node, Copy):
