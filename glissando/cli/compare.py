@@ -71,6 +71,7 @@ def _comparison(options: Options) -> Comparison:
         probe_budget=Amount.parse(options.probe_budget, "--probe_budget"),
         contexts=_numbers(options.contexts, "--contexts", int),
         allow_unequal=options.allow_unequal,
+        turns=options.turns,
         **{name: options.sections.get(name, {}) for name in ("model", "data", "training")},
     )
 
@@ -100,6 +101,9 @@ def _parser() -> Parser:
     parser.add_argument("--probe_budget", default="steps=500", help="of each training on a probe")
     parser.add_argument(
         "--contexts", default="256,1024,4096", help="with commas, tokens behind which decoding is timed"
+    )
+    parser.add_argument(
+        "--turns", type=whole, default=1, help="trainings of one seed take turns, so many each, to share a busy machine"
     )
     parser.add_argument("--allow_unequal", action="store_true", help="compare models of different size")
     add_import_option(parser)

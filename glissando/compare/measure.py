@@ -22,7 +22,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,14 +67,21 @@ def read_measured(path: Path) -> dict[str, Any] | None:
         raise RunError(f"{file} is malformed ({error}): delete it, and it is measured again") from error
 
 
-def measure(job: Job, path: Path) -> dict[str, Any]:
-    """Measure the finished run at `path` and write it there; returns what was written."""
+def measure(job: Job, path: Path, status: Callable[[str], None]) -> dict[str, Any]:
+    """Measure the finished run at `path` and write it there; returns what was written. `status` takes what is done."""
     run = Run.open(path)
     config = from_dict(RunConfig, run.read_config(), "config.yaml")
     model = load(path).to(device_of(config))
     corpus = build_corpus(config.data, model.tokenizer)
     rows = metric_rows(path)
-    result = score(model, corpus.batches("valid"))
+    total = sum(1 for _ in corpus.batches("valid"))
+
+    def shown() -> Iterator[Batch]:
+        for done, batch in enumerate(corpus.batches("valid")):
+            status(f"scoring the held-out text, {done} of {total} batches")
+            yield batch
+
+    result = score(model, shown())
     figures: dict[str, Any] = {
         **_described(job),
         "parameters": model.num_parameters(),
@@ -95,6 +102,7 @@ def measure(job: Job, path: Path) -> dict[str, Any]:
         "provenance": provenance(path),
     }
     if job.kind == "run":
+        status("writing a sample")
         figures["sample"] = sample(model, corpus)
     return _write(path, figures)
 

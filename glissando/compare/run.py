@@ -6,7 +6,10 @@ Whatever is finished stays: the same command again does only what is missing, an
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ from glissando.compare.plan import Comparison, Job
 from glissando.compare.report import write_report
 from glissando.compare.results import Finished, ModelResult, beyond, bits_on, choose, finished, gather, reported
 from glissando.compare.speed import measure_speed, warm_up
-from glissando.compare.table import Table, TableProgress
-from glissando.errors import DivergenceError, RunError, TrainingError
+from glissando.compare.table import Table, Turn, TurnOver
+from glissando.errors import DivergenceError, RunError, Stopped, TrainingError
+from glissando.progress import minutes
 from glissando.runs import ENVIRONMENT, MODEL, Run, environment
 from glissando.storage import remove_directory, write_atomic
 from glissando.training.fit import resume, train
@@ -26,8 +30,10 @@ SPEED = "speed.json"
 _SPEED_FORMAT = 2
 
 
-def compare(comparison: Comparison) -> tuple[Path, list[ModelResult]]:
+def compare(comparison: Comparison, show_table: bool = True) -> tuple[Path, list[ModelResult]]:
     """Do what is missing of the comparison; returns the report's path and the results.
+
+    The table of all models, the best first, is printed at the end if `show_table`.
 
     Raises ConfigError, UnknownNameError, DataError or RunError before anything is trained where that can be known;
     TrainingError where no learning rate of any model works. Ctrl-C raises KeyboardInterrupt once the step in progress
@@ -39,22 +45,21 @@ def compare(comparison: Comparison) -> tuple[Path, list[ModelResult]]:
     table = Table(comparison.out)
     if comparison.shortened:
         changed = ", ".join(f"data.{name} {str(value).lower()}" for name, value in comparison.shortened.items())
-        table.print(f"for the model of the fewest positions, all models are trained with {changed}")
+        table.print(f"for the model of the fewest positions, all models are trained with {changed}", stays=True)
     try:
         return _compare(comparison, table)
     finally:
-        table.close()
+        table.close(show_table)
 
 
 def _compare(comparison: Comparison, table: Table) -> tuple[Path, list[ModelResult]]:
     for name, count in comparison.parameters().items():
         table.set(name, parameters=f"{count:,}", state="waiting")
     chosen = _chosen(comparison, table)
-    runs = [_finish(comparison, job, table) for job in comparison.run_jobs(chosen)]
+    runs = _finish_all(comparison, comparison.run_jobs(chosen), table)
     _show(comparison, runs, table)
     speed = _speed(comparison, runs, table)
-    for job in comparison.probe_jobs(chosen):
-        _finish(comparison, job, table)
+    _finish_all(comparison, comparison.probe_jobs(chosen), table)
     table.print("writing the report")
     results = gather(comparison, chosen, speed)
     for name in comparison.names:
@@ -85,9 +90,9 @@ def _may_be_chosen(comparison: Comparison) -> list[dict[str, float]]:
 def _chosen(comparison: Comparison, table: Table) -> dict[str, float]:
     """model -> learning rate. Raises TrainingError where none works for any model."""
     if comparison.sweeps:
-        tried = [_finish(comparison, job, table) for job in comparison.sweep_jobs()]
+        tried = _finish_all(comparison, comparison.sweep_jobs(), table)
         while further := beyond(comparison, tried):
-            tried += [_finish(comparison, job, table) for job in further]
+            tried += _finish_all(comparison, further, table)
         chosen = choose(tried)
     else:
         chosen = {name: comparison.rates(name)[0] for name in comparison.names}
@@ -98,17 +103,47 @@ def _chosen(comparison: Comparison, table: Table) -> dict[str, float]:
     return chosen
 
 
+def _finish_all(comparison: Comparison, jobs: Sequence[Job], table: Table) -> list[Finished]:
+    """Each job trained and measured; in turns, those of one task and seed together."""
+    done = []
+    for _, group in itertools.groupby(jobs, key=lambda job: (job.task, job.seed)):
+        together = list(group)
+        for turn in range(1, comparison.turns):
+            _take_turn(comparison, together, turn, table)
+        done += [_finish(comparison, job, table) for job in together]
+    return done
+
+
+def _take_turn(comparison: Comparison, jobs: Sequence[Job], turn: int, table: Table) -> None:
+    """One of the turns before the last, which ends with `_finish`; a training that is further on waits."""
+    began, speeds = time.perf_counter(), []
+    for job in jobs:
+        if read_measured(job.path(comparison.out)) is None:
+            figures, speed = _train(comparison, job, table, turn / comparison.turns)
+            speeds += [] if speed is None else [speed]
+            if figures is not None:
+                table.print(f"{job.title}: failed: {figures['failed']}")
+    if speeds:
+        left = (time.perf_counter() - began) * (comparison.turns - turn)
+        ranked = [(model, table.rows[model].get("bits_byte")) for model in table.ranked()]
+        standing = "".join(f", {model} {bits}" for model, bits in ranked if bits)
+        table.print(f"turn {turn} of {comparison.turns}, about {minutes(left)} of training left{standing}")
+
+
 def _finish(comparison: Comparison, job: Job, table: Table) -> Finished:
     """The job trained and measured, now or before."""
     comparison.require_same(job)
     path = job.path(comparison.out)
     figures = read_measured(path)
     if figures is None:
-        table.set(job.model, state=job.task or job.kind)
-        figures = _train_and_measure(comparison, job, path, table)
-        end = (
-            f"failed: {figures['failed']}" if "failed" in figures else f"{bits_on(figures, slice(None)):.4f} bits/byte"
-        )
+        figures, _ = _train(comparison, job, table)
+        if figures is None:
+            figures = measure(job, path, lambda text: table.status(f"{job.title}: {text}"))
+            end = f"trained in {minutes(figures['spent']['seconds'])}"
+            if job.kind != "run" or comparison.seeds > 1:  # else the table has the figure
+                end += f", {bits_on(figures, slice(None)):.4f} bits/byte"
+        else:
+            end = f"failed: {figures['failed']}"
         table.print(f"{job.title}: {end}")
         table.set(job.model, state="waiting")
     _count(comparison, job, table)
@@ -126,8 +161,15 @@ def _count(comparison: Comparison, job: Job, table: Table) -> None:
     table.set(job.model, **{column: f"{done}/{max(done, total)}"})  # a sweep may go on beyond the requested rates
 
 
-def _train_and_measure(comparison: Comparison, job: Job, path: Path, table: Table) -> dict[str, Any]:
-    shown = TableProgress(table, job.title)
+def _train(
+    comparison: Comparison, job: Job, table: Table, until: float = 1.0
+) -> tuple[dict[str, Any] | None, float | None]:
+    """Train the job until so much of its budget is spent; the figures of a failure, and the speed in tokens/s of the
+    steps taken, each None where there is none."""
+    comparison.require_same(job)
+    path = job.path(comparison.out)
+    shown = Turn(table, job.title, job.model if job.kind == "run" else None, until)
+    table.set(job.model, state=job.task or job.kind)
     with contextlib.redirect_stderr(table.log):
         try:
             _remove_unsaved(path)
@@ -139,9 +181,16 @@ def _train_and_measure(comparison: Comparison, job: Job, path: Path, table: Tabl
             else:
                 train(comparison.config(job), path, progress=shown)
         except DivergenceError as error:
-            return record_failure(job, path, str(error))
-    table.status(f"{job.title}: measuring")
-    return measure(job, path)
+            return record_failure(job, path, str(error)), shown.speed
+        except TurnOver:
+            pass
+        except Stopped:
+            if shown.stopping is None or shown.stopping.asked is not None:
+                raise
+    if shown.speed is not None:
+        table.speed(job.model, f"{job.model} {job.task}", shown.speed)
+    table.set(job.model, state="waiting")
+    return None, shown.speed
 
 
 def _remove_unsaved(path: Path) -> None:

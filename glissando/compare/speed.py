@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +31,21 @@ from torch import Tensor, nn
 from glissando.compare.memory import forget_peak, peak_bytes, release_freed, resident_bytes
 from glissando.config import from_dict
 from glissando.data.corpora import build_corpus
+from glissando.data.tokenizers import Tokenizer
 from glissando.errors import GlissandoError
 from glissando.imports import import_file, imported
 from glissando.loading import load
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
+from glissando.progress import elapsed_and_left
 from glissando.runs import Run
 from glissando.state import State, state_bytes
 from glissando.training.config import RunConfig
 
 ROUNDS = 5
 _TOKENS = 16
+#: about what each part takes of a model of a million parameters, in seconds: the rest of the time is estimated by it
+_READ, _DECODE, _STEP, _MEMORY = 5e-4, 0.1, 0.3, 2.0  # a token of a context, a round, a step, a process
 
 
 @dataclass
@@ -76,29 +82,56 @@ def device_of(config: RunConfig) -> torch.device:
     return torch.device("cuda" if on_gpu else "cpu")
 
 
+class _Work:
+    """What is done of a measurement, by what its parts take beside each other, and the time that is left."""
+
+    def __init__(self, total: float, status: Callable[[str], None]) -> None:
+        self.total, self.status = total, status
+        self.done, self.doing, self.began = 0.0, 0.0, time.perf_counter()
+
+    def begin(self, what: str, seconds: float) -> None:
+        self.done, self.doing = self.done + self.doing, seconds
+        share = min(1.0, self.done / self.total)
+        times = elapsed_and_left(time.perf_counter() - self.began, share)
+        self.status(f"measuring speed, {100 * share:.0f} %: {what}; {times}")
+
+
 def measure_speed(
     runs: dict[str, Path], contexts: Sequence[int], status: Callable[[str], None], rounds: int = ROUNDS
 ) -> dict[str, Any]:
-    """name -> its figures, of the run at each path."""
+    """name -> its figures, of the run at each path; `status` takes what is being measured, and the time left."""
     entries = {name: _Entry.open(path) for name, path in runs.items()}
+    streaming = {n: entry for n, entry in entries.items() if not getattr(entry.model.depth, "recomputes", False)}
+    able = {c: {n: entry for n, entry in streaming.items() if c + _TOKENS <= entry.max_length()} for c in contexts}
+    decoding = sum(len(able[c]) * (c * _READ + (rounds + 1) * _DECODE) for c in contexts)
+    work = _Work(decoding + len(runs) * ((rounds + 1) * _STEP + _MEMORY), status)
     result: dict[str, Any] = {name: {"decode": {}, "state": {}} for name in runs}
     for context in contexts:
-        status(f"decoding behind {context} tokens")
-        able = {
-            name: entry
-            for name, entry in entries.items()
-            if context + _TOKENS <= entry.max_length() and not getattr(entry.model.depth, "recomputes", False)
-        }
-        for name, (times, size) in _decoding(able, context, rounds).items():
+        for name, (times, size) in _decoding(able[context], context, rounds, work).items():
             result[name]["decode"][str(context)] = _figure(times)
             result[name]["state"][str(context)] = size
-    status("training steps in turn")
-    for name, rates in _training(entries, rounds).items():
+    for name, rates in _training(entries, rounds, work).items():
         result[name]["train"] = _figure(rates)
-    for name, path in runs.items():
-        status(f"memory of {name}")
-        result[name]["memory_mib"] = training_memory(path)
+    measured = training_memory(list(runs.values()))
+    for name in runs:
+        work.begin(f"memory of {name}", _MEMORY)
+        result[name]["memory_mib"] = next(measured)
     return result
+
+
+def training_speed(
+    configs: Mapping[str, RunConfig], tokenizer: Tokenizer, status: Callable[[str], None], rounds: int = ROUNDS
+) -> dict[str, float]:
+    """name -> tokens/s of a training step of a new model, the median of what they do in turn.
+
+    configs    with the tokenizer's vocabulary
+    """
+    entries = {
+        name: _Entry(LanguageModel(config.model, tokenizer).to(device_of(config)), config)
+        for name, config in configs.items()
+    }
+    work = _Work(len(entries) * (rounds + 1) * _STEP, status)
+    return {name: statistics.median(rates) for name, rates in _training(entries, rounds, work).items()}
 
 
 def warm_up(config: RunConfig) -> None:
@@ -117,13 +150,17 @@ def _figure(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def _decoding(entries: dict[str, _Entry], context: int, rounds: int) -> dict[str, tuple[list[float], int]]:
+def _decoding(entries: dict[str, _Entry], context: int, rounds: int, work: _Work) -> dict[str, tuple[list[float], int]]:
     """Milliseconds a token of each round, and bytes of the state behind `context` tokens."""
     with torch.no_grad():
-        read = {name: _read(entry, context) for name, entry in entries.items()}
+        read: dict[str, tuple[Tensor, State]] = {}
+        for name, entry in entries.items():
+            work.begin(f"{name} reads {context:,} tokens", context * _READ)
+            read[name] = _read(entry, context)
         times: dict[str, list[float]] = {name: [] for name in entries}
         for turn in range(rounds + 1):
             for name, entry in entries.items():
+                work.begin(f"{name} decodes behind {context:,} tokens", _DECODE)
                 taken = _milliseconds(entry.model, *read[name])
                 if turn:  # the first warms up
                     times[name].append(taken)
@@ -165,12 +202,13 @@ def trainer(module: nn.Module, ids: Tensor) -> Callable[[], float]:
     return step
 
 
-def _training(entries: dict[str, _Entry], rounds: int) -> dict[str, list[float]]:
+def _training(entries: dict[str, _Entry], rounds: int, work: _Work) -> dict[str, list[float]]:
     """Tokens/s of a step of each round."""
     steps = {name: _step_of(entry) for name, entry in entries.items()}
     rates: dict[str, list[float]] = {name: [] for name in entries}
     for turn in range(rounds + 1):
         for name, step in steps.items():
+            work.begin(f"training steps in turn, {name}", _STEP)
             rate = step()
             if turn:
                 rates[name].append(rate)
@@ -204,13 +242,21 @@ def _wait(tensor: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def training_memory(path: Path) -> float:
-    """MiB, by a process of its own. Raises GlissandoError, with its errors, if that fails."""
-    command = [sys.executable, "-m", "glissando.compare.speed", str(path), *imported()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise GlissandoError(f"measuring the memory of {path} failed: {done.stderr.strip() or done.returncode}")
-    return json.loads(done.stdout)["mib"]
+def training_memory(paths: Sequence[Path]) -> Iterator[float]:
+    """MiB of the run at each path, by a process for each. Raises GlissandoError, with its errors, if one fails."""
+    command = [sys.executable, "-m", "glissando.compare.speed", *map(str, paths), "--", *imported()]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for path in paths:
+            line = process.stdout.readline()
+            if not line:
+                status = process.wait()
+                errors.seek(0)
+                raise GlissandoError(f"measuring the memory of {path} failed: {errors.read().strip() or status}")
+            yield json.loads(line)["mib"]
 
 
 def _memory(entry: _Entry) -> float:
@@ -236,7 +282,20 @@ def _weights(model: LanguageModel) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
 
 
+def _main(arguments: Sequence[str]) -> None:
+    """RUN ... -- FILE ...: a line of JSON for each run, the files being imported first."""
+    end = arguments.index("--")
+    for path in arguments[:end]:
+        # A fork has the libraries, which take seconds to import, and nothing that a model has left.
+        child = os.fork()
+        if child == 0:
+            for file in arguments[end + 1 :]:
+                import_file(file)
+            print(json.dumps({"mib": _memory(_Entry.open(Path(path)))}), flush=True)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(1)
+
+
 if __name__ == "__main__":
-    for file in sys.argv[2:]:
-        import_file(file)
-    print(json.dumps({"mib": _memory(_Entry.open(Path(sys.argv[1])))}))
+    _main(sys.argv[1:])
