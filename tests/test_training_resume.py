@@ -75,6 +75,7 @@ CASES = {
     "tensorboard": {"save_every": 4, "tensorboard": True},
     "double": {"save_every": 4, "precision": "64-true"},
     "bf16": {"save_every": 4, "precision": "bf16-mixed"},
+    "muon": {"save_every": 4, "optimizer": {"kind": "muon"}},
 }  # fmt: skip
 
 

@@ -26,9 +26,14 @@ class Moments(NamedTuple):
 
 
 def checkpoint_moments(checkpoint: Path) -> dict[str, Moments]:
-    """Those of a checkpoint; none of one that an earlier version saved. Raises RunError if it is damaged."""
+    """Those of a checkpoint; none of one that an earlier version saved, or of another optimizer.
+
+    Raises RunError if it is damaged.
+    """
     verify_manifest(checkpoint)
     saved = load_tree(checkpoint, "trainer").get("optimizer", {})
+    if any("exp_avg" not in own for own in saved.values()):
+        return {}
     return {name: Moments(own["step"], own["exp_avg"], own["exp_avg_sq"]) for name, own in saved.items()}
 
 

@@ -45,9 +45,33 @@ class AdamWOptions:
         return 1.0 if self.release is None else min(1.0, max(0.0, 2 - step / self.release))
 
 
+@options
+class MuonOptions:
+    """Muon for the matrices inside the model; AdamW for the embedding, the head, gains, biases and vectors.
+
+    A matrix moves by its momentum made orthogonal, times 0.2 sqrt(its larger side): as far as under AdamW at that rate.
+
+    momentum      of Muon
+    beta1, beta2, eps   of AdamW
+    weight_decay  of matrices, the embedding's among them
+    """
+
+    learning_rate: Positive = 2e-3
+    momentum: Beta = 0.95
+    beta1: Beta = 0.9
+    beta2: Beta = 0.95
+    eps: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+
+    def held(self, step: int) -> float:
+        """As AdamWOptions.held; a grown model is not trained by Muon."""
+        return 1.0
+
+
 #: optimizers by name
 OPTIMIZERS: Registry[Any] = new_registry("optimizer", "optimizer", "adamw")
 OPTIMIZERS.add("adamw", AdamWOptions, "torch.optim:AdamW")
+OPTIMIZERS.add("muon", MuonOptions, "glissando.training.muon:MuonWithAdamW")
 
 
 @options

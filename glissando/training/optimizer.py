@@ -1,4 +1,4 @@
-"""Which parameters are trained, and AdamW by their names: built, its rates set for a step, its state kept."""
+"""Which parameters are trained, and the optimizer by their names: built, its rates set for a step, its state kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from glissando.errors import ConfigError
 from glissando.growth.shares import Share, shares
 from glissando.sharding import is_sharded, place, whole
-from glissando.training.config import AdamWOptions
+from glissando.training.config import AdamWOptions, MuonOptions
+from glissando.training.muon import MuonWithAdamW
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> None:
@@ -32,11 +33,43 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
         raise ConfigError("training.freeze leaves nothing to train")
 
 
-def build_optimizer(model: nn.Module, options: AdamWOptions, grown: Mapping[str, list[float]]) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices alone, and the factors that growth has left."""
-    groups = optimizer_groups(model, grown, options.weight_decay, options.eps)
-    betas = (options.beta1, options.beta2)
-    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas, fused=not is_sharded(model))
+def build_optimizer(
+    model: nn.Module, options: AdamWOptions | MuonOptions, grown: Mapping[str, list[float]]
+) -> torch.optim.Optimizer:
+    """AdamW, with the factors that growth has left, or Muon with it; weight decay on matrices alone.
+
+    Raises ConfigError for Muon where the model is grown or sharded.
+    """
+    fused = not is_sharded(model)
+    if isinstance(options, AdamWOptions):
+        groups = optimizer_groups(model, grown, options.weight_decay, options.eps)
+        return torch.optim.AdamW(groups, options.learning_rate, betas=(options.beta1, options.beta2), fused=fused)
+    if grown or not fused:
+        raise ConfigError(
+            "training.optimizer.kind `muon` trains no grown model, whose shares of the learning rate are AdamW's, and "
+            "no matrices that are sharded over processes; use adamw"
+        )
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    decayed = decayed_names(model)
+    inside = {f"depth.{name}" for name, p in model.get_submodule("depth").named_parameters() if p.ndim == 2}
+    return MuonWithAdamW(
+        [pair for pair in trained if pair[0] in decayed & inside],
+        [pair for pair in trained if pair[0] in decayed - inside],
+        [pair for pair in trained if pair[0] not in decayed],
+        options,
+        fused,
+    )
+
+
+def decayed_names(model: nn.Module) -> set[str]:
+    """The parameters that weight decay applies to: no vectors and biases of any shape, nor what a module lists in
+    `undecayed`, vectors that are written in two dimensions."""
+    exempt = {id(getattr(m, name, None)) for m in model.modules() for name in getattr(m, "undecayed", ())}
+    return {
+        name
+        for name, p in model.named_parameters()
+        if p.ndim >= 2 and id(p) not in exempt and not name.endswith("bias")
+    }
 
 
 def optimizer_groups(
@@ -44,16 +77,14 @@ def optimizer_groups(
 ) -> list[dict[str, Any]]:
     """The trained parameters in groups for AdamW: those that decay and those that do not, of one `Share` together.
 
-    `rate` multiplies the learning rate, `names` are the parameters'. Vectors and biases of any shape do not decay, nor
-    what a module lists in `undecayed`: vectors that are written in two dimensions.
+    `rate` multiplies the learning rate, `names` are the parameters'.
     """
-    exempt = {id(getattr(m, name, None)) for m in model.modules() for name in getattr(m, "undecayed", ())}
-    own = shares(model, grown)
+    decayed, own = decayed_names(model), shares(model, grown)
     groups: dict[tuple[bool, Share], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        decays, share = parameter.ndim >= 2 and id(parameter) not in exempt and not name.endswith("bias"), own[name]
+        decays, share = name in decayed, own[name]
         factors = {
             "weight_decay": weight_decay * share.decay if decays else 0.0,
             "eps": eps * share.eps,
@@ -65,7 +96,9 @@ def optimizer_groups(
     return list(groups.values())
 
 
-def set_rates(optimizer: torch.optim.Optimizer, options: AdamWOptions, step: int, learning_rate: float) -> None:
+def set_rates(
+    optimizer: torch.optim.Optimizer, options: AdamWOptions | MuonOptions, step: int, learning_rate: float
+) -> None:
     """Each group's share of the learning rate; decay is by rate times weight decay, which release leaves alone."""
     for group in optimizer.param_groups:
         rate = group["rate"] ** options.held(step)

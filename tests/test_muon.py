@@ -1,0 +1,67 @@
+"""Muon with AdamW as one optimizer: each parameter moves as its own optimizer moves it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tolerances import assert_close
+from training_runs import configuration
+
+from glissando.errors import ConfigError
+from glissando.growth import Growth
+from glissando.growth.runs import grow_run, remembered
+from glissando.loading import load
+from glissando.model import LanguageModel
+from glissando.runs import Run
+from glissando.training.config import MuonOptions
+from glissando.training.fit import train
+from glissando.training.optimizer import build_optimizer, set_rates
+
+
+def small() -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel.from_preset("spectral-delta-nano", hidden_size=16, depth={"layers": 2}, tied_head=False)
+
+
+def test_each_parameter_is_moved_by_its_own_optimizer():
+    options = MuonOptions(learning_rate=0.01, momentum=0.8, weight_decay=0.3)
+    model, alone = small(), small()
+    optimizer = build_optimizer(model, options, {})
+    by_muon = {name for name, p in alone.named_parameters() if p.ndim == 2 and name.startswith("depth.")}
+    by_muon -= {name for name in by_muon if name.endswith(("log_rate", "decay_bias"))}
+    others = {name: p for name, p in alone.named_parameters() if name not in by_muon}
+    decayed = [others.pop(name) for name in ("embedding.weight", "head.weight")]
+    theirs = [
+        torch.optim.Muon(
+            [p for name, p in alone.named_parameters() if name in by_muon],
+            0.005, weight_decay=0.3, momentum=0.8, adjust_lr_fn="match_rms_adamw",
+        ),
+        torch.optim.AdamW(decayed, 0.005, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.3, fused=True),
+        torch.optim.AdamW(others.values(), 0.005, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True),
+    ]  # fmt: skip
+    set_rates(optimizer, options, 0, 0.005)
+    for step in range(3):
+        ids = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(step))
+        for each, optimizers in ((model, [optimizer]), (alone, theirs)):
+            each.zero_grad()
+            each(ids)[0].square().mean().backward()
+            for own in optimizers:
+                own.step()
+    expected = dict(alone.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert_close(parameter.detach(), expected[name].detach(), name, 1e-6)
+    assert any("conv.weight" in name for name in by_muon)
+
+
+def test_it_learns_and_cannot_be_grown_along(tmp_path, capfd):
+    run = train(configuration(tmp_path, {"training": {"optimizer": {"kind": "muon"}}}), tmp_path / "run")
+    grow_run(run.path, tmp_path / "grown", Growth(width=2))
+    assert "starts anew" in capfd.readouterr().err
+    grown = remembered(Run.open(tmp_path / "grown"))
+    with pytest.raises(ConfigError, match="trains no grown model"):
+        build_optimizer(load(tmp_path / "grown"), MuonOptions(), grown)
+
+
+def test_an_option_of_the_other_kind_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="release"):
+        configuration(tmp_path, {"training": {"optimizer": {"kind": "muon", "release": 3}}})
