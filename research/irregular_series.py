@@ -30,8 +30,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glissando.evaluation.time_constants import compare_patterns, pattern_table, plot_signal, signals
+from glissando.evaluation.time_constants import compare_patterns, pattern_table, signals
 from glissando.series import SeriesModel
+from research.signal_picture import plot_signal
 
 
 class Windows(NamedTuple):

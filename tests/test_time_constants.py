@@ -20,7 +20,6 @@ from glissando.evaluation.time_constants import (
     compare_patterns,
     pattern_table,
     plot_patterns,
-    plot_signal,
     plot_text,
     signals,
     texts,
@@ -29,6 +28,7 @@ from glissando.evaluation.time_constants import (
 from glissando.mixers import Context
 from glissando.model import LanguageModel
 from glissando.series import SeriesModel
+from research.signal_picture import plot_signal
 
 SMALL = {"hidden_size": 8, "depth": {"layers": 2}, "mixer": {"kind": "liquid", "adaptation": 0.9}}
 PNG = b"\x89PNG"

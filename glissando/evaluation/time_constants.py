@@ -95,29 +95,7 @@ def plot_text(model: LanguageModel, text: str, target: Path) -> Path:
         shown = labels[start : start + _LINE]
         axes.set_xlim(-0.5, min(_LINE, len(ids)) - 0.5)
         axes.set_xticks(range(len(shown)), shown, fontfamily="monospace", fontsize=8, rotation=turn)
-    _finish(figure, every, image, "Time constants over a text")
-    figure.savefig(target)
-    return target
-
-
-def plot_signal(model: SeriesModel, x: Tensor, target: Path, dt: Tensor | None = None) -> Path:
-    """The signal x (T, F) over time, at most eight of its numbers, and below it the heat map of `plot_text`.
-
-    dt  (T,): how long each step takes, 1 if None. A step is as wide as it is long.
-    """
-    times = torch.ones(len(x)) if dt is None else dt.cpu()
-    edges = torch.cat([torch.zeros(1), times.cumsum(0)]).tolist()
-    tau = time_constants(model, x.unsqueeze(0), None if dt is None else dt.unsqueeze(0))[:, 0].cpu()
-    figure, (above, below) = stacked([1.6, 0.28 * len(tau) + 0.5])
-    for number in range(min(x.shape[1], 8)):
-        held = x[:, number].tolist()
-        above.step(edges, [*held, held[-1]], where="post", linewidth=0.9)
-    above.set(xlim=(0, edges[-1]), ylabel="signal")
-    above.tick_params(labelbottom=False)
-    above.grid(alpha=0.25)
-    image = draw_heat(below, tau, tau, layer_numbers(model, Liquid, len(tau)), edges)
-    below.set(xlabel="time")
-    _finish(figure, [below], image, "Time constants over a signal")
+    finish(figure, every, image, "Time constants over a text")
     figure.savefig(target)
     return target
 
@@ -167,7 +145,8 @@ def draw_heat(
     return image
 
 
-def _finish(figure: Any, drawn: list[Any], image: Any, title: str) -> None:
+def finish(figure: Any, drawn: list[Any], image: Any, title: str) -> None:
+    """A colour bar beside the axes `drawn`, and a title."""
     tall = sum(axes.get_position().height for axes in drawn) * figure.get_figheight()
     log_ticks(figure.colorbar(image, ax=drawn, label="tau", pad=0.01, aspect=6 * tall), 3 if tall < 2 else 5)
     figure.suptitle(f"{title}: median over the modes of a layer, in units of dt", fontsize=10)
@@ -315,7 +294,7 @@ def plot_patterns(
         image = draw_heat(below, tau, whole, layers)
         below.set(xlabel="step", ylabel="layer" if column == 0 else "")
     axes[0][0].set_ylabel("input")
-    _finish(figure, axes[1], image, "Time constants by pattern")
+    finish(figure, axes[1], image, "Time constants by pattern")
     figure.savefig(target)
     return target
 

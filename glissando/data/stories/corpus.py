@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import count, islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from glissando.data.base import (
     IGNORED,
-    WHOLE,
     Batch,
-    Corpus,
+    RowCorpus,
     Shard,
     Split,
     held_out_rows,
     next_token_rows,
-    shard_rows,
     unscored,
 )
 from glissando.data.corpora import StoriesOptions
@@ -33,7 +33,6 @@ from glissando.data.stories.stories import (
     generate,
 )
 from glissando.data.tokenizers import Tokenizer
-from glissando.errors import unknown_name
 
 _STORIES_A_ROW = 1 << 20  # story numbers set aside for each training row, more than any row can hold
 _BLOCK_TOKENS = 1 << 14  # of a stream of cut stories, before another one is begun
@@ -49,7 +48,7 @@ class Window(NamedTuple):
     story: Story  # the one that it ends in
 
 
-class StoriesCorpus(Corpus):
+class StoriesCorpus(RowCorpus):
     """Generated stories of exactly known information.
 
     Training row n is a pure function of (seed, n): the end marker, then as many whole stories as fit into `seq_len`
@@ -75,22 +74,10 @@ class StoriesCorpus(Corpus):
         self.control_names = LABELS if self.labelled else ()
         self.entropy_floor = entropy_floor()
 
-    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        """Training batches without end from number `start`, or the held-out ones once from number `start`.
-
-        The last held-out batch holds what is left. All shards pad to the longest row of the global batch.
-        Raises UnknownNameError for an unknown split, ConfigError for training rows that cannot be shared out.
-        """
-        if split not in ("train", "valid"):
-            raise unknown_name("split", split, ("train", "valid"))
-        if split == "valid":
-            return self._valid(start, shard)
-        return self._train(start, shard_rows(self.batch_size, shard))
-
     def texts(self, split: Split = "train") -> Iterator[str]:
         """Whole stories, endless for "train"."""
         if split == "valid":
-            yield from (story.text for story in self._held_out())
+            yield from super().texts(split)
             return
         for row in count():
             yield generate(self.seed, "train", row * _STORIES_A_ROW).text
@@ -109,14 +96,18 @@ class StoriesCorpus(Corpus):
         figures = {"expected_bits": expected_bits(), "expected_bytes": expected_bytes(), "plots": list(PLOTS)}
         return {**super().describe(), **figures}
 
-    def _train(self, start: int, mine: range) -> Iterator[Batch]:
+    def _written(self, group: Iterable[Sequence[Story]]) -> Iterator[str]:
+        return ("".join(story.text for story in row) for row in group)
+
+    def _training(self, rows: np.ndarray) -> list[list[Story]]:
+        return [self._row(int(row)) for row in rows]
+
+    def _train_batches(self, start: int, mine: range) -> Iterator[Batch]:
+        if not self.cut:
+            yield from super()._train_batches(start, mine)
+            return
         for step in count(start):
-            if self.cut:
-                yield self._cut_batch([self._window(step, row) for row in mine])
-                continue
-            first = step * self.batch_size
-            rows = [self._row(first + row) for row in range(self.batch_size)]
-            yield self._batch(rows, mine)
+            yield self._cut_batch([self._window(step, row) for row in mine])
 
     def _row(self, number: int) -> list[Story]:
         """As many whole stories as fit into seq_len tokens, and at least one; just one if it is labelled."""
@@ -181,30 +172,26 @@ class StoriesCorpus(Corpus):
         """A story's tokens; its end marker is the tokenizer's own, and stands for one byte."""
         return [*self.tokenizer.encode(story.removesuffix(END)), self.tokenizer.eos_id]
 
-    def _held_out(self) -> list[Story]:
+    @cached_property
+    def _valid(self) -> list[list[Story]]:
         stories = (generate(_HELD_OUT_SEED, "valid", index) for index in range(self.valid_stories))
-        return sorted(stories, key=lambda story: len(story.text))
+        return [[story] for story in sorted(stories, key=lambda story: len(story.text))]
 
-    def _valid(self, start: int, shard: Shard) -> Iterator[Batch]:
-        stories, size = self._held_out(), self.batch_size
-        if self.cut:
-            windows = list(self._windows(stories, joined=False))
-            for rows, scored in held_out_rows(len(windows), size, start, shard):
-                batch = self._cut_batch([windows[row] for row in rows])
-                yield batch if scored else unscored(batch)
+    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
+        if not self.cut:
+            yield from super()._valid_batches(start, shard)
             return
-        for rows, scored in held_out_rows(len(stories), size, start, shard):
-            first = int(rows[0]) // size * size
-            group = [[story] for story in stories[first : first + size]]
-            batch = self._batch(group, [int(row) - first for row in rows])
+        windows = list(self._windows((story for (story,) in self._valid), joined=False))
+        for rows, scored in held_out_rows(len(windows), self.batch_size, start, shard):
+            batch = self._cut_batch([windows[row] for row in rows])
             yield batch if scored else unscored(batch)
 
-    def _batch(self, rows: Sequence[Sequence[Story]], mine: Sequence[int]) -> Batch:
-        """Rows `mine` of a global batch, padded on the right to a multiple of 64 that fits its longest row."""
+    def _batch(self, group: Sequence[Sequence[Story]], mine: Sequence[int]) -> Batch:
+        """Padded on the right to a multiple of 64 that fits the longest row of the global batch."""
         eos = self.tokenizer.eos_id
-        tokens = [[token for story in row for token in self._tokens(story.text)] for row in rows]
+        tokens = [[token for story in row for token in self._tokens(story.text)] for row in group]
         width = -(-max(map(len, tokens)) // _PAD_MULTIPLE) * _PAD_MULTIPLE
-        tokens, stories = [tokens[row] for row in mine], [story for row in mine for story in rows[row]]
+        tokens, stories = [tokens[row] for row in mine], [story for row in mine for story in group[row]]
         inputs = [[eos, *ids[:-1]] + [eos] * (width - len(ids)) for ids in tokens]
         targets = [ids + [IGNORED] * (width - len(ids)) for ids in tokens]
         labels = [[story.labels[name] for name in LABELS] for story in stories]

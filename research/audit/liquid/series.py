@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glissando.evaluation.time_constants import compare_patterns, plot_signal, signals
+from glissando.evaluation.time_constants import compare_patterns, signals
 from glissando.series import SeriesModel
 from research.audit.claim import Finding, Plan
 from research.audit.liquid.form import published_model, some_ids
 from research.audit.training import parameters, seeded
 from research.intervals import gap_of, mean_of
 from research.published.liquid_ssm import Core
+from research.signal_picture import plot_signal
 
 FEATURES, WINDOW = 2, 64
 DECAY, TURN = np.array([0.02, 0.1]), np.array([[0.3, 1.1], [0.9, 0.4]])
