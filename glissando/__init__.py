@@ -19,11 +19,13 @@ _HOMES = {
     "generate": "glissando.generation",
     "grow": "glissando.growth",
     "load": "glissando.loading",
+    "load_state": "glissando.state_files",
     "register_corpus": "glissando.data.corpora",
     "register_depth": "glissando.depth",
     "register_mixer": "glissando.mixers",
     "register_probe": "glissando.compare.probes",
     "require_new": "glissando.runs",
+    "save_state": "glissando.state_files",
     "stream": "glissando.generation",
 }
 __all__ = ["__version__", *sorted(_HOMES)]
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from glissando.rnn import LiquidRNN as LiquidRNN
     from glissando.runs import require_new as require_new
     from glissando.series import SeriesModel as SeriesModel
+    from glissando.state_files import load_state as load_state
+    from glissando.state_files import save_state as save_state
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from glissando.data.tokenizers import StreamDecoder, Tokenizer
 from glissando.errors import ConfigError, NotFiniteError, unknown_name
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
-from glissando.state import State, select_rows
+from glissando.state import State, map_state, select_rows
+from glissando.state_files import StreamState
 
 #: values by name, or all of them in the model's order
 Control = Mapping[str, float] | Sequence[float]
@@ -24,6 +26,8 @@ Control = Mapping[str, float] | Sequence[float]
 
 #: what a generator of PyTorch takes, with a margin for every row's own
 _SEEDS = (-(2**63), 2**63 - 1)
+#: ids from which a tokenizer knows how to write the next one: a character has 4 bytes at most
+_RECENT = 64
 #: below it logits over the temperature are no longer float32 numbers; any difference of theirs is certainty long before
 _COLDEST = 1e-30
 
@@ -91,6 +95,7 @@ def continue_ids(
     *,
     ends: Callable[[int, int], bool] | None = None,
     control: Tensor | Callable[[], Tensor] | None = None,
+    text: OneText | None = None,
 ) -> Iterator[list[int | None]]:
     """One id a row at a time, None in rows that have ended; stops with the last row.
 
@@ -100,17 +105,20 @@ def continue_ids(
 
     prompts  token ids of each row, none empty. control  (B, C), or a function that is called for it before each token.
     ends     (row, id) -> whether the row ends there; such rows leave the batch, so that they cost nothing.
+    text     of a single row: where it goes on from, and at every id where it is
 
     Raises NotFiniteError where the model computes no numbers.
     """
     device = model.embedding.weight.device
     alive = list(range(len(prompts)))
-    generators = [torch.Generator().manual_seed(sampling.seed + r) for r in alive]
-    limits = [min(max_tokens, tokens_left(model, len(prompt))) for prompt in prompts]
+    text = text or OneText()
+    generators = [text.generator or torch.Generator().manual_seed(sampling.seed + r) for r in alive]
+    read = 0 if text.state is None else int(text.state.position)
+    limits = [min(max_tokens, tokens_left(model, read + len(prompt))) for prompt in prompts]
     memo: Memo = {}
     now = _now(control)
     with computing(model):
-        logits, state = _read_prompts(model, prompts, now, device, memo)
+        logits, state = _read_prompts(model, prompts, now, device, memo, text.state)
     for count in range(1, max(limits, default=0) + 1):
         _require_finite(logits)
         with torch.no_grad():
@@ -120,6 +128,7 @@ def continue_ids(
             step[row] = token
         ended = [ends is not None and ends(r, int(ids[i])) for i, r in enumerate(alive)]
         going = [i for i, r in enumerate(alive) if not ended[i] and count < limits[r]]
+        text.state, text.unread, text.generator = state, ids, generators[0]
         yield step
         if not going:
             return
@@ -191,6 +200,7 @@ def _read_prompts(
     control: Tensor | None,
     device: torch.device,
     memo: Memo,
+    state: State = None,
 ) -> tuple[Tensor, State]:
     """Logits after each prompt (B, V) and the state there, prompts of different length padded and masked."""
     if not prompts:
@@ -204,7 +214,7 @@ def _read_prompts(
         ids[row, : len(prompt)] = torch.tensor(prompt)
     ragged = bool((lengths < longest).any())
     mask = torch.arange(longest, device=device) < lengths.unsqueeze(1) if ragged else None
-    state: State = model.init_state(len(prompts))
+    state = model.init_state(len(prompts)) if state is None else state
     features, state = model.features(ids, state, mask=mask, control=control, donate=True, memo=memo)
     last = features[torch.arange(len(prompts), device=device), lengths - 1]
     return model.logits(last), state
@@ -230,9 +240,45 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
     return [float(control.get(name, 0.0)) for name in names]
 
 
+@dataclass
+class OneText:
+    """Where a text of one row is: everything that what follows depends on."""
+
+    state: State = None  # after every id that was read; it may change in place at the next one
+    unread: Tensor | None = None  # (1,) int64: the last id that was drawn
+    generator: torch.Generator | None = None
+    row: TextRow | None = None
+
+
+class Stream(Iterator[str]):
+    """The pieces of a text as they come."""
+
+    def __init__(self, pieces: Iterator[list[str]], text: OneText | None) -> None:
+        self._pieces, self._text = pieces, text
+
+    def __next__(self) -> str:
+        return next(piece for (piece,) in self._pieces if piece)
+
+    @property
+    def state(self) -> StreamState:
+        """What `stream(model, state=...)` goes on from, now or in another process (`glissando.save_state`).
+
+        Raises ConfigError for a stream that is not resumable, or has not begun.
+        """
+        text = self._text
+        if text is None:
+            raise ConfigError("only a resumable stream has a state: stream(model, prompt, resumable=True)")
+        if text.unread is None or text.generator is None or text.row is None:
+            raise ConfigError("this stream has not begun, so that it has no state yet: take a piece of it first")
+        return StreamState(
+            map_state(torch.clone, text.state), text.unread.clone(), text.generator.get_state(),
+            torch.tensor(text.row.recent, dtype=torch.int64), text.row.held,
+        )  # fmt: skip
+
+
 def stream(
     model: LanguageModel,
-    prompt: str,
+    prompt: str = "",
     *,
     max_tokens: int = 200,
     temperature: float = 0.8,
@@ -242,21 +288,28 @@ def stream(
     stop: str | Sequence[str] = (),
     control: Control | Callable[[], Control] | None = None,
     when_full: Callable[[], None] | None = None,
-) -> Iterator[str]:
+    state: StreamState | None = None,
+    resumable: bool = False,
+) -> Stream:
     """The continuation of `prompt` in pieces as they come; ends at the end of text, `stop` or `max_tokens`.
 
     control    values by name, {"mood": 0.7}, those left out being 0; or all of them in the model's order. A function is
                called before each token: a dial that turns while text streams.
     when_full  called at the end of a text that learned positions have cut.
+    state      of an earlier stream of the same model, to go on from: `prompt` is then read behind what it has written,
+               and numbers are drawn as they would have been (`seed` is of new texts)
+    resumable  the stream has a `state`; what is not whole at its end (half a character, the beginning of a stop text)
+               stays there and is not written
 
     The model's weights must stand still until the last piece.
 
     Raises ConfigError if the model has no tokenizer or an option makes no sense.
     """
     sampling = Sampling(temperature, top_k, top_p, seed)
-    for pieces in _stream_all(model, _texts([prompt], "prompt"), max_tokens, sampling, stop, control, when_full):
-        if pieces[0]:
-            yield pieces[0]
+    text = OneText() if resumable or state is not None else None
+    prompts = _texts([prompt], "prompt")
+    pieces = _stream_all(model, prompts, max_tokens, sampling, stop, control, when_full, text, state, resumable)
+    return Stream(pieces, text if resumable else None)
 
 
 def generate(
@@ -300,6 +353,9 @@ def _stream_all(
     stop: str | Sequence[str],
     control: Control | Callable[[], Control] | None,
     when_full: Callable[[], None] | None,
+    text: OneText | None = None,
+    before: StreamState | None = None,
+    resumable: bool = False,
 ) -> Iterator[list[str]]:
     tokenizer = tokenizer_of(model)
     if not (isinstance(max_tokens, Integral) and max_tokens >= 0):
@@ -308,7 +364,14 @@ def _stream_all(
     if any(not s for s in stops):
         raise ConfigError("a stop text is empty: it would stop at once")
     rows = [TextRow(tokenizer, stops) for _ in prompts]
-    ids = [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
+    first = [tokenizer.eos_id] if before is None else before.unread.tolist()
+    ids = [[*first, *tokenizer.encode(prompt)] for prompt in prompts]
+    if text is not None:
+        text.row = rows[0]
+        if before is not None:
+            rows[0].go_on(before.recent.tolist(), before.held)
+            text.state, text.generator = map_state(torch.clone, before.model), torch.Generator()
+            text.generator.set_state(before.generator)
     dial = None if control is None else _dial(model, control, len(prompts))
     pieces = [""] * len(rows)
 
@@ -316,13 +379,14 @@ def _stream_all(
         pieces[row] = rows[row].push(token)
         return rows[row].ended
 
-    for _ in continue_ids(model, ids, max_tokens, sampling, ends=ends, control=dial):
+    read = 0 if before is None else int(before.model.position)
+    for _ in continue_ids(model, ids, max_tokens, sampling, ends=ends, control=dial, text=text):
         yield list(pieces)
         pieces[:] = [""] * len(rows)
-    cut = [
-        not row.ended and tokens_left(model, len(prompt)) < max_tokens for row, prompt in zip(rows, ids, strict=True)
-    ]
-    yield [row.finish() for row in rows]
+    left = [tokens_left(model, read + len(prompt)) for prompt in ids]
+    cut = [not row.ended and n < max_tokens for row, n in zip(rows, left, strict=True)]
+    if not resumable:
+        yield [row.finish() for row in rows]
     if when_full is not None and any(cut):
         when_full()
 
@@ -343,10 +407,25 @@ class TextRow:
     def __init__(self, tokenizer: Tokenizer, stops: list[str]) -> None:
         self.decoder, self.eos_id = StreamDecoder(tokenizer), tokenizer.eos_id
         self.stops, self.held, self.ended = stops, "", False
+        self._recent: deque[int] = deque(maxlen=_RECENT)
+
+    @property
+    def recent(self) -> list[int]:
+        """The last ids of the text."""
+        return list(self._recent)
+
+    def go_on(self, recent: Sequence[int], held: str) -> None:
+        """Take up a text whose last ids are `recent`, and of which `held` was held back."""
+        self._recent.extend(recent)
+        for token in recent:  # whose whole characters were released then
+            self.decoder.push(token)
+        self.held = held
 
     def push(self, token: int) -> str:
         if token == self.eos_id:
+            self._recent.clear()
             return self.finish()
+        self._recent.append(token)
         return self._release(self.decoder.push(token))
 
     def finish(self) -> str:

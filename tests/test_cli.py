@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -137,9 +138,10 @@ def test_a_text_that_positions_cut_is_told(tmp_path, capsys):
     model = LanguageModel.from_preset("gpt", **small)
     model.tokenizer = ByteTokenizer()
     model.save(tmp_path / "run")
-    assert main(["generate", str(tmp_path / "run"), "--prompt", "abc", "--max_tokens", "9"]) == 0
+    command = ["generate", str(tmp_path / "run"), "--prompt", "abc", "--seed", "0", "--max_tokens"]
+    assert main([*command, "9"]) == 0
     assert capsys.readouterr().err == ""
-    assert main(["generate", str(tmp_path / "run"), "--prompt", "abc", "--max_tokens", "99"]) == 0
+    assert main([*command, "99"]) == 0
     assert capsys.readouterr().err == "stopped at the model's 16 positions\n"
 
 
@@ -150,6 +152,42 @@ def test_generate_takes_several_prompts_and_plain_text(run, capsys):
     assert "A: [b]" in out
     assert main(["generate", str(run), "--prompt=a: {not yaml", "--max_tokens", "4"]) == 0
     assert capsys.readouterr().out.startswith("a: {not yaml")
+
+
+def test_a_sample_says_its_seed(run, capsys):
+    """Another each time, and the same text with it."""
+    seeds = []
+    for _ in range(2):
+        assert main(["generate", str(run), "--max_tokens", "20"]) == 0
+        got = capsys.readouterr()
+        seeds.append(re.fullmatch(r"seed (\d+)\n", got.err)[1])
+        assert main(["generate", str(run), "--max_tokens", "20", "--seed", seeds[-1]]) == 0
+        assert capsys.readouterr() == (got.out, "")
+    assert seeds[0] != seeds[1]
+    assert main(["generate", str(run), "--max_tokens", "5", "--temperature", "0"]) == 0
+    assert capsys.readouterr().err == "", "nothing is drawn"
+
+
+@pytest.mark.parametrize("typed", ["The fox\n", "The fox", "a\n\nb\n", ""])
+def test_a_prompt_from_stdin(typed, run, capsys, monkeypatch):
+    """One newline, that of the last line, is none of the text's."""
+    command = ["generate", str(run), "--seed", "1", "--max_tokens", "4"]
+    assert main([*command, "--prompt", typed.removesuffix("\n")]) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode()), encoding="ascii"))
+    assert main([*command, "--prompt", "-"]) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_prompts_are_repeated(run, capsys, monkeypatch):
+    command = ["generate", str(run), "--seed", "1", "--max_tokens", "4"]
+    assert main([*command, "--prompt", '["a", "b", "c"]']) == 0
+    expected = capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"c\n")))
+    assert main([*command, "--prompt", "a", "--prompt", '["b"]', "--prompt=-"]) == 0
+    assert capsys.readouterr() == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    assert "stdin is not UTF-8" in fails(capsys, *command, "--prompt", "-", status=1)
 
 
 def test_evaluate_a_run_and_a_file(run, book, tmp_path, capsys):
@@ -254,7 +292,8 @@ def test_presets_and_corpora(capsys):
             "--model.mixer.kind is given twice, also as --model.mixer; give it once",
         ),
         (["generate", "RUN", "--max_tokens", "0"], "at least 1"),
-        (["generate", "RUN", "--prompt", "a", "--prompt", "b"], "--prompt is given more than once"),
+        (["generate", "RUN", "--prompt", "-", "--prompt", "-"], "--prompt - is given more than once"),
+        (["generate", "RUN", "--seed", "1", "--seed", "2"], "--seed is given more than once"),
         (["generate", "RUN", "--prompt", "[]"], "--prompt is an empty list"),
         (["evaluate", "RUN", "--exact_match", "0"], "at least 1"),
         (

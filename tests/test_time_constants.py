@@ -317,6 +317,8 @@ def test_diagnostics_while_generating(tmp_path, capsys):
         "ab",
         "--max_tokens",
         "6",
+        "--seed",
+        "0",
         "--diagnostics",
         str(tmp_path / "d"),
     ]

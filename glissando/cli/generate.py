@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glissando.cli.options import (
     Options,
@@ -18,11 +20,15 @@ from glissando.cli.options import (
     number,
     parse,
     parser_for,
+    require_writable,
     take_checkpoint,
     texts,
     whole,
 )
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, DataError, RunError
+
+if TYPE_CHECKING:
+    from glissando.model import LanguageModel
 
 EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_tokens 300 --temperature 0.7 --seed 1'
 
@@ -31,72 +37,143 @@ def main(arguments: Sequence[str]) -> None:
     """Stream one prompt; several are computed together and printed in turn."""
     parser = parser_for("generate", "Write text with a trained model.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument("--prompt", type=texts, default=[""], help='a text, or a list: \'["a", "b"]\'')
+    parser.add_argument(
+        "--prompt",
+        type=_prompts,
+        action="extend",
+        help='a text, a list: \'["a", "b"]\', or - to read it from stdin; may be repeated',
+    )
     parser.add_argument("--max_tokens", type=whole, default=300, help="tokens to write at most")
     parser.add_argument("--temperature", type=number, default=0.8, help="0 takes the likeliest token")
     parser.add_argument("--top_k", type=whole, help="only the k likeliest tokens")
     parser.add_argument("--top_p", type=number, help="only the likeliest that reach p")
-    parser.add_argument("--seed", type=whole, default=0, help="of drawing")
+    parser.add_argument("--seed", type=whole, help="of drawing; by default another each time, which is printed")
     parser.add_argument("--stop", type=texts, default=[], help="stop before this text, or any of a list")
     parser.add_argument("--control", metavar="NAME=VALUE", help="the dials, with commas between: mood=0.7,speech=-1")
     parser.add_argument(
         "--diagnostics", metavar="DIR", help="directory for a table and a picture of a liquid model, token by token"
+    )
+    parser.add_argument("--save_state", metavar="FILE", help="file to write, from which --load_state goes on")
+    parser.add_argument(
+        "--load_state", metavar="FILE", help="go on as if the text had never stopped; --prompt is read behind it"
     )
     add_inference_options(parser)
     add_checkpoint_option(parser)
     options = take_checkpoint(parse(parser, arguments))
     if options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
-    if not options.prompt:
+    if options.prompt == []:
         raise ConfigError("--prompt is an empty list; give at least one text, or leave --prompt out")
+    _take_prompts(options)
+    _check_states(options)
     _write(options)
 
 
+def _prompts(text: str) -> list[str | None]:
+    """As `texts`; None stands for what comes from stdin."""
+    return [None] if text == "-" else [*texts(text)]
+
+
+def _take_prompts(o: Options) -> None:
+    o.prompt = [""] if o.prompt is None else o.prompt
+    if o.prompt.count(None) > 1:
+        raise ConfigError("--prompt - is given more than once; stdin can be read once")
+    if None in o.prompt:
+        try:
+            read = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"--prompt -: stdin is not UTF-8 text ({error})") from error
+        # The newline that ends a line of a file is none of the text's.
+        o.prompt = [read.removesuffix("\n") if text is None else text for text in o.prompt]
+
+
+def _check_states(o: Options) -> None:
+    for name in ("save_state", "load_state"):
+        if getattr(o, name) is not None and len(o.prompt) > 1:
+            raise ConfigError(f"--{name} is of one text, and --prompt gives {len(o.prompt)}; give one")
+    if o.load_state is not None and o.seed is not None:
+        raise ConfigError("--seed would do nothing: the text of --load_state draws on as it began. Leave it out")
+    if o.save_state is not None:
+        path = Path(o.save_state).expanduser()
+        before = None if o.load_state is None else Path(o.load_state).expanduser().resolve()
+        if path.exists() and path.resolve() != before:
+            raise RunError(f"--save_state: {path} exists; nothing is overwritten but the file of --load_state")
+        require_writable("--save_state", path.parent)
+
+
 def _write(o: Options) -> None:
-    from glissando.generation import generate, stream, visible
+    from glissando.generation import generate, visible
     from glissando.loading import load
 
     model = load(o.run, inference_overrides(o))
-    folder = o.diagnostics
-    record: Any = contextlib.nullcontext()
-    if folder is not None:
+    if o.diagnostics is not None:
         from glissando.cli.evaluate import require_diagnostics
-        from glissando.evaluation.diagnostics import recording
 
         if len(o.prompt) > 1:
             raise ConfigError(f"--diagnostics is of one text, and --prompt is a list of {len(o.prompt)}; give one")
-        require_diagnostics(model, o.run, folder)
-        record = recording(model)
+        require_diagnostics(model, o.run, o.diagnostics)
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
     shown = visible if sys.stdout.isatty() else str
-    keywords: dict[str, Any] = {
-        k: getattr(o, k) for k in ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
-    }
+    keywords: dict[str, Any] = {k: getattr(o, k) for k in ("max_tokens", "temperature", "top_k", "top_p", "stop")}
+    keywords["seed"] = random.randrange(2**32) if o.seed is None else o.seed
     if o.control is not None:
         keywords["control"] = named_values(o.control)
     full: list[bool] = []
     keywords["when_full"] = lambda: full.append(True)
-
-    def report_full() -> None:
-        if full:
-            print(f"stopped at the model's {model.config.max_length} positions", file=sys.stderr)
-
+    # Said once the options have proved right, and only where it decides something.
+    said = f"seed {keywords['seed']}\n" if o.seed is None and o.load_state is None and o.temperature > 0 else ""
     if len(o.prompt) == 1:
-        with record as calls:
-            pieces = stream(model, o.prompt[0], **keywords)
-            first = next(pieces, "")  # a mistake in the options shows here, and nothing has been printed
-            print(o.prompt[0], end="", flush=True)
-            for piece in itertools.chain([first], pieces):
-                print(shown(piece), end="", flush=True)
-        print(flush=True)
-        report_full()
-        if calls is not None:
-            from glissando.evaluation.diagnostics import gather, write
+        _write_one(o, model, keywords, shown, said)
+    else:
+        texts = generate(model, o.prompt, **keywords)
+        print(said, end="", file=sys.stderr)
+        for i, (prompt, text) in enumerate(zip(o.prompt, texts, strict=True), start=1):
+            print(f"--- {i} ---", file=sys.stderr, flush=True)
+            print(shown(prompt + text), flush=True)
+    if full:
+        print(f"stopped at the model's {model.config.max_length} positions", file=sys.stderr)
 
-            for file in write(model, gather(model, calls), Path(folder).expanduser()):
-                print(f"written: {file}", file=sys.stderr)
-        return
-    for i, (prompt, text) in enumerate(zip(o.prompt, generate(model, o.prompt, **keywords), strict=True), start=1):
-        print(f"--- {i} ---", file=sys.stderr, flush=True)
-        print(shown(prompt + text), flush=True)
-    report_full()
+
+def _write_one(
+    o: Options, model: LanguageModel, keywords: dict[str, Any], shown: Callable[[str], str], said: str
+) -> None:
+    from glissando.generation import stream
+    from glissando.state_files import load_state, save_state
+
+    if o.load_state is not None:
+        keywords["state"] = load_state(model, o.load_state)
+    record: Any = contextlib.nullcontext()
+    if o.diagnostics is not None:
+        from glissando.evaluation.diagnostics import gather, recording, write
+
+        record = recording(model)
+    with record as calls, _interruptible(o.save_state is not None) as stopped:
+        pieces = stream(model, o.prompt[0], resumable=o.save_state is not None, **keywords)
+        first = next(pieces, "")  # a mistake in the options shows here, and nothing has been printed
+        print(said, end="", file=sys.stderr, flush=True)
+        print(o.prompt[0], end="", flush=True)
+        for piece in itertools.chain([first], pieces):
+            print(shown(piece), end="", flush=True)
+            if stopped:
+                break
+    print(flush=True)
+    if o.save_state is not None:
+        save_state(model, pieces.state, o.save_state, overwrite=True)
+        print(f"state: {o.save_state}", file=sys.stderr)
+    if stopped:
+        raise KeyboardInterrupt
+    if calls is not None:
+        for file in write(model, gather(model, calls), Path(o.diagnostics).expanduser()):
+            print(f"written: {file}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _interruptible(save: bool) -> Iterator[list[int]]:
+    """Where a state is to be saved, Ctrl-C ends the text after the piece in progress: the list is not empty then."""
+    stopped: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: stopped.append(number)) if save else None
+    try:
+        yield stopped
+    finally:
+        if save:
+            signal.signal(signal.SIGINT, before)

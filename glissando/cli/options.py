@@ -104,7 +104,7 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
             close = _nearest_option(option, parser)
             hint = f" Did you mean {close}?" if close else ""
             raise ConfigError(f"unknown option {option}.{hint} See `{parser.prog} --help`.")
-        if name in given and not isinstance(action, argparse._AppendAction):
+        if name in given and not isinstance(action, argparse._AppendAction | argparse._ExtendAction):
             raise ConfigError(f'{option} is given more than once; give it once (a list: \'["a", "b"]\')')
         if (twin := name.removesuffix(".kind") if name.endswith(".kind") else f"{name}.kind") in given:
             raise ConfigError(f"{option} is given twice, also as --{twin}; give it once")

@@ -1,0 +1,124 @@
+"""States as files: a text is written on in another process, to the bit as if it had never stopped.
+
+A file is safetensors: the leaves of the state under their names, and in its metadata what kind of state it is, the
+digest of the model that it belongs to and the digest of its own contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from glissando.config import to_dict
+from glissando.errors import InputError, RunError
+from glissando.state import State, leaves, map_state
+from glissando.storage import load_tensors, save_tensors
+
+if TYPE_CHECKING:
+    from glissando.backbone import Backbone, ModelState
+
+_OWN = ("unread", "generator", "recent")
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """Where a text stands, with everything that what follows depends on but the options of drawing.
+
+    model      the model's state after every token that it has read
+    unread     (1,) int64, the token that was drawn last
+    generator  the state of the generator of random numbers, bytes
+    recent     (n,) int64, the last tokens of the text, of which a character may not be whole yet
+    held       text that was held back because a stop text may begin so
+    """
+
+    model: ModelState
+    unread: Tensor
+    generator: Tensor
+    recent: Tensor
+    held: str = ""
+
+
+def save_state(model: Backbone, state: ModelState | StreamState, path: str | Path, overwrite: bool = False) -> None:
+    """Write a state of `model`, of any number of rows or of a stream, for `load_state`.
+
+    Raises RunError if there is something at `path` (unless `overwrite`) or it cannot be written.
+    """
+    path = Path(path).expanduser()
+    if not overwrite and path.exists():
+        raise RunError(f"{path} exists; nothing is overwritten: choose another name, or overwrite=True")
+    inner = state.model if isinstance(state, StreamState) else state
+    tensors = dict(zip(_names(inner), leaves(inner), strict=True))
+    about: dict[str, Any] = {"model": _digest(model.state_dict(), model), "about": _about(model)}
+    about["complex"] = [name for name, value in tensors.items() if value.is_complex()]
+    tensors |= {name: torch.view_as_real(tensors[name]) for name in about["complex"]}
+    if isinstance(state, StreamState):
+        tensors |= {name: getattr(state, name) for name in _OWN}
+        about["held"] = state.held
+    about["contents"] = _digest(tensors)
+    save_tensors(path, tensors, {"glissando_state": json.dumps(about)})
+
+
+def load_state(model: Backbone, path: str | Path) -> Any:
+    """The state that was saved there, on the model's device: a ModelState, or the StreamState of a stream.
+
+    Raises InputError for a state of another model, RunError for what is no such file or is damaged.
+    """
+    from safetensors import safe_open
+
+    path = Path(path).expanduser()
+    tensors = load_tensors(path)
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads(file.metadata()["glissando_state"])
+        owner, contents, said = about["model"][:12], about["contents"], about["about"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} holds no state of a model: it was not written by save_state or --save_state") from error
+    if _digest(tensors) != contents:
+        raise RunError(f"{path} is damaged: its contents have another digest than when it was written")
+    if owner != (own := _digest(model.state_dict(), model)[:12]):
+        raise InputError(
+            f"{path} is the state of another model: of {said}, digest {owner}, and this is {_about(model)}, digest "
+            f"{own}. The weights and all options must be the same"
+        )
+    # Memory of its own: arithmetic may round by how its numbers are aligned.
+    device = next(model.parameters()).device
+    try:
+        tensors |= {name: torch.view_as_complex(tensors[name]) for name in about["complex"]}
+        like = model.init_state(len(tensors["position"]))
+        names = _names(like)
+        inner = map_state(lambda _: tensors[next(names)].to(device, copy=True), like)
+        if "held" not in about:
+            return inner
+        return StreamState(inner, tensors["unread"].to(device), tensors["generator"], tensors["recent"], about["held"])
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise RunError(f"{path} is malformed ({error}): save the state again") from error
+
+
+def _names(state: State, prefix: str = "") -> Iterator[str]:
+    """A name for each leaf, in the order of `leaves`: position, depth.0.mixer.keys, ..."""
+    if isinstance(state, Tensor):
+        yield prefix
+    elif state is not None:
+        for name, child in zip(getattr(state, "_fields", map(str, range(len(state)))), state, strict=True):
+            yield from _names(child, f"{prefix}.{name}".lstrip("."))
+
+
+def _digest(tensors: Mapping[str, Tensor], model: Backbone | None = None) -> str:
+    """SHA-256 of tensors with their names, types and shapes, and of a model's options."""
+    found = hashlib.sha256(b"" if model is None else json.dumps(to_dict(model.config), sort_keys=True).encode())
+    for name, value in sorted(tensors.items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _about(model: Backbone) -> str:
+    mixers = ", ".join(dict.fromkeys(str(to_dict(mixer)["kind"]) for mixer in model.config.mixers))
+    return f"{model.num_parameters():,} parameters ({mixers}; {to_dict(model.config.depth)['kind']})"
