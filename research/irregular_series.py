@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from glissando.data.series import oscillators
 from glissando.evaluation.time_constants import compare_patterns, pattern_table, signals
 from glissando.series import SeriesModel
 from research.signal_picture import plot_signal
@@ -45,22 +46,6 @@ class Windows(NamedTuple):
 Series = tuple[np.ndarray, np.ndarray]
 
 # ---------------------------------------------------------------------- series
-
-
-def oscillators(count: int, length: int) -> list[Series]:
-    """Re z of two oscillators with dz/dt = (-d + i w) z, where w is one of two; gaps are exponential, 1 on average."""
-    rng, made = np.random.default_rng(0), []
-    decay, turn = np.array([0.02, 0.1]), np.array([[0.3, 1.1], [0.9, 0.4]])
-    for _ in range(count):
-        regime, z = int(rng.integers(2)), rng.normal(size=2) + 1j * rng.normal(size=2)
-        gaps, values = rng.exponential(1.0, length), []
-        for gap in gaps:
-            values.append(z.real)
-            z = z * np.exp((-decay + 1j * turn[regime]) * gap)
-            if rng.random() < 0.05:
-                regime, z = 1 - regime, z + rng.normal(size=2)
-        made.append((np.array(values), np.concatenate([[0.0], gaps[:-1].cumsum()])))
-    return made
 
 
 def from_folder(folder: Path, drop: float) -> list[Series]:

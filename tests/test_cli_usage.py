@@ -18,6 +18,7 @@ LEAST = {
     "serve": ["nowhere"],
     "grow": ["nowhere", "--out", "x"],
     "compare": ["nowhere.yaml", "transformer-nano", "--budget", "tokens=1000", "--out", "x"],
+    "series": ["evaluate", "nowhere"],
     "steer": ["nowhere", "--out", "x"],
     "presets": ["transformer-nan"],
     "corpora": ["storys"],

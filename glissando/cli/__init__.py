@@ -20,13 +20,14 @@ COMMANDS = {
     "grow": "make a run's model larger without changing what it computes",
     "compare": "train several models under one budget and write a report",
     "steer": "turn a model's dials over held-out prompts, judge the texts, draw the dial",
+    "series": "train a model of numbers on a CSV or Parquet file, and measure it",
     "presets": "list the presets, or show one",
     "corpora": "list the corpora, or show samples of one",
     "laplacian": "build a graph over features for a Tauformer, or show one",
 }
 
 #: commands whose product is no text on stdout
-_MAKERS = ("train", "serve", "grow", "compare", "steer")
+_MAKERS = ("train", "series", "serve", "grow", "compare", "steer")
 
 _USAGE = """usage: glissando COMMAND [options]
 

@@ -10,19 +10,19 @@ from glissando.errors import unknown_name
 
 
 @cache
-def preset_names() -> tuple[str, ...]:
-    """All presets, in alphabetical order."""
-    files = resources.files(__name__).iterdir()
+def preset_names(folder: str = "") -> tuple[str, ...]:
+    """All presets of language models, or those in a folder, `series`, in alphabetical order."""
+    files = (resources.files(__name__) / folder).iterdir()
     return tuple(sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")))
 
 
-def load_preset(name: str) -> dict[str, Any]:
+def load_preset(name: str, folder: str = "") -> dict[str, Any]:
     """The preset's file: `about` (one line), `model`, and training sections for `glissando train`.
 
     Raises UnknownNameError, naming the nearest preset.
     """
-    values = _read(name)
-    del values["parameters"]
+    values = _read(name, folder)
+    values.pop("parameters", None)  # none of a series model, whose inputs are the data's
     return values
 
 
@@ -31,9 +31,9 @@ def preset_parameters(name: str) -> int:
     return _read(name)["parameters"]
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name: str, folder: str = "") -> dict[str, Any]:
     import yaml
 
-    if name not in preset_names():
-        raise unknown_name("preset", name, preset_names())
-    return yaml.safe_load((resources.files(__name__) / f"{name}.yaml").read_text())
+    if name not in preset_names(folder):
+        raise unknown_name("preset", name, preset_names(folder))
+    return yaml.safe_load((resources.files(__name__) / folder / f"{name}.yaml").read_text())

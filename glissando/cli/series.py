@@ -1,0 +1,113 @@
+"""glissando series: models of numbers, trained and measured on a CSV or Parquet file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from glissando.cli.options import Options, Parser, add_import_option, parse, parser_for, require_out
+from glissando.config import merge, read_options
+from glissando.errors import ConfigError, nearest
+from glissando.presets import load_preset
+
+EXAMPLE = "glissando series train --data.path traces.csv --data.time t --out runs/series"
+_USAGE = """glissando series train --data.path FILE --out DIR [options]
+       glissando series train --resume RUN
+       glissando series evaluate RUN [--file FILE] [--out FILE]
+       glissando series example --out FILE"""
+#: action -> its plain options; the dotted ones are for training
+_ACTIONS = {
+    "train": ("preset", "config", "out", "resume", "import"),
+    "evaluate": ("file", "out", "json", "import"),
+    "example": ("out",),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train or resume, measure a run, or write an example's CSV."""
+    options = parse(_parser(), arguments)
+    if options.action not in _ACTIONS:
+        close = nearest(options.action, _ACTIONS)
+        raise ConfigError(
+            f"action {options.action!r} is none of {', '.join(_ACTIONS)}"
+            + (f". Did you mean {close!r}?" if close else "")
+        )
+    for name in options.given:
+        dotted = name.partition(".")[0] in ("model", "data", "training")
+        if name not in _ACTIONS[options.action] and not (dotted and options.action == "train"):
+            raise ConfigError(f"--{name} is not an option of `series {options.action}`: leave it out")
+    if (options.run is None) == (options.action == "evaluate"):
+        raise ConfigError(
+            "`series evaluate` needs a run directory: name it"
+            if options.run is None
+            else f"`series {options.action}` takes no {options.run!r}: leave it out"
+        )
+    {"train": _train, "evaluate": _evaluate, "example": _example}[options.action](options)
+
+
+def _parser() -> Parser:
+    from glissando.data.series import SeriesData
+    from glissando.series import SeriesConfig
+    from glissando.series_training import SeriesTraining
+
+    parser = parser_for("series", "Train a model of numbers on a CSV or Parquet file, and measure it.", EXAMPLE, _USAGE)
+    parser.add_argument("action", help="train, evaluate, or example, which writes oscillators at uneven times as a CSV")
+    parser.add_argument("run", nargs="?", help="for evaluate: run directory, or one of its checkpoints")
+    parser.add_argument("--preset", help="for train: liquid-series (default) or attention-series")
+    parser.add_argument("--config", metavar="FILE", help="for train: YAML file of options")
+    parser.add_argument("--out", help="for train: run directory to make; else the CSV to write")
+    parser.add_argument("--resume", metavar="RUN", help="for train: run to go on with, exactly as it was")
+    parser.add_argument("--file", help="for evaluate: score all of this file in the place of what was held out")
+    parser.add_argument("--json", action="store_true", help="for evaluate: print JSON")
+    add_import_option(parser)
+    for name, section in (("data", SeriesData), ("model", SeriesConfig), ("training", SeriesTraining)):
+        parser.add_section(name, section)
+    return parser
+
+
+def _train(options: Options) -> None:
+    from glissando import series_training
+
+    if options.resume is not None:
+        if others := [name for name in options.given if name not in ("resume", "import")]:
+            raise ConfigError(f"--resume goes on exactly as {options.resume} was trained; leave --{others[0]} out")
+        series_training.resume(options.resume)
+        return
+    require_out(options, "name the run directory to make, such as --out runs/series")
+    file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
+    preset = options.preset or file.get("preset") or "liquid-series"
+    chosen = {name: value for name, value in load_preset(preset, "series").items() if name != "about"}
+    series_training.train(merge(chosen, file, options.sections, {"preset": preset}), options.out)
+
+
+def _evaluate(options: Options) -> None:
+    from glissando.series_training import evaluate
+
+    found = evaluate(options.run, options.file, options.out)
+    print(
+        json.dumps(found.as_dict(), indent=2)
+        if options.json
+        else f"{found.steps} steps, loss {found.loss:.4f}\n{found.table()}"
+    )
+
+
+def _example(options: Options) -> None:
+    """31 series of two values, a and b, at uneven times t."""
+    from glissando.data.series import oscillators
+    from glissando.storage import write_atomic
+
+    require_out(options, "name the CSV to write, such as --out oscillators.csv")
+    out = Path(options.out).expanduser()
+    if out.exists():
+        raise ConfigError(f"{out} exists; nothing is overwritten: name another --out")
+    rows = [
+        f"{number},{t:.4f},{a:.5f},{b:.5f}"
+        for number, (values, times) in enumerate(oscillators(31, 700))
+        for t, (a, b) in zip(times, values, strict=True)
+    ]
+    write_atomic(out, ("\n".join(["series,t,a,b", *rows]) + "\n").encode())
+    print(
+        f"{out}: 31 series of 700 steps; train on it: glissando series train --data.path {out} --data.time t "
+        "--data.group series --out runs/series"
+    )
