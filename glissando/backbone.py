@@ -66,6 +66,11 @@ class BackboneConfig:
         """Names of the control's dimensions; none where the depth has no control."""
         return list(getattr(self.depth, "control", []))
 
+    @property
+    def dials(self) -> list[str]:
+        """Those of `controls` that can be turned: none where training had no labels for them."""
+        return [] if getattr(self.depth, "control_trained", None) is False else self.controls
+
 
 def for_saved_weights(config: BackboneConfig) -> Any:
     """`config` of a model whose weights are loaded next, without the files that only a new model reads, such as a

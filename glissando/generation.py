@@ -223,9 +223,15 @@ def _read_prompts(
 def control_values(model: LanguageModel, control: Control) -> list[float]:
     """One value for each of the model's control dimensions, in their order.
 
-    Raises ConfigError for a model without a control or a wrong number of values, UnknownNameError for a wrong name.
+    Raises ConfigError for a model without a trained control or a wrong number of values, UnknownNameError for a wrong
+    name.
     """
     names = model.config.controls
+    if names and not model.config.dials:
+        raise ConfigError(
+            f"the dials of this model ({', '.join(names)}) were not trained, as its corpus had no labels: train on one "
+            "that has them, such as --from RUN --data.labelled true"
+        )
     if not names:
         raise ConfigError("this model takes no control; train one whose depth.control names its dimensions")
     if not isinstance(control, Mapping):

@@ -51,7 +51,7 @@ def _depth(depth: dict[str, Any]) -> dict[str, Any]:
     used = {
         "discrete": ("layers", "gated", "mean_gate"),
         "tied": ("layers", "n_steps", "gated"),
-        "flow": ("layers", "n_steps", "control", "method", "backward", "alpha", "tolerance"),
+        "flow": ("layers", "n_steps", "control", "control_trained", "method", "backward", "alpha", "tolerance"),
     }
     known = used.get(str(depth.get("kind")))  # none of a part, as a stage has it: there all options were given
     return depth if known is None else {name: value for name, value in depth.items() if name in ("kind", *known)}

@@ -182,10 +182,12 @@ def _checked(options: Options, model: LanguageModel) -> tuple[list[str], Any, An
     from glissando.evaluation.steering import VALUES, check_values
     from glissando.evaluation.steering_baselines import STRENGTHS, check_strengths
     from glissando.evaluation.steering_pair import PAIR_VALUES, check_pair_values
+    from glissando.generation import control_values
 
     names = model.config.controls
     if not names:
         raise ConfigError(f"the model of {options.run} has no dials; train one whose depth.control names them")
+    control_values(model, dict.fromkeys(names, 0.0))  # raises where they were not trained
     for name in options.dials:
         if name not in names:
             raise unknown_name("dial", name, names)

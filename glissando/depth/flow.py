@@ -43,6 +43,7 @@ class FlowConfig(DepthOptions):
     layers     blocks around the flow, half of them (rounded down) before it
     n_steps    steps of the solver
     control    names of the control's dimensions; none if empty
+    control_trained  set by training: whether labels have trained the control; where false, no dial can be turned
     method     euler, midpoint, heun or rk4
     backward   how gradients are computed: direct, checkpoint or reversible, see glissando.depth.solvers
     alpha      the scale of the flow at the start
@@ -51,6 +52,7 @@ class FlowConfig(DepthOptions):
 
     n_steps: PositiveInt | None = None
     control: list[str] = field(default_factory=list)
+    control_trained: bool | None = None
     method: str = "euler"
     backward: Backward = "direct"
     alpha: Annotated[float, Field(allow_inf_nan=False)] = starting(default=0.1, of="depth.alpha")

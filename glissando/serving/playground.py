@@ -86,7 +86,7 @@ def _about(server: Server) -> dict[str, Any]:
         "parameters": server.engine.model.num_parameters(),
         "mixers": list(dict.fromkeys(MIXERS.kind_of(options) for options in config.mixers)),
         "depth": DEPTHS.kind_of(config.depth),
-        "controls": config.controls,
+        "controls": config.dials,
         "max_tokens": server.limits.max_tokens,
         "max_prompt": server.limits.max_prompt,
         "max_length": config.max_length if config.positions == "learned" else None,

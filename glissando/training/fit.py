@@ -142,6 +142,11 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
             "shorten it"
         )
     labels = list(corpus.control_names)
+    if hasattr(model.depth, "control_trained"):
+        if labels:
+            model.depth.control_trained = True
+        elif config.start_from is None:  # else it is as trained as it was
+            model.depth.control_trained = False
     if model.controls and not labels:
         notes.append(f"the corpus has no labels: the dials {', '.join(model.controls)} are not trained")
     if model.controls and labels and model.controls != labels:

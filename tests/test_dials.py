@@ -1,0 +1,64 @@
+"""Dials that no label has trained turn noise: they are neither offered nor accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import glissando
+from glissando.cli import main
+from glissando.errors import ConfigError
+
+TINY = [
+    "--model.hidden_size", "16", "--model.mixer.heads", "2", "--data.batch_size", "2", "--data.valid_stories", "2",
+    "--training.steps", "1", "--training.schedule.warmup_steps", "0",
+]  # fmt: skip
+NOT_TRAINED = "the dials of this model (mood, speech) were not trained, as its corpus had no labels"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """One without labels, one that goes on from it with them, and one that goes on from that without."""
+    place, before = tmp_path_factory.mktemp("dials"), ["--preset", "hybrid-ode-nano"]
+    for name, labelled in (("plain", "false"), ("steered", "true"), ("later", "false")):
+        out = str(place / name)
+        assert main(["train", *before, *TINY, "--data.labelled", labelled, "--out", out]) == 0
+        before = ["--from", out]
+    return place
+
+
+def test_they_are_not_accepted(runs, tmp_path, capsys):
+    run = str(runs / "plain")
+    for command in (["generate", run, "--control", "mood=1"], ["steer", run, "--out", str(tmp_path / "x")]):
+        assert main(command) == 2
+        assert NOT_TRAINED in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="were not trained"):
+        glissando.generate(glissando.load(run), "a", control={"mood": 1.0})
+    assert main(["generate", run, "--max_tokens", "3"]) == 0
+    assert not (tmp_path / "x").exists()
+
+
+def test_they_are_not_offered(runs):
+    pytest.importorskip("fastapi")
+    from starlette.testclient import TestClient
+
+    from glissando.serving.api import Server
+
+    for name, dials in (("plain", []), ("steered", ["mood", "speech"]), ("later", ["mood", "speech"])):
+        server = Server(glissando.load(runs / name), name)
+        with TestClient(server.app, base_url="http://127.0.0.1") as client:
+            assert client.get("/v1/glissando").json()["controls"] == dials
+            asked = {"model": name, "prompt": "a", "max_tokens": 2, "control": {"mood": 1.0}}
+            answer = client.post("/v1/completions", json=asked)
+            assert answer.status_code == (200 if dials else 400)
+            assert dials or NOT_TRAINED in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["steered", "later"])
+def test_those_that_labels_have_trained_are(runs, name):
+    assert main(["generate", str(runs / name), "--control", "mood=1", "--max_tokens", "3"]) == 0
+
+
+def test_a_model_of_ones_own_loop_is_believed():
+    assert glissando.LanguageModel.from_preset("hybrid-ode-nano", hidden_size=16).config.dials == ["mood", "speech"]
