@@ -243,7 +243,7 @@ class Backbone(nn.Module):
 
         Raises RunError, before anything is written, where there is something at `path` that may not be replaced.
         """
-        from glissando.runs import TOKENIZER, Run, require_replaceable
+        from glissando.runs import Run, require_replaceable
         from glissando.storage import publish_directory
 
         target, tokenizer = Path(path).expanduser(), getattr(self, "tokenizer", None)
@@ -252,7 +252,7 @@ class Backbone(nn.Module):
         def fill(folder: Path) -> None:
             run = Run.create(folder)
             if tokenizer is not None:
-                tokenizer.save(run.path / TOKENIZER)
+                run.write_tokenizer(tokenizer)
             kind = {} if self._kind is None else {"kind": self._kind}
             run.write_model(self.state_dict(), kind | {"model": to_dict(self.config)})
 

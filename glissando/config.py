@@ -394,17 +394,57 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def read_options(path: str | Path, given: str | None = None) -> Mapping[str, Any]:
     """The nested options in a YAML file; `given`: how the user named it. Raises ConfigError for what cannot be read or
     is no mapping."""
-    import yaml
-
     given = given or str(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            values = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = read_yaml(Path(path).read_bytes())
+    except (OSError, ConfigError) as error:
         raise ConfigError(f"cannot read {given}: {error}") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"{given} must hold a mapping of options, such as `preset: transformer-nano`")
     return values
+
+
+def read_yaml(text: str | bytes) -> Any:
+    """Plain values of a YAML text, whose size, nesting and aliases are bounded: a small text can stand for terabytes.
+
+    Raises ConfigError that says what is wrong with it.
+    """
+    import yaml
+
+    class Bounded(yaml.SafeLoader):
+        nodes = depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            mark, first, is_alias = self.peek_event().start_mark, self.nodes, self.check_event(yaml.AliasEvent)
+            self.depth += 1
+            self.require(self.depth <= _YAML_DEPTH, f"nested deeper than {_YAML_DEPTH} levels", mark)
+            node: Any = super().compose_node(parent, index)
+            self.depth -= 1
+            # An alias counts as what it stands for; inside that, where it has no count yet, it would never end.
+            self.nodes += getattr(node, "nodes", _YAML_NODES) if is_alias else 1
+            self.require(self.nodes <= _YAML_NODES, f"more than {_YAML_NODES:,} values, those of aliases counted", mark)
+            is_long = node.tag.endswith(":int") and len(node.value) > 20
+            self.require(not is_long, "a whole number of more than 20 characters", mark)
+            if not is_alias:
+                node.nodes = self.nodes - first
+            return node
+
+        def require(self, holds: bool, problem: str, mark: Any) -> None:
+            if not holds:
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+    if len(text) > _YAML_BYTES:
+        raise ConfigError(f"{len(text):,} bytes of YAML; at most {_YAML_BYTES:,} are read")
+    try:
+        return yaml.load(text, Bounded)
+    except yaml.YAMLError as error:
+        raise ConfigError(str(error)) from error
+    except Exception as error:  # PyYAML's constructors raise what they meet: an IndexError for `!!int ""`
+        raise ConfigError(f"a value that is no YAML ({error!r})") from error
+
+
+#: a run's config.yaml has some 100 values, and some 5 for each parameter of a grown model
+_YAML_BYTES, _YAML_NODES, _YAML_DEPTH = 1 << 20, 50_000, 50
 
 
 # ---------------------------------------------------------------------- options that only a new model reads

@@ -15,7 +15,7 @@ from typing import Any
 
 from glissando.config import unregistered
 from glissando.errors import ConfigError, RunError
-from glissando.storage import MANIFEST, read_manifest, verify_manifest, write_atomic
+from glissando.storage import MANIFEST, verify_manifest
 
 #: inside a run: copies of the imported files
 IMPORTS = "imports"
@@ -55,19 +55,20 @@ def imported() -> list[str]:
     return [str(file) for file in _imported.values()]
 
 
-def keep_imports(run: Path, config: Mapping[str, Any]) -> None:
-    """Copy the files that `config` names into the run, as they were imported.
+def missing_copies(run: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
+    """What the run has no copy of yet, of the files that `config` names, as they were imported, by its name there.
 
     Raises RunError for a file that is no longer there.
     """
+    copies: dict[str, bytes] = {}
     for name in config.get("imports", []):
-        copy, source = run / IMPORTS / Path(name).name, _imported.get(Path(name).name, Path(name))
-        if copy.is_file():
+        copy, source = f"{IMPORTS}/{Path(name).name}", _imported.get(Path(name).name, Path(name))
+        if (run / copy).is_file():
             continue
         if not source.is_file():
             raise RunError(f"{source}, which {run} imports, is not there any more: put it back")
-        copy.parent.mkdir(exist_ok=True)
-        write_atomic(copy, source.read_bytes())
+        copies[copy] = source.read_bytes()
+    return copies
 
 
 def require_registered(run: Path, config: Mapping[str, Any], trust_imports: bool) -> None:
@@ -110,7 +111,7 @@ def _chosen(run: Path, file: Path, needs: str) -> Path:
             f"{needs}: it was made with {file}, and neither that file as it was nor the copy {copy} is there. Put it "
             "back, or give --import FILE with one that registers the same"
         )
-    if (run / MANIFEST).is_file() and f"{IMPORTS}/{file.name}" in read_manifest(run):
+    if (run / MANIFEST).is_file():
         verify_manifest(run, [f"{IMPORTS}/{file.name}"], "Put the file that the run was made with back there.")
     return copy
 

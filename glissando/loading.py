@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from glissando.backbone import for_saved_weights
 from glissando.config import flat, from_dict, merge, starting_differences
-from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError, RunError
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import CONFIG, TOKENIZER, Run
+
+M = TypeVar("M", bound=nn.Module)
+#: so many times the weights' tensors and numbers a model may register as it is built, such as a head that is tied then
+_SPARE = 4
 
 #: inside a run: a copy of the run that it was started from, where the model at u = 0 is tied to that
 BASE = "base"
@@ -45,22 +51,66 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None, trust_imp
         values["depth"]["backward"] = "direct"  # the same forward, and it can halt
     config = from_dict(ModelConfig, values, "model")
     _require_effect(config, from_dict(ModelConfig, given, "model"), flat(changes))
-    tokens = run.path / TOKENIZER
-    model = LanguageModel(for_saved_weights(config), load_tokenizer(tokens) if tokens.is_file() else None)
-    put_weights_of(run, model)
+    tokenizer = run.read_tokenizer()
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise RunError(
+            f"{path} has a tokenizer of {tokenizer.vocab_size:,} tokens and a model of {config.vocab_size:,}: put the "
+            f"{TOKENIZER} that it was trained with back there"
+        )
+    model = with_weights_of(run, lambda: LanguageModel(for_saved_weights(config), tokenizer))
     model.config = config  # as it was given, files of its start included
     return model.eval()
 
 
-def put_weights_of(run: Run, model: torch.nn.Module) -> None:
-    """Load the run's weights, which set the precision. Raises RunError where they do not fit."""
+def with_weights_of(run: Run, build: Callable[[], M]) -> M:
+    """The model that `build` makes, with the run's weights, which set the precision.
+
+    Raises RunError where they do not fit, before anything of another size is made.
+    """
     weights = run.read_state_dict()  # its RunError is a RuntimeError too, and its message has more than the one below
+    _require_fit(build, weights, run.path)
+    model = build()
     if any(weights[name].dtype == torch.float64 for name, _ in model.named_parameters() if name in weights):
         model.double()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RunError(f"the weights in {run.path} do not fit its configuration: {error}") from error
+    return model
+
+
+def _require_fit(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], path: Path) -> None:
+    """Build a model without memory, no further than `weights` reach, and compare its shapes with theirs.
+
+    Raises RunError that says where they differ.
+    """
+    differ = f"the weights in {path} do not fit its configuration:"
+    registered, this = [0, 0], threading.get_ident()
+    most = [64 + _SPARE * len(weights), 1024 + _SPARE * sum(value.numel() for value in weights.values())]
+
+    def count(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
+        if threading.get_ident() != this or value is None:
+            return
+        registered[0], registered[1] = registered[0] + 1, registered[1] + value.numel()
+        if registered[0] > most[0] or registered[1] > most[1]:
+            raise RunError(f"{differ} that makes a model several times larger than their {len(weights)} tensors")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            shapes = {name: tuple(value.shape) for name, value in build().state_dict().items()}
+    except RunError:
+        raise
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes whose product is beyond 64 bits
+        if "meta" in str(error):
+            return  # a mixer of a user's own that computes with numbers as it is built: loading compares the shapes
+        raise RunError(f"{differ} no model can be built of that: {error}") from error
+    finally:
+        hook.remove()
+    for name in sorted({*shapes, *weights}, key=lambda name: (name in shapes and name in weights, name)):
+        theirs = tuple(weights[name].shape) if name in weights else None
+        if shapes.get(name) != theirs:
+            raise RunError(f"{differ} {name} is {theirs}, and by that {shapes.get(name)}")
 
 
 def _require_effect(config: ModelConfig, saved: ModelConfig, changes: Collection[str]) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from glissando.errors import ConfigError, DataError, RunError
-from glissando.runs import ENVIRONMENT
+from glissando.runs import LOCK, Run
 from glissando.storage import record
 
-LOCK = ".lock"
 #: under this name environment.json holds what the texts were
 TEXTS = "texts"
 _NAMES = ("path", "valid_path")
@@ -42,40 +40,45 @@ def fingerprints(data: Any) -> dict[str, dict[str, Any]]:
     return {option: _fingerprint(path) for option, path in _texts(data).items()}
 
 
-def require_texts(data: Any, run: Path) -> None:
+def require_texts(data: Any, run: Run) -> None:
     """Raises DataError for a file that is not where `run` has it, RunError for one that is not what it was.
 
     A run without a record of its texts is not checked.
     """
-    try:
-        known = json.loads((run / ENVIRONMENT).read_bytes()).get(TEXTS, {})
-    except (OSError, ValueError, AttributeError):
-        known = {}
+    known = run.read_environment().get(TEXTS, {})
     for option, path in _texts(data).items():
         if not path.is_file():
             raise DataError(
-                f"there is no file {path}, which {run} is trained on; if it has moved, name its place: "
-                f"glissando train --resume {run} --{option} FILE"
+                f"there is no file {path}, which {run.path} is trained on; if it has moved, name its place: "
+                f"glissando train --resume {run.path} --{option} FILE"
             )
         if option in known and (now := _fingerprint(path)) != (then := known[option]):
             raise RunError(
-                f"{path} is not the text that {run} was trained on: it has {_shown(now)}, and that had {_shown(then)}. "
-                f"Name that one with --{option} FILE, or train on this one: glissando train --from {run}"
+                f"{path} is not the text that {run.path} was trained on: it has {_shown(now)}, and that had "
+                f"{_shown(then)}. Name that one with --{option} FILE, or train on this one: "
+                f"glissando train --from {run.path}"
             )
 
 
 @contextlib.contextmanager
-def alone(run: Path) -> Iterator[None]:
-    """While the context lasts, no other process enters it with this directory; where files cannot be locked, any may.
+def alone(run: Path) -> Iterator[bool]:
+    """While the context lasts, no other process enters it with this directory, which is made if it is not there.
 
-    Raises RunError where another one is in it.
+    Yields whether it is locked: where files cannot be, any process may enter.
+    Raises RunError where another one is in it, or the directory cannot be made.
     """
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"could not make {run}: {error.strerror}. Choose a writable place.") from error
+    locked = False
     with contextlib.ExitStack() as stack:
         try:
             import fcntl
 
             file = stack.enter_context((run / LOCK).open("a+"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
@@ -87,7 +90,7 @@ def alone(run: Path) -> Iterator[None]:
             ) from error
         except (ImportError, OSError):
             pass  # Windows, and file systems without locks
-        yield
+        yield locked
 
 
 def _texts(data: Any) -> dict[str, Path]:

@@ -14,19 +14,21 @@ manifest.json       SHA-256 and size of the files above, as of the last save; wr
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import logging
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,13 +37,19 @@ import torch
 import yaml
 from torch import Tensor
 
+from glissando.config import read_yaml
+from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, RunError, nearest
-from glissando.imports import IMPORTS, keep_imports, require_registered
+from glissando.imports import IMPORTS, missing_copies, require_registered
 from glissando.migration import migrated
 from glissando.storage import (
     MANIFEST,
+    RETRAIN,
+    delete,
     find_published,
+    is_leftover,
     load_tensors,
+    read_json,
     read_manifest,
     record,
     refuse_pickle,
@@ -50,7 +58,6 @@ from glissando.storage import (
     save_tensors,
     verify_manifest,
     write_atomic,
-    write_manifest,
 )
 from glissando.trees import load_tree
 
@@ -60,7 +67,8 @@ CONFIG, MODEL, TOKENIZER = "config.yaml", "model.safetensors", "tokenizer.json"
 OPTIMIZER = "optimizer.safetensors"
 METRICS, ENVIRONMENT, CHECKPOINTS = "metrics.csv", "environment.json", "checkpoints"
 SUMMARY, BEST = "summary.json", "best"
-LISTED = (CONFIG, ENVIRONMENT, METRICS, MODEL, OPTIMIZER, SUMMARY, TOKENIZER)
+LOCK = ".lock"
+_SMALL = (CONFIG, TOKENIZER, ENVIRONMENT)  # what a checkpoint has copies of
 PACKAGES = ("glissando", "lightning-fabric", "numpy", "safetensors", "tokenizers", "torch")
 MODULE_PREFIX = "model."  # the attribute under which the training objective holds the language model
 #: how a run of another kind is opened
@@ -73,60 +81,139 @@ _STEP = re.compile(r"\.?step-(\d{8,})(\.old-.*)?")
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory, or one of its checkpoints; `checkpoint` is None if the weights are the run's own."""
+    """A run directory, or one of its checkpoints.
+
+    checkpoint  whose weights are read in place of the run's own; None: these are read
+    source      where the configuration, the tokenizer and the record of the making are read; None: in the run
+    """
 
     path: Path
     checkpoint: Path | None = None
+    source: Path | None = None
 
     @classmethod
-    def create(cls, path: str | Path, resume: bool = False, notes: Mapping[str, Any] | None = None) -> Run:
-        """Makes a new run directory with its environment record, or with `resume` takes up one that is there.
+    def create(cls, path: str | Path, notes: Mapping[str, Any] | None = None, anew: bool = False) -> Run:
+        """Makes a new run directory with its environment record; `notes` go into that.
 
-        `notes` go into the record.
+        anew  remove what a training that was killed before its first checkpoint has left there; the caller has made
+              sure that none is going on
 
-        Raises RunError if something else is there: nothing is overwritten.
+        Raises RunError if anything else is there: nothing is overwritten.
         """
         run = cls(Path(path).expanduser())
-        if resume and run.path.is_dir() and any(run.path.iterdir()):
-            _require_resumable(run.path)
-        else:
-            require_new(run.path)
+        if inside := run.require_free(anew):
+            print(f"{path} was ended before its first checkpoint: it is started anew", file=sys.stderr)
+        for found in sorted(inside, key=lambda found: (found.name == MANIFEST, found.name == ENVIRONMENT)):
+            delete(found)  # killed here, what is left still has only begun
         try:
             (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"could not make {path}: {error.strerror}. Choose a writable place.") from error
-        run._write_environment(notes or {})
+        run._write_environment(environment() | dict(notes or {}))
         return run
+
+    def require_free(self, anew: bool = False) -> list[Path]:
+        """What is in the way of a new run and may be removed, see `create`; raises as that does."""
+        inside = [found for found in self.path.iterdir() if found.name != LOCK] if self.path.is_dir() else []
+        if not (inside and anew and self.has_only_begun()):
+            require_new(self.path)
+        return inside
+
+    def has_only_begun(self) -> bool:
+        """Whether all that is there was written by a training before its first checkpoint, and nobody changed it."""
+        names = {found.name for found in self.path.iterdir() if not is_leftover(found)}
+        kept = self.path / CHECKPOINTS
+        try:
+            listed = read_manifest(self.path) if MANIFEST in names else {}
+            verify_manifest(self.path, [name for name in _SMALL if name in names])
+        except RunError:
+            return not names - {CHECKPOINTS, LOCK} and not checkpoints(kept)
+        logs = {METRICS, "samples.txt", "tensorboard", "base", IMPORTS} if ENVIRONMENT in names else set()
+        known = {CHECKPOINTS, LOCK, MANIFEST, *_SMALL, *logs}
+        has_checkpoint = kept.is_dir() and any(not is_leftover(found) for found in kept.iterdir())
+        return names <= known and MODEL not in listed and not has_checkpoint and not checkpoints(kept)
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
         """The finished run at `path`, or the run and its checkpoint if `path` is a checkpoint directory.
 
-        Checks the digests of the small files and, for a checkpoint, of all of its files.
-        Raises RunError if there is no such directory, or it is no run, incomplete or damaged.
+        Checks the digests of the small files and, for a checkpoint, of all of its files. Where one of the run's own is
+        missing or damaged, or its manifest is, the copies in a checkpoint are read in the place of all of them, and a
+        line on stderr says so.
+        Raises RunError if there is no such directory, or it is no run, or it is incomplete or damaged and has no
+        checkpoint with such copies.
         """
         path = Path(path).expanduser()
         if path.name == BEST:
             path = find_published(path)
         require_directory(path)
         if _is_checkpoint(path):
-            return cls._open_checkpoint(path.resolve())
-        run = cls(path)
-        run._require_complete()
-        run._verify_listed(CONFIG, TOKENIZER)
-        if (path / ENVIRONMENT).is_file():  # provenance, nothing that the model needs
-            run._verify_listed(ENVIRONMENT)
-        return run
+            checkpoint = path.resolve()
+            run = cls(checkpoint.parent.parent, checkpoint)
+            verify_manifest(checkpoint, advice=run._advice)
+        else:
+            run = cls(path)
+            run.require_run()
+            if not (path / MODEL).is_file():
+                missing = CONFIG if not (path / CONFIG).is_file() else MODEL
+                raise RunError(f"{path} is incomplete: {missing} is missing. {run._advice(missing)}")
+        return run.with_intact_files()
 
-    @classmethod
-    def _open_checkpoint(cls, checkpoint: Path) -> Run:
-        run = cls(checkpoint.parent.parent, checkpoint)
-        if not (run.path / CONFIG).is_file():
-            raise RunError(f"{checkpoint} needs {run.path / CONFIG}, which is missing: put it back there.")
-        if (run.path / MANIFEST).is_file():
-            run._verify_listed(TOKENIZER)
-        verify_manifest(checkpoint, advice=run._advice)
-        return run
+    def with_intact_files(self) -> Run:
+        """This run, its small files read from a checkpoint if they, or the manifest, are damaged; raises as `open`."""
+        broken = ""
+        try:
+            listed = read_manifest(self.path)
+            for broken in _SMALL:
+                found = [(self.path / broken).is_file(), broken in listed]
+                # A copy without the record of its making is whole, and a model without a tokenizer.
+                if broken == CONFIG or all(found) or (broken == TOKENIZER and any(found)):
+                    verify_manifest(self.path, [broken], "")
+        except RunError as error:
+            problem = str(error).removesuffix(RETRAIN).strip()
+        else:
+            return self
+        spare = self.checkpoint or self.own_checkpoint()
+        if spare is None or not (spare / CONFIG).is_file():
+            raise RunError(f"{problem} {self._advice(broken or CONFIG)}")
+        what = "such files" if broken or self.checkpoint else "weights, configuration and tokenizer"
+        print(f"{problem} The checkpoint {spare} is intact: {what} are read from there", file=sys.stderr)
+        return replace(self, source=spare, checkpoint=self.checkpoint if broken else spare)
+
+    def restore(self, checkpoint: Path) -> None:
+        """Puts the copies in `source` in the place of damaged files, and those in `checkpoint` in that of a log that
+        has not only grown since. What stood there is kept, as NAME.damaged."""
+        with contextlib.suppress(FileNotFoundError):  # of an earlier version, which kept no copy
+            log = (checkpoint / METRICS).read_bytes()
+            if not (self.path / METRICS).is_file() or not (self.path / METRICS).read_bytes().startswith(log):
+                _put_aside(self.path / METRICS)
+                write_atomic(self.path / METRICS, log)
+        if self.source is None:
+            return
+        if not self._listed():
+            _put_aside(self.path / MANIFEST)
+        for name in self.source_files():
+            ours, copy = self.path / name, (self.source / name).read_bytes()
+            if name == METRICS:
+                continue
+            if ours.is_file() and ours.read_bytes() != copy:
+                _put_aside(ours)
+            self._write(name, copy)
+
+    def copy_files(self, directory: Path) -> None:
+        """Copies of the small files, which are checked first, into a checkpoint's directory."""
+        names = self.source_files()
+        if checked := [name for name in names if name != METRICS]:
+            verify_manifest(self.path, checked)
+        for name in names:
+            (directory / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(self.path / name, directory / name)
+
+    def source_files(self) -> list[str]:
+        """The names of what a checkpoint has copies of, where they are read."""
+        folder = self.source or self.path
+        names = [*_SMALL, METRICS, *(f"{IMPORTS}/{copy.name}" for copy in (folder / IMPORTS).glob("*.py"))]
+        return [name for name in names if (folder / name).is_file()]
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Writes config.yaml if it differs, and copies of the files that it imports.
@@ -134,10 +221,15 @@ class Run:
         Raises ConfigError if it holds other than plain YAML values.
         """
         text = config_text(config)
-        keep_imports(self.path, config)
+        for name, code in missing_copies(self.path, config).items():
+            self._write(name, code)
         target = self.path / CONFIG
         if not target.is_file() or target.read_bytes() != text:
-            self._replace(CONFIG, text)
+            self._write(CONFIG, text)
+
+    def write_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Writes tokenizer.json."""
+        self._write(TOKENIZER, tokenizer.to_json().encode())
 
     def write_model(self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
         """Writes configuration and weights, then the manifest.
@@ -146,12 +238,19 @@ class Run:
         Raises RunError if a file cannot be written; the old one stands then.
         """
         self.write_config(config)
-        save_tensors(self.path / MODEL, state_dict, {"format": "pt"}, lambda new: self._announce(MODEL, record(new)))
-        self.refresh_manifest()
+        self.write_tensors(MODEL, state_dict)
+        files = {name: self._settled(name, entry) for name, entry in read_manifest(self.path).items()}
+        if (self.path / METRICS).is_file():
+            files[METRICS] = record(self.path / METRICS)
+        save_manifest(self.path, files)
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Writes named tensors as safetensors."""
+        save_tensors(self.path / name, tensors, {"format": "pt"}, lambda new: self._announce(name, record(new)))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json. Raises RunError if it cannot be written."""
-        self._replace(SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        self._write(SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
     def best_checkpoint(self) -> Path | None:
         """The checkpoint of the best validation, or None."""
@@ -160,11 +259,15 @@ class Run:
 
     def own_checkpoint(self) -> Path | None:
         """The checkpoint whose weights are the run's own: the newest complete one, or the best where it ended so."""
-        try:
-            kept = json.loads((self.path / SUMMARY).read_bytes())["weights"]
-        except (OSError, ValueError, KeyError, TypeError):
-            kept = None
-        return (self.best_checkpoint() if kept == BEST else None) or self.latest_checkpoint()
+        kept = None
+        if (self.path / SUMMARY).is_file():
+            if SUMMARY in self._listed():
+                verify_manifest(self.path, [SUMMARY])
+            kept = read_json(self.path / SUMMARY, "how training ended").get("weights")
+        best = self.best_checkpoint() if kept == BEST else None
+        if best is not None:
+            verify_manifest(best)
+        return best or self.latest_checkpoint()
 
     def read_config(self, trust_imports: bool = False, kind: str | None = None) -> dict[str, Any]:
         """The configuration, in today's form, of a run of the given `kind`: `series`, or none for language.
@@ -173,14 +276,14 @@ class Run:
         or another kind of option that is not registered, unless `trust_imports` has the run's own files executed, which
         register it.
         """
-        path = self.path / CONFIG
+        path = (self.source or self.path) / CONFIG
         if not path.is_file():
             raise RunError(f"{path} is missing. {self._advice(CONFIG)}")
-        if (self.path / MANIFEST).is_file():
-            self._verify_listed(CONFIG)
+        if self.source is None and (self.path / MANIFEST).is_file():
+            verify_manifest(self.path, [CONFIG], partial(self._advice, CONFIG))
         try:
-            config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            config = read_yaml(path.read_bytes())
+        except ConfigError as error:
             raise RunError(f"{path} is malformed: {error}. {self._advice(CONFIG)}") from error
         if not isinstance(config, dict):
             raise RunError(f"{path} is malformed: it holds no mapping. {self._advice(CONFIG)}")
@@ -190,8 +293,25 @@ class Run:
                 f"{self.path} holds a model of {held or 'language'}: {_OPENS.get(held, 'its kind is unknown')}"
             )
         config = migrated(config)
-        require_registered(self.path, config, trust_imports)
+        require_registered(self.source or self.path, config, trust_imports)
         return config
+
+    def read_tokenizer(self) -> Tokenizer | None:
+        """The run's tokenizer; None of a model without one. Raises RunError or DataError if it is damaged."""
+        path = (self.source or self.path) / TOKENIZER
+        return load_tokenizer(path) if path.is_file() else None
+
+    def require_tokenizer(self) -> Tokenizer:
+        """As `read_tokenizer`. Raises RunError where there is none."""
+        tokenizer = self.read_tokenizer()
+        if tokenizer is None:
+            raise RunError(f"{self.path / TOKENIZER} is missing. {self._advice(TOKENIZER)}")
+        return tokenizer
+
+    def read_environment(self) -> dict[str, Any]:
+        """Where and from what the run was made; nothing where that is not known. Raises RunError if it is damaged."""
+        path = (self.source or self.path) / ENVIRONMENT
+        return read_json(path, "the record of its making") if path.is_file() else {}
 
     def read_state_dict(self) -> dict[str, Tensor]:
         """The model's weights on the CPU, after checking their digest; a checkpoint's lose MODULE_PREFIX.
@@ -199,91 +319,85 @@ class Run:
         Raises RunError that names the file that is missing or damaged, and the checkpoint that is still good.
         """
         if self.checkpoint is None:
-            refuse_pickle(self.path / MODEL)
-            verify_manifest(self.path, [MODEL], self._advice)
-            return load_tensors(self.path / MODEL)
+            return self.read_tensors(MODEL)
         weights = load_tree(self.checkpoint, "model")
         ours = {name: value for name, value in weights.items() if name.startswith(MODULE_PREFIX)}
         return {name.removeprefix(MODULE_PREFIX): value for name, value in (ours or weights).items()}
 
-    def refresh_manifest(self) -> None:
-        """Lists the files as they are now. Raises RunError if the manifest cannot be written."""
-        names = [*LISTED, *(f"{IMPORTS}/{copy.name}" for copy in (self.path / IMPORTS).glob("*.py"))]
-        write_manifest(self.path, [name for name in names if (self.path / name).is_file()])
+    def read_tensors(self, name: str) -> dict[str, Tensor]:
+        """Those of a safetensors file of the run, after checking its digest; raises as `read_state_dict`."""
+        refuse_pickle(self.path / name)
+        verify_manifest(self.path, [name], self._advice)
+        return load_tensors(self.path / name)
 
     def latest_checkpoint(self) -> Path | None:
         """The newest complete checkpoint, or None."""
         return latest_checkpoint(self.path / CHECKPOINTS)
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def _write(self, name: str, data: bytes) -> None:
         self._announce(name, {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)})
         write_atomic(self.path / name, data)
 
     def _announce(self, name: str, new: dict[str, Any]) -> None:
         """Lists a new file beside the intact old one before it takes its place: a crash between the two
-        leaves a manifest that holds for either."""
-        try:
-            entries = read_manifest(self.path)
-        except RunError:
-            entries = {}
-        try:
-            verify_manifest(self.path, [name])
-            new = new | {"previous": record(self.path / name)}
-        except RunError:
-            pass
-        save_manifest(self.path, entries | {name: new})
+        leaves a manifest that holds for either. What is listed of other files is carried over."""
+        files = read_manifest(self.path) if (self.path / MANIFEST).exists() else {}
+        old = self._settled(name, files.get(name, {}))
+        if old.get("sha256") and (self.path / name).is_file() and record(self.path / name) == old:
+            new = new | {"previous": old}
+        save_manifest(self.path, files | {name: new})
 
-    def _verify_listed(self, *names: str) -> None:
-        """A checkpoint has a manifest of its own: damage to the run's is reported then, and does not block it."""
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        """What the manifest lists; nothing where it is damaged, which opening the run reports."""
         try:
-            listed = read_manifest(self.path)
-        except RunError as error:
-            if self.checkpoint is None:
-                raise
-            warnings.warn(f"{error} What {self.checkpoint} needs of the run is not checked.", stacklevel=4)
-            return
-        for name in names:
-            if name in listed:
-                verify_manifest(self.path, [name], partial(self._advice, name))
+            return read_manifest(self.path)
+        except RunError:
+            return {}
+
+    def _settled(self, name: str, entry: dict[str, Any]) -> dict[str, Any]:
+        """The one record of a file that holds, where a crash may have left it the old one or the new one."""
+        if "previous" not in entry:
+            return entry
+        found = record(self.path / name) if (self.path / name).is_file() else None
+        return entry["previous"] if found == entry["previous"] else {key: entry[key] for key in ("sha256", "size")}
 
     def require_run(self) -> None:
         """Raises RunError if there is no such directory, or it was not made as a run."""
         require_directory(self.path)
-        if not (self.path / ENVIRONMENT).is_file() and not (self.path / CONFIG).is_file():
+        if not any((self.path / name).exists() for name in (ENVIRONMENT, CONFIG, CHECKPOINTS)):
             inside = sorted(path.parent.name for path in self.path.glob(f"*/{CONFIG}"))
             hint = f" It holds runs: {', '.join(inside[:5])}." if inside else ""
             raise RunError(f"{self.path} is not a run: it has no {CONFIG}.{hint}")
-
-    def _require_complete(self) -> None:
-        self.require_run()
-        for name in (CONFIG, MODEL, MANIFEST):
-            if not (self.path / name).is_file():
-                raise RunError(f"{self.path} is incomplete: {name} is missing. {self._advice(name)}")
 
     def _advice(self, name: str = MODEL) -> str:
         good = self.latest_checkpoint()
         if good is None and name != MODEL:
             return (
-                "Copy it back from where the run was; or, if it was killed before the first checkpoint, train again "
-                "into another directory."
+                "Copy it back from where the run was; or, if it was killed before the first checkpoint, train again: "
+                "the same command starts it anew."
             )
         if good is None:
-            return "It has no complete checkpoint (killed before the first one?): train again into another directory."
-        if name in (CONFIG, TOKENIZER):  # which a checkpoint has no copy of
+            return "It has no complete checkpoint (killed before the first one?): train again; the same command does."
+        if name != MODEL and not (good / CONFIG).is_file():  # one of an earlier version
             return f"Put the {name} that it was trained with back there; its checkpoints need it as well."
         return f"This checkpoint is complete and loads instead: {good}"
 
-    def _write_environment(self, notes: Mapping[str, Any]) -> None:
-        """Writes environment.json; a resumed run keeps its first record and adds this one to "resumed"."""
-        path, now = self.path / ENVIRONMENT, environment() | dict(notes)
-        if path.is_file():
-            try:
-                first = json.loads(path.read_bytes())
-                first.setdefault("resumed", []).append(now)
-            except (ValueError, AttributeError) as error:
-                raise RunError(f"{path} is malformed ({error}): move it elsewhere and resume again.") from error
-            now = first
-        self._replace(ENVIRONMENT, (json.dumps(now, indent=2) + "\n").encode())
+    def note_resumed(self) -> None:
+        """Adds where it goes on to environment.json, whose first record stays."""
+        first = self.read_environment() or environment()
+        earlier = first.get("resumed")
+        self._write_environment(first | {"resumed": [*(earlier if isinstance(earlier, list) else []), environment()]})
+
+    def _write_environment(self, values: Mapping[str, Any]) -> None:
+        self._write(ENVIRONMENT, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def _put_aside(path: Path) -> None:
+    """Renames a damaged file, to a name that nothing has."""
+    if path.exists():
+        names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
+        new = path.rename(next(name for name in names if not name.exists()))
+        print(f"{path} is damaged and was put aside, as {new.name}", file=sys.stderr)
 
 
 def config_text(config: Mapping[str, Any]) -> bytes:
@@ -302,18 +416,13 @@ def require_new(path: str | Path) -> None:
     path = Path(path).expanduser()
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; choose another name for the run directory.")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and any(found.name != LOCK for found in path.iterdir()):
         further = "Resume that run, or choose" if any((path / CHECKPOINTS).glob("step-*")) else "Choose"
         raise RunError(f"{path} exists and is not empty. {further} a new name: nothing is overwritten.")
     above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         reason = "is not writable" if above.is_dir() else "is a file"
         raise RunError(f"could not make {path}: {above} {reason}. Choose a writable place.")
-
-
-def _require_resumable(path: Path) -> None:
-    if not any((path / name).exists() for name in (CONFIG, ENVIRONMENT, CHECKPOINTS)):
-        raise RunError(f"{path} is not a run, so it cannot be resumed. Choose a new name; nothing is overwritten.")
 
 
 def require_replaceable(path: Path, overwrite: bool) -> None:

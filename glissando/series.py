@@ -96,13 +96,12 @@ class SeriesModel(Backbone):
     def load(cls, path: str | Path, trust_imports: bool = False) -> SeriesModel:
         """The model of a directory that `save` or `glissando series train` wrote, or of a checkpoint in it, in
         evaluation mode; else as glissando.load."""
-        from glissando.loading import put_weights_of
+        from glissando.loading import with_weights_of
         from glissando.runs import Run
 
         run = Run.open(path)
         config = from_dict(SeriesConfig, run.read_config(trust_imports, cls._kind).get("model", {}), "model")
-        model = cls(for_saved_weights(config))
-        put_weights_of(run, model)
+        model = with_weights_of(run, lambda: cls(for_saved_weights(config)))
         model.config = config
         return model.eval()
 

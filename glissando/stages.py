@@ -24,17 +24,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from glissando.backbone import for_saved_weights
-from glissando.config import from_dict, merge, to_dict
+from glissando.config import from_dict, merge, read_options, to_dict
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grown_config
 from glissando.growth.runs import grow_run
 from glissando.migration import migrated
 from glissando.model import LanguageModel
-from glissando.run_files import put_texts
-from glissando.runs import CHECKPOINTS, Run, config_text, latest_checkpoint
+from glissando.run_files import alone, put_texts
+from glissando.runs import Run, config_text
 from glissando.storage import MANIFEST, write_atomic
 from glissando.training import launch
 from glissando.training.config import BUDGETS, RunConfig, Stage
@@ -51,10 +49,11 @@ def train_stages(config: RunConfig, out: str | Path) -> list[Run]:
     """
     out = Path(out).expanduser()
     plans(config, out)  # which also refuses several processes
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
-    write_atomic(out / STAGES, config_text(config.as_dict()))
-    return _run_all(config, out, {}, {})
+    Run(out).require_free()
+    with alone(out):
+        Run(out).require_free()
+        write_atomic(out / STAGES, config_text(config.as_dict()))
+        return _run_all(config, out, {}, {})
 
 
 def resume_stages(
@@ -62,14 +61,15 @@ def resume_stages(
 ) -> list[Run]:
     """Go on with the first stage in `out` that is not finished, and with those after it; options as those of `resume`.
 
-    Raises RunError for a damaged stages.yaml, or for a stage that was ended before it could save anything.
+    A stage that was ended before it could save anything is started anew. Raises RunError for a damaged stages.yaml.
     """
     out = Path(out).expanduser()
     try:
-        values = yaml.safe_load((out / STAGES).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RunError(f"cannot read {out / STAGES}: {error}; train again into another directory") from error
-    return _run_all(from_dict(RunConfig, migrated(values), STAGES), out, machine or {}, texts or {})
+        values = read_options(out / STAGES)
+    except ConfigError as error:
+        raise RunError(f"{error}; train again into another directory") from error
+    with alone(out):
+        return _run_all(from_dict(RunConfig, migrated(values), STAGES), out, machine or {}, texts or {})
 
 
 class Plan(NamedTuple):
@@ -149,14 +149,10 @@ def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any], texts: Ma
         print(f"stage {plan.path.name}", file=sys.stderr)
         if plan.growth is not None and not (plan.start / MANIFEST).is_file():
             grow_run(runs[-1].path, plan.start, plan.growth)
-        if not plan.path.exists():
+        if not plan.path.exists() or Run(plan.path).has_only_begun():
             plan.config.training = replace(plan.config.training, **machine)
             put_texts(plan.config.data, texts)
             runs.append(train(plan.config, plan.path))
-        elif latest_checkpoint(plan.path / CHECKPOINTS) is None:
-            raise RunError(
-                f"{plan.path} was ended before its first checkpoint: move it elsewhere and resume {out} again"
-            )
         else:
             runs.append(resume(plan.path, machine, texts=texts))
     if any(plan.growth for plan in staged):

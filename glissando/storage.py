@@ -15,6 +15,7 @@ import errno
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -32,8 +33,10 @@ from glissando.errors import RunError
 
 MANIFEST = "manifest.json"
 ABANDONED_SECONDS = 86_400.0  # age at which the temporary of another machine counts as abandoned
+_JSON_BYTES = 1 << 25  # the random states of a thousand processes take a third of it
 RETRAIN = "Load the previous checkpoint, or train again."
 
+log = logging.getLogger(__name__)
 _counter = itertools.count()
 _active: set[str] = set()
 _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
@@ -98,7 +101,7 @@ def sweep(directory: Path) -> None:
             if match["kind"] == "old" and not target.exists():
                 os.rename(path, target)
             else:
-                _delete(path)
+                delete(path)
 
 
 @contextlib.contextmanager
@@ -145,7 +148,7 @@ def _claimed(temporary: Path, create: bool = True) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            _delete(temporary)
+            delete(temporary)
         _active.discard(temporary.name)
 
 
@@ -165,6 +168,12 @@ def _swap_in(temporary: Path, target: Path) -> None:
 
 def _sibling(path: Path, kind: str) -> Path:
     return path.parent / f".{path.name}.{kind}-{_HOST}-{os.getpid()}-{next(_counter)}"
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether it is the temporary of a save that has not ended, or of one that was killed."""
+    match = _LEFTOVER.fullmatch(path.name)
+    return match is not None and match["kind"] == "tmp"
 
 
 def _leftovers(directory: Path) -> list[tuple[Path, re.Match[str]]]:
@@ -189,7 +198,8 @@ def _abandoned(path: Path, match: re.Match[str]) -> bool:
     return False
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
+    """A file, or a directory with all that is in it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -206,10 +216,7 @@ def _sync_directory(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):  # some network file systems cannot sync a directory
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync a directory
             raise
     finally:
         os.close(descriptor)
@@ -246,22 +253,42 @@ def save_manifest(directory: Path, files: Mapping[str, Any]) -> None:
     write_atomic(directory / MANIFEST, _manifest_text(files))
 
 
-def _manifest_text(files: Mapping[str, Any]) -> bytes:
-    return (json.dumps({"format": 1, "files": dict(files)}, indent=2, sort_keys=True) + "\n").encode()
+def _manifest_text(files: Mapping[str, Any], version: Any = 2) -> bytes:
+    """With a digest of itself: damage to it is not taken for damage to a file. Version 1 had none."""
+    records: dict[str, Any] = {"format": version, "files": dict(files)}
+    if version != 1:
+        records["sha256"] = hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
+    return (json.dumps(records, indent=2, sort_keys=True) + "\n").encode()
 
 
 def read_manifest(directory: str | Path) -> dict[str, dict[str, Any]]:
-    """The records of `manifest.json` by file name. Raises RunError if it is missing or malformed."""
+    """The records of `manifest.json` by file name. Raises RunError if it is missing or damaged.
+
+    One that is damaged in a few characters alone, all of whose files are intact, is read, and a warning is logged.
+    """
     path = Path(directory) / MANIFEST
     # Read once: a run that trains may write another at any time.
     text = _read(path, problem := "the directory is incomplete or damaged")
-    files = _parsed(path, text, problem).get("files")
-    # Comparing the text makes the manifest guard itself: a flipped bit anywhere shows here or in a digest.
-    if not isinstance(files, dict) or text != _manifest_text(files):
-        raise RunError(f"{path} is malformed or of another version. {RETRAIN}")
-    if not all(isinstance(entry, dict) for entry in files.values()):
-        raise RunError(f"{path} is malformed: a file has no record. {RETRAIN}")
-    return files
+    try:
+        read = _parsed(path, text, problem)
+        files = read["files"]
+        if all(isinstance(entry, dict) for entry in files.values()) and text == _manifest_text(files, read["format"]):
+            return files
+        cause = None
+    except (RunError, KeyError, AttributeError, RecursionError) as error:
+        cause = error
+    files = {}
+    for name in _files(Path(directory)):
+        is_listed = f'"{name}"'.encode() in text
+        if is_listed or "/" not in name:
+            found = record(Path(directory) / name)
+            files |= {name: found} if is_listed or found["sha256"].encode() in text else {}
+    fresh = _manifest_text(files)
+    # Of a file that is damaged, most of the 64 characters of its digest differ.
+    if len(fresh) == len(text) and sum(a != b for a, b in zip(fresh, text, strict=True)) <= 8:
+        log.warning("%s is damaged in a few places, and no file that it lists is", path)
+        return files
+    raise RunError(f"{path} is malformed, damaged or of another version. {RETRAIN}") from cause
 
 
 def verify_manifest(
@@ -272,32 +299,27 @@ def verify_manifest(
     Raises RunError that names the first missing, extra or damaged file, the expected and the found digest,
     and `advice` on what to do (a function is asked only then).
     """
-    problem = _first_problem(Path(directory), None if names is None else list(names))
-    if problem:
-        raise RunError(f"{problem} {advice if isinstance(advice, str) else advice()}")
-
-
-def _first_problem(directory: Path, names: list[str] | None) -> str | None:
-    """What is wrong; looked at anew while the manifest changes, as that of a run that trains does."""
-    while True:
+    directory = Path(directory)
+    names = None if names is None else list(names)
+    while True:  # anew while the manifest changes, as that of a run that trains does
         expected = read_manifest(directory)
-        problem = _problem_with(directory, expected, names)
-        if problem is None or read_manifest(directory) == expected:
-            return problem
+        problem = _first_problem(directory, expected, names)
+        if problem is None:
+            return
+        if read_manifest(directory) == expected:
+            raise RunError(f"{problem} {advice if isinstance(advice, str) else advice()}")
 
 
-def _problem_with(directory: Path, expected: Mapping[str, Any], names: list[str] | None) -> str | None:
-    found = set(_files(directory)) if names is None else {name for name in names if (directory / name).is_file()}
-    for name in sorted(expected if names is None else names):
+def _first_problem(directory: Path, expected: Mapping[str, Any], names: list[str] | None) -> str | None:
+    for name in sorted({*expected, *_files(directory)}) if names is None else names:
         path = directory / name
-        if name not in found:
+        if not path.is_file():
             return f"{path} is missing."
         if name not in expected:
-            return f"{path} is not listed in {MANIFEST}, so it cannot be checked."
+            return f"{path} is not listed in {MANIFEST}, so it cannot be checked: move it elsewhere."
         if difference := _difference(path, expected[name]):
             return f"{path} is damaged: {difference}."
-    extra = sorted(found - expected.keys())
-    return f"{directory / extra[0]} is not listed in {MANIFEST}: move it elsewhere." if extra else None
+    return None
 
 
 def _difference(path: Path, expected: dict[str, Any]) -> str | None:
@@ -316,16 +338,21 @@ def _files(directory: Path) -> list[str]:
 
 
 def read_json(path: Path, problem: str) -> dict[str, Any]:
+    """The object in a JSON file. Raises RunError, with `problem`, for one that is missing, malformed or too large."""
     return _parsed(path, _read(path, problem), problem)
 
 
 def _read(path: Path, problem: str) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(_JSON_BYTES + 1)
     except FileNotFoundError as error:
         raise RunError(f"{path} is missing: {problem}. {RETRAIN}") from error
     except OSError as error:
         raise RunError(f"could not read {path}: {error.strerror}.") from error
+    if len(text) > _JSON_BYTES:
+        raise RunError(f"{path} is malformed (more than {_JSON_BYTES:,} bytes): {problem}. {RETRAIN}")
+    return text
 
 
 def _parsed(path: Path, text: bytes, problem: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from glissando.config import from_dict
 from glissando.data import corpora
 from glissando.data.corpora import RecallOptions
 from glissando.depth import FlowConfig
-from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
+from glissando.errors import ConfigError, DataError, UnknownNameError
 from glissando.mixers import AttentionConfig, SpectralConfig, TauConfig
 from glissando.model import ModelConfig
 from glissando.training.config import RunConfig
@@ -368,17 +368,3 @@ def test_what_has_been_tried_is_never_left_out(tmp_path):
     asked.learning_rates = [1e-3, 2e-3, 3.2e-2]
     assert 8e-3 in {job.learning_rate for job in asked.sweep_jobs()}
     assert compare._may_be_chosen(asked) == [dict.fromkeys(asked.names, r) for r in (1e-3, 2e-3, 4e-3, 8e-3, 3.2e-2)]
-
-
-def test_weights_without_a_checkpoint_are_not_removed(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "environment.json").write_text("{}")
-    compare._remove_unsaved(run)
-    assert not run.exists()
-    run.mkdir()
-    (run / "environment.json").write_text("{}")
-    (run / "model.safetensors").write_text("weights")
-    with pytest.raises(RunError, match="nothing is removed"):
-        compare._remove_unsaved(run)
-    assert (run / "model.safetensors").read_text() == "weights"

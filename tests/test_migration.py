@@ -10,6 +10,7 @@ import torch
 import yaml
 
 import glissando
+from glissando import storage
 from glissando.config import from_dict, merge
 from glissando.migration import migrated
 from glissando.model import LanguageModel
@@ -113,6 +114,6 @@ def test_a_run_with_an_older_configuration_opens(tmp_path):
     old["model"] |= {"hidden_size": 16, "depth": old["model"]["depth"] | {"layers": 2}}
     run = Run(tmp_path / "run")
     run.write_config(old)
-    run.refresh_manifest()
+    storage.write_manifest(run.path)
     ids = torch.arange(12).view(2, 6)
     assert torch.equal(glissando.load(tmp_path / "run")(ids)[0], model.eval()(ids)[0])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from glissando import runs, storage
+from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError, RunError
 from glissando.loading import load
 from glissando.model import LanguageModel
@@ -25,9 +26,15 @@ WEIGHTS = {"embedding.weight": torch.arange(6.0).reshape(2, 3), "norm.scale": to
 
 def make(path, weights=WEIGHTS):
     run = Run.create(path)
-    (run.path / "tokenizer.json").write_text("{}")
+    run.write_tokenizer(ByteTokenizer())
     run.write_model(weights, CONFIG)
     return run
+
+
+def relist(run):
+    """The manifest of somebody who means what is there."""
+    names = (*read_manifest(run.path), "metrics.csv")
+    storage.write_manifest(run.path, [name for name in names if (run.path / name).is_file()])
 
 
 def add_checkpoint(run, step, value=1.0):
@@ -70,26 +77,22 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "run/checkpoints/step-00000001").mkdir(parents=True)
     with pytest.raises(RunError, match=r"run exists and is not empty\. Resume that run, or choose a new name"):
         Run.create(tmp_path / "run")
-    for resume in (False, True):
+    for anew in (False, True):
         with pytest.raises(RunError, match="nothing is overwritten"):
-            Run.create(tmp_path / "notes", resume=resume)
+            Run.create(tmp_path / "notes", anew=anew)
         with pytest.raises(RunError, match="is a file"):
-            Run.create(tmp_path / "file", resume=resume)
+            Run.create(tmp_path / "file", anew=anew)
     assert os.listdir(tmp_path / "notes") == ["mine.txt"]
 
 
 def test_a_resumed_run_keeps_its_first_environment(tmp_path):
     run = make(tmp_path / "run")
     first = json.loads((run.path / "environment.json").read_text())
-    Run.create(run.path, resume=True)
+    run.note_resumed()
     record = json.loads((run.path / "environment.json").read_text())
     assert len(record.pop("resumed")) == 1
     assert record == first
     Run.open(run.path)
-
-
-def test_a_new_name_may_be_resumed(tmp_path):
-    assert Run.create(tmp_path / "new", resume=True).path.is_dir()
 
 
 def test_the_environment_says_where_without_absolute_paths(tmp_path, monkeypatch):
@@ -176,7 +179,7 @@ def test_damaged_weights_name_the_file_and_the_checkpoint(tmp_path, damage):
 def test_pickled_weights_are_refused(tmp_path):
     run = make(tmp_path / "run")
     torch.save(WEIGHTS, run.path / "model.safetensors")
-    run.refresh_manifest()
+    relist(run)
     with pytest.raises(RunError, match=r"model\.safetensors is a pickle"):
         Run.open(run.path).read_state_dict()
 
@@ -207,7 +210,7 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
 def test_metrics_may_grow(tmp_path):
     run = make(tmp_path / "run")
     (run.path / "metrics.csv").write_text("step,loss\n")
-    run.refresh_manifest()
+    relist(run)
     assert "metrics.csv" in read_manifest(run.path)
     (run.path / "metrics.csv").write_text("step,loss\n1,2\n")
     Run.open(run.path).read_state_dict()
@@ -236,7 +239,8 @@ def test_a_crash_while_replacing_the_weights_leaves_a_run_that_opens(tmp_path, m
         raise Killed
 
     if moment == "after":
-        monkeypatch.setattr(Run, "refresh_manifest", killed)
+        write = Run.write_tensors
+        monkeypatch.setattr(Run, "write_tensors", lambda *args: (write(*args), killed()))
     else:
         announce = Run._announce
         monkeypatch.setattr(Run, "_announce", lambda *args: (announce(*args), killed()))
@@ -256,7 +260,7 @@ def test_a_full_disk_leaves_the_old_weights(tmp_path):
         "Run(__import__('pathlib').Path(sys.argv[1])).write_model({'a': torch.zeros(50_000)}, {})"
     )
     (run.path / "config.yaml").write_text("{}\n")
-    run.refresh_manifest()
+    relist(run)
     done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=False)
     assert "The old model.safetensors stands" in done.stderr
     verify_manifest(run.path, ["model.safetensors"])
@@ -320,7 +324,7 @@ def test_a_manifest_that_is_written_meanwhile_is_not_damage(tmp_path, monkeypatc
 def test_a_manifest_is_read_once(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"old")
     storage.write_manifest(tmp_path, ["a"])
-    seen, read = [], type(tmp_path).read_bytes
-    monkeypatch.setattr(type(tmp_path), "read_bytes", lambda path: seen.append(path.name) or read(path))
+    seen, opened = [], type(tmp_path).open
+    monkeypatch.setattr(type(tmp_path), "open", lambda path, *mode: seen.append(path.name) or opened(path, *mode))
     read_manifest(tmp_path)
     assert seen == [MANIFEST]

@@ -249,8 +249,18 @@ def test_a_stage_without_a_checkpoint_is_told(tmp_path):
     for path in (tmp_path / "out" / "1-pretrain" / "checkpoints").rglob("*"):
         if path.is_file():
             path.unlink()
-    with pytest.raises(RunError, match="move it elsewhere and resume"):
+    with pytest.raises(RunError, match="1-pretrain has no complete checkpoint to resume from"):
         resume_stages(tmp_path / "out")
+
+
+def test_a_stage_that_was_killed_early_starts_anew(tmp_path, monkeypatch):
+    expected = train_stages(staged(tmp_path), tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        crash_in(patched, 1, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            train_stages(staged(tmp_path), tmp_path / "out")
+    for run, other in zip(resume_stages(tmp_path / "out"), expected, strict=True):
+        assert_same_tensors(weights(run), weights(other))
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_resume_without_a_checkpoint_says_so(tmp_path, crash_in):
     crash_in(1)
     with pytest.raises(Crash):
         train(configuration(tmp_path), tmp_path / "run")
-    with pytest.raises(RunError, match="no complete checkpoint to resume from"):
+    with pytest.raises(RunError, match=r"ended before its first checkpoint.*starts it anew"):
         resume(tmp_path / "run")
 
 
@@ -163,8 +163,9 @@ def test_resuming_a_finished_run_mends_it(tmp_path, name):
     train(configuration(tmp_path, {"training": {"steps": 4}}), tmp_path / "run")
     before = weights(tmp_path / "run")
     (tmp_path / "run" / name).unlink()
-    with pytest.raises(RunError, match="is incomplete"):
-        glissando.load(tmp_path / "run")
+    if name == "model.safetensors":
+        with pytest.raises(RunError, match="is incomplete"):
+            glissando.load(tmp_path / "run")
     resume(tmp_path / "run")
     glissando.load(tmp_path / "run")
     assert_same_tensors(weights(tmp_path / "run"), before)
@@ -180,7 +181,8 @@ def test_what_cannot_be_resumed_says_why(tmp_path):
     with pytest.raises(ConfigError, match=r"training\.accelerator 'foo'"):
         resume(tmp_path / "run", {"accelerator": "foo"})
     assert (tmp_path / "run" / "environment.json").read_text() == record
-    (tmp_path / "run" / "tokenizer.json").unlink()
+    for folder in (tmp_path / "run", *(tmp_path / "run" / "checkpoints").iterdir()):
+        (folder / "tokenizer.json").unlink()
     with pytest.raises((DataError, RunError), match=r"tokenizer\.json"):
         resume(tmp_path / "run")
 

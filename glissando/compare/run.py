@@ -19,10 +19,10 @@ from glissando.compare.report import write_report
 from glissando.compare.results import Finished, ModelResult, beyond, bits_on, choose, finished, gather, reported
 from glissando.compare.speed import measure_speed, warm_up
 from glissando.compare.table import Table, Turn, TurnOver
-from glissando.errors import DivergenceError, RunError, Stopped, TrainingError
+from glissando.errors import DivergenceError, Stopped, TrainingError
 from glissando.progress import minutes
-from glissando.runs import ENVIRONMENT, MODEL, Run, environment
-from glissando.storage import remove_directory, write_atomic
+from glissando.runs import Run, environment
+from glissando.storage import write_atomic
 from glissando.training.fit import resume, train
 
 SPEED = "speed.json"
@@ -172,11 +172,10 @@ def _train(
     table.set(job.model, state=job.task or job.kind)
     with contextlib.redirect_stderr(table.log):
         try:
-            _remove_unsaved(path)
             if comparison.config(job).training.seconds is not None:
                 table.status(f"{job.title}: compiling")  # a machine does so once: no model's seconds are spent on it
                 warm_up(comparison.with_vocabulary(job))
-            if path.is_dir():
+            if path.is_dir() and not Run(path).has_only_begun():
                 resume(path, progress=shown)
             else:
                 train(comparison.config(job), path, progress=shown)
@@ -191,23 +190,6 @@ def _train(
         table.speed(job.model, f"{job.model} {job.task}", shown.speed)
     table.set(job.model, state="waiting")
     return None, shown.speed
-
-
-def _remove_unsaved(path: Path) -> None:
-    """Remove a run that was killed before its first checkpoint: it cannot be resumed.
-
-    Raises RunError for a directory that is something else.
-    """
-    if not path.is_dir() or Run(path).latest_checkpoint() is not None:
-        return
-    if any(path.iterdir()) and not (path / ENVIRONMENT).is_file():
-        raise RunError(f"{path} is in the way and is no run: move it elsewhere")
-    if (path / MODEL).is_file():
-        raise RunError(
-            f"{path} has weights and no checkpoint that can be read, so that it cannot be resumed; nothing is "
-            "removed: move it elsewhere, and it is trained again"
-        )
-    remove_directory(path)
 
 
 def _show(comparison: Comparison, runs: list[Finished], table: Table) -> None:

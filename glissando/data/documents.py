@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glissando.data.problems import Problems
-from glissando.data.textfile import without_mark
+from glissando.data.textfile import Unchanging, without_mark
 from glissando.errors import nearest
 
 
@@ -44,6 +44,7 @@ class Documents:
 
     With `control_names`, the labels are in `control_field`: a list in that order, or an object by name.
     Raises DataError at the first line that cannot be used if `strict`; otherwise counts it in `problems`.
+    Raises DataError where the file is no longer what it was when this was made.
     A line of more than `max_line_bytes` is never held in memory. Blank lines are passed over.
     """
 
@@ -56,6 +57,7 @@ class Documents:
     problems: Problems = field(init=False)
 
     def __post_init__(self) -> None:
+        self._file = Unchanging(self.path)
         self.problems = Problems(self.path, "data.strict", self.strict)
 
     def read(self, place: Place = TOP) -> Iterator[Document]:
@@ -71,12 +73,13 @@ class Documents:
 
     def _lines(self, place: Place) -> Iterator[tuple[Place, bytes | None]]:
         """Each line with its place; None for one that is too long."""
-        with self.path.open("rb") as file:
+        with self._file.opened() as file:
             file.seek(place.offset)
             number = place.line
             while True:
                 at = Place(file.tell(), number)
                 line = file.readline(self.max_line_bytes + 1)
+                self._file.check(file)
                 if not line:
                     return
                 too_long = len(line) > self.max_line_bytes and not line.endswith(b"\n")

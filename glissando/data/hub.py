@@ -13,12 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from glissando.data.cache import cache_dir, sha256
+from glissando.data.cache import cache_dir
 from glissando.data.corpora import HubOptions
 from glissando.data.text import TextCorpus
-from glissando.data.textfile import map_bytes
 from glissando.data.tokenizers import END_OF_TEXT, Tokenizer
 from glissando.errors import DataError
+from glissando.storage import record as digest_of
 from glissando.storage import write_atomic
 
 _log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def fetch(split: HubSplit) -> Path:
         path.unlink()
         raise DataError(f"{_described(split)} has no text in {split.text_field!r}")
     # Last, so that its presence means that the text is whole.
-    facts = asdict(split) | {"texts": n_texts, "sha256": sha256(map_bytes(path))}
+    facts = asdict(split) | {"texts": n_texts, "sha256": digest_of(path)["sha256"]}
     write_atomic(record, json.dumps(facts, indent=1).encode())
     return path
 
@@ -94,9 +94,9 @@ def _is_intact(path: Path, record: Path) -> bool:
         return False
     try:
         expected = json.loads(record.read_text())["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         expected = None
-    if path.stat().st_size and sha256(map_bytes(path)) == expected:
+    if path.stat().st_size and digest_of(path)["sha256"] == expected:
         return True
     _log.warning("%s does not agree with its record; fetching it again", path)
     return False

@@ -8,7 +8,7 @@ import json
 from bisect import bisect_right
 from pathlib import Path
 
-from glissando.data.cache import cache_dir
+from glissando.data.cache import cache_dir, sealed, unsealed
 from glissando.data.documents import Place
 from glissando.data.packing import Mark
 from glissando.errors import DataError, RunError
@@ -55,11 +55,11 @@ class Marks:
             return
         marks = [[mark.block, *mark.place, mark.token] for mark in self._marks]
         with contextlib.suppress(RunError):
-            write_atomic(self._file, json.dumps({"n_blocks": self.n_blocks, "marks": marks}).encode())
+            write_atomic(self._file, sealed(json.dumps({"n_blocks": self.n_blocks, "marks": marks}).encode()))
 
     def _load(self, file: Path) -> None:
-        # A file that cannot be read or understood is no loss: the marks are found again.
+        # A file that is damaged, or of another version, is no loss: the marks are found again.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            saved = json.loads(file.read_text())
+            saved = json.loads(unsealed(file) or b"")
             marks = [Mark(block, Place(offset, line), token) for block, offset, line, token in saved["marks"]]
             self._marks, self.n_blocks = marks or [Mark()], saved["n_blocks"]

@@ -85,11 +85,20 @@ class PairsCorpus(RowCorpus):
     def _training(self, rows: np.ndarray) -> list[Pair]:
         return self.training_pairs(rows)
 
+    def _require_room(self, length: int, which: str) -> None:
+        """Raises ConfigError if a row of `length` tokens is too long: before training, not when its turn comes."""
+        if length > self.seq_len:
+            raise ConfigError(
+                f"{which} needs {length} tokens, more than seq_len {self.seq_len}; raise data.seq_len to {length}"
+            )
+
+    def _length(self, pair: Pair) -> int:
+        """Tokens of a pair's row."""
+        return sum(map(len, self._row(pair))) - 1
+
     def _batch(self, group: Sequence[Pair], mine: Sequence[int]) -> Batch:
         rows = [self._row(pair) for pair in group]
         length = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
-        if length > self.seq_len:
-            raise ConfigError(f"a pair needs {length} tokens, more than seq_len {self.seq_len}; raise data.seq_len")
         length = self.seq_len if self._fixed_length else length
         ids = np.full((len(mine), length), PAD_ID, np.int64)
         targets = np.full((len(mine), length), IGNORED, np.int64)
@@ -135,6 +144,7 @@ class ShiftCorpus(PairsCorpus):
         if not 1 <= o.min_len <= o.max_len:
             raise ConfigError(f"min_len {o.min_len} and max_len {o.max_len} must obey 1 <= min_len <= max_len")
         self._by, self._rule, self._lengths = o.by, o.rule, (o.min_len, o.max_len)
+        self._require_room(2 * o.max_len + 2, f"a pair of max_len {o.max_len}")  # a character is a token at most
         # A shifted output follows from its input without a doubt.
         self.entropy_floor = 0.0 if o.rule == "shift" else None
         self._fixed: list[Pair] | None = None
@@ -234,6 +244,7 @@ class PairFile(NamedTuple):
     lines: int
     pairs: list[Pair]
     problems: Problems
+    where: list[int]  # the line of each pair
 
 
 def read_pairs(path: Path | str, *, strict: bool = False) -> PairFile:
@@ -243,7 +254,7 @@ def read_pairs(path: Path | str, *, strict: bool = False) -> PairFile:
     `problems`, or raises DataError when `strict`. Blank lines are passed over.
     """
     path = open_file(path, "data.path")
-    problems, pairs, number = Problems(path, "data.strict", strict), [], 0
+    problems, pairs, where, number = Problems(path, "data.strict", strict), [], [], 0
     with path.open("rb") as file:
         while line := file.readline(_MAX_LINE):
             number += 1
@@ -257,9 +268,10 @@ def read_pairs(path: Path | str, *, strict: bool = False) -> PairFile:
             found = _parse_pair((without_mark(line) if number == 1 else line).strip())
             if isinstance(found, Pair):
                 pairs.append(found)
+                where.append(number)
             else:
                 problems.add(number, found)
-    return PairFile(number, pairs, problems)
+    return PairFile(number, pairs, problems, where)
 
 
 def _parse_pair(line: bytes) -> Pair | str:
@@ -283,21 +295,21 @@ class PairFileCorpus(PairsCorpus):
 
     Held out: those of `valid_path`, or the last tenth (at least one). A training pair whose input is also
     held out is left out and counted.
-    Raises DataError if no usable pair is left to train or to validate on.
+    Raises DataError if no usable pair is left to train or to validate on, ConfigError for one that does not fit.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
         """By the keywords of `PairsOptions`."""
         o = PairsOptions(**options)
         super().__init__(tokenizer, o, o.fixed_length)
-        self._file = read_pairs(open_file(o.path, "data.path"), strict=o.strict)
+        self._file = self._read(open_file(o.path, "data.path"), o.strict)
         train = self._file.pairs
         if o.valid_path is None:
             self._problems = [self._file.problems]
             held = max(1, len(train) // 10)
             train, self._valid = train[:-held], train[-held:]
         else:
-            valid = read_pairs(open_file(o.valid_path, "data.valid_path"), strict=o.strict)
+            valid = self._read(open_file(o.valid_path, "data.valid_path"), o.strict)
             self._problems = [self._file.problems, valid.problems]
             self._valid = valid.pairs
         questions = {pair.input for pair in self._valid}
@@ -310,6 +322,12 @@ class PairFileCorpus(PairsCorpus):
                 f"{len(self._file.pairs)} pairs, {self._overlap} training pairs are also held out. "
                 f"{self.problems or ''}".strip()
             )
+
+    def _read(self, path: Path, strict: bool) -> PairFile:
+        file = read_pairs(path, strict=strict)
+        length, line = max(zip(map(self._length, file.pairs), file.where, strict=True), default=(0, 0))
+        self._require_room(length, f"{path}: the longest pair, in line {line},")
+        return file
 
     @property
     def problems(self) -> str | None:

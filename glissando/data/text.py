@@ -1,4 +1,4 @@
-"""Any local text file as batches of windows, read through a memory map."""
+"""Any local text file as batches of windows, read from the disk as they are needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from glissando.data.base import IGNORED, WHOLE, Batch, Corpus, Shard, Split, hel
 from glissando.data.cache import token_file
 from glissando.data.corpora import TextOptions
 from glissando.data.order import random_below, shuffled
-from glissando.data.textfile import character_start, check_text, map_bytes, open_file, pieces
+from glissando.data.textfile import FileArray, character_start, check_text, open_file, pieces
 from glissando.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer
 from glissando.errors import ConfigError, DataError
 
@@ -56,18 +56,17 @@ class TextCorpus(Corpus):
             raise ConfigError(f"eval_stride {o.eval_stride} is above seq_len {o.seq_len}: some text would be skipped")
         self._ascii_only = o.ascii_only
         self.path = open_file(o.path, "data.path")
-        check_text(self.path, o.encoding_errors)
-        whole = map_bytes(self.path)
+        whole = FileArray(self.path, digest=check_text(self.path, o.encoding_errors))
         if o.valid_path is None:
             self.valid_path = self.path
             split = character_start(whole, int(len(whole) * (1 - o.valid_fraction)))
-            self._train_bytes, self._valid_bytes = whole[:split], whole[split:]
+            self._train_bytes, self._valid_bytes = whole.part(0, split), whole.part(split)
         else:
             self.valid_path = open_file(o.valid_path, "data.valid_path")
-            check_text(self.valid_path, o.encoding_errors)
-            self._train_bytes, self._valid_bytes = whole, map_bytes(self.valid_path)
+            digest = check_text(self.valid_path, o.encoding_errors)
+            self._train_bytes, self._valid_bytes = whole, FileArray(self.valid_path, digest=digest)
         if o.max_valid_bytes is not None:
-            self._valid_bytes = self._valid_bytes[: character_start(self._valid_bytes, o.max_valid_bytes)]
+            self._valid_bytes = self._valid_bytes.part(0, character_start(self._valid_bytes, o.max_valid_bytes))
         self._train = _Tokens(self._train_bytes, self.tokenizer, o.ascii_only, filter_bytes=False)
         self._valid = _Tokens(self._valid_bytes, self.tokenizer, o.ascii_only, filter_bytes=True)
         if not len(self._valid.ids):
@@ -170,27 +169,32 @@ class TextCorpus(Corpus):
 
 
 class _Tokens:
-    """A text's tokens (N,), mapped from a file, with what each stands for in bytes."""
+    """A text's tokens (N,), in a file, with what each stands for in bytes."""
 
-    def __init__(self, data: np.ndarray, tokenizer: Tokenizer, ascii_only: bool, *, filter_bytes: bool) -> None:
+    def __init__(self, data: FileArray, tokenizer: Tokenizer, ascii_only: bool, *, filter_bytes: bool) -> None:
         self.are_bytes = isinstance(tokenizer, ByteTokenizer)
         self._eos_id = tokenizer.eos_id
         self._lengths = None if self.are_bytes else tokenizer.byte_lengths
         shares = not self.are_bytes and self._lengths is None
         # Without lengths of their own, tokens share the bytes of the text that they are of evenly.
         self._total_bytes = sum(len(text.encode()) for text in pieces(data, ascii_only=ascii_only)) if shares else 0
+        self.ids: FileArray | np.ndarray = data
         if not self.are_bytes:
             self.ids = token_file(data, tokenizer, ascii_only=ascii_only)
-        else:
-            self.ids = data[data < 128] if ascii_only and filter_bytes else data
+        elif ascii_only and filter_bytes:
+            self.ids = (every := data[:])[every < 128]
 
     def windows(self, first: np.ndarray, length: int) -> np.ndarray:
         """(B, length + 1) int64: tokens first - 1 .. first + length - 1; the end id outside the text."""
-        position = first[:, None] + np.arange(-1, length)
-        if first.min() == 0 or int(first.max()) + length > len(self.ids):
-            inside = (position >= 0) & (position < len(self.ids))
-            return np.where(inside, self.ids[np.where(inside, position, 0)], self._eos_id).astype(np.int64)
-        return self.ids[position].astype(np.int64)
+        begins = np.maximum(first - 1, 0)
+        if isinstance(self.ids, FileArray):
+            found = self.ids.rows(begins, length + 1)
+        else:
+            found = [self.ids[begin : begin + length + 1] for begin in begins]
+        tokens = np.full((len(first), length + 1), self._eos_id, np.int64)
+        for row, shift, ids in zip(tokens, begins - first + 1, found, strict=True):
+            row[shift : shift + len(ids)] = ids[: len(row) - shift]
+        return tokens
 
     def n_bytes(self, targets: np.ndarray, first: np.ndarray, end: np.ndarray) -> int:
         """Bytes of `targets`, which are the tokens in [first, end) of every row."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+import contextlib
+import copy
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from glissando.errors import DataError
+from glissando.storage import record
 
 EncodingErrors = Literal["strict", "ignore"]
 _BLOCK = 1 << 22
@@ -38,14 +44,87 @@ def without_mark(line: bytes) -> bytes:
     return line.removeprefix(codecs.BOM_UTF8)
 
 
-def map_bytes(path: Path) -> np.ndarray:
-    """(N,) uint8, the file memory-mapped: pages are read when they are touched."""
-    # A plain view: slicing np.memmap itself costs microseconds a row.
-    return np.asarray(np.memmap(path, np.uint8, "r"))
+class FileArray:
+    """(N,) numbers of a file, or of a part of it, read when they are asked for; a slice is an array.
+
+    A memory map would end the process where the file is truncated, and go on silently where it is written to.
+    Each read raises DataError if the file is not what it was when this was made: its inode, size and times tell, and
+    where they differ its SHA-256 decides, if that is known.
+    """
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike = np.uint8, digest: str | None = None, tail: int = 0) -> None:
+        """`digest`: the file's SHA-256; `tail`: bytes at its end that are no numbers."""
+        self._file, self._dtype = Unchanging(path, digest), np.dtype(dtype)
+        self._start, self._stop = 0, (self._file.seen[1] - tail) // self._dtype.itemsize
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def part(self, start: int, stop: int | None = None) -> FileArray:
+        """The numbers from `start` to `stop`, which are not read yet."""
+        part, (start, stop, _) = copy.copy(self), slice(start, stop).indices(len(self))
+        part._start, part._stop = self._start + start, self._start + max(start, stop)
+        return part
+
+    def __getitem__(self, where: slice) -> np.ndarray:
+        start, stop, _ = where.indices(len(self))
+        return self.rows([start], max(stop - start, 0))[0]
+
+    def rows(self, starts: Iterable[int], length: int) -> list[np.ndarray]:
+        """The numbers start .. start + length of each start, fewer at the end."""
+        rows, size = [], self._dtype.itemsize
+        with self._file.opened() as file:
+            for start in starts:
+                first = self._start + int(start)
+                file.seek(first * size)
+                data = file.read(max(min(first + length, self._stop) - first, 0) * size)
+                rows.append(np.frombuffer(data[: len(data) // size * size], self._dtype))
+        return rows
+
+    def sha256(self) -> str:
+        """Of its bytes."""
+        digest = hashlib.sha256()
+        for start in range(0, len(self), _BLOCK):
+            digest.update(self[start : start + _BLOCK].tobytes())
+        return digest.hexdigest()
 
 
-def check_text(path: Path, encoding_errors: EncodingErrors = "strict") -> None:
-    """Read the file once, in blocks, and make sure that it is text.
+class Unchanging:
+    """A file that has to stay what it is; `seen`: inode, size and times."""
+
+    def __init__(self, path: Path, digest: str | None = None) -> None:
+        self.path, self.seen = path, _signature(os.stat(path))
+        self._digest = digest
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """Open for reading; what was read is good once the context has ended without an error."""
+        try:
+            with open(self.path, "rb") as file:
+                yield file
+                self.check(file)
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read any more ({error.strerror}); put it back") from error
+
+    def check(self, file: BinaryIO) -> None:
+        """Raises DataError if the open file is not what it was."""
+        now = _signature(os.fstat(file.fileno()))
+        if now == self.seen:
+            return
+        if now[1] != self.seen[1] or record(self.path)["sha256"] != self._digest:
+            raise DataError(
+                f"{self.path} has changed while it was in use: it had {self.seen[1]:,} bytes and has {now[1]:,} now. "
+                "Put back what it was and go on from the last checkpoint, or start anew with what it is now"
+            )
+        self.seen = now  # touched, or replaced by the same text
+
+
+def _signature(stat: os.stat_result) -> tuple[int, ...]:
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def check_text(path: Path, encoding_errors: EncodingErrors = "strict") -> str:
+    """Read the file once, in blocks, and make sure that it is text; returns its SHA-256.
 
     Raises DataError with the byte offset and line of the first NUL byte, or, when `encoding_errors` is
     "strict", of the first byte that is not UTF-8; and for UTF-16.
@@ -54,10 +133,11 @@ def check_text(path: Path, encoding_errors: EncodingErrors = "strict") -> None:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise DataError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {path.name} > FILE")
     decoder_errors = "strict" if encoding_errors == "strict" else "ignore"
-    offset, held = 0, b""
+    offset, held, digest = 0, b"", hashlib.sha256()
     with path.open("rb") as file:
         while True:
             block = file.read(_BLOCK)
+            digest.update(block)
             data = held + block
             nul = data.find(0)
             if nul >= 0:
@@ -67,7 +147,7 @@ def check_text(path: Path, encoding_errors: EncodingErrors = "strict") -> None:
             used = _decoded_length(path, data, offset, decoder_errors, final=not block)
             offset, held = offset + used, data[used:]
             if not block:
-                return
+                return digest.hexdigest()
 
 
 def _decoded_length(path: Path, data: bytes, offset: int, errors: str, final: bool) -> int:
@@ -94,17 +174,16 @@ def line_number(path: Path, offset: int) -> int:
     return line
 
 
-def character_start(data: np.ndarray, position: int) -> int:
+def character_start(data: FileArray, position: int) -> int:
     """The start of the UTF-8 character that byte `position` belongs to; the end of `data` beyond it."""
     if position >= len(data):
         return len(data)
-    for offset in range(position, max(position - 4, -1), -1):
-        if data[offset] & 0xC0 != 0x80:
-            return offset
-    return position
+    first = max(position - 3, 0)
+    starts = np.flatnonzero(data[first : position + 1] & 0xC0 != 0x80)
+    return first + int(starts[-1]) if starts.size else position
 
 
-def pieces(data: np.ndarray, *, ascii_only: bool = False, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
+def pieces(data: FileArray, *, ascii_only: bool = False, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
     """UTF-8 bytes as strings of about `piece_bytes`, cut after a newline where there is one.
 
     Bytes that are not UTF-8 are left out, and with `ascii_only` all others than ASCII.

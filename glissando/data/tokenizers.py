@@ -26,6 +26,7 @@ END_OF_TEXT = "<|endoftext|>"
 EOS_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>", "[SEP]", "[EOS]")
 _BYTES_TYPE = "glissando-bytes"
 _NAMED_EOS_TYPE = "glissando-eos"
+_LARGEST_ID = 1 << 22  # of published vocabularies none has a tenth of that
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _OVERLAP = 16  # how many of the last ids a stream keeps at least, to decode the next one with
 
@@ -117,6 +118,8 @@ class HFTokenizer(Tokenizer):
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         # Ids may have holes; an embedding needs a row for the largest.
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        if self.vocab_size > _LARGEST_ID:
+            raise DataError(f"the tokenizer has an id {self.vocab_size - 1:,}; ids below {_LARGEST_ID:,} are read")
         found = next((name for name in EOS_NAMES if name in vocabulary), None)
         self.eos = eos or found
         if self.eos is None or self.eos not in vocabulary:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glissando.growth.grow import Grown
 from glissando.runs import OPTIMIZER, Run
-from glissando.storage import load_tensors, refuse_pickle, save_tensors, verify_manifest
+from glissando.storage import verify_manifest
 from glissando.trees import load_tree
 
 
@@ -43,9 +43,9 @@ def grow_moments(moments: Mapping[str, Moments], grown: Grown) -> dict[str, Mome
 
 
 def write_moments(run: Run, moments: Mapping[str, Moments]) -> None:
-    """Into optimizer.safetensors; the run's manifest is to be written after it."""
+    """Into optimizer.safetensors."""
     tensors = {f"{name}/{part}": value for name, own in moments.items() for part, value in own._asdict().items()}
-    save_tensors(run.path / OPTIMIZER, tensors, {"format": "pt"})
+    run.write_tensors(OPTIMIZER, tensors)
 
 
 def read_moments(run: Run) -> dict[str, Moments]:
@@ -53,11 +53,8 @@ def read_moments(run: Run) -> dict[str, Moments]:
 
     Raises RunError if the file is damaged.
     """
-    path = run.path / OPTIMIZER
-    if run.checkpoint is not None or not path.is_file():
+    if run.checkpoint is not None or not (run.path / OPTIMIZER).is_file():
         return {}
-    refuse_pickle(path)
-    verify_manifest(run.path, [OPTIMIZER])
-    tensors: dict[str, Any] = load_tensors(path)
+    tensors: dict[str, Any] = run.read_tensors(OPTIMIZER)
     names = sorted({name.rpartition("/")[0] for name in tensors})
     return {name: Moments(*(tensors[f"{name}/{part}"] for part in Moments._fields)) for name in names}

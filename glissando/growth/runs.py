@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from glissando.config import to_dict
-from glissando.data.tokenizers import load_tokenizer
 from glissando.errors import ConfigError
 from glissando.growth import Grown, Growth, grow_by
 from glissando.growth.lifts import Grows
@@ -18,7 +17,7 @@ from glissando.growth.moments import checkpoint_moments, grow_moments, read_mome
 from glissando.growth.shares import Share
 from glissando.loading import load
 from glissando.model import LanguageModel
-from glissando.runs import TOKENIZER, Run, saved_step
+from glissando.runs import Run, saved_step
 from glissando.training.config import OPTIMIZERS
 
 
@@ -47,8 +46,8 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     if noted := record(grown, before.get("grown", {}), _held(before, checkpoint)):
         config["grown"] = noted
     new = Run.create(out)
-    if (run.path / TOKENIZER).is_file():
-        load_tokenizer(run.path / TOKENIZER).save(new.path / TOKENIZER)
+    if (tokenizer := run.read_tokenizer()) is not None:
+        new.write_tokenizer(tokenizer)
     if moments:
         write_moments(new, moments)
     new.write_model(grown.model.state_dict(), config)

@@ -16,7 +16,6 @@ from glissando.backbone import for_saved_weights
 from glissando.config import from_dict, merge
 from glissando.data.base import Corpus
 from glissando.data.corpora import CORPORA, build_corpus
-from glissando.data.tokenizers import load_tokenizer
 from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, RunError, Stopped
 from glissando.growth.moments import read_moments
@@ -27,8 +26,8 @@ from glissando.model import LanguageModel, ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS
 from glissando.observation.log import Observation
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
-from glissando.runs import BEST, CHECKPOINTS, METRICS, TOKENIZER, Run, config_text, saved_step
-from glissando.storage import MANIFEST
+from glissando.runs import BEST, CHECKPOINTS, METRICS, Run, checkpoints, config_text, saved_step
+from glissando.storage import verify_manifest
 from glissando.training import launch
 from glissando.training.config import MACHINE, RunConfig, fitted_vocabulary
 from glissando.training.fabric import seed_everything
@@ -68,14 +67,18 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
         notes += load_start(config.start_from, config.model, loop.model)
     config_text(config.as_dict())
     # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
-    if launch.rank() == 0:
+    if launch.rank() > 0:
+        return _fit(loop)
+    loop.run.require_free(anew=True)
+    with alone(loop.run.path) as locked:
         for note in notes:
             progress.say(note)
-        Run.create(out, notes={TEXTS: fingerprints(config.data)}).write_config(config.as_dict())
-        corpus.tokenizer.save(loop.run.path / TOKENIZER)
+        run = Run.create(out, {TEXTS: fingerprints(config.data)}, anew=locked)
+        run.write_config(config.as_dict())
+        run.write_tokenizer(corpus.tokenizer)
         if config.training.neutral_kl:
-            keep_base(str(config.start_from), loop.run)
-    return _fit(loop)
+            keep_base(str(config.start_from), run)
+        return _fit(loop)
 
 
 def resume(
@@ -98,18 +101,42 @@ def resume(
     """
     run = Run(Path(path).expanduser())
     run.require_run()
-    config = from_dict(RunConfig, run.read_config(), "config.yaml")
-    put_texts(config.data, texts or {})
-    config.training = replace(config.training, **machine_only(machine or {}))
-    config.check(math.prod(launch.processes(config.training)))
-    checkpoint = run.latest_checkpoint() or run.best_checkpoint()  # killed early, it may have the latter alone
-    if checkpoint is None:
-        raise RunError(f"{path} has no complete checkpoint to resume from; train again into another directory")
-    if (run.path / MANIFEST).is_file() and not (run.path / TOKENIZER).is_file():
-        Run.open(checkpoint)  # says what is missing and what to do
-    require_texts(config.data, run.path)
-    corpus = build_corpus(config.data, load_tokenizer(run.path / TOKENIZER))
-    return _fit(_build(config, run, corpus, progress or Progress(), resuming=True), checkpoint, texts)
+    is_first = launch.rank() == 0
+    with alone(run.path) if is_first else contextlib.nullcontext():
+        checkpoint = run.latest_checkpoint() or run.best_checkpoint()  # killed early, it may have the latter alone
+        if checkpoint is None:
+            raise _not_resumable(run)
+        opened = Run.open(checkpoint)
+        config = from_dict(RunConfig, opened.read_config(), "config.yaml")
+        put_texts(config.data, texts or {})
+        config.training = replace(config.training, **machine_only(machine or {}))
+        config.check(math.prod(launch.processes(config.training)))
+        require_texts(config.data, opened)
+        corpus = build_corpus(config.data, opened.require_tokenizer())
+        loop = _build(config, run, corpus, progress or Progress(), resuming=True)
+        if is_first:
+            opened.restore(checkpoint)
+            run.note_resumed()
+            if texts:
+                run.write_config(merge(run.read_config(), texts))
+        return _fit(loop, checkpoint)
+
+
+def _not_resumable(run: Run) -> RunError:
+    if run.has_only_begun():
+        return RunError(
+            f"{run.path} was ended before its first checkpoint, so that there is nothing to go on from: the command "
+            f"that made it, with --out {run.path} as before, starts it anew"
+        )
+    if damaged := checkpoints(run.path / CHECKPOINTS):
+        try:
+            verify_manifest(damaged[0])
+        except RunError as error:
+            return RunError(f"{run.path} has no complete checkpoint to resume from: {error}")
+    return RunError(
+        f"{run.path} has no checkpoint to resume from: start a new training from its weights, with --from {run.path}, "
+        "or train again into another directory"
+    )
 
 
 def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -198,21 +225,16 @@ def _build(config: RunConfig, run: Run, corpus: Corpus, progress: Hook, resuming
     return Loop(config, run, corpus, model, base, hooks)
 
 
-def _fit(loop: Loop, checkpoint: Path | None = None, texts: Mapping[str, str] | None = None) -> Run:
+def _fit(loop: Loop, checkpoint: Path | None = None) -> Run:
     run, is_first, lines = loop.run, launch.rank() == 0, list[str]()
-    with alone(run.path) if is_first else contextlib.nullcontext():
-        if is_first and checkpoint is not None:
-            Run.create(run.path, resume=True)
-            if texts:
-                run.write_config(merge(run.read_config(), texts))
-        with loop.stopping, launch.quiet(), launch.ended_together(loop.fabric):
-            try:
-                loop.train(checkpoint)
-            finally:
-                loop.close()
-        nothing_done = checkpoint is not None and loop.state.step == saved_step(checkpoint)
-        if is_first:
-            lines = _finish(loop, nothing_done)
+    with loop.stopping, launch.quiet(), launch.ended_together(loop.fabric):
+        try:
+            loop.train(checkpoint)
+        finally:
+            loop.close()
+    nothing_done = checkpoint is not None and loop.state.step == saved_step(checkpoint)
+    if is_first:
+        lines = _finish(loop, nothing_done)
     where = shlex.quote(str(run.path))
     if loop.budget.interrupted:
         lines.append(f"\nstopped and saved at step {loop.state.step}; go on with: glissando train --resume {where}")

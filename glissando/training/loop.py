@@ -351,7 +351,7 @@ class Loop:
         )
         if self.fabric.is_global_zero:
             try:
-                state.save(folder / BEST if best else checkpoint_path(folder, step))
+                state.save(folder / BEST if best else checkpoint_path(folder, step), self.run)
                 if not best:
                     weights = {name.removeprefix(MODULE_PREFIX): value for name, value in state.model.items()}
                     self.run.write_model(weights, self.run.read_config())

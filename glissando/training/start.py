@@ -10,11 +10,11 @@ import torch
 from glissando.backbone import for_saved_weights
 from glissando.config import from_dict, starting_differences, to_dict
 from glissando.data.corpora import TOKENIZERS, BytesOptions
-from glissando.data.tokenizers import Tokenizer, load_tokenizer
+from glissando.data.tokenizers import Tokenizer
 from glissando.errors import ConfigError
 from glissando.loading import BASE, load
 from glissando.model import LanguageModel, ModelConfig
-from glissando.runs import TOKENIZER, Run
+from glissando.runs import Run
 from glissando.storage import MANIFEST
 
 
@@ -29,8 +29,7 @@ def start_tokenizer(run: Run, data: Any) -> Tokenizer | None:
             f"data.tokenizer is {TOKENIZERS.kind_of(data.tokenizer)}, and the weights of {run.path} know their own "
             f"alone, {TOKENIZERS.kind_of(theirs)}: leave data.tokenizer out, or train a new model without --from"
         )
-    path = run.path / TOKENIZER
-    return load_tokenizer(path) if path.is_file() else None
+    return run.read_tokenizer()
 
 
 def load_start(source: str, config: ModelConfig, model: LanguageModel) -> list[str]:
@@ -96,8 +95,8 @@ def keep_base(source: str, run: Run) -> None:
     """Copy what is started from into the run: it is needed to resume, and to measure steering against."""
     start = Run.open(source)
     base = Run.create(run.path / BASE)
-    if (tokens := start.path / TOKENIZER).is_file():
-        load_tokenizer(tokens).save(base.path / TOKENIZER)
+    if (tokenizer := start.read_tokenizer()) is not None:
+        base.write_tokenizer(tokenizer)
     base.write_model(start.read_state_dict(), {"model": to_dict(load(source).config)})
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from glissando.errors import RunError
+from glissando.runs import Run
 from glissando.sharding import local, local_norms
 from glissando.storage import find_published, publish_directory, verify_manifest
 from glissando.trees import load_tree, save_tree
@@ -81,8 +82,8 @@ class TrainState:
     hooks: dict[str, dict[str, Any]] = field(default_factory=dict)
     random: list[dict[str, Any]] = field(default_factory=list)
 
-    def save(self, path: Path) -> None:
-        """Writes the directory `path`, or leaves what stands there.
+    def save(self, path: Path, run: Run | None = None) -> None:
+        """Writes the directory `path`, with copies of the small files of `run`, or leaves what stands there.
 
         Raises RunError if it cannot be written, TypeError that names a value that is no tensor, number, text or list.
         """
@@ -92,6 +93,8 @@ class TrainState:
         def fill(directory: Path) -> None:
             save_tree(directory, model, "model")
             save_tree(directory, rest, "trainer")
+            if run is not None:
+                run.copy_files(directory)
 
         publish_directory(path, fill)
 

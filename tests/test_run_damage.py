@@ -1,0 +1,472 @@
+"""What happens to a run stops at the damage: intact copies are read by name, or the error names the file."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from training_runs import (
+    assert_same_tensors,
+    command,
+    configuration,
+    crash_in,
+    environment,
+    last_checkpoint,
+    mapping,
+    metrics,
+    options,
+    weights,
+)
+
+import glissando
+from glissando.cli import main
+from glissando.config import from_dict, read_yaml
+from glissando.data.documents import Documents
+from glissando.data.textfile import FileArray
+from glissando.errors import ConfigError, DataError, GlissandoError, RunError
+from glissando.loading import load
+from glissando.runs import Run
+from glissando.storage import MANIFEST, read_manifest, record, write_manifest
+from glissando.training import files
+from glissando.training.config import RunConfig
+from glissando.training.fit import resume, train
+from glissando.training.progress import Progress
+
+BPE = {"data.tokenizer": {"kind": "bpe", "vocab_size": 300}, "training": {"steps": 6, "save_every": 3}}
+SMALL = ["config.yaml", "environment.json", "tokenizer.json"]
+
+
+class Crash(Exception):
+    """Stands for a power cut."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of six steps."""
+    return train(configuration(tmp_path_factory.mktemp("finished"), BPE), tmp_path_factory.mktemp("run") / "run").path
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of it, which a test may damage."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture
+def broken_off(tmp_path, monkeypatch):
+    """A run whose newest checkpoint is that of step 3 of 6."""
+    crash_in(monkeypatch, 5, Crash())
+    with pytest.raises(Crash):
+        train(configuration(tmp_path, BPE), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def flip(path, position=None, bit=1):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if position is None else position] ^= bit
+    path.write_bytes(content)
+
+
+# ---------------------------------------------------------------------- resuming trusts nothing that it has not written
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_resuming_goes_on_with_the_checkpoints_copy_of_a_damaged_file(broken_off, finished, capsys, name):
+    before = (broken_off / name).read_bytes()
+    flip(broken_off / name)
+    damaged = (broken_off / name).read_bytes()
+    listed = read_manifest(broken_off)
+    resume(broken_off)
+    printed = capsys.readouterr().err
+    assert f"{name} is damaged" in printed
+    assert f"The checkpoint {broken_off.resolve()}/checkpoints/step-00000003 is intact" in printed
+    assert (broken_off / f"{name}.damaged").read_bytes() == damaged
+    if name != "environment.json":  # which says where it went on
+        assert (broken_off / name).read_bytes() == before
+        assert read_manifest(broken_off)[name] == listed[name]
+    assert_same_tensors(weights(broken_off), weights(finished))
+    assert [row["train_loss"] for row in metrics(broken_off)] == [row["train_loss"] for row in metrics(finished)]
+    load(broken_off)
+
+
+def test_digests_of_what_was_not_written_are_carried_over(run):
+    """A save after the damage enters none of it into the manifest."""
+    listed = read_manifest(run)
+    flip(run / "tokenizer.json")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    Run(run).write_model(weights(run), config)
+    assert read_manifest(run)["tokenizer.json"] == listed["tokenizer.json"]
+    flip(run / "tokenizer.json")
+    load(run)
+
+
+@pytest.mark.parametrize("name", [*SMALL, MANIFEST])
+def test_a_damaged_top_level_is_read_from_a_checkpoint_by_name(run, finished, capsys, name):
+    for damage in (
+        lambda path: flip(path, 0, 0xFF),
+        lambda path: os.truncate(path, 9),
+        lambda path: path.write_text(""),
+    ):
+        shutil.copyfile(finished / name, run / name)
+        damage(run / name)
+        capsys.readouterr()
+        model = load(run)
+        printed = capsys.readouterr().err
+        assert name in printed or name == MANIFEST
+        assert_same_tensors(dict(model.state_dict()), weights(finished))
+        assert model.tokenizer.to_json() == load(finished).tokenizer.to_json()
+
+
+def test_one_flip_of_a_manifest_blocks_nothing(run, tmp_path, caplog):
+    """Of a run without its checkpoints too."""
+    shutil.rmtree(run / "checkpoints")
+    expected, text = weights(run), (run / MANIFEST).read_bytes()
+    for position in range(0, len(text), 11):
+        (run / MANIFEST).write_bytes(text)
+        flip(run / MANIFEST, position, 4)
+        caplog.clear()
+        assert_same_tensors(Run.open(run).read_state_dict(), expected)
+        assert "manifest.json is damaged in a few places" in caplog.text
+    flip(run / "model.safetensors")
+    with pytest.raises(RunError, match=r"manifest\.json is malformed, damaged"):
+        Run.open(run).read_state_dict()
+
+
+def test_a_damaged_log_is_that_of_the_checkpoint(run, finished, capsys):
+    flip(run / "metrics.csv")
+    resume(run)
+    assert "metrics.csv is damaged and was put aside, as metrics.csv.damaged" in capsys.readouterr().err
+    assert metrics(run) == metrics(finished)
+
+
+def test_without_any_intact_copy_the_file_is_named(run):
+    for folder in (run, *(run / "checkpoints").iterdir()):
+        flip(folder / "tokenizer.json")
+    with pytest.raises(RunError, match=r"run/tokenizer\.json is damaged"):
+        load(run)
+    with pytest.raises(RunError, match=r"checkpoints/best/tokenizer\.json is damaged"):
+        resume(run)
+    shutil.rmtree(run / "checkpoints/best")
+    with pytest.raises(RunError, match=r"no complete checkpoint to resume from: .*step-\d+/tokenizer\.json is damaged"):
+        resume(run)
+
+
+# ---------------------------------------------------------------------- beginnings
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, monkeypatch, capsys, finished):
+    out, late = tmp_path / "run", {"training.validate_every": 6}
+    crash_in(monkeypatch, 2, Crash())
+    with pytest.raises(Crash):
+        train(configuration(tmp_path, BPE, late), out)
+    with pytest.raises(RunError, match=r"ended before its first checkpoint.*the command that made it.*starts it anew"):
+        resume(out)
+    with files.alone(out), pytest.raises(RunError, match="another process is training"):
+        train(configuration(tmp_path, BPE), out)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="nothing is overwritten"):
+        train(configuration(tmp_path, BPE), out)
+    (out / "notes.txt").unlink()
+    config = (out / "config.yaml").read_text()
+    (out / "config.yaml").write_text(config + "# mine\n")
+    with pytest.raises(RunError, match="nothing is overwritten"):
+        train(configuration(tmp_path, BPE), out)
+    (out / "config.yaml").write_text(config)
+    capsys.readouterr()
+    train(configuration(tmp_path, BPE), out)
+    assert f"{out} was ended before its first checkpoint: it is started anew" in capsys.readouterr().err
+    assert_same_tensors(weights(out), weights(finished))
+
+
+@pytest.mark.slow
+def test_of_two_trainings_into_one_directory_one_is_refused(tmp_path):
+    """The run is whole and of one of them."""
+    values = [options(mapping(tmp_path, BPE, {"data.seed": seed})) for seed in (1, 2)]
+    arguments = [command(*each, f"--out={tmp_path / 'run'}") for each in values]
+    started = [subprocess.Popen(each, env=environment(), stderr=subprocess.PIPE, text=True) for each in arguments]
+    errors = [process.communicate(timeout=250)[1] for process in started]
+    assert sorted(process.returncode for process in started) == [0, 1]
+    loser = next(number for number, process in enumerate(started) if process.returncode)
+    assert "another process is training" in errors[loser] or "nothing is overwritten" in errors[loser]
+    assert Run.open(tmp_path / "run").read_config()["data"]["seed"] == 2 - loser
+    load(tmp_path / "run")
+
+
+def test_the_lock_comes_before_anything_is_written(tmp_path, monkeypatch):
+    """Of many that begin at one moment, one makes the directory, and what is there is all its own."""
+    done, barrier = [], threading.Barrier(8)
+
+    def begin(name):
+        barrier.wait()
+        try:
+            with files.alone(tmp_path / "run") as locked:
+                made = Run.create(tmp_path / "run", anew=locked)
+                made.write_config({"name": name})
+                time.sleep(0.3)
+                done.append(name)
+        except RunError:
+            pass
+
+    threads = [threading.Thread(target=begin, args=(name,)) for name in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == 1
+    assert Run(tmp_path / "run").read_config() == {"name": done[0]}
+
+
+# ---------------------------------------------------------------------- hostile files
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "model"
+    glissando.LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 2}).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("hidden_size: 16", "hidden_size: 400000"),
+        ("layers: 2", "layers: 1000000000"),
+        ("vocab_size: 256", "vocab_size: 9223372036854775807"),
+        ("vocab_size: 256", "vocab_size: 257"),
+        ("layers: 2", "layers: 1"),
+    ],
+)
+def test_sizes_are_compared_with_the_weights_before_anything_is_built(saved, tmp_path, old, new):
+    path = Path(shutil.copytree(saved, tmp_path / "model"))
+    text = (path / "config.yaml").read_text()
+    assert old in text
+    (path / "config.yaml").write_text(text.replace(old, new))
+    write_manifest(path)
+    began = time.process_time()
+    with pytest.raises(RunError, match=rf"the weights in {path} do not fit its configuration"):
+        load(path)
+    assert time.process_time() - began < 2
+
+
+def bomb(merge):
+    text = "a: &a {x: 1}\n" if merge else "a: &a [x, x, x, x, x, x, x, x, x]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True):
+        aliases = ", ".join([f"*{old}"] * 9)
+        text += f"{new}: &{new} {{<<: [{aliases}]}}\n" if merge else f"{new}: &{new} [{aliases}]\n"
+    return text
+
+
+HOSTILE_YAML = {
+    "aliases": bomb(False), "merges": bomb(True), "endless": "&a [*a]", "deep": "[" * 5000, "long": "- " * 600_000,
+    "integer": "a: " + "9" * 5000, "base 60": "a: 1" + ":1" * 100_000, "empty": 'a: !!int ""', "date": "!!timestamp x",
+    "latin": "\xe9: 1".encode("latin-1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_YAML)
+def test_yaml_is_bounded(name):
+    with pytest.raises(ConfigError):
+        read_yaml(HOSTILE_YAML[name])
+
+
+def test_an_alias_is_read():
+    assert read_yaml("a: &x [1]\nb: *x\nc: {<<: {d: 1}}") == {"a": [1], "b": [1], "c": {"d": 1}}
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "tokenizer.json", "environment.json", MANIFEST, "summary.json"])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"files": ' + "9" * 5000 + "}"])
+def test_nesting_ends_as_an_error_that_names_the_file(run, name, text):
+    """Listed as if it were meant, and without a checkpoint to read instead."""
+    (run / name).write_text(text)
+    if name != MANIFEST:
+        names = read_manifest(run)
+        write_manifest(run, [each for each in names if each != "metrics.csv"])
+    shutil.rmtree(run / "checkpoints" / "best")
+    for call in (resume, load):
+        if name not in ("environment.json", "summary.json", MANIFEST) or call is resume:
+            try:
+                call(run)
+            except GlissandoError as error:
+                assert name in str(error)
+            else:
+                assert name in (MANIFEST, "summary.json")  # which are written anew
+
+
+def test_a_tokenizer_for_a_larger_model_is_refused(saved, tmp_path):
+    path = Path(shutil.copytree(saved, tmp_path / "model"))
+    spec = {
+        "version": "1.0",
+        "model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "</s>": 4_000_000_000}},
+    }
+    keys = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    (path / "tokenizer.json").write_text(json.dumps(spec | dict.fromkeys(keys) | {"added_tokens": []}))
+    write_manifest(path)
+    with pytest.raises(DataError, match=r"an id 4,000,000,000"):
+        load(path)
+    spec["model"]["vocab"]["</s>"] = 256
+    (path / "tokenizer.json").write_text(json.dumps(spec | dict.fromkeys(keys) | {"added_tokens": []}))
+    write_manifest(path)
+    with pytest.raises(RunError, match=r"a tokenizer of 257 tokens and a model of 256"):
+        load(path)
+
+
+# ---------------------------------------------------------------------- texts that do not stay what they are
+
+
+def replace(path):
+    path.with_name("new").write_bytes(path.read_bytes()[::-1])
+    os.replace(path.with_name("new"), path)
+
+
+CHANGES = {
+    "truncated": lambda path: os.truncate(path, 10),
+    "written over": lambda path: path.write_bytes(path.read_bytes()[::-1]),
+    "appended to": lambda path: path.write_bytes(path.read_bytes() + b"more"),
+    "removed": lambda path: path.unlink(),
+    "replaced": replace,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_a_text_that_changes_under_a_training_ends_it(tmp_path, monkeypatch, change, kind):
+    values = mapping(tmp_path, {"training": {"steps": 400, "save_every": 2, "validate_every": 1000, "log_every": 100}})
+    path, original = tmp_path / "words.txt", Progress.after_step
+    if kind == "jsonl":
+        path.write_text("\n".join([json.dumps({"text": path.read_text()[:200]})] * 200))
+        values["data"] = {"kind": "jsonl", "path": str(path), "seq_len": 16, "batch_size": 4}
+
+    def after_step(self, loop):
+        original(self, loop)
+        if loop.state.step == 5:
+            CHANGES[change](path)
+
+    monkeypatch.setattr(Progress, "after_step", after_step)
+    with pytest.raises(DataError, match=r"words\.txt (has changed while it was in use|cannot be read any more)"):
+        train(from_dict(RunConfig, values), tmp_path / "run")
+    assert last_checkpoint(tmp_path / "run").step in (4, 6)  # of a line that had been read
+
+
+def test_a_text_that_is_touched_or_copied_over_is_the_same(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(bytes(range(200)))
+    array = FileArray(path, digest=record(path)["sha256"])
+    os.utime(path, (1, 1))
+    assert array[3:6].tolist() == [3, 4, 5]
+    shutil.copyfile(path, tmp_path / "b.txt")
+    os.replace(tmp_path / "b.txt", path)
+    part = array.part(10, 20)
+    assert (len(part), part[8:99].tolist(), part.part(5)[:].tolist()) == (10, [18, 19], [15, 16, 17, 18, 19])
+    assert [row.tolist() for row in part.rows([0, 8, 12], 3)] == [[10, 11, 12], [18, 19], []]
+    flip(path)
+    with pytest.raises(DataError, match="has changed"):
+        array[0:1]
+
+
+def test_the_cache_of_tokens_is_checked(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("GLISSANDO_CACHE", str(tmp_path / "cache"))
+    expected = weights(train(configuration(tmp_path, BPE), tmp_path / "a"))
+    cached = sorted((tmp_path / "cache" / "tokens").iterdir())
+    assert len(cached) == 2  # of what is trained on and of what is held out
+    for file in cached:
+        flip(file, 40)
+    assert_same_tensors(weights(train(configuration(tmp_path, BPE), tmp_path / "b")), expected)
+    assert caplog.text.count("is damaged: the text is tokenised again") == 2
+
+
+def test_a_line_of_a_file_that_grows_is_not_read(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "b"}\n')
+    lines = Documents(path).read()
+    assert next(lines).text == "a"
+    with path.open("a") as file:
+        file.write('{"text": "c"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl has changed while it was in use: it had 28 bytes and has 42 now"):
+        list(lines)
+
+
+def test_commands_print_what_is_read_instead(run, capsys):
+    flip(run / "config.yaml")
+    assert main(["generate", str(run), "--prompt", "a", "--max_tokens", "3"]) == 0
+    assert "config.yaml is damaged" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- everything at random
+
+
+DAMAGES = 300
+
+
+def random_damage(rng, folder):
+    """Damage to one or two files below `folder`; what was done, in words."""
+    names = sorted(
+        p.relative_to(folder) for p in folder.rglob("*") if p.is_file() and p.name not in (".lock", "samples.txt")
+    )
+    name, other = rng.sample(names, 2)
+    path, content = folder / name, (folder / name).read_bytes()
+    kind = rng.choice(["flip", "flip", "truncate", "swap", "zero", "remove"])
+    if kind == "flip":
+        flip(path, rng.randrange(len(content)), 1 << rng.randrange(8))
+    elif kind == "truncate":
+        os.truncate(path, rng.randrange(len(content)))
+    elif kind == "swap":
+        path.write_bytes((folder / other).read_bytes())
+        (folder / other).write_bytes(content)
+        return f"{kind} {name} and {other}", [name, other]
+    elif kind == "zero":
+        start = rng.randrange(len(content))
+        path.write_bytes(content[:start] + bytes(len(content[start : start + 512])) + content[start + 512 :])
+    else:
+        path.unlink()
+    return f"{kind} {name}", [name]
+
+
+def named_or(function, run, done, names):
+    """What it returns; None if its error names a file that was damaged."""
+    try:
+        return function(run)
+    except GlissandoError as error:
+        assert any(name.name in str(error) for name in names), (done, str(error))
+        return None
+
+
+@pytest.mark.slow
+def test_any_damage_to_any_file_is_harmless_or_named(finished, tmp_path, capsys):
+    """Loading, generating, evaluating and resuming do what they do with the intact run, or the error names the file."""
+    rng, expected, bits = random.Random(0), weights(finished), {}
+    commands = {"generate": ["--prompt", "abc", "--max_tokens", "8"], "evaluate": ["--json"]}
+    for name, arguments in commands.items():
+        assert main([name, str(finished), *arguments]) == 0
+        bits[name] = capsys.readouterr().out
+    outcomes = collections.Counter()
+    for number in range(DAMAGES):
+        run = Path(shutil.copytree(finished, tmp_path / str(number)))
+        done, names = random_damage(rng, run)
+
+        if (model := named_or(load, run, done, names)) is not None:
+            assert_same_tensors(dict(model.state_dict()), expected, done)
+            outcomes["loaded"] += 1
+        for name, arguments in commands.items():
+            capsys.readouterr()
+            status = main([name, str(run), *arguments])
+            out, error = capsys.readouterr()
+            if status == 0:
+                assert out.replace(str(run), str(finished)) == bits[name], done
+            else:
+                assert any(each.name in error for each in names), (done, error)
+        if named_or(resume, run, done, names) is not None:
+            assert_same_tensors(weights(run), expected, done)
+            assert_same_tensors(dict(load(run).state_dict()), expected, done)
+            outcomes["resumed"] += 1
+        shutil.rmtree(run)
+    assert outcomes["loaded"] > 0.7 * DAMAGES
+    assert outcomes["resumed"] > 0.7 * DAMAGES
