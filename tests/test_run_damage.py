@@ -28,6 +28,7 @@ from training_runs import (
 )
 
 import glissando
+from glissando import run_files as files
 from glissando.cli import main
 from glissando.config import from_dict, read_yaml
 from glissando.data.documents import Documents
@@ -36,7 +37,6 @@ from glissando.errors import ConfigError, DataError, GlissandoError, RunError
 from glissando.loading import load
 from glissando.runs import Run
 from glissando.storage import MANIFEST, read_manifest, record, write_manifest
-from glissando.training import files
 from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.progress import Progress
