@@ -15,17 +15,12 @@ manifest.json       SHA-256 and size of the files above, as of the last save; wr
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import logging
 import os
-import platform
-import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,14 +28,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from torch import Tensor
 
+from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_step, checkpoints, is_checkpoint, latest_checkpoint
 from glissando.config import read_yaml
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, RunError, nearest
 from glissando.imports import IMPORTS, missing_copies, require_registered
+from glissando.machine import environment
 from glissando.migration import migrated
 from glissando.storage import (
     MANIFEST,
@@ -53,7 +49,6 @@ from glissando.storage import (
     read_manifest,
     record,
     refuse_pickle,
-    remove_directory,
     save_manifest,
     save_tensors,
     verify_manifest,
@@ -65,18 +60,16 @@ log = logging.getLogger(__name__)
 
 CONFIG, MODEL, TOKENIZER = "config.yaml", "model.safetensors", "tokenizer.json"
 OPTIMIZER = "optimizer.safetensors"
-METRICS, ENVIRONMENT, CHECKPOINTS = "metrics.csv", "environment.json", "checkpoints"
-SUMMARY, BEST = "summary.json", "best"
+METRICS, ENVIRONMENT = "metrics.csv", "environment.json"
+SUMMARY = "summary.json"
 LOCK = ".lock"
 _SMALL = (CONFIG, TOKENIZER, ENVIRONMENT)  # what a checkpoint has copies of
-PACKAGES = ("glissando", "lightning-fabric", "numpy", "safetensors", "tokenizers", "torch")
 MODULE_PREFIX = "model."  # the attribute under which the training objective holds the language model
 #: how a run of another kind is opened
 _OPENS = {
     "series": "use `glissando series`, or glissando.SeriesModel.load(RUN)",
     None: "use the other commands, or glissando.load(RUN)",
 }
-_STEP = re.compile(r"\.?step-(\d{8,})(\.old-.*)?")
 
 
 @dataclass(frozen=True)
@@ -147,7 +140,7 @@ class Run:
         if path.name == BEST:
             path = find_published(path)
         require_directory(path)
-        if _is_checkpoint(path):
+        if is_checkpoint(path):
             checkpoint = path.resolve()
             run = cls(checkpoint.parent.parent, checkpoint)
             verify_manifest(checkpoint, advice=run._advice)
@@ -256,6 +249,23 @@ class Run:
         """The checkpoint of the best validation, or None."""
         path = find_published(self.path / CHECKPOINTS / BEST)
         return path if (path / MANIFEST).is_file() else None
+
+    def require_checkpoint(self) -> Path:
+        """The checkpoint to go on from: the newest complete one; of a run that was killed early, that of the best
+        validation. Raises RunError that says what to do where there is none."""
+        if found := self.latest_checkpoint() or self.best_checkpoint():
+            return found
+        if self.has_only_begun():
+            raise RunError(
+                f"{self.path} was ended before its first checkpoint, so that there is nothing to go on from: the "
+                f"command that made it, with --out {self.path} as before, starts it anew"
+            )
+        if damaged := checkpoints(self.path / CHECKPOINTS):
+            verify_manifest(damaged[0], advice=f"{self.path} has no complete checkpoint to resume from.")
+        raise RunError(
+            f"{self.path} has no checkpoint to resume from: start a new training from its weights, with --from "
+            f"{self.path}, or train again into another directory"
+        )
 
     def own_checkpoint(self) -> Path | None:
         """The checkpoint whose weights are the run's own: the newest complete one, or the best where it ended so."""
@@ -453,31 +463,6 @@ def require_directory(path: Path) -> None:
     raise RunError(f"no run at {path}. {hint}")
 
 
-def checkpoint_path(directory: str | Path, step: int) -> Path:
-    """Where the checkpoint of an optimizer step belongs: `directory/step-00000123`."""
-    return Path(directory) / f"step-{step:08d}"
-
-
-def checkpoint_step(path: str | Path) -> int:
-    """The optimizer step of a checkpoint directory, or -1 if it is not named like one."""
-    match = _STEP.fullmatch(Path(path).name)
-    return int(match[1]) if match else -1
-
-
-def _is_checkpoint(path: Path) -> bool:
-    named = checkpoint_step(path) >= 0 or re.fullmatch(rf"{BEST}|\.{BEST}\.old-.*", path.name) is not None
-    return named and path.resolve().parent.name == CHECKPOINTS
-
-
-def saved_step(checkpoint: Path) -> int:
-    """The optimizer step of a checkpoint, whatever its name. Raises RunError if it is damaged."""
-    step = checkpoint_step(checkpoint)
-    if step >= 0:
-        return step
-    saved = load_tree(checkpoint, "trainer")
-    return int(saved["step"] if "step" in saved else saved["global_step"])  # as versions before named it
-
-
 def choose_checkpoint(path: str | Path, name: str) -> Path:
     """The run's checkpoint `best`, `last` or of a step.
 
@@ -495,104 +480,3 @@ def choose_checkpoint(path: str | Path, name: str) -> Path:
             f"{path} has no checkpoint {name!r}; it has: {there}. Without it the run's own weights are read"
         )
     return known[name]
-
-
-def checkpoints(directory: str | Path) -> list[Path]:
-    """Everything that is named like a checkpoint, complete or not, newest first."""
-    if not Path(directory).is_dir():
-        return []
-    found = (path for path in Path(directory).iterdir() if checkpoint_step(path) >= 0 and path.is_dir())
-    # What a crash left renamed aside counts only where nothing stands under the name itself.
-    found = (
-        path for path in found if path.name[0] != "." or not checkpoint_path(directory, checkpoint_step(path)).exists()
-    )
-    return sorted(found, key=lambda path: (checkpoint_step(path), path.name), reverse=True)
-
-
-def latest_checkpoint(directory: str | Path) -> Path | None:
-    """The newest complete checkpoint, each file checked, or None. Logs what it skips and why."""
-    for path in checkpoints(directory):
-        try:
-            verify_manifest(path)
-        except RunError as error:
-            log.warning("skipping checkpoint %s: %s", path.name, error)
-        else:
-            return path
-    return None
-
-
-def keep_newest(directory: str | Path, count: int) -> None:
-    """Deletes all but the newest `count` checkpoints, never the newest complete one.
-
-    Raises ValueError if `count` is below 1.
-    """
-    if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}: a run keeps its last checkpoint")
-    old = checkpoints(directory)[count:]
-    if not old:
-        return
-    last_good = latest_checkpoint(directory)
-    for path in old:
-        if last_good is not None and path != last_good:
-            remove_directory(path)
-
-
-def environment() -> dict[str, Any]:
-    """Where and how this process runs: no absolute paths, nothing that names the user."""
-    cuda = range(torch.cuda.device_count())
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": [_without_folders(argument) for argument in sys.argv],
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "devices": [torch.cuda.get_device_name(index) for index in cuda] or ["cpu"],
-        "versions": {name: _version(name) for name in PACKAGES},
-        "git": git_state(),
-    }
-
-
-def _without_folders(argument: str) -> str:
-    """A command-line argument, an absolute path in it relative to here or cut to its last part."""
-    option, equals, value = argument.rpartition("=")
-    if not os.path.isabs(value):
-        return argument
-    inside = Path(value).is_relative_to(Path.cwd())
-    return option + equals + (os.path.relpath(value) if inside else Path(value).name)
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def git_state() -> dict[str, Any] | None:
-    """Commit of the working tree this code runs from, and whether tracked files differ; None outside."""
-    here = Path(__file__)
-    # An installed copy may lie inside somebody else's repository: only a tracked file speaks for its commit.
-    if _git("ls-files", "--error-unmatch", here.name) is None:
-        return None
-    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "modified": bool(changes)} if commit else None
-
-
-def _git(*arguments: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

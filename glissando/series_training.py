@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
+from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_path, keep_newest, saved_step
 from glissando.config import from_dict, hints_of, options, to_dict
 from glissando.data.series import (
     Scales,
@@ -39,7 +39,7 @@ from glissando.evaluation.series import Score, loss_of, predict, predictions, sc
 from glissando.imports import imported
 from glissando.metrics import append, read_metrics
 from glissando.run_files import TEXTS, alone, fingerprints
-from glissando.runs import BEST, CHECKPOINTS, ENVIRONMENT, METRICS, Run, checkpoint_path, keep_newest, saved_step
+from glissando.runs import METRICS, Run
 from glissando.series import SeriesModel
 from glissando.storage import publish_directory, verify_manifest, write_atomic
 from glissando.training.config import TrainingConfig
@@ -133,8 +133,10 @@ def train(values: Mapping[str, Any], out: str | Path) -> Run:
     fit = _Fit(Run(Path(out).expanduser()), config, prepared, model, training)
     with torch.no_grad():  # what does not fit together is found before anything is made
         predict(model, prepared.train.batch(slice(0, 1)), prepared.data)
-    Run.create(out, notes={TEXTS: fingerprints(prepared.data)}).write_config(config)
-    return fit.run_all(None)
+    fit.run.require_free(anew=True)
+    with alone(fit.run.path) as locked:
+        Run.create(out, {TEXTS: fingerprints(prepared.data)}, anew=locked).write_config(config)
+        return fit.run_all(None)
 
 
 def resume(path: str | Path) -> Run:
@@ -144,22 +146,24 @@ def resume(path: str | Path) -> Run:
     """
     run = Run(Path(path).expanduser())
     run.require_run()
-    config = run.read_config(kind="series")
-    data = from_dict(SeriesData, config["data"], "data")
-    training = from_dict(SeriesTraining, {k: v for k, v in config["training"].items() if v is not None}, "training")
-    checkpoint = run.latest_checkpoint()
-    if checkpoint is None:
-        raise RunError(f"{path} has no complete checkpoint to resume from; train again into another directory")
-    prepared = prepare(data, config["classes"] or None)
-    _require_same(data, run)
-    torch.manual_seed(training.seed)
-    model = build(config["model"], prepared)
-    return _Fit(run, config, prepared, model, training).run_all(checkpoint)
+    with alone(run.path):
+        checkpoint = run.require_checkpoint()
+        opened = Run.open(checkpoint)
+        config = opened.read_config(kind="series")
+        data = from_dict(SeriesData, config["data"], "data")
+        training = from_dict(SeriesTraining, {k: v for k, v in config["training"].items() if v is not None}, "training")
+        prepared = prepare(data, config["classes"] or None)
+        _require_same(data, opened)
+        torch.manual_seed(training.seed)
+        fit = _Fit(run, config, prepared, build(config["model"], prepared), training)
+        opened.restore(checkpoint)
+        run.note_resumed()
+        return fit.run_all(checkpoint)
 
 
 def _require_same(data: SeriesData, run: Run) -> None:
     """Raises RunError where a file is not what the run was trained on."""
-    known = json.loads((run.path / ENVIRONMENT).read_bytes()).get(TEXTS, {})
+    known = run.read_environment().get(TEXTS, {})
     for option, now in fingerprints(data).items():
         if now != known.get(option, now):
             raise RunError(
@@ -213,9 +217,8 @@ class _Fit:
         return min(1.0, self.step / self.steps if self.steps else self.seconds / (self.training.seconds or 1.0))
 
     def run_all(self, checkpoint: Path | None) -> Run:
-        with alone(self.run.path), Stopping() as stopping:
+        with Stopping() as stopping:
             if checkpoint is not None:
-                Run.create(self.run.path, resume=True)
                 self._restore(checkpoint)
             self._start_metrics()
             self._say_what()
@@ -314,6 +317,7 @@ class _Fit:
         def fill(directory: Path) -> None:
             save_tree(directory, dict(self.model.state_dict()), "model")
             save_tree(directory, kept, "trainer")
+            self.run.copy_files(directory)
 
         publish_directory(path, fill)
         if path.name != BEST:

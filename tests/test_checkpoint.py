@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from glissando.checkpoints import checkpoint_path, keep_newest, latest_checkpoint
 from glissando.errors import RunError
 from glissando.random_state import restore_rng, rng_state
-from glissando.runs import checkpoint_path, keep_newest, latest_checkpoint
 from glissando.storage import MANIFEST, publish_directory, verify_manifest
 from glissando.training.state import Sums, TrainState
 from glissando.trees import load_tree, save_tree
@@ -137,7 +137,7 @@ def test_replacing(tmp_path):
 SAVER = """
 import sys, torch
 from pathlib import Path
-from glissando.runs import checkpoint_path, keep_newest
+from glissando.checkpoints import checkpoint_path, keep_newest
 from glissando.training.state import TrainState
 directory, step = Path(sys.argv[1]), int(sys.argv[2])
 while True:

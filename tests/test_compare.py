@@ -19,6 +19,7 @@ import pytest
 from comparisons import comparison, model_file
 from training_runs import started
 
+from glissando.checkpoints import latest_checkpoint
 from glissando.cli import main
 from glissando.compare import run as compare
 from glissando.compare.measure import MEASURED, read_measured
@@ -27,7 +28,6 @@ from glissando.compare.results import bits_on
 from glissando.compare.speed import _Entry, warm_up
 from glissando.compare.table import Table
 from glissando.metrics import read_metrics
-from glissando.runs import latest_checkpoint
 
 #: two processes are started and a few models trained: seconds on a machine of one's own, minutes on a busy one
 pytestmark = pytest.mark.timeout(900)

@@ -15,6 +15,7 @@ from subjects import build, random_ids
 from torch import nn
 from training_runs import assert_same_tensors, configuration, curve, last_checkpoint, metrics, weights
 
+from glissando.checkpoints import latest_checkpoint
 from glissando.config import from_dict
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grow_by
@@ -22,7 +23,7 @@ from glissando.growth.moments import Moments, checkpoint_moments, grow_moments, 
 from glissando.growth.runs import grow_run, record
 from glissando.growth.shares import Share, shares
 from glissando.model import LanguageModel
-from glissando.runs import OPTIMIZER, Run, latest_checkpoint
+from glissando.runs import OPTIMIZER, Run
 from glissando.storage import write_manifest
 from glissando.training.config import AdamWOptions, RunConfig
 from glissando.training.fit import resume, train

@@ -11,12 +11,14 @@ import sys
 import pytest
 import torch
 
-from glissando import runs, storage
+from glissando import storage
+from glissando.checkpoints import checkpoint_path
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError, RunError
 from glissando.loading import load
+from glissando.machine import environment, git_state
 from glissando.model import LanguageModel
-from glissando.runs import Run, checkpoint_path, git_state
+from glissando.runs import Run
 from glissando.storage import MANIFEST, publish_directory, read_manifest, verify_manifest
 from glissando.trees import save_tree
 
@@ -98,7 +100,7 @@ def test_a_resumed_run_keeps_its_first_environment(tmp_path):
 def test_the_environment_says_where_without_absolute_paths(tmp_path, monkeypatch):
     arguments = ["/usr/bin/glissando", "train", "--out=/secret/home/run", f"{os.getcwd()}/data/a.txt", "a=b"]
     monkeypatch.setattr(sys, "argv", arguments)
-    record = runs.environment()
+    record = environment()
     assert record["command"] == ["glissando", "train", "--out=run", os.path.join("data", "a.txt"), "a=b"]
     assert record["versions"]["torch"]
     assert record["cores"] >= 1
@@ -110,7 +112,7 @@ def test_the_environment_says_where_without_absolute_paths(tmp_path, monkeypatch
 def test_a_commit_is_asked_for_in_silence(tmp_path, monkeypatch, capfd):
     """Outside a checkout, and where git is not installed."""
     with monkeypatch.context() as patch:
-        patch.setattr("glissando.runs.__file__", str(tmp_path / "runs.py"))
+        patch.setattr("glissando.machine.__file__", str(tmp_path / "machine.py"))
         assert git_state() is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state() is None

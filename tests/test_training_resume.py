@@ -31,9 +31,9 @@ from training_runs import (
 
 import glissando
 from glissando import trees
+from glissando.checkpoints import latest_checkpoint
 from glissando.errors import ConfigError, DataError, DivergenceError, RunError, Stopped, TrainingError
 from glissando.metrics import read_metrics
-from glissando.runs import latest_checkpoint
 from glissando.training.fit import resume, train
 from glissando.training.objective import Objective
 from glissando.training.progress import Progress

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from glissando.checkpoints import latest_checkpoint
 from glissando.config import from_dict, merge
 from glissando.data.base import Batch
-from glissando.runs import Run, latest_checkpoint
+from glissando.runs import Run
 from glissando.training.config import RunConfig
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress

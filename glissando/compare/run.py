@@ -20,8 +20,9 @@ from glissando.compare.results import Finished, ModelResult, beyond, bits_on, ch
 from glissando.compare.speed import measure_speed, warm_up
 from glissando.compare.table import Table, Turn, TurnOver
 from glissando.errors import DivergenceError, Stopped, TrainingError
+from glissando.machine import environment
 from glissando.progress import minutes
-from glissando.runs import Run, environment
+from glissando.runs import Run
 from glissando.storage import write_atomic
 from glissando.training.fit import resume, train
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from glissando.checkpoints import saved_step
 from glissando.config import to_dict
 from glissando.errors import ConfigError
 from glissando.growth import Grown, Growth, grow_by
@@ -17,7 +18,7 @@ from glissando.growth.moments import checkpoint_moments, grow_moments, read_mome
 from glissando.growth.shares import Share
 from glissando.loading import load
 from glissando.model import LanguageModel
-from glissando.runs import Run, saved_step
+from glissando.runs import Run
 from glissando.training.config import OPTIMIZERS
 
 

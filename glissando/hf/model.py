@@ -13,12 +13,13 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from glissando.backbone import for_saved_weights
+from glissando.checkpoints import CHECKPOINTS, checkpoint_step
 from glissando.errors import ConfigError, InputError, RunError
 from glissando.hf.cache import GlissandoCache
 from glissando.hf.config import GlissandoConfig
 from glissando.loading import load
 from glissando.model import LanguageModel
-from glissando.runs import CHECKPOINTS, CONFIG, checkpoint_step
+from glissando.runs import CONFIG
 
 #: arguments of from_pretrained that mean nothing where nothing is fetched
 _OF_FETCHING = {

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from glissando.backbone import for_saved_weights
+from glissando.checkpoints import BEST, CHECKPOINTS, saved_step
 from glissando.config import from_dict, merge
 from glissando.data.base import Corpus
 from glissando.data.corpora import CORPORA, build_corpus
 from glissando.depth import FlowConfig
-from glissando.errors import ConfigError, RunError, Stopped
+from glissando.errors import ConfigError, Stopped
 from glissando.growth.moments import read_moments
 from glissando.growth.runs import remembered
 from glissando.loading import BASE, load
@@ -26,8 +27,7 @@ from glissando.model import LanguageModel, ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS
 from glissando.observation.log import Observation
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
-from glissando.runs import BEST, CHECKPOINTS, METRICS, Run, checkpoints, config_text, saved_step
-from glissando.storage import verify_manifest
+from glissando.runs import METRICS, Run, config_text
 from glissando.training import launch
 from glissando.training.config import MACHINE, RunConfig, fitted_vocabulary
 from glissando.training.fabric import seed_everything
@@ -103,9 +103,7 @@ def resume(
     run.require_run()
     is_first = launch.rank() == 0
     with alone(run.path) if is_first else contextlib.nullcontext():
-        checkpoint = run.latest_checkpoint() or run.best_checkpoint()  # killed early, it may have the latter alone
-        if checkpoint is None:
-            raise _not_resumable(run)
+        checkpoint = run.require_checkpoint()
         opened = Run.open(checkpoint)
         config = from_dict(RunConfig, opened.read_config(), "config.yaml")
         put_texts(config.data, texts or {})
@@ -120,23 +118,6 @@ def resume(
             if texts:
                 run.write_config(merge(run.read_config(), texts))
         return _fit(loop, checkpoint)
-
-
-def _not_resumable(run: Run) -> RunError:
-    if run.has_only_begun():
-        return RunError(
-            f"{run.path} was ended before its first checkpoint, so that there is nothing to go on from: the command "
-            f"that made it, with --out {run.path} as before, starts it anew"
-        )
-    if damaged := checkpoints(run.path / CHECKPOINTS):
-        try:
-            verify_manifest(damaged[0])
-        except RunError as error:
-            return RunError(f"{run.path} has no complete checkpoint to resume from: {error}")
-    return RunError(
-        f"{run.path} has no checkpoint to resume from: start a new training from its weights, with --from {run.path}, "
-        "or train again into another directory"
-    )
 
 
 def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_path, keep_newest
 from glissando.data.base import IGNORED, Corpus, Shard
 from glissando.depth import FlowDepth
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, RunError, TrainingError
@@ -21,7 +22,7 @@ from glissando.growth.shares import shares
 from glissando.metrics import Metrics, append, part_norms, part_of
 from glissando.model import LanguageModel
 from glissando.random_state import restore_rng, rng_state
-from glissando.runs import BEST, CHECKPOINTS, METRICS, MODULE_PREFIX, Run, checkpoint_path, keep_newest
+from glissando.runs import METRICS, MODULE_PREFIX, Run
 from glissando.sharding import (
     all_gathered,
     is_sharded,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from glissando.errors import ConfigError, DataError
-from glissando.runs import git_state
+from glissando.machine import git_state
 from glissando.storage import write_atomic
 from research.audit.claim import Claim, Finding
 

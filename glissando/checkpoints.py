@@ -1,0 +1,81 @@
+"""The checkpoints of a run: directories checkpoints/step-00000123/, and checkpoints/best/ of the best validation."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from glissando.errors import RunError
+from glissando.storage import remove_directory, verify_manifest
+from glissando.trees import load_tree
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS, BEST = "checkpoints", "best"
+_STEP = re.compile(r"\.?step-(\d{8,})(\.old-.*)?")
+
+
+def checkpoint_path(directory: str | Path, step: int) -> Path:
+    """Where the checkpoint of an optimizer step belongs: `directory/step-00000123`."""
+    return Path(directory) / f"step-{step:08d}"
+
+
+def checkpoint_step(path: str | Path) -> int:
+    """The optimizer step of a checkpoint directory, or -1 if it is not named like one."""
+    match = _STEP.fullmatch(Path(path).name)
+    return int(match[1]) if match else -1
+
+
+def is_checkpoint(path: Path) -> bool:
+    named = checkpoint_step(path) >= 0 or re.fullmatch(rf"{BEST}|\.{BEST}\.old-.*", path.name) is not None
+    return named and path.resolve().parent.name == CHECKPOINTS
+
+
+def saved_step(checkpoint: Path) -> int:
+    """The optimizer step of a checkpoint, whatever its name. Raises RunError if it is damaged."""
+    step = checkpoint_step(checkpoint)
+    if step >= 0:
+        return step
+    saved = load_tree(checkpoint, "trainer")
+    return int(saved["step"] if "step" in saved else saved["global_step"])  # as versions before named it
+
+
+def checkpoints(directory: str | Path) -> list[Path]:
+    """Everything that is named like a checkpoint, complete or not, newest first."""
+    if not Path(directory).is_dir():
+        return []
+    found = (path for path in Path(directory).iterdir() if checkpoint_step(path) >= 0 and path.is_dir())
+    # What a crash left renamed aside counts only where nothing stands under the name itself.
+    found = (
+        path for path in found if path.name[0] != "." or not checkpoint_path(directory, checkpoint_step(path)).exists()
+    )
+    return sorted(found, key=lambda path: (checkpoint_step(path), path.name), reverse=True)
+
+
+def latest_checkpoint(directory: str | Path) -> Path | None:
+    """The newest complete checkpoint, each file checked, or None. Logs what it skips and why."""
+    for path in checkpoints(directory):
+        try:
+            verify_manifest(path)
+        except RunError as error:
+            log.warning("skipping checkpoint %s: %s", path.name, error)
+        else:
+            return path
+    return None
+
+
+def keep_newest(directory: str | Path, count: int) -> None:
+    """Deletes all but the newest `count` checkpoints, never the newest complete one.
+
+    Raises ValueError if `count` is below 1.
+    """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}: a run keeps its last checkpoint")
+    old = checkpoints(directory)[count:]
+    if not old:
+        return
+    last_good = latest_checkpoint(directory)
+    for path in old:
+        if last_good is not None and path != last_good:
+            remove_directory(path)
