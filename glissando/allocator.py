@@ -8,6 +8,7 @@ Transformer at its published size and T = 8192 trains 3 to 4 times as fast witho
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
 
 #: glibc's malloc.h
@@ -19,9 +20,22 @@ def keep_freed_memory() -> bool:
 
     It is for whoever owns the process: the verbs call it, the library never does by itself.
     """
-    if platform.libc_ver()[0] != "glibc":
+    libc = _glibc()
+    if libc is None:
         return False
-    mallopt = ctypes.CDLL(None).mallopt
+    mallopt = libc.mallopt
     settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, 64 << 20))
     answers = [mallopt(name, value) for name, value in settings]  # 1 for each that was accepted
     return all(answers)
+
+
+def return_freed_memory() -> None:
+    """Give the system what was freed and is kept, where that is possible (glibc): large states of texts that ended."""
+    libc = _glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+@functools.cache
+def _glibc() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None

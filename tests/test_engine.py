@@ -73,7 +73,7 @@ def test_states_kept_stay_within_their_bytes(model):
         run_down(engine)
         kept = engine.prefixes
         known = list(kept._known.values())
-        assert kept.bytes == sum(state_bytes((k.state, k.logits)) + 8 * len(k.ids) for k in known) <= limit
+        assert kept.bytes == sum(state_bytes((k.state, k.logits)) + 36 * len(k.ids) for k in known) <= limit
     assert 1 <= len(kept) < 30
     assert sum(kept._lengths.values()) == len(kept)
     before = engine.tokens_reused
@@ -100,7 +100,7 @@ def test_a_long_text_with_a_small_state_counts_its_tokens():
     kept = Prefixes(100_000)
     for first in range(100):
         kept.keep([first, *range(999)], None, torch.zeros(1), torch.zeros(1))
-    assert len(kept) == 12  # of 8 bytes and 1000 tokens each
+    assert len(kept) == 2  # of 36 bytes and 1000 tokens each
 
 
 def test_what_is_known_is_found_without_reading_each_beginning_anew(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--prefix_mib", type=whole, default=256, help="kept for prompts' states, to go on from; 0: none"
     )
+    parser.add_argument("--memory", metavar="SIZE", help="of this process, as 2GiB; default: half of what is free")
     parser.add_argument("--threads", type=whole, help="of PyTorch; by default one a core")
     add_inference_options(parser)
     options = parse(parser, arguments)
@@ -80,6 +82,18 @@ def _keys(o: Options) -> list[str]:
     return keys
 
 
+def _bytes(size: str) -> int:
+    """2GiB, 500M, 1.5e9. Raises ConfigError for what is no size."""
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*(?:([KMGT])(i?))?B?", size.strip(), re.IGNORECASE)
+    try:
+        number = float(found[1]) if found else 0.0
+    except ValueError:
+        number = 0.0
+    if found is None or number <= 0:
+        raise ConfigError(f"--memory must be a size such as 2GiB or 800MiB, got {size!r}")
+    return int(number * (1024 if found[3] else 1000) ** " KMGT".index((found[2] or " ").upper()))
+
+
 def _own_names(host: str) -> list[str] | None:
     """What a server on this machine alone is called by; None where others reach it, by names that it cannot know."""
     try:
@@ -95,14 +109,16 @@ def serve(o: Options) -> None:
     try:
         from glissando.serving.api import Server
         from glissando.serving.limits import Limits
+        from glissando.serving.memory import Footprint, readable, resident_bytes
         from glissando.serving.planning import ChatTemplate
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"serving needs {error.name}: pip install -e '.[serve]' in a checkout") from error
     import torch
 
+    from glissando.allocator import return_freed_memory
     from glissando.loading import load
 
-    keys = _keys(o)
+    keys, memory = _keys(o), None if o.memory is None else _bytes(o.memory)
 
     if o.threads is not None:
         torch.set_num_threads(o.threads)
@@ -113,9 +129,19 @@ def serve(o: Options) -> None:
     )  # fmt: skip
     name = o.name or Path(o.run).resolve().name
     hosts = _own_names(o.host)
+    if memory is not None:
+        Footprint.of(model)  # what is made once for all texts is there before they are
+        return_freed_memory()
+        taken = resident_bytes(model.embedding.weight.device)
+        if taken >= memory:
+            raise ConfigError(
+                f"--memory {o.memory} is less than the {readable(taken)} that this process takes before any text"
+            )
+        memory -= taken
     server = Server(
         model, name, limits=limits, api_key=keys, template=ChatTemplate(o.chat_template), hosts=hosts,
         max_sessions=o.max_sessions, max_waiting=o.max_waiting, prefix_bytes=o.prefix_mib * 2**20,
+        memory=memory,
     )  # fmt: skip
     if hosts is None and not keys:
         print(f"anyone who reaches {o.host} can use this server: set --api_key_file, or {KEY}, to ask for a key")

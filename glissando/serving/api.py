@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer, as_json
-from glissando.serving.engine import BusyError, Engine, Outbox, StoppingError, call_all
+from glissando.serving.engine import BusyError, Engine, Outbox, StoppingError, TooLargeError, call_all
 from glissando.serving.group import DisconnectedError, Group, ModelFailedError
 from glissando.serving.limits import (
     BACKLOG,
@@ -220,6 +220,8 @@ class Server:
         body: CompletionBody | ChatBody,
         echoed: list[str],
     ) -> Response:
+        owner = {"client": request.scope["from"], "key": request.scope["key"]}
+        plan = [replace(each, **owner) for each in plan]
         group = Group(self.engine, plan, not body.stream, self.metrics.first_token.observe)
 
         def usage() -> dict[str, int]:
@@ -325,6 +327,8 @@ def _failure(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     if isinstance(error, BadRequestError):
         status = {"model_not_found": 404, "not_found": 404}.get(error.code or "", 400)
         return status, error_body(str(error), "invalid_request_error", error.code, error.param), {}
+    if isinstance(error, TooLargeError):
+        return 413, error_body(str(error), "invalid_request_error", "memory_exceeded"), {}
     if isinstance(error, StoppingError):
         return 503, error_body(str(error), "server_error", "stopping"), {"retry-after": "1"}
     if isinstance(error, BusyError):
@@ -356,6 +360,7 @@ async def _told_http(request: Request, error: HTTPException) -> Response:
 
 _HANDLERS: dict[type[Exception], Any] = {
     BadRequestError: _failed,
+    TooLargeError: _failed,
     BusyError: _failed,
     HTTPException: _told_http,
     ModelFailedError: _failed,

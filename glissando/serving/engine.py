@@ -4,97 +4,54 @@ A step of the engine (1) lets go of texts that were given up, (2) reads up to `c
 and (3) writes one token of every text that is under way. States are values, so that joining is a concatenation of rows
 and leaving a selection of them; a text comes out as it would alone, up to rounding.
 
-Texts with a control and texts without are two batches: without one its term is absent, which no value of it stands for.
+Texts with a control and texts without are in different batches: without one its term is absent, which no value of it
+stands for. So are short texts and long ones where caches grow, as every row of a batch has room for the longest.
+
+What a text takes is known before it is taken up (`Needs`), and all together stay within `memory`: others wait. The
+texts of one request share their prompt, which is read once, and each has a copy of its state from when it begins.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from glissando.errors import GlissandoError
+from glissando.allocator import return_freed_memory
 from glissando.generation import Sampling, tokenizer_of, tokens_left, writable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
+from glissando.serving.batches import Batch, Reading, one_row, overflown, pushed, scored, tokens_of
+from glissando.serving.memory import Needs, available_bytes, readable
 from glissando.serving.prefixes import Prefixes
-from glissando.serving.session import Listener, Piece, Request, Session, Token
-from glissando.state import State, fit_room, join_rows, leaves, select_rows
-
-#: what happened in a step, in order
-Outbox = list[tuple[Listener, Piece]]
-
-
-class BusyError(GlissandoError, RuntimeError):
-    """More texts wait than may."""
-
-
-class StoppingError(BusyError):
-    """No text is taken up or written any more."""
-
-    def __init__(self) -> None:
-        super().__init__("the server is stopping; ask again later")
-
-
-@dataclass(eq=False)
-class Reading:
-    """A prompt that is being read, once for all texts that go on from it."""
-
-    sessions: list[Session]
-    state: State
-    done: int = 0
-    logits: Tensor | None = None  # (V,), after the last token read
-    scored: list[Token] = field(default_factory=list)
-    sound: bool = True  # every logit that was made is a finite number
-
-    @property
-    def request(self) -> Request:
-        return self.sessions[0].request
-
-    @property
-    def left(self) -> int:
-        return len(self.request.ids) - self.done
-
-
-@dataclass(eq=False)
-class Batch:
-    """Texts under way, row by row: the state after all but the last token of each, and what follows."""
-
-    sessions: list[Session] = field(default_factory=list)
-    state: State = None
-    logits: Tensor | None = None  # (B, V)
-
-    def add(self, sessions: Sequence[Session], state: State, logits: Tensor) -> None:
-        """Rows of their own behind those that are there."""
-        if self.sessions:
-            assert self.logits is not None
-            state, logits = join_rows(self.state, state), torch.cat([self.logits, logits])
-        self.sessions, self.state, self.logits = [*self.sessions, *sessions], state, logits
-
-    def keep(self, rows: list[int]) -> None:
-        """Only these rows, in this order."""
-        if len(rows) == len(self.sessions):
-            return
-        self.sessions = [self.sessions[row] for row in rows]
-        if not rows:
-            self.state = self.logits = None
-            return
-        assert self.logits is not None
-        index = torch.tensor(rows, device=self.logits.device)
-        self.state, self.logits = fit_room(select_rows(self.state, index), spare=True), self.logits[index]
+from glissando.serving.session import (
+    BusyError,
+    Listener,
+    Outbox,
+    Piece,
+    Request,
+    Session,
+    StoppingError,
+    Token,
+    TooLargeError,
+    call_all,
+)
+from glissando.state import join_rows, select_rows, state_bytes
 
 
 class Engine:
     """A model that writes many texts at once.
 
-    max_sessions  texts under way, or read for; others wait
-    max_waiting   texts that may wait; beyond, `submit` raises BusyError
+    max_sessions  texts under way, or read for; others wait. One client has at most three quarters of these places
+    max_waiting   texts that may wait, of one client three quarters; beyond, `submit` raises BusyError
     chunk         tokens of prompts read in a step: how long texts under way can be held up by new ones
-    prefix_bytes  kept for states of prompts and of finished texts, to go on from; 0 keeps none
+    prefix_bytes  kept for states of prompts and of finished texts, to go on from, where `memory` has room; 0 keeps none
+    memory        bytes for all that texts take: states, caches, what reading needs beside them, answers; half of what
+                  is available if None. What does not fit now waits; for what never will `submit` raises TooLargeError
     deliver       called after a step with what happened in it; by default calls every listener
 
     One thread at a time may call `step`; `submit`, `Session.cancel` and `Session.turn` are for any thread.
@@ -108,19 +65,24 @@ class Engine:
         max_waiting: int = 256,
         chunk: int = 1024,
         prefix_bytes: int = 2**28,
+        memory: int | None = None,
         deliver: Callable[[Outbox], None] | None = None,
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer_of(model)
         self._memo: Memo = {}  # the weights stand still while they are served
         self.max_sessions, self.max_waiting, self.chunk = max_sessions, max_waiting, chunk
-        self.prefixes = Prefixes(prefix_bytes)
+        self.memory = available_bytes(model.embedding.weight.device) // 2 if memory is None else memory
+        self.needs = Needs(model, self.memory, chunk)
+        self.prefixes = Prefixes(min(prefix_bytes, self.memory // 4))
         self.deliver = deliver or call_all
-        self.reading: list[Reading] = []
-        self.batches = {False: Batch(), True: Batch()}
+        self.reading: list[Reading] = []  # prompts that are not read to their end
+        self.forking: list[Reading] = []  # prompts that were read, and some of whose texts have not begun
+        self.batches: list[Batch] = []
         self.tokens_read = self.tokens_reused = self.tokens_written = 0
-        self._waiting: deque[list[Session]] = deque()
-        self._lock = threading.Condition()
-        self._closed = False
+        self._waiting: deque[Reading] = deque()
+        self._served: dict[str, int] = {}  # by client: when it was taken up last
+        self._turn = self._untrimmed = self._steps = 0
+        self._lock, self._closed = threading.Condition(), False
         self._outbox: Outbox = []
 
     # ------------------------------------------------------------------ from any thread
@@ -128,8 +90,14 @@ class Engine:
     def submit(self, request: Request, listeners: Sequence[Listener]) -> list[Session]:
         """Start `request.copies` texts, the pieces of text i sent to listener i.
 
-        Raises BusyError when too many wait, or the engine is closed.
+        Raises BusyError when too many wait, or the engine is closed, and TooLargeError for a text that never fits.
         """
+        need = self.needs.alone(request)
+        if need > self.memory:
+            raise TooLargeError(
+                f"a prompt of {len(request.ids):,} tokens and {request.max_tokens:,} more take {readable(need)} of "
+                f"memory, and there are {readable(self.memory)} for all texts; shorten the prompt, or lower max_tokens"
+            )
         sessions = [Session(request, n, self.tokenizer, listener) for n, listener in enumerate(listeners)]
         with self._lock:
             if self._closed:
@@ -138,20 +106,34 @@ class Engine:
             if self.waiting + len(sessions) > self.max_waiting + room:
                 wait = max(0, self.waiting - room)
                 raise BusyError(f"{wait} texts wait already, and {self.max_waiting} may; ask again in a while")
-            self._waiting.append(sessions)
+            own = self._count_waiting(request.client)
+            if own and own + len(sessions) > _share(self.max_waiting) + room:
+                raise BusyError(
+                    f"{own} of your texts wait already, and {_share(self.max_waiting)} may of one client; ask again"
+                )
+            if (held := sum(36 * len(reading.request.ids) for reading in self._waiting)) > self.memory // 8:
+                raise BusyError(f"prompts that wait take {readable(held)}, an eighth of the memory; ask again later")
+            self._waiting.append(Reading(sessions))
             self._lock.notify()
         return sessions
 
     @property
     def waiting(self) -> int:
-        """Texts for which nothing was read yet."""
-        return sum(not session.cancelled for sessions in list(self._waiting) for session in sessions)
+        """Texts that have not begun, but for the first of each prompt that is being read."""
+        return self._count_waiting(None)
+
+    def _count_waiting(self, client: str | None) -> int:
+        count = 0
+        for readings, first in ((self._waiting, 0), (self.forking, 0), (self.reading, 1)):
+            for sessions in [reading.sessions for reading in list(readings)]:
+                if client in (None, sessions[0].request.client):
+                    count += max(0, sum(not session.cancelled for session in sessions) - first)
+        return count
 
     @property
     def running(self) -> int:
-        """Texts that are written, or whose prompt is being read."""
-        under_way = sum(len(batch.sessions) for batch in self.batches.values())
-        return under_way + sum(len(reading.sessions) for reading in list(self.reading))
+        """Texts that are written, and prompts that are being read."""
+        return sum(len(batch.sessions) for batch in list(self.batches)) + len(self.reading)
 
     def room(self, prompt_tokens: int) -> int:
         """How many tokens can be written behind a prompt: endless but for learned positions."""
@@ -162,7 +144,7 @@ class Engine:
         try:
             while True:
                 with self._lock:
-                    self._lock.wait_for(lambda: self._closed or self.running or self._waiting)
+                    self._lock.wait_for(lambda: self._closed or self.running or self.forking or self._waiting)
                     if self._closed:
                         break
                 self.step()
@@ -177,13 +159,41 @@ class Engine:
             self._lock.notify_all()
 
     def _give_up(self) -> None:
-        under_way = [s for batch in self.batches.values() for s in batch.sessions]
-        read_for = [s for reading in self.reading for s in reading.sessions]
-        waiting = [s for sessions in self._waiting for s in sessions]
-        self.batches, self.reading = {False: Batch(), True: Batch()}, []
+        groups: list[Batch | Reading] = [*self.batches, *self.reading, *self.forking, *self._waiting]
+        self.batches, self.reading, self.forking = [], [], []
         self._waiting.clear()
         error = StoppingError()
-        self.deliver([(s.listener, Piece(error=error)) for s in (*under_way, *read_for, *waiting)])
+        self.deliver([(s.listener, Piece(error=error)) for group in groups for s in group.sessions])
+
+    # ------------------------------------------------------------------ memory
+
+    def _batch_bytes(self, batch: Batch, more: int = 0, most: int = 0) -> int:
+        """Of `more` texts than there are, of up to `most` tokens: every row has room for the longest."""
+        return (len(batch.sessions) + more) * self.needs.footprint.state(max(batch.most, most))
+
+    def _place(self, request: Request) -> Batch:
+        """The batch that another text joins: of its kind, and not so large that a copy of it would not fit."""
+        kind = request.control is not None, self.needs.level(request)
+        for batch in self.batches:
+            if (batch.controlled, batch.level) == kind and 6 * self._batch_bytes(batch, 1, request.most) < self.memory:
+                return batch
+        return Batch(*kind)
+
+    @property
+    def used(self) -> int:
+        """Bytes that are taken, or promised to texts under way."""
+        batches = sum(self._batch_bytes(batch) for batch in self.batches)
+        answers = sum(session.request.answer_bytes for batch in self.batches for session in batch.sessions)
+        read = sum(self.needs.footprint.state(len(r.request.ids)) + self.needs.text(r.request) for r in self.reading)
+        return batches + answers + read + sum(state_bytes((r.state, r.logits)) for r in self.forking)
+
+    def _fits(self, more: int, work: int) -> bool:
+        """Whether so much more can be taken, beside the most that any step works with; what is only kept makes room."""
+        work = max([work, *map(self._batch_bytes, self.batches), *(self.needs.work(r.request) for r in self.reading)])
+        room = self.memory - self.used - more - work
+        if room >= 0 and room < self.prefixes.bytes:
+            self.prefixes.shrink(room)
+        return room >= 0
 
     # ------------------------------------------------------------------ a step
 
@@ -192,66 +202,122 @@ class Engine:
         """See the module's docstring. What goes wrong in the model ends the texts it went wrong for, and no others."""
         self._let_go()
         self._admit()
-        for work, at in ((self._read, self._readings()), *((self._write, batch) for batch in self.batches.values())):
-            try:
-                work(at)  # type: ignore[operator]
-            except Exception as error:  # noqa: BLE001 - sent to every listener that it concerns
-                self._fail(at, error)  # type: ignore[arg-type]
+        self._try(self._read, self._readings())
+        self._fork()
+        for batch in self.batches:
+            self._try(self._write, batch)
+        self._trim()
         outbox, self._outbox = self._outbox, []
         if outbox:
             self.deliver(outbox)
 
+    def _try(self, work: Callable[[Any], None], at: Any) -> None:
+        try:
+            work(at)
+        except Exception as error:  # noqa: BLE001 - sent to every listener that it concerns
+            self._fail(at, error)
+
     def _let_go(self) -> None:
-        for batch in self.batches.values():
+        for batch in self.batches:
             batch.keep([row for row, session in enumerate(batch.sessions) if not session.cancelled])
-        for reading in self.reading:
+        for reading in (*self.reading, *self.forking):
             reading.sessions = [s for s in reading.sessions if not s.cancelled] or reading.sessions[:1]
         self.reading = [reading for reading in self.reading if not reading.sessions[0].cancelled]
-        plain = self.batches[False]
-        for session in (session for batch in self.batches.values() for session in batch.sessions):
-            session.control = session.asked
-        if any(session.control is not None for session in plain.sessions):
-            self._take_up_control(plain)
+        self.forking = [reading for reading in self.forking if not reading.sessions[0].cancelled]
+        for batch in list(self.batches):
+            for session in batch.sessions:
+                session.control = session.asked
+            moved = [row for row, session in enumerate(batch.sessions) if session.control is not None]
+            if moved and not batch.controlled:  # turned for the first time, they go over to those with a control
+                leaving = Batch(True, batch.level, batch.sessions, batch.state, batch.logits)
+                batch.keep([row for row in range(len(batch.sessions)) if row not in moved])
+                leaving.keep(moved)
+                controlled = [b for b in self.batches if (b.controlled, b.level) == (True, batch.level)]
+                if controlled and 6 * self._batch_bytes(controlled[0], len(moved), leaving.most) < self.memory:
+                    assert leaving.logits is not None
+                    controlled[0].add(leaving.sessions, leaving.state, leaving.logits)
+                else:
+                    self.batches.append(leaving)
+        self.batches = [batch for batch in self.batches if batch.sessions]
 
-    def _take_up_control(self, plain: Batch) -> None:
-        """Texts whose dial was turned for the first time go over to those with a control."""
-        moved = [row for row, session in enumerate(plain.sessions) if session.control is not None]
-        stay = [row for row in range(len(plain.sessions)) if row not in moved]
-        leaving = Batch(plain.sessions, plain.state, plain.logits)
-        leaving.keep(moved)
-        plain.keep(stay)
-        assert leaving.logits is not None
-        self.batches[True].add(leaving.sessions, leaving.state, leaving.logits)
+    def _trim(self) -> None:
+        """Give freed memory back to the system: once it may be much, and now and then while large states come."""
+        self.batches = [batch for batch in self.batches if batch.sessions]
+        used = self.used
+        self._untrimmed, self._steps = max(self._untrimmed, used), self._steps + 1
+        freed = self._untrimmed - used
+        if freed > max(2**26, self.memory // 16) or (self._steps % 16 == 0 and 4 * used > self.memory):
+            return_freed_memory()
+            self._untrimmed = used
 
     def _admit(self) -> None:
-        """Prompts that wait are taken up in order while there is room; more texts than there is room for, alone.
+        """Prompts that wait are taken up while there is room: of each client one, those first who have least under way,
+        and of these who was longest not taken up. What does not fit is passed over, a number of times.
 
         Texts that were given up leave the queue here, wherever in it they stand.
         """
         with self._lock:
-            still = ([session for session in sessions if not session.cancelled] for sessions in self._waiting)
-            self._waiting = deque(sessions for sessions in still if sessions)
-            while self._waiting and (not self.running or self.running + len(self._waiting[0]) <= self.max_sessions):
-                self.reading.append(self._begin(self._waiting.popleft()))
+            for reading in self._waiting:
+                reading.sessions = [s for s in reading.sessions if not s.cancelled] or reading.sessions[:1]
+            self._waiting = deque(reading for reading in self._waiting if not reading.sessions[0].cancelled)
+            queue = list(self._waiting)
+        if not queue:
+            return
+        count = self._running_by_client()
+        here = {reading.request.client for reading in queue} | set(count)
+        self._served = {client: turn for client, turn in self._served.items() if client in here}
+        begun = {reading.request.client for reading in self.forking}
+        while queue and self.running < self.max_sessions:
+            first: dict[str, Reading] = {}
+            for reading in queue:
+                client = reading.request.client
+                if count[client] < _share(self.max_sessions):
+                    first.setdefault(client, reading)
+            if not first:
+                return
+            client = min(first, key=lambda client: (count[client], self._served.get(client, 0)))
+            if any(count[other] < count[client] for other in begun):
+                return  # to the texts whose prompt is known
+            reading = first[client]
+            queue.remove(reading)
+            request = reading.request
+            more = self.needs.footprint.state(len(request.ids)) + self.needs.text(request)
+            if not self._fits(more, self.needs.work(request)):
+                reading.passed += 1
+                if reading.passed > self.max_sessions:
+                    return
+                continue
+            self._served[client] = self._turn = self._turn + 1
+            count[client] += 1
+            with self._lock:
+                self._waiting.remove(reading)
+            known = None
+            if not request.reads_all:
+                known = self.prefixes.longest(request.ids, request.control, request.key)
+            if known is None:
+                reading.state = self.model.init_state(1)
+            else:
+                self.tokens_reused += known.length
+                reading.state, reading.done, reading.logits = known.state, known.length, known.logits
+            self.reading.append(reading)
 
-    def _begin(self, sessions: list[Session]) -> Reading:
-        request = sessions[0].request
-        known = None if request.reads_all else self.prefixes.longest(request.ids, request.control)
-        if known is None:
-            return Reading(sessions, self.model.init_state(1))
-        self.tokens_reused += known.length
-        return Reading(sessions, known.state, known.length, known.logits)
+    def _running_by_client(self) -> Counter[str]:
+        texts = [session for batch in self.batches for session in batch.sessions]
+        return Counter(s.request.client for s in [*texts, *(reading.sessions[0] for reading in self.reading)])
 
     # ------------------------------------------------------------------ reading
 
     def _readings(self) -> list[Reading]:
         """The prompts that a step reads of: the first, and those after it of its kind while the padded rows fit."""
         chosen: list[Reading] = []
-        longest = 0
+        longest = most = 0
         for reading in self.reading:
-            longest = max(longest, min(reading.left, self.chunk))
-            too_much = (len(chosen) + 1) * longest > self.chunk
-            if chosen and (too_much or _controlled(reading) != _controlled(chosen[0])):
+            request = reading.request
+            longest = max(longest, min(reading.left, self.needs.chunk(request)))
+            most = max(most, self.needs.footprint.state(len(request.ids)))
+            rows = len(chosen) + 1
+            too_much = rows * longest > self.chunk or 12 * rows * most > self.memory
+            if chosen and (too_much or reading.controlled != chosen[0].controlled):
                 break
             chosen.append(reading)
         return chosen
@@ -263,13 +329,20 @@ class Engine:
         # Those not read to their end stand behind the others: a long prompt does not hold up short ones.
         self.reading = [r for r in self.reading if r not in readings] + [r for r in readings if r.left]
         for reading in [reading for reading in readings if not reading.left]:
-            if reading.sound:
-                self._start(reading)
-            else:
-                self._outbox += [_overflown(session) for session in reading.sessions]
+            if not reading.sound:
+                self._outbox += [overflown(session) for session in reading.sessions]
+                continue
+            request = reading.request
+            assert reading.logits is not None
+            self.prefixes.keep(request.ids, request.control, reading.state, reading.logits, request.key)
+            if reading.scored or not request.max_tokens:
+                piece = Piece(tokens=tuple(reading.scored), finish=None if request.max_tokens else "length")
+                self._outbox += [(session.listener, piece) for session in reading.sessions]
+            if request.max_tokens:
+                self.forking.append(reading)
 
     def _read_on(self, readings: list[Reading]) -> None:
-        lengths = [min(reading.left, self.chunk) for reading in readings]
+        lengths = [min(reading.left, self.needs.chunk(reading.request)) for reading in readings]
         longest, device = max(lengths), self.model.embedding.weight.device
         ids = torch.zeros(len(readings), longest, dtype=torch.int64)
         for row, (reading, length) in enumerate(zip(readings, lengths, strict=True)):
@@ -287,7 +360,7 @@ class Engine:
             reading.logits = self.model.logits(features[row, length - 1])
             reading.sound &= bool(reading.logits.isfinite().all())
             reading.done += length
-            reading.state = _alone(state, row, to_grow=reading.left > 0)
+            reading.state = one_row(state, row, to_grow=reading.left > 0)
         self.tokens_read += sum(lengths)
 
     def _score_prompt(self, reading: Reading, logits: Tensor) -> None:
@@ -295,26 +368,53 @@ class Engine:
         request, ids = reading.request, reading.request.ids[reading.done :][: len(logits)]
         reading.sound &= bool(logits.isfinite().all())
         before = logits[:1] if reading.logits is None else reading.logits.unsqueeze(0)
-        tokens = _scored(writable(self.model, torch.cat([before, logits[:-1]])), ids, request.top or 0)
+        tokens = scored(writable(self.model, torch.cat([before, logits[:-1]])), ids, request.top or 0)
         if reading.logits is None:  # nothing is predicted before the first, which stands for the beginning
             tokens[:1] = [Token(ids[0])] if request.begun else []
         reading.scored += tokens
 
-    def _start(self, reading: Reading) -> None:
-        """Every text of a prompt that was read becomes a row."""
-        assert reading.logits is not None
-        request, sessions = reading.request, reading.sessions
-        self.prefixes.keep(request.ids, request.control, reading.state, reading.logits)
-        if reading.scored or not request.max_tokens:
-            for session in sessions:
-                end = None if request.max_tokens else "length"
-                self._outbox.append((session.listener, Piece(tokens=tuple(reading.scored), finish=end)))  # type: ignore[arg-type]
-        if not request.max_tokens:
+    def _fork(self) -> None:
+        """Texts of prompts that were read become rows, each with a copy of the state: the first of a prompt at once, as
+        there is room for it, and others when there is. Who has least under way comes first."""
+        if not self.forking:
             return
-        rows = reading.logits.new_zeros(len(sessions), dtype=torch.int64)
-        self.batches[_controlled(reading)].add(
-            sessions, select_rows(reading.state, rows), reading.logits.expand(len(sessions), -1)
-        )
+        count, full = self._running_by_client(), set[int]()
+        while True:
+            may = [reading for reading in self.forking if id(reading) not in full]
+            if self.running >= self.max_sessions:
+                may = [reading for reading in may if not reading.begun]
+            if not may:
+                return
+            reading = min(may, key=lambda reading: (reading.begun, count[reading.request.client]))
+            request = reading.request
+            free = min(self.max_sessions - self.running, _share(self.max_sessions) - count[request.client])
+            batch, rows = self._place(request), 0 if reading.begun else 1
+            while rows < min(free, len(reading.sessions)) and self._may_join(batch, rows + 1, request):
+                rows += 1
+            try:
+                if rows:
+                    self._begin(reading, rows, batch)
+            except Exception as error:  # noqa: BLE001 - sent to every listener that it concerns
+                self._fail([reading], error)
+                continue
+            count[request.client] += rows
+            full.add(id(reading))
+            if not reading.sessions:
+                self.forking.remove(reading)
+
+    def _may_join(self, batch: Batch, rows: int, request: Request) -> bool:
+        """Whether there is memory for so many texts of a prompt in a batch, and for a copy of it."""
+        after = self._batch_bytes(batch, rows, request.most)
+        more = after - self._batch_bytes(batch) + rows * request.answer_bytes
+        return (rows == 1 or 6 * after < self.memory) and self._fits(more, after)
+
+    def _begin(self, reading: Reading, rows: int, batch: Batch) -> None:
+        assert reading.logits is not None
+        index = reading.logits.new_zeros(rows, dtype=torch.int64)
+        batch.add(reading.sessions[:rows], select_rows(reading.state, index), reading.logits.expand(rows, -1))
+        if batch not in self.batches:
+            self.batches.append(batch)
+        reading.sessions, reading.begun = reading.sessions[rows:], True
 
     # ------------------------------------------------------------------ writing
 
@@ -326,10 +426,10 @@ class Engine:
             return
         assert batch.logits is not None
         ids = self._draw(batch)
-        tokens = self._tokens(batch, ids)
+        tokens = tokens_of(self.model, batch, ids)
         going: list[int] = []
         for row, (session, token) in enumerate(zip(batch.sessions, tokens, strict=True)):
-            piece = _pushed(session, token)
+            piece = pushed(session, token)
             self._outbox.append((session.listener, piece))
             if piece.error is not None:
                 continue
@@ -353,7 +453,7 @@ class Engine:
         sound = batch.logits.isfinite().all(-1).tolist()
         for session, fine in zip(batch.sessions, sound, strict=True):
             if not fine:
-                self._outbox.append(_overflown(session))
+                self._outbox.append(overflown(session))
         batch.keep([row for row, fine in enumerate(sound) if fine])
 
     def _draw(self, batch: Batch) -> Tensor:
@@ -370,15 +470,6 @@ class Engine:
             ids[rows] = Sampling(*kind).draw(logits, [batch.sessions[row].generator for row in rows])
         return ids
 
-    def _tokens(self, batch: Batch, ids: Tensor) -> list[Token]:
-        assert batch.logits is not None
-        tokens, known = [Token(int(token)) for token in ids.tolist()], writable(self.model, batch.logits)
-        for top in {s.request.top for s in batch.sessions} - {None}:
-            rows = [row for row, session in enumerate(batch.sessions) if session.request.top == top]
-            for row, token in zip(rows, _scored(known[rows], ids[rows].tolist(), top or 0), strict=True):
-                tokens[row] = token
-        return tokens
-
     def _remember(self, batch: Batch, row: int) -> None:
         """The state before a finished text's last token: what a conversation goes on from."""
         session = batch.sessions[row]
@@ -386,7 +477,8 @@ class Engine:
             return
         assert batch.logits is not None
         read = (*session.request.ids, *session.written[:-1])
-        self.prefixes.keep(read, session.request.control, _alone(batch.state, row), batch.logits[row].clone())
+        state, logits = one_row(batch.state, row), batch.logits[row].clone()
+        self.prefixes.keep(read, session.request.control, state, logits, session.request.key)
 
     def _control(self, values: Sequence[tuple[float, ...] | None]) -> Tensor | None:
         return None if values[0] is None else self.model.embedding.weight.new_tensor(values)
@@ -398,45 +490,11 @@ class Engine:
         else:
             failed = [session for reading in at for session in reading.sessions]
             self.reading = [reading for reading in self.reading if reading not in at]
+            self.forking = [reading for reading in self.forking if reading not in at]
         ended = {id(listener) for listener, piece in self._outbox if piece.finish or piece.error}
         self._outbox += [(s.listener, Piece(error=error)) for s in failed if id(s.listener) not in ended]
 
 
-def _alone(state: State, row: int, to_grow: bool = False) -> State:
-    """One row, in as much memory as it needs: beside a long text it has room for as long a one."""
-    alone = select_rows(state, torch.tensor([row], device=next(leaves(state)).device))
-    return alone if to_grow else fit_room(alone)
-
-
-def _controlled(reading: Reading) -> bool:
-    return reading.request.control is not None
-
-
-def _pushed(session: Session, token: Token) -> Piece:
-    """The text's next token; what goes wrong with it, in a tokenizer that does not know it, ends this text alone."""
-    try:
-        return session.push(token)
-    except Exception as error:  # noqa: BLE001 - sent to the one listener that it concerns
-        return Piece(error=error)
-
-
-def _overflown(session: Session) -> tuple[Listener, Piece]:
-    """The error of a text from which nothing can be drawn, because the model's logits are not finite."""
-    under = "" if session.control is None else f", under the control {session.control}"
-    message = f"the logits after {len(session.request.ids) + len(session.written)} tokens are not finite{under}"
-    return session.listener, Piece(error=FloatingPointError(message))
-
-
-def _scored(logits: Tensor, ids: Sequence[int], top: int) -> list[Token]:
-    """The tokens `ids`, drawn at logits (N, V), with their log-probabilities and the likeliest `top`."""
-    logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    own = logp.gather(1, torch.tensor(list(ids), device=logp.device).unsqueeze(1)).squeeze(1).tolist()
-    best = logp.topk(min(top, logp.shape[1]), -1)
-    pairs = zip(ids, own, best.indices.tolist(), best.values.tolist(), strict=True)
-    return [Token(token, value, tuple(zip(i, v, strict=True))) for token, value, i, v in pairs]
-
-
-def call_all(outbox: Outbox) -> None:
-    """Call every listener with its piece, in order."""
-    for listener, piece in outbox:
-        listener(piece)
+def _share(most: int) -> int:
+    """Of what all clients have, what one may: three quarters, so that another finds a place."""
+    return -(-3 * most // 4)

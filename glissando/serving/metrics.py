@@ -22,6 +22,8 @@ class _OfEngine:
         e = self.engine
         yield GaugeMetricFamily("glissando_texts_running", "Texts under way, or being read for", e.running)
         yield GaugeMetricFamily("glissando_texts_waiting", "Texts for which nothing was read yet", e.waiting)
+        yield GaugeMetricFamily("glissando_memory_bytes", "Bytes taken by texts, or promised to them", e.used)
+        yield GaugeMetricFamily("glissando_memory_limit_bytes", "Bytes that texts may take", e.memory)
         yield GaugeMetricFamily("glissando_prefix_bytes", "Bytes of states kept to go on from", e.prefixes.bytes)
         yield CounterMetricFamily("glissando_tokens_read", "Tokens of prompts read", e.tokens_read)
         yield CounterMetricFamily("glissando_tokens_reused", "Tokens of prompts known from before", e.tokens_reused)

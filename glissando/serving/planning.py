@@ -95,9 +95,12 @@ class Planner:
             raise BadRequestError(f"n = {body.n} is more than {self.limits.max_copies} texts", "n")
         ids = self._ids(self.template.render(body.messages), "messages")
         given = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
-        count = given[0] if given else min(self.limits.max_tokens, max(1, self.engine.room(len(ids))))
         top = (body.top_logprobs or 0) if body.logprobs else None
-        return [self._request(body, ids, count, top, False)]
+        count = given[0] if given else min(self.limits.max_tokens, max(1, self.engine.room(len(ids))))
+        request = self._request(body, ids, count, top, False)
+        while not given and request.max_tokens > 1 and self.engine.needs.alone(request) > self.engine.memory:
+            request = replace(request, max_tokens=request.max_tokens // 2)
+        return [request]
 
     def control(self, values: Mapping[str, float] | None) -> tuple[float, ...] | None:
         """Every dial's value, in the model's order."""

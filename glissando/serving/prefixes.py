@@ -12,11 +12,11 @@ from torch import Tensor
 
 from glissando.state import State, state_bytes
 
-#: how many tokens were read, their hash, and the control that they were read under
-_Key = tuple[int, int, tuple[float, ...] | None]
+#: how many tokens were read, their hash, the control that they were read under, and whose they are
+_Key = tuple[int, int, tuple[float, ...] | None, int | None]
 _PRIME = 2**61 - 1
 #: bytes that a token of a kept text takes
-_TOKEN_BYTES = 8
+_TOKEN_BYTES = 36
 
 
 class Known(NamedTuple):
@@ -37,7 +37,10 @@ class Known(NamedTuple):
 
 
 class Prefixes:
-    """States by what was read to reach them; those not used for longest go when they take more than `limit` bytes."""
+    """States by what was read to reach them, and for whom: nobody learns from the time it takes what others sent.
+
+    Those not used for longest go when they take more than `limit` bytes.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.bytes = limit, 0
@@ -48,36 +51,45 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._known)
 
-    def longest(self, ids: Sequence[int], control: tuple[float, ...] | None) -> Known | None:
-        """The state after as many of the first tokens of `ids` as any is known for."""
+    def longest(self, ids: Sequence[int], control: tuple[float, ...] | None, owner: int | None = None) -> Known | None:
+        """The state after as many of the first tokens of `ids` as any of the owner's is known for."""
         hashes = self._hashes(ids)
         for length in sorted((n for n in self._lengths if n <= len(ids)), reverse=True):
-            key = (length, hashes[length - 1], control)
+            key = (length, hashes[length - 1], control, owner)
             known = self._known.get(key)
             if known is not None and known.ids == tuple(ids[:length]):
                 self._known.move_to_end(key)
                 return known
         return None
 
-    def keep(self, ids: Sequence[int], control: tuple[float, ...] | None, state: State, logits: Tensor) -> None:
+    def keep(
+        self,
+        ids: Sequence[int],
+        control: tuple[float, ...] | None,
+        state: State,
+        logits: Tensor,
+        owner: int | None = None,
+    ) -> None:
         """Remember a state of one row and what follows it; both must not be changed afterwards."""
         known = Known(tuple(ids), state, logits)
         if known.size > self.limit:
             return
-        key = (len(ids), self._hashes(ids)[-1], control)
+        key = (len(ids), self._hashes(ids)[-1], control, owner)
         if key in self._known:
             return
         self._known[key] = known
         self._lengths[known.length] += 1
         self.bytes += known.size
-        while self.bytes > self.limit:
-            self._forget(self._known.popitem(last=False)[1])
+        self.shrink(self.limit)
 
-    def _forget(self, known: Known) -> None:
-        self.bytes -= known.size
-        self._lengths[known.length] -= 1
-        if not self._lengths[known.length]:
-            del self._lengths[known.length]
+    def shrink(self, limit: int) -> None:
+        """Keep no more than `limit` bytes."""
+        while self.bytes > limit:
+            known = self._known.popitem(last=False)[1]
+            self.bytes -= known.size
+            self._lengths[known.length] -= 1
+            if not self._lengths[known.length]:
+                del self._lengths[known.length]
 
     def _hashes(self, ids: Sequence[int]) -> list[int]:
         """A hash of the first n of `ids` for every n, in one go: hashing every prefix anew is quadratic."""

@@ -9,9 +9,25 @@ from typing import Literal
 import torch
 
 from glissando.data.tokenizers import Tokenizer
+from glissando.errors import GlissandoError
 from glissando.generation import Sampling, TextRow
 
 Finish = Literal["stop", "length"]
+
+
+class BusyError(GlissandoError, RuntimeError):
+    """More texts wait than may."""
+
+
+class TooLargeError(GlissandoError, ValueError):
+    """A text that takes more memory than there is for all texts together."""
+
+
+class StoppingError(BusyError):
+    """No text is taken up or written any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping; ask again later")
 
 
 @dataclass(frozen=True)
@@ -27,6 +43,8 @@ class Request:
     top         with each token the log-probabilities of the likeliest `top`; None: none, not even its own
     echo        with `top`, those of the prompt's tokens too
     begun       the client itself sent the first token: it is returned, without a log-probability
+    client      whose request it is: clients take turns
+    key         whose states of prompts it may go on from, and whose its own are
     """
 
     ids: tuple[int, ...]
@@ -38,14 +56,26 @@ class Request:
     top: int | None = None
     echo: bool = False
     begun: bool = False
+    client: str = ""
+    key: int | None = None
 
     @property
     def reads_all(self) -> bool:
         """Whether the probabilities of the prompt's tokens are requested."""
         return self.echo and self.top is not None
 
+    @property
+    def most(self) -> int:
+        """Tokens that a text may have."""
+        return len(self.ids) + self.max_tokens
 
-@dataclass(frozen=True)
+    @property
+    def answer_bytes(self) -> int:
+        """Of what was written, until it is sent: a token with its text, and with each of the likeliest."""
+        return (self.max_tokens + self.reads_all * len(self.ids)) * (256 + 128 * (self.top or 0))
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """A token, its log-probability under the model (in nats, before temperature), and the likeliest at its place."""
 
@@ -54,7 +84,7 @@ class Token:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """What is new of a text: characters that no later token changes, and tokens; `finish` with the last."""
 
@@ -65,6 +95,14 @@ class Piece:
 
 
 Listener = Callable[[Piece], None]
+#: what happened in a step, in order
+Outbox = list[tuple[Listener, Piece]]
+
+
+def call_all(outbox: Outbox) -> None:
+    """Call every listener with its piece, in order."""
+    for listener, piece in outbox:
+        listener(piece)
 
 
 class Session:

@@ -1,0 +1,153 @@
+"""What texts of a model take, in bytes: measured once, so that it is known before a text is taken up."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from glissando.errors import ConfigError
+from glissando.generation import tokens_left
+from glissando.model import LanguageModel
+from glissando.serving.session import Request
+from glissando.state import fit_room, state_bytes
+
+#: tokens that are read to measure, and how many behind them
+_BEFORE, _BEHIND = 1024, 128
+_measured: WeakKeyDictionary[LanguageModel, dict[tuple[torch.dtype, torch.device], Footprint]] = WeakKeyDictionary()
+
+
+class Footprint:
+    """The bytes of a model's states, and of what reading needs beside them.
+
+    fixed, a_token  of a row's state, and for each of its tokens: caches grow, recurrent states do not
+    reading         for each token that is read at once, whatever came before
+    looking_back    for each token that is read at once and each that came before it
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        before = max(1, min(_BEFORE, tokens_left(model, 1) // 2))
+        behind = min(_BEHIND, before)
+        ids = torch.zeros(1, before, dtype=torch.int64, device=model.embedding.weight.device)
+        start = model.init_state(1)
+        with torch.no_grad():
+            model.features(ids[:, :1], start)  # what is made once and kept is not counted
+            first, early = _peak(model, ids, start)
+            second, late = _peak(model, ids[:, :behind], early)
+        sizes = [state_bytes(fit_room(state)) for state in (early, late)]
+        self.a_token = max(0.0, (sizes[1] - sizes[0]) / behind)
+        self.fixed = sizes[0] - self.a_token * before
+        self.reading = first / before
+        looks_back = second / behind > 1.1 * self.reading
+        self.looking_back = second / behind / before if looks_back else 0.0
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> Footprint:
+        """Measured once for a model, its type and device."""
+        known = _measured.setdefault(model, {})
+        kind = model.embedding.weight.dtype, model.embedding.weight.device
+        if kind not in known:
+            known[kind] = cls(model)
+        return known[kind]
+
+    def state(self, tokens: int) -> int:
+        """Of a row that has read so many: a cache doubles when it is full, from 64 on."""
+        return int(self.fixed + self.a_token * max(64, 2 * tokens))
+
+
+class Needs:
+    """The bytes that requests take of a model with so much memory for all, which reads `most` tokens at once.
+
+    Raises ConfigError where the shortest text would not fit.
+    """
+
+    def __init__(self, model: LanguageModel, memory: int, most: int) -> None:
+        self.footprint, self.memory, self.most = Footprint.of(model), memory, most
+        self.vocab_size = model.config.vocab_size
+        if (least := self.alone(Request((0,), 1))) > memory:
+            raise ConfigError(
+                f"the shortest text takes {readable(least)}, and there are {readable(memory)} for all texts; "
+                "give more memory"
+            )
+
+    def alone(self, request: Request) -> int:
+        """One text and no other: its prompt's state, its own, and the work of reading or of growing."""
+        prompt, text = self.footprint.state(len(request.ids)), self.text(request)
+        return prompt + text + max(self.work(request), text)
+
+    def text(self, request: Request) -> int:
+        """A text under way, at its longest."""
+        return self.footprint.state(request.most) + request.answer_bytes
+
+    def work(self, request: Request) -> int:
+        """Reading: the state is copied before it is written to, and its caches when they grow."""
+        return 2 * self.footprint.state(len(request.ids)) + self.chunk(request) * self._token(request)
+
+    def chunk(self, request: Request) -> int:
+        """Tokens that are read at once: fewer where each takes much beside the state, as it looks back at many."""
+        return min(self.most, len(request.ids), max(16, self.memory // 16 // max(1, self._token(request))))
+
+    def _token(self, request: Request) -> int:
+        """Of each token that is read; with probabilities of the prompt it has logits of its own."""
+        logits = 16 * self.vocab_size if request.reads_all else 0
+        return logits + int(self.footprint.reading + self.footprint.looking_back * len(request.ids))
+
+    def level(self, request: Request) -> int:
+        """Texts of one level are of about one length, to a factor of 4; all are where states do not grow."""
+        return max(0, math.ceil(math.log2(request.most / 256) / 2)) if self.footprint.a_token else 0
+
+
+def _peak(model: LanguageModel, ids: torch.Tensor, state: Any) -> tuple[int, Any]:
+    """The most bytes that were allocated at a time while `ids` were read, the new state not counted; and that state."""
+    if ids.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(ids.device)
+        before = torch.cuda.memory_allocated(ids.device)
+        _, state = model.features(ids, state)
+        most = torch.cuda.max_memory_allocated(ids.device) - before
+    else:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes of its start and end to stderr
+        with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as found:
+            _, state = model.features(ids, state)
+        results: Any = found.kineto_results
+        events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
+        most = max(accumulate((size for _, size in events), initial=0))
+    return max(0, most - state_bytes(state)), state
+
+
+def available_bytes(device: torch.device) -> int:
+    """What may still be taken on a device: of a GPU what is free, else what the system or this container has left."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
+    if found := re.search(r"MemAvailable:\s+(\d+) kB", _text("/proc/meminfo")):
+        free = int(found[1]) * 1024
+    limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    return max(0, min(free, int(limit) - int(used))) if limit.isdigit() and used.isdigit() else free
+
+
+def resident_bytes(device: torch.device) -> int:
+    """What this process takes now: on a GPU in tensors, else in memory; 0 where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    found = re.search(r"VmRSS:\s+(\d+) kB", _text("/proc/self/status"))
+    return int(found[1]) * 1024 if found else 0
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def readable(count: float) -> str:
+    """1536 -> 1.5 KiB."""
+    power = next(power for power in (0, 1, 2, 3) if count < 1024 ** (power + 1) or power == 3)
+    count, unit = count / 1024**power, ("bytes", "KiB", "MiB", "GiB")[power]
+    return f"{count:,.1f} {unit}" if power and count < 100 else f"{count:,.0f} {unit}"

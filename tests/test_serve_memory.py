@@ -1,0 +1,250 @@
+"""What texts take is known before they are taken up: memory has a bound, and clients take turns."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from engines import PRESETS, Heard, model_of, request_for, run_down, submit
+
+from glissando.allocator import return_freed_memory
+from glissando.errors import ConfigError
+from glissando.generation import generate
+from glissando.model import LanguageModel
+from glissando.serving.engine import BusyError, Engine, TooLargeError
+from glissando.serving.memory import Footprint, readable, resident_bytes
+from glissando.state import state_bytes
+
+MEBI = 2**20
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return model_of("transformer-nano")
+
+
+def states(engine: Engine) -> int:
+    """Bytes of all states that there are."""
+    held = [batch.state for batch in engine.batches] + [r.state for r in (*engine.reading, *engine.forking)]
+    return sum(map(state_bytes, held)) + engine.prefixes.bytes
+
+
+# ---------------------------------------------------------------------- what is counted
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "minimal-transformer"])
+def test_a_states_bytes_are_known_before(preset):
+    """Read in pieces, and written to: never more than was said, and of what grows not much less."""
+    model = model_of(preset)
+    footprint, ids = Footprint(model), torch.randint(256, (1, 700))
+    state = model.init_state(1)
+    with torch.no_grad():
+        for at, size in ((0, 100), (100, 500), (600, 1), (601, 1), (602, 1)):
+            _, state = model.features(ids[:, at : at + size], state, donate=True)
+            assert state_bytes(state) <= footprint.state(at + size) <= max(5 * state_bytes(state), 200_000)
+
+
+def test_texts_stay_within_the_memory_and_come_out_as_ever(model):
+    """Of 24 texts behind six prompts only some fit at a time."""
+    engine = Engine(model, chunk=128)
+    request = request_for(model, "ab " * 150, 40)
+    engine = Engine(model, chunk=128, memory=5 * engine.needs.alone(request))
+    free = Engine(model, chunk=128)
+    requests = [replace(request_for(model, f"{n} " + "ab " * 150, 40, seed=n), copies=4) for n in range(6)]
+    heard, most, rows = [submit(engine, each)[1] for each in requests], 0, 0
+    assert engine.waiting == 24
+    for _ in range(3000):
+        if not (engine.running or engine.waiting):
+            break
+        engine.step()
+        most, rows = max(most, states(engine)), max(rows, engine.running)
+        assert engine.used <= engine.memory
+    assert 0.1 * engine.memory < most <= engine.memory
+    assert 2 <= rows < 24, "all at once would not fit"
+    assert sum(len(r.ids) for r in requests) == engine.tokens_read, "a prompt is read once for all its texts"
+    for number, each in enumerate(heard):
+        expected = [submit(free, replace(requests[number]))[1]]
+        run_down(free)
+        assert [one.text for one in each] == [one.text for one in expected[0]]
+        assert all(one.finish for one in each)
+
+
+def test_what_never_fits_is_refused_with_its_number_and_the_budget(model):
+    engine = Engine(model, memory=8 * MEBI)
+    with pytest.raises(TooLargeError, match=r"a prompt of 6,001 tokens and 20 more take [\d.]+ MiB of memory"):
+        submit(engine, request_for(model, "x" * 6000))
+    with pytest.raises(TooLargeError, match=r"1,000,000 more take .* and there are 8\.0 MiB for all texts; shorten"):
+        submit(engine, request_for(model, "x", 10**6))
+    assert (engine.running, engine.waiting) == (0, 0)
+    [heard] = submit(engine, request_for(model, "Once", 5))[1]
+    run_down(engine)
+    assert [heard.text] == generate(model, ["Once"], max_tokens=5)
+    with pytest.raises(ConfigError, match=r"the shortest text takes .* and there are 1\.0 KiB"):
+        Engine(model, memory=1024)
+
+
+def test_states_that_are_only_kept_make_room(model):
+    request = request_for(model, "ab " * 100, 20)
+    alone = Engine(model).needs.alone(request)
+    engine = Engine(model, memory=int(1.2 * alone), prefix_bytes=alone)
+    for n in range(4):
+        [heard] = submit(engine, replace(request, ids=(*request.ids, n)))[1]
+        run_down(engine)
+        assert heard.finish
+        assert states(engine) <= engine.memory
+
+
+def test_a_waiting_giant_is_not_passed_over_for_ever(model):
+    small, giant = request_for(model, "a", 8), request_for(model, "ab " * 100, 20)
+    engine = Engine(model, max_sessions=4, memory=int(1.05 * Engine(model).needs.alone(giant)))
+    submit(engine, small)
+    engine.step()
+    [heard] = submit(engine, giant)[1]
+    for _ in range(200):
+        if heard.finish:
+            break
+        while engine.waiting < 3:
+            submit(engine, replace(small, client="other"))
+        engine.step()
+    assert heard.finish
+
+
+def test_freed_memory_goes_back_to_the_system():
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("another C library decides for itself")
+    blocks = [torch.ones(4096) for _ in range(4096)]  # 64 MiB in pieces that the allocator keeps
+    kept = blocks[::256]
+    before = resident_bytes(torch.device("cpu"))
+    del blocks
+    return_freed_memory()
+    assert before - resident_bytes(torch.device("cpu")) > 40 * MEBI
+    assert len(kept) == 16
+
+
+def test_sizes_as_people_read_them():
+    sizes = [0, 1023, 1536, 300 * MEBI, 2**41]
+    assert [readable(size) for size in sizes] == ["0 bytes", "1,023 bytes", "1.5 KiB", "300 MiB", "2,048 GiB"]
+
+
+# ---------------------------------------------------------------------- turns
+
+
+def test_clients_take_turns(model):
+    """Who sends many requests is served as often as who sends few."""
+    engine, ended = Engine(model, max_sessions=1), []
+
+    def ask(client: str, n: int) -> None:
+        heard = Heard()
+        engine.submit(
+            replace(request_for(model, "a", 2, seed=n), client=client),
+            [lambda piece: (heard(piece), ended.append(client) if piece.finish else None)],
+        )
+
+    for n in range(9):
+        ask("many", n)
+    for n in range(3):
+        ask("few", n)
+    run_down(engine)
+    assert Counter(ended[:7])["few"] == 3
+    assert Counter(ended) == {"many": 9, "few": 3}
+
+
+def test_one_client_cannot_take_every_place(model):
+    engine = Engine(model, max_sessions=8, max_waiting=16)
+    submit(engine, replace(request_for(model, "Once", 200, client="many"), copies=14))
+    for _ in range(3):
+        engine.step()
+    assert engine.running == 6
+    [heard] = submit(engine, request_for(model, "Once", 5, client="other"))[1]
+    for _ in range(6):
+        engine.step()
+    assert heard.finish, "a place is free for it at once"
+    submit(engine, replace(request_for(model, "Once", 5, client="many"), copies=4))
+    with pytest.raises(BusyError, match="12 of your texts wait already, and 12 may of one client"):
+        submit(engine, replace(request_for(model, "Once", 5, client="many"), copies=4))
+    submit(engine, request_for(model, "Once", 5, client="other"))
+
+
+def test_texts_of_one_request_begin_when_there_is_a_place(model):
+    """Those that come later go on from the same prompt, which is not read again."""
+    engine = Engine(model, max_sessions=4)
+    _, heard = submit(engine, replace(request_for(model, "Once upon", 6, seed=3), copies=9))
+    most = 0
+    for _ in range(100):
+        engine.step()
+        most = max(most, engine.running)
+    assert most == 3
+    assert engine.tokens_read == 10
+    texts = [generate(model, ["Once upon"], max_tokens=6, seed=3 + n)[0] for n in range(9)]
+    assert [one.text for one in heard] == texts
+
+
+def test_prompt_states_are_each_keys_own(model):
+    """Or the time that an answer takes would show what others have sent."""
+    engine = Engine(model)
+    for key, reused in ((0, 0), (1, 0), (1, 10), (None, 0), (0, 10)):
+        before = engine.tokens_reused
+        submit(engine, request_for(model, "Once upon", 1, key=key))
+        run_down(engine)
+        assert engine.tokens_reused - before == reused
+
+
+# ---------------------------------------------------------------------- the server
+
+
+def test_requests_that_never_fit_are_told_so_over_http(model):
+    pytest.importorskip("fastapi", reason="needs the [serve] extra")
+    import httpx2 as httpx
+    from serving import NAME, serving
+
+    with serving(model, memory=8 * MEBI) as (_, url):
+        asked = {"model": NAME, "prompt": "x" * 6000, "n": 32}
+        told = httpx.post(url + "/v1/completions", json=asked, timeout=60)
+        assert told.status_code == 413
+        assert told.json()["error"]["code"] == "memory_exceeded"
+        assert "8.0 MiB for all texts" in told.json()["error"]["message"]
+        chat = {"model": NAME, "messages": [{"role": "user", "content": "a"}], "stop": ["a", "e", " ", "o"]}
+        assert httpx.post(url + "/v1/chat/completions", json=chat, timeout=60).status_code == 200
+        metrics = httpx.get(url + "/metrics", timeout=60).text
+        assert "glissando_memory_limit_bytes 8.388608e+06" in metrics
+
+
+@pytest.mark.slow
+def test_a_thousand_long_requests_of_many_texts_stay_within_the_budget(tmp_path):
+    """Each alone took 8.7 GiB."""
+    import http.client
+
+    budget = 1400 * MEBI
+    LanguageModel.from_preset("transformer-nano").save(tmp_path / "model")
+    command = [sys.executable, "-m", "glissando", "serve", str(tmp_path / "model"), "--port", "0"]
+    with subprocess.Popen([*command, "--memory", str(budget)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline().partition("127.0.0.1:")[2].split()[0])
+            body = json.dumps({"model": "model", "prompt": "ab " * 5333, "n": 32, "max_tokens": 4})
+
+            def one(_: int) -> tuple[int, int]:
+                link = http.client.HTTPConnection("127.0.0.1", port, timeout=3000)
+                link.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+                answer = link.getresponse()
+                answer.read()
+                found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
+                return answer.status, int(found[1]) * 1024 if found else 0
+
+            with ThreadPoolExecutor(40) as pool:
+                told = list(pool.map(one, range(1000)))
+            peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
+        finally:
+            process.terminate()
+    assert {status for status, _ in told} == {200, 429}
+    assert peak
+    assert int(peak[1]) * 1024 < 1.2 * budget
