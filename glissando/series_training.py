@@ -20,7 +20,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_path, keep_newest, saved_step
-from glissando.config import from_dict, hints_of, options, to_dict
+from glissando.config import from_dict, hints_of, merge, options, to_dict
 from glissando.data.series import (
     Scales,
     SeriesData,
@@ -139,8 +139,10 @@ def train(values: Mapping[str, Any], out: str | Path) -> Run:
         return fit.run_all(None)
 
 
-def resume(path: str | Path) -> Run:
+def resume(path: str | Path, tables: Mapping[str, str] | None = None) -> Run:
     """Go on from the newest checkpoint, to the weights of a training without a break.
+
+    tables  where they lie now, {"data.path": "traces.csv"}; the run keeps that
 
     Raises RunError where there is none, or the table is not what it was; else as `train`.
     """
@@ -149,7 +151,7 @@ def resume(path: str | Path) -> Run:
     with alone(run.path):
         checkpoint = run.require_checkpoint()
         opened = Run.open(checkpoint)
-        config = opened.read_config(kind="series")
+        config = merge(opened.read_config(kind="series"), tables or {})
         data = from_dict(SeriesData, config["data"], "data")
         training = from_dict(SeriesTraining, {k: v for k, v in config["training"].items() if v is not None}, "training")
         prepared = prepare(data, config["classes"] or None)

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from glissando.cli import main
-from glissando.data.series import SeriesData, order, read_series, read_table, resolved, scales, split
+from glissando.data.series import SeriesData, order, read_series, read_table, resolved, scales, split, windows
 from glissando.errors import DataError, GlissandoError, MissingExtraError
 from glissando.series import SeriesModel
 from glissando.series_training import evaluate, resume, train
@@ -219,6 +219,12 @@ def test_scales_are_of_what_is_trained_on(table, tmp_path):
 # ---------------------------------------------------------------------- training
 
 
+def test_a_window_is_no_longer_than_the_longest_series(table):
+    every = read_table(table)
+    data = resolved(SeriesData(path=str(table), columns="a", time="t", group="g", window=10**9), every)
+    assert windows(data, read_series(data, every), []).mask.shape == (6, 39)
+
+
 @pytest.mark.parametrize(
     ("data", "model", "better"),
     [
@@ -310,7 +316,11 @@ def test_a_training_resumes_to_the_same_weights(table, tmp_path, monkeypatch):
     steps = [[row["step"] for row in lines_of(tmp_path / n / "metrics.csv")] for n in ("whole", "cut")]
     assert steps[0] == steps[1]
     before = (tmp_path / "cut" / "metrics.csv").read_text()
-    resume(tmp_path / "cut")
+    table = table.rename(tmp_path / "moved.csv")
+    with pytest.raises(DataError, match=r"there is no file .*table\.csv: name a CSV"):
+        resume(tmp_path / "cut")
+    assert main(["series", "train", "--resume", str(tmp_path / "cut"), "--data.path", str(table)]) == 0
+    assert evaluate(tmp_path / "cut").steps > 0
     assert (tmp_path / "cut" / "metrics.csv").read_text() == before
     table.write_text(table.read_text() + "s0,1e9,1,1,1,up\n")
     for again in (resume, evaluate):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glissando.cli.options import Options, Parser, add_import_option, parse, parser_for, require_out
-from glissando.config import merge, read_options
+from glissando.config import flat, merge, read_options
 from glissando.errors import ConfigError, nearest
 from glissando.presets import load_preset
 
@@ -16,6 +16,8 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series train --resume RUN
        glissando series evaluate RUN [--file FILE] [--out FILE]
        glissando series example --out FILE"""
+#: a run's tables, which may have moved before it is resumed
+_TABLES = ("data.path", "data.valid_path")
 #: action -> its plain options; the dotted ones are for training
 _ACTIONS = {
     "train": ("preset", "config", "out", "resume", "import"),
@@ -70,9 +72,12 @@ def _train(options: Options) -> None:
     from glissando import series_training
 
     if options.resume is not None:
-        if others := [name for name in options.given if name not in ("resume", "import")]:
-            raise ConfigError(f"--resume goes on exactly as {options.resume} was trained; leave --{others[0]} out")
-        series_training.resume(options.resume)
+        if others := [name for name in options.given if name not in ("resume", "import", *_TABLES)]:
+            raise ConfigError(
+                f"--resume goes on exactly as {options.resume} was trained, and takes only where its tables lie now, "
+                f"--{' and --'.join(_TABLES)}; leave --{others[0]} out"
+            )
+        series_training.resume(options.resume, flat(options.sections))
         return
     require_out(options, "name the run directory to make, such as --out runs/series")
     file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))

@@ -115,7 +115,7 @@ def read_table(path: str | Path, delimiter: str = ",") -> Table:
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise DataError(f"there is no file {path}: name a CSV or Parquet file with data.path")
+        raise DataError(f"there is no file {path}: name a CSV or Parquet file that is there")
     table = _read_parquet(path) if path.suffix in (".parquet", ".pq") else _read_csv(path, delimiter)
     if not table.places:
         raise DataError(f"{path} has no row below the names of its columns: give a file with values")
@@ -306,11 +306,14 @@ def split(data: SeriesData, series: list[Series]) -> tuple[list[Series], list[Se
 
 
 def windows(data: SeriesData, series: list[Series], classes: Sequence[str]) -> Windows:
-    """Each series in windows that do not overlap, the last one padded. `classes`: those that training knows.
+    """Each series in windows that do not overlap, the last one padded, none longer than the longest series.
+
+    classes  those that training knows
 
     Raises DataError for a class that is not among them.
     """
     parts: list[list[np.ndarray]] = [[] for _ in Windows._fields]
+    length = min(data.window, max(len(one.x) for one in series))
     number = {name: index for index, name in enumerate(classes)}
     for one in series:
         target = one.target
@@ -327,12 +330,12 @@ def windows(data: SeriesData, series: list[Series], classes: Sequence[str]) -> W
                 )
             target = np.array([number[name] for name in target])
         last = target if data.task == "classification" else one.last
-        for start in range(0, len(one.x), data.window):
-            real = np.ones(len(one.x[start : start + data.window]), bool)
+        for start in range(0, len(one.x), length):
+            real = np.ones(len(one.x[start : start + length]), bool)
             values = (one.x, one.dt, None, target, last, one.place)
             for part, value in zip(parts, values, strict=True):
-                cut = real if value is None else value[start : start + data.window]
-                padding = [(0, data.window - len(real)), *[(0, 0)] * (cut.ndim - 1)]
+                cut = real if value is None else value[start : start + length]
+                padding = [(0, length - len(real)), *[(0, 0)] * (cut.ndim - 1)]
                 part.append(np.pad(cut, padding))
     return Windows(*(torch.from_numpy(np.stack(part)) for part in parts))
 
