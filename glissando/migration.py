@@ -18,6 +18,11 @@ _CALIBRATION = {
     "periodic": ("every",),
     "drift": ("every", "drift_tolerance", "gradient_gate"),
 }
+_DEPTH = {
+    "discrete": ("layers", "gated", "mean_gate"),
+    "tied": ("layers", "n_steps", "gated"),
+    "flow": ("layers", "n_steps", "control", "method", "backward", "alpha", "tolerance"),
+}
 _TOKENIZER = {"bytes": (), "bpe": ("vocab_size",), "file": ("path", "eos")}
 
 
@@ -46,15 +51,9 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _depth(depth: dict[str, Any]) -> dict[str, Any]:
-    """Options of kinds that are not this one's were written with their defaults."""
     depth |= depth.pop("flow", None) or {}
-    used = {
-        "discrete": ("layers", "gated", "mean_gate"),
-        "tied": ("layers", "n_steps", "gated"),
-        "flow": ("layers", "n_steps", "control", "control_trained", "method", "backward", "alpha", "tolerance"),
-    }
-    known = used.get(str(depth.get("kind")))  # none of a part, as a stage has it: there all options were given
-    return depth if known is None else {name: value for name, value in depth.items() if name in ("kind", *known)}
+    # none of a part, as a stage has it: there all options were given
+    return _own(depth, str(depth.get("kind")), _DEPTH)
 
 
 def _data(data: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def _data(data: dict[str, Any]) -> dict[str, Any]:
         }
         data = {"kind": kind, **shared, **(data.get(kind) or {})}
     if isinstance(data.get("tokenizer"), Mapping):
-        data["tokenizer"] = _used(data["tokenizer"], "bytes", _TOKENIZER)
+        data["tokenizer"] = _of_its_kind(data["tokenizer"], "bytes", _TOKENIZER)
     return data
 
 
@@ -76,13 +75,18 @@ def _training(training: dict[str, Any]) -> dict[str, Any]:
         names = {"warmup_steps": "warmup_steps", **_SCHEDULE.get(kind, {})}
         training["schedule"] = {"kind": kind, **{new: schedule[old] for old, new in names.items() if old in schedule}}
     if isinstance(training.get("calibration"), Mapping):
-        training["calibration"] = _used(training["calibration"], "fixed", _CALIBRATION)
+        training["calibration"] = _of_its_kind(training["calibration"], "fixed", _CALIBRATION)
     return training
 
 
-def _used(section: Mapping[str, Any], default: str, options: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+def _of_its_kind(section: Mapping[str, Any], default: str, options: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     kind = section.get("kind", default)
-    return {
-        "kind": kind,
-        **{name: section[name] for name in options.get(kind, section) if name in section and name != "kind"},
-    }
+    return {"kind": kind, **_own(section, kind, options)}
+
+
+def _own(section: Mapping[str, Any], kind: str, options: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """`section` without the options of other kinds, which were written with their defaults; others than these stay."""
+    if kind not in options:
+        return dict(section)
+    foreign = {name for names in options.values() for name in names} - {*options[kind]}
+    return {name: value for name, value in section.items() if name not in foreign}
