@@ -25,7 +25,7 @@ TOKENS = 200_000
 LONGEST, LEAST = 600.0, 0.5
 TURNS = 5
 #: seconds of a whole demo for one of bare training steps: validations, turns, measurements, the report
-_WHOLE = 1.5
+_WHOLE = 2.0
 #: the baseline, then the five systems, all of about 1M parameters
 PRESETS = (
     "transformer-nano",
