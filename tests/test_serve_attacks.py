@@ -147,7 +147,7 @@ def mutated(rng: random.Random) -> tuple[str, bytes]:
     content = bytearray(json.dumps(body).encode())
     if rng.random() < 0.4:
         for _ in range(rng.choice([1, 1, 5, 50])):
-            at = rng.randrange(len(content))
+            at = rng.randrange(len(content) + 1)
             content[at : at + rng.choice([0, 1, 9])] = rng.randbytes(rng.choice([0, 1, 9]))
     return "/v1/chat/completions" if chat else "/v1/completions", bytes(content)
 
