@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import flow, liquid, scans, serving, spectral, speed, tau
+from benchmarks import flow, liquid, scans, serving, spectral, speed, tau, threads
 from benchmarks.speed import Row
 from glissando.errors import unknown_name
 
@@ -35,6 +35,9 @@ ROWS: dict[str, Callable[[int], Row]] = {
     **{f"serving-whole-{case}": partial(serving.throughput, case, False) for case in serving.MODELS},
     **{f"serving-streamed-{case}": partial(serving.throughput, case, True) for case in serving.MODELS},
     "serving-generate": serving.against_generate,
+    **{f"threads-busy-{purpose}": partial(threads.busy, purpose) for purpose in threads.PURPOSES},
+    **{f"threads-spinning-{purpose}": partial(threads.against_spinning, purpose) for purpose in threads.PURPOSES},
+    **{f"threads-quiet-{purpose}": partial(threads.quiet, purpose) for purpose in threads.PURPOSES},
     **{f"scan-{case}": partial(scans.scan_row, case) for case in scans.CASES},
 }
 

@@ -35,8 +35,9 @@ from glissando.run_files import alone, put_texts
 from glissando.runs import Run, config_text
 from glissando.storage import MANIFEST, write_atomic
 from glissando.training import launch
-from glissando.training.config import BUDGETS, RunConfig, Stage
+from glissando.training.config import RunConfig, Stage
 from glissando.training.fit import machine_only, resume, train
+from glissando.training.length import BUDGETS
 from glissando.training.start import plan_starts
 
 STAGES = "stages.yaml"

@@ -52,4 +52,27 @@ def test_training_loads_fabric_without_the_trainer_and_what_that_brings(trained)
 def test_writing_text_loads_neither_fabric_nor_pictures(trained):
     found = loaded("generate", str(trained[0]), "--prompt", "the", "--max_tokens", "2")
     assert "torch" in found
-    assert found & (OTHERS | {"lightning_fabric", "sympy", "tensorboardX"}) == set()
+    assert found & (OTHERS | {"lightning_fabric", "tensorboardX"}) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--training.seconds", "-5", "--out", "new"], "training.seconds: expected a number greater than 0, got -5"),
+        (["--training.steps=2", "--training.tokens", "9", "--out", "new"], "the budget is one of training.steps"),
+        (["--preset", "transfromer", "--out", "new"], "unknown preset 'transfromer'. Did you mean"),
+        (["--training.steps", "2"], "--out is missing"),
+        (["--training.steps", "2", "--out", "full"], "full exists and is not empty"),
+        (["--training.steps", "2", "--out", "full/file/run"], "could not make full/file/run"),
+    ],
+)
+def test_a_budget_or_an_out_that_cannot_be_used_is_refused_before_torch_is_imported(arguments, message, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    code = "import sys\nfrom glissando.cli import main\nmain(sys.argv[1:])\nsys.exit('torch' in sys.modules)"
+    line = [sys.executable, "-c", code, "train", "--preset", "transformer-nano", *arguments]
+    if arguments[0] == "--preset":
+        del line[4:6]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert message in done.stderr
+    assert done.returncode == 0, "torch was imported"

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import io
 import math
+import os
 import shlex
+import struct
 import sys
+import termios
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +25,7 @@ from glissando.errors import ConfigError, UnknownNameError
 from glissando.generation import visible
 from glissando.model import LanguageModel
 from glissando.runs import Run
+from glissando.training.budget import Clock
 from glissando.training.config import RunConfig
 from glissando.training.fabric import Fabric
 from glissando.training.fit import train
@@ -264,7 +270,7 @@ def test_rate_leaves_out_what_is_no_step(tmp_path, now):
         now[0] += 30
     loop.budget.share, loop.state.tokens = 0.5, 320
     # 320 tokens in 2 seconds; half of the run has taken 32 seconds
-    assert "0.2k tok/s, 0:32 left" in progress.line(loop)
+    assert progress.line(loop) == "step 0, 0:32 left, 0.2k tok/s"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +280,7 @@ def test_time_left(tmp_path, now, share, spent, shown):
     loop = loop_for(tmp_path, {"training": {"steps": None, "seconds": 100.0}})
     now[0] += spent
     loop.budget.share = share
-    assert Progress().line(loop).endswith(f"{shown} left")
+    assert f", {shown} left, " in Progress().line(loop)
 
 
 def validations(tmp_path, monkeypatch, now, cost, *updates):
@@ -498,3 +504,24 @@ def test_few_functions_receive_the_whole_configuration(tmp_path):
         sys.setprofile(None)
     assert {"train", "Loop.__init__"} < found
     assert len(found) <= 10, sorted(found)
+
+
+def test_loss_and_time_left_are_within_80_columns(tmp_path):
+    """Of a bar on a terminal, in a long training whose corpus has a floor."""
+    shows, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    loop = loop_for(tmp_path)
+    loop.state.step, loop.budget.share, loop.state.tokens = 123_456, 0.01, 10**8
+    loop.clock = Clock(3600.0)
+    loop.validation = {"entropy_floor": 0.29}
+    latest = {"train_loss": 12.345, "train_bits_per_byte": 12.345, "valid_bits_per_byte": 12.345}
+    loop.metrics = SimpleNamespace(latest=latest)
+    with os.fdopen(terminal, "w") as file, os.fdopen(shows, "rb", 0) as screen:
+        progress = Progress(file)
+        progress.before_step(loop, [next(loop.corpus.batches("train"))])
+        progress.logged(loop)
+        shown = screen.read(10_000).decode().split("\r")[-1]
+        progress.close()
+    assert len(shown) <= 80
+    assert "| step 123456, 99:00:0" in shown
+    assert " left, loss 12.345, held out" in shown

@@ -170,7 +170,7 @@ def test_without_a_budget_training_goes_on_until_it_is_interrupted(tmp_path, mon
         with pytest.raises(Stopped):
             train(configuration(tmp_path, PLAIN, endless), tmp_path / "run")
     assert "no budget: until Ctrl-C" in (error := capsys.readouterr().err)
-    assert "tok/s, until Ctrl-C" in error
+    assert ", until Ctrl-C, loss " in error
     assert (summary(tmp_path / "run")["steps"], summary(tmp_path / "run")["finished"]) == (5, False)
     interrupted_at(monkeypatch, 8)
     with pytest.raises(Stopped):

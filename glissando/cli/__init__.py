@@ -73,6 +73,9 @@ def _run(command: str, arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows only ASCII shows ? and does not end the run
+    from glissando.threads import wait_briefly
+
+    wait_briefly()
     try:
         importlib.import_module(f"glissando.cli.{command}").main(arguments)
     except GlissandoError as error:

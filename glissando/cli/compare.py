@@ -11,6 +11,8 @@ from glissando.cli.options import (
     Options,
     Parser,
     add_import_option,
+    add_threads_option,
+    choose_threads,
     number,
     parse,
     parser_for,
@@ -28,14 +30,21 @@ EXAMPLE = (
     "--learning_rates 1e-3,2e-3,4e-3 --probes recall,induction,tracking --out runs/compare"
 )
 
+#: rows and width of activations, at about a million parameters, for which threads are chosen
+_USUAL = (1024, 128)
+
 
 def main(arguments: Sequence[str]) -> None:
     """Train what is missing, measure, and write the report."""
-    comparison = _comparison(parse(_parser(), arguments))
+    options = parse(_parser(), arguments)
+    comparison = _comparison(options)
     from glissando.allocator import keep_freed_memory
     from glissando.compare.run import compare
+    from glissando.threads import threads_of
 
     keep_freed_memory()
+    before = (threads_of(file.parent) for file in sorted(comparison.out.rglob("environment.json")))
+    choose_threads(options, *_USUAL, before=next(before, None))  # what was interrupted goes on with as many
     try:
         report, _ = compare(comparison)
     except KeyboardInterrupt:
@@ -106,6 +115,7 @@ def _parser() -> Parser:
         "--turns", type=whole, default=1, help="trainings of one seed take turns, so many each, to share a busy machine"
     )
     parser.add_argument("--allow_unequal", action="store_true", help="compare models of different size")
+    add_threads_option(parser)
     add_import_option(parser)
     add_sections(parser)
     return parser

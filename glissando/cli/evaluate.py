@@ -13,7 +13,9 @@ from glissando.cli.options import (
     Options,
     add_checkpoint_option,
     add_inference_options,
+    add_threads_option,
     boolean,
+    choose_threads,
     inference_overrides,
     parse,
     parser_for,
@@ -53,6 +55,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--limit", type=whole, help="documents of each of the --tasks")
     add_inference_options(parser)
     add_checkpoint_option(parser)
+    add_threads_option(parser)
     parser.add_section("data", CORPORA.section())
     options = take_checkpoint(parse(parser, arguments))
     if options.exact_match < 1:
@@ -76,6 +79,7 @@ def _score(options: Options) -> None:
     trained = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
     config = _scored(options, to_dict(trained))
     model = load(options.run, inference_overrides(options))
+    choose_threads(options, config.batch_size * config.seq_len, model.config.hidden_size)
     corpus = build_corpus(config, model.tokenizer)
     kind = CORPORA.kind_of(config)
     _require_pairs(corpus, kind, options)
@@ -135,6 +139,8 @@ def _scored(options: Options, trained: dict[str, Any]) -> Any:
     return config
 
 
+#: tokens of a request of lm-eval, for which threads are chosen
+_TASK_ROWS = 256
 #: options that choose the text and the tokenizer, which --file and the run choose
 _NOT_OF_A_FILE = ("kind", "path", "valid_path", "valid_fraction", "tokenizer")
 
@@ -176,7 +182,9 @@ def _tasks(options: Options) -> None:
         print("\n".join(task_names()))
         return
     names = [name.strip() for name in options.tasks.split(",")]
-    results = run_tasks(load(options.run, inference_overrides(options)), names, options.limit)
+    model = load(options.run, inference_overrides(options))
+    choose_threads(options, _TASK_ROWS, model.config.hidden_size)
+    results = run_tasks(model, names, options.limit)
     if options.json:
         print(json.dumps(results, indent=2))
         return

@@ -15,6 +15,8 @@ from glissando.cli.options import (
     Options,
     add_checkpoint_option,
     add_inference_options,
+    add_threads_option,
+    choose_threads,
     inference_overrides,
     named_values,
     number,
@@ -59,6 +61,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     add_inference_options(parser)
     add_checkpoint_option(parser)
+    add_threads_option(parser)
     options = take_checkpoint(parse(parser, arguments))
     if options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
@@ -106,6 +109,9 @@ def _write(o: Options) -> None:
     from glissando.loading import load
 
     model = load(o.run, inference_overrides(o))
+    # A text that goes on in another process is to have the same bits there.
+    before = 1 if o.save_state is not None or o.load_state is not None else None
+    choose_threads(o, len(o.prompt), model.config.hidden_size, before)
     if o.diagnostics is not None:
         from glissando.cli.evaluate import require_diagnostics
 

@@ -6,7 +6,16 @@ import shlex
 from collections.abc import Sequence
 
 from glissando.cli.help import documented
-from glissando.cli.options import add_import_option, number, parse, parser_for, require_out, whole
+from glissando.cli.options import (
+    add_import_option,
+    add_threads_option,
+    choose_threads,
+    number,
+    parse,
+    parser_for,
+    require_out,
+    whole,
+)
 from glissando.config import hints_of
 from glissando.growth import Growth
 
@@ -25,6 +34,7 @@ def main(arguments: Sequence[str]) -> None:
         kind, default = _TYPES.get(hint, str), getattr(Growth, name)
         parser.add_argument(f"--{name}", type=kind, default=default, help=about[name])
     add_import_option(parser)
+    add_threads_option(parser)
     options = parse(parser, arguments)
     require_out(options, "name the run directory to make, such as --out runs/grown")
     from glissando.flops import training_flops
@@ -33,6 +43,7 @@ def main(arguments: Sequence[str]) -> None:
 
     growth = Growth(**{name: getattr(options, name) for name in by})
     small = load(options.run)  # whose weights may be damaged, before anything is written
+    choose_threads(options, 256, small.config.hidden_size)
     run = grow_run(options.run, options.out, growth)
     large = load(run.path)
     length = large.config.max_length or 256

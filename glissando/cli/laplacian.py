@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glissando.cli.options import Options, parse, parser_for, whole
+from glissando.cli.options import Options, add_threads_option, choose_threads, parse, parser_for, whole
 from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ USAGE = """glissando laplacian build SOURCE --out FILE [options]
        glissando laplacian show FILE"""
 NEIGHBORS = 8
 TOKENS = 1_000_000
+#: rows and width of the arrays for which threads are chosen
+_USUAL = (1024, 256)
 
 _OF_TEXT = ("neighbors", "tokens", "vocabulary", "features", "basis")
 #: source -> its further options
@@ -58,6 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--features", type=whole, help="for a text: F (64, or all there are)")
     parser.add_argument("--basis", help="for a text: features are contexts (default), or svd")
     parser.add_argument("--out", help="for build: the file to write")
+    add_threads_option(parser)
     options = parse(parser, arguments)
     if options.action not in ("build", "show"):
         raise unknown_name("action", options.action, ("build", "show"))
@@ -75,6 +78,7 @@ def build(options: Options) -> str:
 
     options.out = str(Path(options.out).expanduser())
     graphs.refuse_existing(options.out)
+    choose_threads(options, *_USUAL)
     laplacian, about = _graph(source, options)
     graphs.save(options.out, laplacian, about)
     n_edges = graphs.edges_of(laplacian)[1].numel()

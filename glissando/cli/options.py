@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import sys
 import tempfile
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -288,6 +289,34 @@ def add_inference_options(parser: Parser) -> None:
 def inference_overrides(options: Options) -> dict[str, Any]:
     """Those of `add_inference_options` that were given."""
     return {name: getattr(options, name) for name in _INFERENCE if getattr(options, name) is not None}
+
+
+def add_threads_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--threads",
+        type=_threads,
+        default="auto",
+        metavar="N",
+        help="to compute with; auto: OMP_NUM_THREADS if set, else as many as are fastest now, by a short measurement",
+    )
+
+
+def _threads(text: str) -> int | None:
+    """A number of threads; None is auto."""
+    if text == "auto":
+        return None
+    if (count := whole(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected auto or a number of at least 1, got {text!r}")
+    return count
+
+
+def choose_threads(options: Options, rows: int, width: int, before: int | None = None) -> None:
+    """Compute with as many threads as --threads says, else as `glissando.threads.use_threads` finds; says what was
+    measured."""
+    from glissando.threads import use_threads
+
+    if line := use_threads(options.threads, rows, width, before):
+        print(line, file=sys.stderr, flush=True)
 
 
 def add_checkpoint_option(parser: Parser) -> None:

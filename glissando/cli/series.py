@@ -6,7 +6,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from glissando.cli.options import Options, Parser, add_import_option, parse, parser_for, require_out
+from glissando.cli.options import (
+    Options,
+    Parser,
+    add_import_option,
+    add_threads_option,
+    choose_threads,
+    parse,
+    parser_for,
+    require_out,
+)
 from glissando.config import flat, merge, read_options
 from glissando.errors import ConfigError, nearest
 from glissando.presets import load_preset
@@ -18,10 +27,12 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series example --out FILE"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path")
+#: rows and width of activations for which threads are chosen
+_USUAL = (1024, 64)
 #: action -> its plain options; the dotted ones are for training
 _ACTIONS = {
-    "train": ("preset", "config", "out", "resume", "import"),
-    "evaluate": ("file", "out", "json", "import"),
+    "train": ("preset", "config", "out", "resume", "threads", "import"),
+    "evaluate": ("file", "out", "json", "threads", "import"),
     "example": ("out",),
 }
 
@@ -62,6 +73,7 @@ def _parser() -> Parser:
     parser.add_argument("--resume", metavar="RUN", help="for train: run to go on with, exactly as it was")
     parser.add_argument("--file", help="for evaluate: score all of this file in the place of what was held out")
     parser.add_argument("--json", action="store_true", help="for evaluate: print JSON")
+    add_threads_option(parser)
     add_import_option(parser)
     for name, section in (("data", SeriesData), ("model", SeriesConfig), ("training", SeriesTraining)):
         parser.add_section(name, section)
@@ -70,25 +82,29 @@ def _parser() -> Parser:
 
 def _train(options: Options) -> None:
     from glissando import series_training
+    from glissando.threads import threads_of
 
     if options.resume is not None:
-        if others := [name for name in options.given if name not in ("resume", "import", *_TABLES)]:
+        if others := [name for name in options.given if name not in ("resume", "threads", "import", *_TABLES)]:
             raise ConfigError(
                 f"--resume goes on exactly as {options.resume} was trained, and takes only where its tables lie now, "
                 f"--{' and --'.join(_TABLES)}; leave --{others[0]} out"
             )
+        choose_threads(options, *_USUAL, before=threads_of(options.resume))
         series_training.resume(options.resume, flat(options.sections))
         return
     require_out(options, "name the run directory to make, such as --out runs/series")
     file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
     preset = options.preset or file.get("preset") or "liquid-series"
     chosen = {name: value for name, value in load_preset(preset, "series").items() if name != "about"}
+    choose_threads(options, *_USUAL)
     series_training.train(merge(chosen, file, options.sections, {"preset": preset}), options.out)
 
 
 def _evaluate(options: Options) -> None:
     from glissando.series_training import evaluate
 
+    choose_threads(options, *_USUAL)
     found = evaluate(options.run, options.file, options.out)
     print(
         json.dumps(found.as_dict(), indent=2)

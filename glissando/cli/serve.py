@@ -12,11 +12,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.cli.options import Options, add_inference_options, inference_overrides, number, parse, parser_for, whole
+from glissando.cli.options import (
+    Options,
+    add_inference_options,
+    add_threads_option,
+    choose_threads,
+    inference_overrides,
+    number,
+    parse,
+    parser_for,
+    whole,
+)
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError
 
 EXAMPLE = "glissando serve runs/first --port 8000"
 KEY = "GLISSANDO_API_KEY"
+#: texts written at a time, for which the number of threads is chosen
+_ROWS = 8
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -40,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
         "--prefix_mib", type=whole, default=256, help="kept for prompts' states, to go on from; 0: none"
     )
     parser.add_argument("--memory", metavar="SIZE", help="of this process, as 2GiB; default: half of what is free")
-    parser.add_argument("--threads", type=whole, help="of PyTorch; by default one a core")
+    add_threads_option(parser)
     add_inference_options(parser)
     options = parse(parser, arguments)
     _check(options)
@@ -49,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _check(o: Options) -> None:
     lowest = {"port": 0, "prefix_mib": 0, "max_waiting": 0}
-    counts = ("max_sessions", "max_prompt", "max_tokens", "max_body", "threads")
+    counts = ("max_sessions", "max_prompt", "max_tokens", "max_body")
     for name in (*lowest, *counts):
         least = lowest.get(name, 1)
         if getattr(o, name) is not None and getattr(o, name) < least:
@@ -113,16 +125,13 @@ def serve(o: Options) -> None:
         from glissando.serving.planning import ChatTemplate
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"serving needs {error.name}: pip install -e '.[serve]' in a checkout") from error
-    import torch
-
     from glissando.allocator import return_freed_memory
     from glissando.loading import load
 
     keys, memory = _keys(o), None if o.memory is None else _bytes(o.memory)
 
-    if o.threads is not None:
-        torch.set_num_threads(o.threads)
     model = load(o.run, inference_overrides(o))
+    choose_threads(o, _ROWS, model.config.hidden_size)
     limits = Limits(
         max_prompt=o.max_prompt, max_tokens=o.max_tokens, max_copies=o.max_sessions, max_body=o.max_body,
         patience=o.patience,

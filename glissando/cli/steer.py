@@ -14,7 +14,9 @@ from glissando.cli.options import (
     Options,
     Parser,
     add_inference_options,
+    add_threads_option,
     boolean,
+    choose_threads,
     inference_overrides,
     number,
     numbers,
@@ -96,6 +98,7 @@ def _parser() -> Parser:
         "--selection_prompts", type=whole, default=12, help="other beginnings, to choose the baselines' options by"
     )
     add_inference_options(parser)
+    add_threads_option(parser)
     return parser
 
 
@@ -134,6 +137,7 @@ def _measure(options: Options, report: Report) -> Any:
     from glissando.loading import load, load_base
 
     model = load(options.run, inference_overrides(options))
+    choose_threads(options, options.prompts if isinstance(options.prompts, int) else 32, model.config.hidden_size)
     names, values, pair_values, strengths = _checked(options, model)
     sets = read_word_sets(options.words) if options.words else None
     trial = _trial(options, model)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glissando.cli.options import (
     Options,
     Parser,
     add_import_option,
+    add_threads_option,
+    choose_threads,
     parse,
     parser_for,
     require_out,
@@ -17,9 +20,12 @@ from glissando.cli.options import (
 )
 from glissando.config import flat, from_dict, hints_of, merge, read_options, to_dict, unregistered
 from glissando.errors import ConfigError
-from glissando.imports import imported
+from glissando.places import refuse_taken
 from glissando.presets import load_preset
-from glissando.training.config import BUDGETS, MACHINE, RunConfig
+from glissando.training.length import BUDGETS, Length
+
+if TYPE_CHECKING:
+    from glissando.training.config import RunConfig
 
 EXAMPLE = (
     "glissando train --preset transformer-nano --data.kind text --data.path book.txt "
@@ -29,12 +35,16 @@ _USAGE = (
     "glissando train --preset NAME --out DIR [options]\n       glissando train --from RUN --out DIR [options]\n"
     "       glissando train --resume DIR"
 )
+#: rows and width of activations for which threads are chosen, where a run does not say how many it was made with
+_USUAL = (1024, 256)
+_OUT = "name the run directory to make, such as --out runs/first"
 #: options of a corpus's files, which may have moved before a run is resumed
 _TEXTS = ("data.path", "data.valid_path")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train, or with --resume go on."""
+    _refuse_at_once(arguments)
     options = parse(_parser(), arguments)
     if options.resume is not None:
         _resume(options)
@@ -45,7 +55,8 @@ def main(arguments: Sequence[str]) -> None:
 
         print(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
         return
-    require_out(options, "name the run directory to make, such as --out runs/first")
+    require_out(options, _OUT)
+    _choose_threads(options, config)
     from glissando.allocator import keep_freed_memory
     from glissando.stages import train_stages
     from glissando.training.fit import train
@@ -55,6 +66,50 @@ def main(arguments: Sequence[str]) -> None:
         train_stages(config, options.out)
     else:
         train(config, options.out)
+
+
+def _refuse_at_once(arguments: Sequence[str]) -> None:
+    """Raise for a budget, a preset or an --out that cannot be used, before torch is imported, which takes seconds: the
+    types of the other options need it. All of them are then read together."""
+    if "--help" in arguments or "-h" in arguments:
+        return
+    parser = parser_for("train", "Its options that need no torch.", EXAMPLE)
+    for name in ("--out", "--preset", "--resume"):
+        parser.add_argument(name)
+    parser.add_argument("--print_config", action="store_true")
+    parser.add_section("training", Length)
+    known = {"--out", "--preset", "--resume", "--print_config", *(f"--training.{name}" for name in BUDGETS)}
+    chosen: list[str] = []
+    for place, argument in enumerate(arguments):
+        if argument.partition("=")[0] in known:
+            takes_next = "=" not in argument and argument != "--print_config"
+            chosen += arguments[place : place + 1 + takes_next]
+    options = parse(parser, chosen)
+    if options.resume is not None:
+        return
+    from_dict(Length, options.sections.get("training", {}), "training")
+    if options.preset is not None:
+        load_preset(options.preset)
+    if options.print_config or (options.out is None and len(chosen) < len(arguments)):
+        return  # what else is wrong, in the other options, comes first
+    require_out(options, _OUT)
+    if not any(name in os.environ for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID")):  # the first process makes it
+        refuse_taken(options.out)
+
+
+def _choose_threads(options: Options, config: RunConfig) -> None:
+    """Several processes share the cores as Fabric deals them out, and a GPU needs no threads."""
+    import math
+
+    import torch
+
+    from glissando.training.launch import processes
+
+    t = config.training
+    on_cpu = t.accelerator == "cpu" or not torch.accelerator.is_available()
+    if options.threads is not None or (on_cpu and math.prod(processes(t)) == 1):
+        rows = config.data.batch_size * config.data.seq_len // t.accumulate
+        choose_threads(options, rows, config.model.hidden_size)
 
 
 def _parser() -> Parser:
@@ -69,6 +124,7 @@ def _parser() -> Parser:
         "--resume", metavar="RUN", help="run to go on with; beside it only options of the machine, and of moved texts"
     )
     parser.add_argument("--print_config", action="store_true", help="print the resolved options and stop")
+    add_threads_option(parser)
     add_import_option(parser)
     add_sections(parser)
     return parser
@@ -76,12 +132,17 @@ def _parser() -> Parser:
 
 def add_sections(parser: Parser) -> None:
     """The options of a run's sections."""
+    from glissando.training.config import RunConfig
+
     for name in ("model", "data", "training"):
         parser.add_section(name, hints_of(RunConfig)[name])
 
 
 def _config(options: Options) -> RunConfig:
     """The run started from, then the preset, then the file of --config, then the command line."""
+    from glissando.imports import imported
+    from glissando.training.config import RunConfig
+
     file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
     preset, start = (getattr(options, name) or file.get(name) for name in ("preset", "start_from"))
     for name, value in (("preset", preset), ("start_from", start)):
@@ -115,8 +176,10 @@ def _of_run(path: str) -> dict[str, Any]:
 
 
 def _resume(options: Options) -> None:
+    from glissando.training.config import MACHINE
+
     path, machine = options.resume, [f"training.{name}" for name in MACHINE]
-    if others := [name for name in options.given if name not in ("resume", "import", *machine, *_TEXTS)]:
+    if others := [name for name in options.given if name not in ("resume", "threads", "import", *machine, *_TEXTS)]:
         raise ConfigError(
             f"--resume goes on exactly as {path}/config.yaml has it and takes no other options than --"
             f"{', --'.join(machine)}, and where its texts lie now, --{' and --'.join(_TEXTS)}; "
@@ -124,12 +187,17 @@ def _resume(options: Options) -> None:
         )
     from glissando.allocator import keep_freed_memory
     from glissando.stages import STAGES, resume_stages
+    from glissando.threads import threads_of
     from glissando.training.fit import resume
 
     keep_freed_memory()
+    folder = Path(path).expanduser()
+    staged = (folder / STAGES).is_file()
+    first = next(iter(sorted(folder.glob("1-*"))), folder) if staged else folder
+    choose_threads(options, *_USUAL, before=threads_of(first))  # with others sums may round otherwise
     chosen = options.sections.get("training", {})
     moved = flat({"data": options.sections.get("data", {})})
-    if (Path(path).expanduser() / STAGES).is_file():
+    if staged:
         resume_stages(path, chosen, moved)
     else:
         resume(path, chosen, texts=moved)

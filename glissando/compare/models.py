@@ -11,7 +11,8 @@ from glissando.config import from_dict, merge, read_options, to_dict
 from glissando.errors import ConfigError
 from glissando.model import ModelConfig
 from glissando.presets import load_preset, preset_names
-from glissando.training.config import BUDGETS, RunConfig
+from glissando.training.config import RunConfig
+from glissando.training.length import BUDGETS
 
 #: a preset's name, the path of a YAML file, `hf:` and that of a config.json, options as a YAML file holds, or a model's
 Given = str | Mapping[str, Any] | ModelConfig

@@ -33,7 +33,8 @@ from glissando.migration import migrated
 from glissando.model import LanguageModel
 from glissando.runs import CONFIG, TOKENIZER, Run
 from glissando.storage import write_atomic
-from glissando.training.config import BUDGETS, RunConfig, fitted_vocabulary
+from glissando.training.config import RunConfig, fitted_vocabulary
+from glissando.training.length import BUDGETS
 
 PLAN = "plan.json"
 #: in each run's directory: what was measured of it, or that it has failed

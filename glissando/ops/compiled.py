@@ -158,7 +158,8 @@ def over_rows(run: Any, like: Tensor, *arrays: Any, cost: int = 1) -> None:
 
 @cache
 def _pool() -> Any:
-    return ThreadPoolExecutor(max(torch.get_num_threads() - 1, 1), thread_name_prefix="glissando-kernel")
+    # Threads start when they are first needed, and how many are used may change.
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="glissando-kernel")
 
 
 if hasattr(os, "register_at_fork"):

@@ -13,15 +13,12 @@ from glissando.errors import ConfigError
 from glissando.mixers import MIXERS
 from glissando.model import ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS, FixedOptions
+from glissando.training.length import BUDGET_OPTIONS, Length, Positive
 from glissando.training.schedules import SCHEDULES, WarmupCosineOptions
 
 #: options of the machine, not of the training: a run may be resumed with others
 MACHINE = ("devices", "num_nodes", "accelerator", "strategy")
 
-#: the ways to say how long to train
-BUDGETS = ("steps", "epochs", "tokens", "seconds", "flops")
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -75,12 +72,9 @@ OPTIMIZERS.add("muon", MuonOptions, "glissando.training.muon:MuonWithAdamW")
 
 
 @options
-class TrainingConfig:
+class TrainingConfig(Length):
     """How to train.
 
-    steps, epochs, tokens, seconds, flops   the budget: at most one of them, to the end of a step; without one, training
-                             ends at Ctrl-C; epochs are passes over a text or over pairs, tokens targets scored, flops
-                             three times those of the forward pass, padding included (glissando.flops)
     clip                     largest global gradient norm; none if None
     accumulate               micro-batches a step: data.batch_size rows are processed in so many parts
     precision                32-true, bf16-mixed or 64-true
@@ -100,11 +94,6 @@ class TrainingConfig:
     tensorboard              write TensorBoard events beside metrics.csv
     """
 
-    steps: PositiveInt | None = None
-    epochs: Positive | None = None
-    tokens: PositiveInt | None = None
-    seconds: Positive | None = None
-    flops: Positive | None = None
     optimizer: OPTIMIZERS.section() = field(default_factory=AdamWOptions)  # type: ignore[valid-type]
     schedule: SCHEDULES.section() = field(default_factory=WarmupCosineOptions)  # type: ignore[valid-type]
     calibration: CALIBRATIONS.section() = field(default_factory=FixedOptions)  # type: ignore[valid-type]
@@ -128,18 +117,6 @@ class TrainingConfig:
     accelerator: str = "auto"
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     tensorboard: bool = False
-
-    def __post_init__(self) -> None:
-        if len(self.budgets) > 1:
-            raise ConfigError(f"the budget is one of {_BUDGET}; got {' and '.join(self.budgets)}")
-
-    @property
-    def budgets(self) -> list[str]:
-        """Those of BUDGETS that are given."""
-        return [name for name in BUDGETS if getattr(self, name) is not None]
-
-
-_BUDGET = f"training.steps, .{', .'.join(BUDGETS[1:])}"
 
 
 @options
@@ -180,7 +157,7 @@ class RunConfig:
         if not self.training.budgets and schedule.needs_end:
             raise ConfigError(
                 f"training.schedule.kind {SCHEDULES.kind_of(schedule)} needs an end, and no budget is given: give "
-                f"one of {_BUDGET}; or, to train until Ctrl-C, --training.schedule.kind constant"
+                f"one of {BUDGET_OPTIONS}; or, to train until Ctrl-C, --training.schedule.kind constant"
             )
         mixers = [MIXERS.kind_of(mixer) for mixer in self.model.mixers]
         if not isinstance(self.training.calibration, FixedOptions) and "tau" not in mixers:

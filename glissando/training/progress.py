@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from glissando.data.base import Batch
+from glissando.data.corpora import CORPORA
 from glissando.training.hook import Hook
 from glissando.training.loop import Loop
 
@@ -39,7 +40,7 @@ class Progress(Hook):
         if self.file.isatty():
             from tqdm import tqdm
 
-            form = "{percentage:3.0f}%|{bar:24}| {postfix}"
+            form = "{percentage:3.0f}%|{bar:8}| {desc}"
             self.bar = tqdm(total=1000, file=self.file, bar_format=form, dynamic_ncols=True, leave=False)
         model, t = loop.model, loop.config.training
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -48,8 +49,8 @@ class Progress(Hook):
         self.say(
             f"device {loop.fabric.device}, processes {loop.fabric.world_size}, threads {torch.get_num_threads()}, "
             f"{t.precision}; parameters {model.num_parameters():,} ({trained:,} trained); "
-            f"a step: {loop.config.data.batch_size} rows{parts}; a batch: {', '.join(shapes)}"
-            + ("; no budget: until Ctrl-C" if loop.budget.endless else "")
+            f"data {CORPORA.kind_of(loop.config.data)}, a step: {loop.config.data.batch_size} rows{parts}; a batch: "
+            f"{', '.join(shapes)}; out {loop.run.path}" + ("; no budget: until Ctrl-C" if loop.budget.endless else "")
         )
 
     def logged(self, loop: Loop) -> None:
@@ -60,26 +61,29 @@ class Progress(Hook):
             self.drawn = now
             self.bar.n = round(1000 * loop.budget.share)
             with contextlib.suppress(OSError):  # as `say`
-                self.bar.set_postfix_str(self.line(loop), refresh=True)
+                self.bar.set_description_str(self.line(loop), refresh=True)
         elif self.bar is None and (loop.validated_step == loop.state.step or loop.budget.stopping):
             say(self.line(loop), self.file)
 
     def line(self, loop: Loop) -> str:
-        """The text of the bar."""
+        """The text of the bar: what matters most stands first, because a narrow terminal cuts the end off."""
         rate = (loop.state.tokens - self.first_tokens) / max(loop.clock.working(), 1e-9)
         latest = loop.metrics.latest if loop.metrics else {}
-        parts = [f"step {loop.state.step}"]
-        if "train_loss" in latest:
-            parts += [f"loss {latest['train_loss']:.3f}", f"bits/byte {latest['train_bits_per_byte']:.3f}"]
-        if "valid_bits_per_byte" in latest:
-            parts.append(f"held out {latest['valid_bits_per_byte']:.3f}")
-        if "entropy_floor" in loop.validation:
-            parts.append(f"floor {loop.validation['entropy_floor']:.3f}")
         share = loop.budget.share
         seconds = round(loop.clock.elapsed() * (1 - share) / share) if 0 < share < 1 else 0
         minutes = f"{seconds // 60}" if seconds < 3600 else f"{seconds // 3600}:{seconds // 60 % 60:02d}"
         left = "until Ctrl-C" if loop.budget.endless else f"{minutes}:{seconds % 60:02d} left"
-        return ", ".join([*parts, f"{rate / 1000:.1f}k tok/s", left])
+        parts = [f"step {loop.state.step}", left]
+        if "train_loss" in latest:
+            parts.append(f"loss {latest['train_loss']:.3f}")
+        if "valid_bits_per_byte" in latest:
+            parts.append(f"held out {latest['valid_bits_per_byte']:.3f}")
+        if "entropy_floor" in loop.validation:
+            parts.append(f"floor {loop.validation['entropy_floor']:.3f}")
+        parts.append(f"{rate / 1000:.1f}k tok/s")
+        if "train_loss" in latest:
+            parts.append(f"bits/byte {latest['train_bits_per_byte']:.3f}")
+        return ", ".join(parts)
 
     def say(self, line: str) -> None:
         """A line above the bar."""
