@@ -53,7 +53,8 @@ def test_a_usage_error_ends_with_2(command, tmp_path, monkeypatch, capsys):
     for action in plain:
         option = action.option_strings[0]
         if action.nargs is None:
-            wrong += [[option], [option, "1", option, "2"]]
+            wrong += [[option]]
+            wrong += [] if isinstance(action, argparse._AppendAction) else [[option, "1", option, "2"]]
         if getattr(action.type, "__name__", "") in ("whole", "number", "boolean", "numbers"):
             wrong += [[option, "many"], [option, "1,x"]]
     if any(isinstance(a, argparse._StoreAction) and not a.option_strings and a.nargs is None for a in parser._actions):
