@@ -23,7 +23,7 @@ from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
 from glissando.training.objective import Objective
 from glissando.training.optimizer import build_optimizer, set_rates
-from glissando.training.schedules import build_schedule
+from glissando.training.schedules import SCHEDULES
 from glissando.training.state import Sums
 
 try:
@@ -48,7 +48,7 @@ class TrainingModule(pl.LightningModule):
         super().__init__()
         self.config, self.corpus = config, corpus
         self.objective = Objective(model, config.training)
-        self.schedule = build_schedule(config.training.schedule)
+        self.schedule = SCHEDULES.class_of(config.training.schedule)(config.training.schedule)
 
     def train_dataloader(self) -> Iterable[Batch]:
         """Micro-batches of data.batch_size rows a step, over all parts and processes."""

@@ -13,7 +13,7 @@ import torch
 from tolerances import assert_close
 
 from glissando.model import LanguageModel
-from glissando.training.schedules import HomeostaticOptions, build_schedule
+from glissando.training.schedules import SCHEDULES, HomeostaticOptions
 from research.audit.__main__ import main
 from research.audit.claim import Plan
 from research.audit.claims import CLAIMS
@@ -131,7 +131,7 @@ def test_a_rate_is_chosen_on_text_that_is_not_reported():
 
 @pytest.mark.parametrize("norm", [1e-8, 0.3, 1.0, 7.0])
 def test_the_homeostatic_factor_is_the_one_that_training_uses(norm: float):
-    theirs = build_schedule(HomeostaticOptions(warmup_steps=0)).factor(3, 0.1, norm)
+    theirs = SCHEDULES.class_of(HomeostaticOptions())(HomeostaticOptions(warmup_steps=0)).factor(3, 0.1, norm)
     assert homeostatic(3, 10, norm) == pytest.approx(theirs)
 
 

@@ -89,7 +89,7 @@ def test_every_option_of_the_configuration_is_in_the_help(capsys):
         "--model.depth.tolerance relative error below which",
         "--data.seq_len tokens of a row (default: 256)",
         "data.tokenizer, kind bpe: A byte-level BPE, trained on the corpus. vocab_size: tokens in all",
-        "--data.tokenizer.vocab_size tokens in all (default: 4096)",
+        "--data.tokenizer.vocab_size tokens in all (default: 1024)",
         "data, kind recall: Generated keys with their values",
         "--training.schedule.patience ... after so many validations",
     ):
@@ -332,7 +332,7 @@ def test_unknown_keys_in_a_config_file(tmp_path, capsys):
     path.write_text("training: {seed: null, steps: null}")
     assert "training.seed: expected a whole number, got null; leave it out" in fails(capsys, "train", "--config", path)
     path.write_text("training: {precision: null}")
-    assert "expected '32-true', 'bf16-mixed' or '64-true', got null" in fails(capsys, "train", "--config", path)
+    assert "expected 'auto', '32-true', 'bf16-mixed' or '64-true', got null" in fails(capsys, "train", "--config", path)
     path.write_text("model: {depth: {layer: 3}}")
     assert "unknown option 'model.depth.layer'. Did you mean 'layers'?" in fails(capsys, "train", "--config", path)
     path.write_text("- 1")

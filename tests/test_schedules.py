@@ -9,11 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glissando.errors import ConfigError, UnknownNameError
-from glissando.training.schedules import SCHEDULES, build_schedule
+from glissando.training.schedules import SCHEDULES
+
+
+def schedule(options):
+    return SCHEDULES.class_of(options)(options)
 
 
 def factor(kind, step=100, share=0.0, grad_norm=1.0, **options):
-    return build_schedule(SCHEDULES.read({"kind": kind, **options})).factor(step, share, grad_norm)
+    return schedule(SCHEDULES.read({"kind": kind, **options})).factor(step, share, grad_norm)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 1.0])
@@ -35,6 +39,21 @@ def test_every_kind_rises_linearly(kind, step, grad_norm):
     assert rising == pytest.approx((step + 1) / 20 * factor(kind, 20, grad_norm=grad_norm, warmup_steps=20))
 
 
+@given(st.integers(1, 10**6), st.floats(0, 1), st.integers(0, 10**6))
+def test_the_rate_has_risen_after_a_tenth_of_the_budget(warmup, share, step):
+    """Whatever the budget is counted in, and by share of that tenth at least."""
+    rising = factor("constant", step, share, warmup_steps=warmup)
+    assert rising == max(min(1.0, share / 0.1), min(1.0, (step + 1) / warmup))
+    assert rising == 1.0 or share < 0.1
+
+
+@given(st.integers(1, 1000), st.integers(10, 1000), st.data())
+def test_a_long_budget_of_steps_rises_by_steps_alone(warmup, times, data):
+    steps = warmup * times
+    step = data.draw(st.integers(0, steps - 1))
+    assert factor("constant", step, step / steps, warmup_steps=warmup) == min(1.0, (step + 1) / warmup)
+
+
 def test_without_warmup_the_first_step_is_whole():
     assert factor("constant", 0, warmup_steps=0) == 1.0
 
@@ -45,11 +64,11 @@ def test_constant_is_constant(step, share, grad_norm):
 
 
 def cuts(losses, **options):
-    schedule = build_schedule(SCHEDULES.read({"kind": "plateau", "warmup_steps": 0, **options}))
+    plateau = schedule(SCHEDULES.read({"kind": "plateau", "warmup_steps": 0, **options}))
     found = []
     for loss in losses:
-        schedule.observe_validation(loss)
-        found.append(schedule.factor(0, 0.0, 1.0))
+        plateau.observe_validation(loss)
+        found.append(plateau.factor(0, 0.0, 1.0))
     return found
 
 
@@ -66,14 +85,14 @@ def test_plateau_cuts_at_most_five_times():
 
 def test_plateau_goes_on_where_it_was():
     losses = [2.0, 1.0, 1.5, 1.5, 1.5, 0.5, 0.7, 0.7, 0.7, 0.7]
-    whole = build_schedule(SCHEDULES.read("plateau"))
+    whole = schedule(SCHEDULES.read("plateau"))
     for at, loss in enumerate(losses):
-        later = build_schedule(SCHEDULES.read("plateau"))
+        later = schedule(SCHEDULES.read("plateau"))
         later.load_state_dict(whole.state_dict())
         for other in losses[at:]:
             later.observe_validation(other)
         whole.observe_validation(loss)
-        expected = build_schedule(SCHEDULES.read("plateau"))
+        expected = schedule(SCHEDULES.read("plateau"))
         for other in losses:
             expected.observe_validation(other)
         assert later.state_dict() == expected.state_dict()
@@ -94,6 +113,6 @@ def test_homeostatic_at_its_ends():
 
 def test_unknown_kind_and_foreign_state_are_errors():
     with pytest.raises(UnknownNameError, match="warmup-cosine"):
-        build_schedule(SCHEDULES.read("warmup-cosin"))
+        schedule(SCHEDULES.read("warmup-cosin"))
     with pytest.raises(ConfigError, match="Constant keeps"):
-        build_schedule(SCHEDULES.read("constant")).load_state_dict({"cuts": 1})
+        schedule(SCHEDULES.read("constant")).load_state_dict({"cuts": 1})

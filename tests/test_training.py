@@ -16,18 +16,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import known_precision
 from tolerances import assert_close
-from training_runs import PLAIN, SHIFT, configuration, curve, metrics, weights
+from training_runs import PLAIN, SHIFT, assert_same_tensors, configuration, curve, metrics, weights
 
 import glissando
 from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, UnknownNameError
+from glissando.evaluation.scoring import score_part
+from glissando.fabric import Fabric
 from glissando.generation import visible
 from glissando.model import LanguageModel
 from glissando.runs import Run
 from glissando.training.budget import Clock
 from glissando.training.config import RunConfig
-from glissando.training.fabric import Fabric
 from glissando.training.fit import train
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress
@@ -305,8 +307,35 @@ def validations(tmp_path, monkeypatch, now, cost, *updates):
     return made
 
 
+@pytest.mark.parametrize(("seconds", "batch_seconds"), [(100, 0.3), (100, 1.0), (30, 0.5), (20, 1.0), (9, 1.0)])
+def test_validations_take_a_fifth_of_the_seconds_at_most(tmp_path, monkeypatch, now, seconds, batch_seconds):
+    """The first and the last included; all of them read the same held-out batches, from all over the held-out text."""
+    read, original = [], score_part
+
+    def score(model, batches, device):
+        read.append([])
+
+        def timed():
+            for batch in batches:
+                now[0] += batch_seconds
+                read[-1].append(batch.ids.tolist())
+                yield batch
+
+        return original(model, timed(), device)
+
+    monkeypatch.setattr("glissando.training.loop.score_part", score)
+    validations(tmp_path, monkeypatch, now, 0, {"training": {"steps": None, "seconds": float(seconds)}})
+    assert read
+    assert all(each == read[0] for each in read)
+    assert 0 < sum(map(len, read)) * batch_seconds <= max(seconds / 5, batch_seconds)
+    corpus = build_corpus(configuration(tmp_path, {"data": {"batch_size": 1, "seq_len": 4}}).data)
+    held_out = [batch.ids.tolist() for batch in corpus.batches("valid")]
+    assert len(read[0]) < len(held_out)
+    assert held_out.index(read[0][0]) + 1 >= len(held_out) // len(read[0]) // 2
+
+
 @pytest.mark.parametrize(
-    ("seconds", "cost", "before_the_end"), [(100, 12, 1), (100, 9, 2), (100, 2, 10), (10, 4, 1), (60, 10, 1)]
+    ("seconds", "cost", "before_the_end"), [(100, 12, 1), (100, 9, 1), (100, 2, 9), (10, 4, 1), (60, 10, 1)]
 )
 def test_validations_leave_most_of_the_seconds_to_steps(tmp_path, monkeypatch, now, seconds, cost, before_the_end):
     *before, last = validations(tmp_path, monkeypatch, now, cost, {"training": {"steps": None, "seconds": seconds}})
@@ -328,7 +357,7 @@ def test_whether_to_validate_is_the_first_process_s_word(tmp_path, monkeypatch, 
 
 
 def test_seconds_on_validations_count_over_a_resumption(tmp_path, monkeypatch, now):
-    """They are a part of the checkpoint: with 15 and 9 spent there is no room for another."""
+    """They are a part of the checkpoint: with 15 spent there is room for one, expected to be short."""
     original = Loop._set_up
 
     def set_up(self, checkpoint):
@@ -484,6 +513,21 @@ def test_the_gradient_is_that_of_the_mean_over_scored_targets(tmp_path, accumula
     (row,) = metrics(done)
     assert float(row["train_loss"]) == pytest.approx(loss.item(), rel=1e-5)
     assert float(row["grad_norm"]) == pytest.approx(norm.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("instruction", "precision"), [("avx512_bf16", "bf16-mixed"), ("avx512_f", "32-true")])
+def test_precision_follows_the_processor_and_is_kept(tmp_path, monkeypatch, instruction, precision):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {instruction: True})
+    monkeypatch.setattr("glissando.training.fit.resolved_precision", known_precision)
+    done = run(tmp_path, "run", {"training": {"steps": 2, "precision": "auto"}})
+    assert done.read_config()["training"]["precision"] == precision
+    asked = run(tmp_path, "asked", {"training": {"steps": 2, "precision": precision}})
+    assert_same_tensors(weights(done), weights(asked))
+    other = "64-true" if precision == "32-true" else "32-true"
+    assert not torch.equal(
+        weights(done)["embedding.weight"].double(),
+        weights(run(tmp_path, "other", {"training": {"steps": 2, "precision": other}}))["embedding.weight"].double(),
+    )
 
 
 def test_few_functions_receive_the_whole_configuration(tmp_path):

@@ -39,6 +39,7 @@ _BASE = {
     "training": {
         "steps": 12,
         "accelerator": "cpu",
+        "precision": "32-true",
         "optimizer": {"learning_rate": 0.01},
         "schedule": {"warmup_steps": 3},
         "sample_every": 10**6,

@@ -27,13 +27,11 @@ from glissando.training.length import BUDGETS, Length
 if TYPE_CHECKING:
     from glissando.training.config import RunConfig
 
-EXAMPLE = (
-    "glissando train --preset transformer-nano --data.kind text --data.path book.txt "
-    "--training.tokens 2000000 --out runs/book"
-)
+#: what the README begins with too: it learns to tell the built-in stories
+EXAMPLE = "glissando train --preset transformer-nano --data.tokenizer bpe --training.seconds 120 --out runs/first"
 _USAGE = (
     "glissando train --preset NAME --out DIR [options]\n       glissando train --from RUN --out DIR [options]\n"
-    "       glissando train --resume DIR"
+    "       glissando train --resume DIR\n       glissando train --extend RUN --training.tokens N [--out DIR]"
 )
 #: rows and width of activations for which threads are chosen, where a run does not say how many it was made with
 _USUAL = (1024, 256)
@@ -46,8 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     """Train, or with --resume go on."""
     _refuse_at_once(arguments)
     options = parse(_parser(), arguments)
-    if options.resume is not None:
-        _resume(options)
+    if options.resume is not None or options.extend is not None:
+        _go_on(options)
         return
     config = _config(options)
     if options.print_config:
@@ -74,18 +72,18 @@ def _refuse_at_once(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
         return
     parser = parser_for("train", "Its options that need no torch.", EXAMPLE)
-    for name in ("--out", "--preset", "--resume"):
+    for name in ("--out", "--preset", "--resume", "--extend"):
         parser.add_argument(name)
     parser.add_argument("--print_config", action="store_true")
     parser.add_section("training", Length)
-    known = {"--out", "--preset", "--resume", "--print_config", *(f"--training.{name}" for name in BUDGETS)}
+    known = {"--out", "--preset", "--resume", "--extend", "--print_config", *(f"--training.{name}" for name in BUDGETS)}
     chosen: list[str] = []
     for place, argument in enumerate(arguments):
         if argument.partition("=")[0] in known:
             takes_next = "=" not in argument and argument != "--print_config"
             chosen += arguments[place : place + 1 + takes_next]
     options = parse(parser, chosen)
-    if options.resume is not None:
+    if options.resume is not None or options.extend is not None:
         return
     from_dict(Length, options.sections.get("training", {}), "training")
     if options.preset is not None:
@@ -122,6 +120,9 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--resume", metavar="RUN", help="run to go on with; beside it only options of the machine, and of moved texts"
+    )
+    parser.add_argument(
+        "--extend", metavar="RUN", help="run to train further under a larger budget, into --out or else RUN-extended"
     )
     parser.add_argument("--print_config", action="store_true", help="print the resolved options and stop")
     add_threads_option(parser)
@@ -175,20 +176,23 @@ def _of_run(path: str) -> dict[str, Any]:
     return config
 
 
-def _resume(options: Options) -> None:
+def _go_on(options: Options) -> None:
+    """--resume and --extend: what they take beside the machine's options and where texts lie now."""
     from glissando.training.config import MACHINE
 
-    path, machine = options.resume, [f"training.{name}" for name in MACHINE]
-    if others := [name for name in options.given if name not in ("resume", "threads", "import", *machine, *_TEXTS)]:
+    verb, path = ("resume", options.resume) if options.resume is not None else ("extend", options.extend)
+    budget = [] if verb == "resume" else ["out", *(f"training.{name}" for name in (*BUDGETS, "early_stopping"))]
+    machine = [f"training.{name}" for name in MACHINE]
+    if others := [n for n in options.given if n not in (verb, "threads", "import", *budget, *machine, *_TEXTS)]:
         raise ConfigError(
-            f"--resume goes on exactly as {path}/config.yaml has it and takes no other options than --"
-            f"{', --'.join(machine)}, and where its texts lie now, --{' and --'.join(_TEXTS)}; "
+            f"--{verb} goes on exactly as {path}/config.yaml has it and takes no other options than --"
+            f"{', --'.join([*budget, *machine])}, and where its texts lie now, --{' and --'.join(_TEXTS)}; "
             f"got --{' --'.join(others)}"
         )
     from glissando.allocator import keep_freed_memory
     from glissando.stages import STAGES, resume_stages
     from glissando.threads import threads_of
-    from glissando.training.fit import resume
+    from glissando.training.fit import extend, resume
 
     keep_freed_memory()
     folder = Path(path).expanduser()
@@ -197,7 +201,9 @@ def _resume(options: Options) -> None:
     choose_threads(options, *_USUAL, before=threads_of(first))  # with others sums may round otherwise
     chosen = options.sections.get("training", {})
     moved = flat({"data": options.sections.get("data", {})})
-    if staged:
+    if verb == "extend":
+        extend(path, options.out or f"{path.rstrip('/')}-extended", chosen, texts=moved)
+    elif staged:
         resume_stages(path, chosen, moved)
     else:
         resume(path, chosen, texts=moved)

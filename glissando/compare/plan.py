@@ -31,6 +31,7 @@ from glissando.errors import ConfigError, DataError, RunError
 from glissando.imports import imported
 from glissando.migration import migrated
 from glissando.model import LanguageModel
+from glissando.precision import resolved_precision
 from glissando.runs import CONFIG, TOKENIZER, Run
 from glissando.storage import write_atomic
 from glissando.training.config import RunConfig, fitted_vocabulary
@@ -298,6 +299,7 @@ class Comparison:
         if job.kind != "probe" and isinstance(config.data.tokenizer, BpeOptions):
             config.data.tokenizer = FileOptions(path=str(self.out / TOKENIZER))
         config.data.seed += job.seed
+        config.training.precision = resolved_precision(config.training.precision, config.training.accelerator)
         config.training.seed += job.seed
         return config
 

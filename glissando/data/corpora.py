@@ -34,7 +34,7 @@ class BytesOptions:
 class BpeOptions:
     """A byte-level BPE, trained on the corpus. vocab_size: tokens in all."""
 
-    vocab_size: PositiveInt = 4096
+    vocab_size: PositiveInt = 1024
 
 
 @options

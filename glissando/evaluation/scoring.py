@@ -33,6 +33,13 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(wide, targets.flatten(), ignore_index=IGNORED, reduction="none").view_as(targets)
 
 
+def divergence(expected: Tensor, got: Tensor, targets: Tensor) -> Tensor:
+    """sum_t KL(softmax(expected_t) || softmax(got_t)), nats, over the scored targets (B, T); logits (B, T, V)."""
+    exact = torch.promote_types(got.dtype, torch.float32)
+    p, q = expected.to(exact).log_softmax(-1), got.to(exact).log_softmax(-1)
+    return ((p.exp() * (p - q)).sum(-1) * (targets != IGNORED)).sum()
+
+
 @dataclass
 class Score:
     """Sums over scored targets, kept by row so that intervals can be drawn."""

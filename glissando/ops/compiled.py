@@ -1,4 +1,4 @@
-"""Kernels compiled for the CPU by Numba: when they run, what they are given, and on how many threads."""
+"""Kernels compiled for the CPU by Numba: when they run, what they are given, on how many threads; and torch.compile."""
 
 from __future__ import annotations
 
@@ -165,3 +165,17 @@ def _pool() -> Any:
 if hasattr(os, "register_at_fork"):
     # A forked child has the pool but not its threads, and would wait for them for ever.
     os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def compiled_by_row_length(function: Callable[[Any], Tensor], lengths: int) -> Callable[[Any], Tensor]:
+    """`function` of a batch, compiled once for each of so many row lengths at most and run as it is at others: PyTorch
+    2.13 fails to compile our models for all lengths at once."""
+    import torch._dynamo
+
+    fast = torch.compile(function, dynamic=False)
+
+    def call(batch: Any) -> Tensor:
+        with torch._dynamo.config.patch(recompile_limit=lengths, accumulated_recompile_limit=16 * lengths):
+            return fast(batch)
+
+    return call

@@ -77,16 +77,15 @@ class TrainingConfig(Length):
 
     clip                     largest global gradient norm; none if None
     accumulate               micro-batches a step: data.batch_size rows are processed in so many parts
-    precision                32-true, bf16-mixed or 64-true
+    precision                32-true, bf16-mixed, 64-true; auto: bf16-mixed where the device computes so, else 32-true
     compile                  torch.compile the model (needs a C++ compiler)
     gradient_checkpointing   recompute each block in the backward pass: less memory, a third more time
     freeze                   parameters not to train, by shell pattern: ["embedding.*"]
     neutral_kl               weight in the loss of KL(base || model at u = 0); the base is what was started from
     early_stopping           stop after so many validations without a new best; never if None; the weights of the best
                              are then the run's own
-    validate_every, save_every, sample_every   in steps; None: 10 times a run; in one of so many seconds fewer
-                             validations, where after the first they would take over a fifth of them; every 1000
-                             steps without a budget
+    validate_every, save_every, sample_every   in steps; None: 10 times a run, or every 1000 steps without a budget; of
+                             a budget in seconds validations then take a fifth at most: they score fewer batches
     sample_prompt            what samples go on from; a held-out beginning if None
     log_every                steps between rows of metrics.csv
     keep_checkpoints         how many of the latest stay
@@ -99,7 +98,7 @@ class TrainingConfig(Length):
     calibration: CALIBRATIONS.section() = field(default_factory=FixedOptions)  # type: ignore[valid-type]
     clip: Positive | None = 1.0
     accumulate: PositiveInt = 1
-    precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
+    precision: Literal["auto", "32-true", "bf16-mixed", "64-true"] = "auto"
     compile: bool = False
     gradient_checkpointing: bool = False
     freeze: list[str] = field(default_factory=list)

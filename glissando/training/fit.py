@@ -7,6 +7,8 @@ import copy
 import itertools
 import math
 import shlex
+import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,8 @@ from glissando.config import from_dict, merge
 from glissando.data.base import Corpus
 from glissando.data.corpora import CORPORA, build_corpus
 from glissando.depth import FlowConfig
-from glissando.errors import ConfigError, Stopped
+from glissando.errors import ConfigError, RunError, Stopped
+from glissando.fabric import seed_everything
 from glissando.growth.moments import read_moments
 from glissando.growth.runs import remembered
 from glissando.loading import BASE, load
@@ -26,15 +29,18 @@ from glissando.metrics import read_metrics, summarize, summary_lines
 from glissando.model import LanguageModel, ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS
 from glissando.observation.log import Observation
+from glissando.precision import resolved_precision
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
-from glissando.runs import METRICS, Run, config_text
+from glissando.runs import CONFIG, METRICS, SUMMARY, Run, config_text
+from glissando.storage import MANIFEST, publish_directory
 from glissando.training import launch
 from glissando.training.config import MACHINE, RunConfig, fitted_vocabulary
-from glissando.training.fabric import seed_everything
 from glissando.training.hook import Hook
+from glissando.training.length import BUDGETS
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress
 from glissando.training.start import keep_base, load_start, start_tokenizer
+from glissando.training.state import TrainState
 
 
 def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> Run:
@@ -56,6 +62,7 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
             f"{config.start_from} comes with its optimizer's state, which training.strategy `fsdp` cannot take up: use "
             "`ddp` or `auto`"
         )
+    config.training.precision = resolved_precision(config.training.precision, config.training.accelerator)
     seed_everything(config.training.seed, verbose=False)
     corpus, progress = build_corpus(config.data, tokenizer), progress or Progress()
     notes = fit_to_corpus(config, corpus)
@@ -120,10 +127,57 @@ def resume(
         return _fit(loop, checkpoint)
 
 
-def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`options`. Raises ConfigError for one that says how to train, which resuming must not change."""
-    if others := [name for name in options if name not in MACHINE]:
-        raise ConfigError(f"resume takes only {', '.join(MACHINE)} of the training options, got {others[0]!r}")
+def extend(
+    path: str | Path,
+    out: str | Path,
+    options: Mapping[str, Any],
+    progress: Hook | None = None,
+    texts: Mapping[str, str] | None = None,
+) -> Run:
+    """Train the run at `path` further, under a larger budget, into the new directory `out`; `path` stays as it is.
+
+    `options` of training: the new budget, which counts what was spent before, and any of MACHINE and early_stopping.
+    `out` begins as a copy. The schedule is that of the new budget: a cosine goes on at the share of it that is spent,
+    with a higher rate than it ended at.
+
+    Raises ConfigError for other options and where nothing is left to train, RunError where `out` exists; else as
+    `resume`.
+    """
+    run, out = Run(Path(path).expanduser()), Path(out).expanduser()
+    machine_only(options, beside=(*BUDGETS, "early_stopping"))
+    run.require_run()
+    checkpoint = run.require_checkpoint()
+    config = from_dict(RunConfig, Run.open(checkpoint).read_config(), "config.yaml")
+    put_texts(config.data, texts or {})
+    config.training = t = replace(config.training, **{**dict.fromkeys(BUDGETS), **options})
+    config.check(math.prod(launch.processes(t)))
+    state = TrainState.load(checkpoint)
+    done = {"steps": state.step, "tokens": state.tokens, "seconds": state.seconds, "flops": state.flops}
+    if any(spent >= (getattr(t, name) or math.inf) for name, spent in done.items()) or (
+        t.early_stopping is not None and state.waited >= t.early_stopping
+    ):
+        raise ConfigError(
+            f"nothing is left to train: {path} is at step {state.step}, {state.tokens:,} tokens, {state.seconds:.0f} "
+            f"s, {state.waited} validations after its best: give a larger budget or training.early_stopping"
+        )
+
+    def fill(folder: Path) -> None:
+        shutil.copytree(run.path, folder, ignore=shutil.ignore_patterns(".*", SUMMARY), dirs_exist_ok=True)
+        (folder / CONFIG).write_bytes(config_text(config.as_dict()))
+
+    if launch.rank() == 0:
+        if out.exists():
+            raise RunError(f"{out} exists; nothing is overwritten: name another --out")
+        publish_directory(out, fill)
+    while not (out / MANIFEST).is_file():  # which the first process makes
+        time.sleep(0.1)
+    return resume(out, progress=progress)
+
+
+def machine_only(options: Mapping[str, Any], beside: tuple[str, ...] = ()) -> Mapping[str, Any]:
+    """`options`. Raises ConfigError for one that says how to train, which going on must not change."""
+    if others := [name for name in options if name not in (*beside, *MACHINE)]:
+        raise ConfigError(f"a run goes on with {', '.join((*beside, *MACHINE))} of training alone, got {others[0]!r}")
     return options
 
 

@@ -34,8 +34,7 @@ class Hook:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What it keeps, as plain values: a part of the checkpoint."""
+        """What it keeps, as plain values: a part of the checkpoint, given to `load_state_dict`."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...

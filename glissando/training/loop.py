@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import time
@@ -17,6 +18,7 @@ from glissando.data.base import IGNORED, Corpus, Shard
 from glissando.depth import FlowDepth
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, RunError, TrainingError
 from glissando.evaluation.scoring import Score, merged, score_part, to_device
+from glissando.fabric import seed_everything
 from glissando.generation import generate, tokens_left, visible
 from glissando.growth.shares import shares
 from glissando.metrics import Metrics, append, part_norms, part_of
@@ -34,12 +36,11 @@ from glissando.sharding import (
 )  # fmt: skip
 from glissando.training.budget import Budget, Clock
 from glissando.training.config import RunConfig
-from glissando.training.fabric import seed_everything
 from glissando.training.hook import Hook
 from glissando.training.launch import build_fabric
 from glissando.training.objective import Objective
 from glissando.training.optimizer import build_optimizer, freeze, optimizer_state, put_optimizer_state, set_rates
-from glissando.training.schedules import build_schedule
+from glissando.training.schedules import SCHEDULES
 from glissando.training.state import Sums, TrainState, over_processes
 from glissando.training.stopping import Stopping
 
@@ -75,7 +76,7 @@ class Loop:
             )
         model.depth.gradient_checkpointing = t.gradient_checkpointing  # type: ignore[assignment]
         self.fabric, self.stopping = build_fabric(t), Stopping()
-        self.objective, self.schedule = Objective(model, t, base), build_schedule(t.schedule)
+        self.objective, self.schedule = Objective(model, t, base), SCHEDULES.class_of(t.schedule)(t.schedule)
         self.budget, self.clock, self.state = Budget(t, corpus, config.data.batch_size), Clock(), TrainState()
         self.moments: dict[str, dict[str, Tensor]] = {}  # of the optimizer, where training starts from a grown run
         #: about the targets of a step: any fixed number would do, this one keeps gradients near their size
@@ -88,7 +89,7 @@ class Loop:
         self.validated_step, self.validation_cost = -1, 0.0
         self.metrics: Metrics | None = None  # of the first process
         self.mark = (0, 0.0)  # tokens and working seconds at the last row of metrics.csv
-        self.saved_at = 0.0  # seconds of the run
+        self.saved_at, self.began_at = 0.0, 0  # seconds of the run; the step that this process began with
 
     def train(self, checkpoint: Path | None = None) -> None:
         """Train until the budget is spent or a signal asks to stop, from `checkpoint` on if one is given.
@@ -179,7 +180,7 @@ class Loop:
         self.clock = Clock(self.state.seconds)
         self.budget.spend(self.state)
         self.budget.ended |= self._patience_is_over()
-        self.mark, self.saved_at = (self.state.tokens, 0.0), self.state.seconds
+        self.mark, self.saved_at, self.began_at = (self.state.tokens, 0.0), self.state.seconds, self.state.step
         if fabric.is_global_zero:
             parts = sorted({part_of(name) for name, p in self.model.named_parameters() if p.requires_grad})
             columns = ["neutral_kl"] if self.objective.base is not None else []
@@ -232,12 +233,23 @@ class Loop:
     # ---------------------------------------------------------------------- validation
 
     def _affords_validation(self) -> bool:
-        """Of a budget in seconds validations take a fifth at most after the first, unless they are requested."""
-        t, budget = self.config.training, self.budget
-        if t.validate_every is not None or t.seconds is None or budget.ended:
+        """Of a budget in seconds validations take a fifth at most, the last one included, unless they are requested.
+
+        The first one settles how many held-out batches there is time for ten times: to score one takes no longer than
+        a step has taken.
+        """
+        t, state = self.config.training, self.state
+        if t.seconds is None or t.validate_every is not None:
             return True
+        if state.valid_stride == 0:
+            step_seconds = max(self.clock.working(), 1e-9) / (state.step - self.began_at)
+            number = sum(1 for _ in self.corpus.batches("valid"))
+            stride = math.ceil(number / max(1, int(0.02 * t.seconds / step_seconds)))
+            state.valid_stride = self.fabric.broadcast(stride)
+            self.validation_cost = step_seconds * number / state.valid_stride
         # By the first process's clock: one that decided otherwise would leave the others waiting.
-        return self.fabric.broadcast(self.state.validation_seconds + self.validation_cost <= 0.2 * t.seconds)
+        affordable = self.fabric.broadcast(state.validation_seconds + 2 * self.validation_cost <= 0.2 * t.seconds)
+        return self.budget.ended or affordable
 
     def _patience_is_over(self) -> bool:
         patience = self.config.training.early_stopping
@@ -266,7 +278,9 @@ class Loop:
     def _score(self) -> Score:
         """Over all processes' rows."""
         shard = Shard(self.fabric.global_rank, self.fabric.world_size)
-        mine = score_part(self.model, self.corpus.batches("valid", shard=shard), self.fabric.device)
+        stride = max(1, self.state.valid_stride)
+        batches = itertools.islice(self.corpus.batches("valid", shard=shard), stride // 2, None, stride)
+        mine = score_part(self.model, batches, self.fabric.device)
         return merged(mine, self.fabric.world_size)
 
     # ---------------------------------------------------------------------- logging and sampling

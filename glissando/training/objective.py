@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from glissando.data.base import IGNORED, Batch
-from glissando.evaluation.scoring import accepted_control, token_losses
+from glissando.data.base import Batch
+from glissando.evaluation.scoring import accepted_control, divergence, token_losses
 from glissando.flops import forward_flops, training_flops, training_flops_or_nan
 from glissando.model import LanguageModel
+from glissando.ops.compiled import compiled_by_row_length
 from glissando.training.config import TrainingConfig
 from glissando.training.state import Sums
 
@@ -37,7 +37,9 @@ class Objective(nn.Module):
             training_flops(model, 1)  # raises for a mixer or depth whose FLOPs nothing tells
         self._flops_at = functools.lru_cache(maxsize=_ROW_LENGTHS)(functools.partial(training_flops_or_nan, model))
         # A compiled function and not a compiled module, which would register the model's weights a second time.
-        self._logits: Any = _compiled(self._logits_of) if training.compile else self._logits_of
+        self._logits: Any = (
+            compiled_by_row_length(self._logits_of, _ROW_LENGTHS) if training.compile else self._logits_of
+        )
 
     @property
     def base(self) -> LanguageModel | None:
@@ -75,23 +77,3 @@ class Objective(nn.Module):
         if self.base is not None and not math.isnan(cost):
             cost = 2 * cost + forward_flops(self.base, length).total
         return batch.ids.numel() * cost
-
-
-def divergence(expected: Tensor, got: Tensor, targets: Tensor) -> Tensor:
-    """sum_t KL(softmax(expected_t) || softmax(got_t)), nats, over the scored targets (B, T); logits (B, T, V)."""
-    exact = torch.promote_types(got.dtype, torch.float32)
-    p, q = expected.to(exact).log_softmax(-1), got.to(exact).log_softmax(-1)
-    return ((p.exp() * (p - q)).sum(-1) * (targets != IGNORED)).sum()
-
-
-def _compiled(function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
-    """Compiled once for each row length: PyTorch 2.13 fails to compile our models for all lengths at once."""
-    import torch._dynamo
-
-    fast = torch.compile(function, dynamic=False)
-
-    def call(batch: Batch) -> Tensor:
-        with torch._dynamo.config.patch(recompile_limit=_ROW_LENGTHS, accumulated_recompile_limit=16 * _ROW_LENGTHS):
-            return fast(batch)
-
-    return call

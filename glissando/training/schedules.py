@@ -13,9 +13,13 @@ from glissando.errors import ConfigError
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+#: share of a budget, whatever it is counted in, after which the rate has risen
+LONGEST_WARMUP = 0.1
+
+
 @options
 class ScheduleOptions:
-    """What every schedule has. warmup_steps: linear rise from 0."""
+    """What every schedule has. warmup_steps: linear rise from 0, over a tenth of the budget at most."""
 
     #: whether the schedule is a function of the share of a budget that is spent
     needs_end: ClassVar[bool] = False
@@ -68,7 +72,8 @@ class Schedule:
         """The multiple of the base learning rate for a step, from the steps done, the share of the budget that is spent
         and |grad| before clipping."""
         warmup = self.config.warmup_steps
-        return (min(1.0, (step + 1) / warmup) if warmup else 1.0) * self.shape(share, grad_norm)
+        rise = max((step + 1) / warmup, share / LONGEST_WARMUP) if warmup else 1.0
+        return min(1.0, rise) * self.shape(share, grad_norm)
 
     def shape(self, share: float, grad_norm: float) -> float:
         """The factor once warm."""
@@ -137,8 +142,3 @@ class Homeostatic(Schedule):
     def shape(self, share: float, grad_norm: float) -> float:
         # The argument is at most 1e6; exp(-x) underflows to 0 there, which is the limit.
         return 1 / (1 + math.exp(0.5 - 1 / (grad_norm + 1e-6)))
-
-
-def build_schedule(config: Any) -> Schedule:
-    """The schedule of the registered class that these options are of."""
-    return SCHEDULES.class_of(config)(config)

@@ -58,6 +58,7 @@ class TrainState:
     step                optimizer steps done. The data go on from here: their order follows from data.seed and the step
     tokens, flops       targets scored and operations so far, over all processes
     seconds             of the whole run, resumptions added up, and of it on validations
+    valid_stride        one of so many held-out batches is scored; 0 before the first validation
     unlogged            sums since the last row of metrics.csv
     best, best_step     the best validation; `waited` validations since
     samples             size of samples.txt
@@ -71,6 +72,7 @@ class TrainState:
     flops: float = 0.0
     seconds: float = 0.0
     validation_seconds: float = 0.0
+    valid_stride: int = 0
     unlogged: Sums = field(default_factory=Sums)
     best: float = math.inf
     best_step: int = -1
@@ -107,7 +109,7 @@ class TrainState:
         directory = find_published(path)
         verify_manifest(directory)
         rest = load_tree(directory, "trainer")
-        if rest.keys() != {each.name for each in dataclasses.fields(cls)} - {"model"}:
+        if not {"step", "optimizer", "random"} <= rest.keys() <= {each.name for each in dataclasses.fields(cls)}:
             raise RunError(
                 f"{path} was saved by another version of glissando, which alone can resume it. Its weights are a start "
                 "for a new training: glissando train --from RUN"
