@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from glissando.backbone import for_saved_weights
 from glissando.config import flat, from_dict, merge, starting_differences
@@ -97,7 +98,7 @@ def _require_fit(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], 
 
     hook = register_module_parameter_registration_hook(count)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Undrawn():
             shapes = {name: tuple(value.shape) for name, value in build().state_dict().items()}
     except RunError:
         raise
@@ -111,6 +112,16 @@ def _require_fit(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], 
         theirs = tuple(weights[name].shape) if name in weights else None
         if shapes.get(name) != theirs:
             raise RunError(f"{differ} {name} is {theirs}, and by that {shapes.get(name)}")
+
+
+class _Undrawn(TorchFunctionMode):
+    """No random numbers are drawn: without memory nothing keeps them, and PyTorch prepares a second for it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in ("normal_", "uniform_"):  # Tensor's, and those of torch.nn.init
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _require_effect(config: ModelConfig, saved: ModelConfig, changes: Collection[str]) -> None:
