@@ -107,8 +107,9 @@ class Backbone(nn.Module):
         self.norm = build_norm(config.norm, width) if config.final_norm else nn.Identity()
 
     def _start(self) -> None:
-        """New weights, where PyTorch's modules have drawn theirs as they were built."""
-        initialize(self, self.depth, self.config.init)
+        """New weights, where PyTorch's modules have drawn theirs as they were built; none on the device `meta`."""
+        if not next(self.parameters()).is_meta:
+            initialize(self, self.depth, self.config.init)
 
     def reset_parameters(self) -> None:
         """New weights by the configuration's init, drawn from PyTorch's global generator.

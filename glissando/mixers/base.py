@@ -119,7 +119,10 @@ def build_mixer(options: Any, hidden_size: int) -> Mixer:
 
 def initialized(mixer: Mixer) -> None:
     """Start the parameters of a mixer that is built. A model starts all its parts again once it is whole; the random
-    state is left as it was, so that what the model then draws does not depend on this."""
+    state is left as it was, so that what the model then draws does not depend on this. Nothing is started on the device
+    `meta`, which has no numbers."""
+    if any(parameter.is_meta for parameter in mixer.parameters()):
+        return
     with torch.random.fork_rng(devices=[]):
         mixer.reset_parameters()
 
