@@ -40,11 +40,16 @@ PRESETS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train each on as many tokens, show what they have learned, and name the report; returns the exit status."""
     options = _options(arguments)
+    from glissando.threads import use_threads, wait_briefly
+
+    wait_briefly()  # before torch is imported
     from glissando.allocator import keep_freed_memory
     from glissando.compare.run import compare
     from glissando.errors import GlissandoError
 
     keep_freed_memory()
+    if line := use_threads(options.threads, 256, 128):
+        print(line, file=sys.stderr, flush=True)
     out = Path(options.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))
     try:
         comparison = _comparison(options, out)
@@ -78,7 +83,7 @@ def _comparison(options: argparse.Namespace, out: Path) -> Comparison:
             "kind": "stories", "labelled": False, "tokenizer": {"kind": "bpe", "vocab_size": 1024},
             "seq_len": 256, "batch_size": 1, "valid_stories": 32,
         },
-        training={"precision": _precision(), "schedule": {"warmup_steps": 40}},
+        training={"schedule": {"warmup_steps": 40}},
     )  # fmt: skip
     comparison.check()
     print(f"glissando demo: {len(comparison.names)} models learn the built-in stories", flush=True)
@@ -141,19 +146,13 @@ def _print_results(results: Sequence[ModelResult]) -> None:
     print("So early the order is of speed of learning, not of what is learned: `glissando compare` trains longer.")
 
 
-def _precision() -> str:
-    """bfloat16 where the processor computes in it; elsewhere emulating it would be slower than float32."""
-    import torch
-
-    return "bf16-mixed" if torch.cpu.get_capabilities().get("avx512_bf16") else "32-true"
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="glissando demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--tokens", type=int, help=f"that each model learns from; else {TOKENS:,}, or fewer on a slow machine"
     )
     parser.add_argument("--presets", help="with commas, the first is the baseline; else all six")
+    parser.add_argument("--threads", type=int, help="to compute with; else as many as are fastest now")
     parser.add_argument("--out", help="directory of the comparison, or of one to go on with; else runs/demo-DATE")
     return parser.parse_args(arguments)
 
