@@ -44,7 +44,7 @@ from glissando.series import SeriesModel
 from glissando.storage import publish_directory, verify_manifest, write_atomic
 from glissando.training.config import TrainingConfig
 from glissando.training.launch import build_fabric
-from glissando.training.progress import say
+from glissando.training.progress import print_line
 from glissando.training.stopping import Stopping
 from glissando.trees import load_tree, save_tree
 
@@ -258,7 +258,7 @@ class _Fit:
                     self._save(checkpoint_path(self.run.path / CHECKPOINTS, self.step))
             lines = self._finish(ended, nothing_done)
         for line in lines:
-            say(line, sys.stderr)
+            print_line(line, sys.stderr)
         if not ended:
             raise Stopped(f"training was stopped at step {self.step} and saved", stopping.asked)
         return self.run
@@ -289,7 +289,7 @@ class _Fit:
         append(self.run.path / METRICS, _csv([row]))
         if valid is not None:
             left = self.seconds * (1 - self.share) / self.share if self.share else 0.0
-            say(
+            print_line(
                 f"step {self.step}, epoch {epoch:.3g}, {self.share:.0%}: loss {loss:.4f}, held out {valid.loss:.4f} "
                 f"({valid.headline()}), {left:.0f} s left",
                 sys.stderr,
@@ -298,7 +298,7 @@ class _Fit:
     def _say_what(self) -> None:
         data, model = self.prepared.data, self.model
         read, given = ", ".join(data.columns), f", time {data.time} ({model.config.dt})" if data.time else ""
-        say(
+        print_line(
             f"{data.task} of {', '.join(data.target)} from {read}{given}; {len(self.prepared.train.x)} windows of "
             f"{data.window} steps to train, {len(self.prepared.valid.x)} held out; "
             f"parameters {model.num_parameters():,}; device {self.fabric.device}, {self.training.precision}",

@@ -77,15 +77,15 @@ def load_state(model: Backbone, path: str | Path) -> Any:
     try:
         with safe_open(path, "pt") as file:
             about = json.loads(file.metadata()["glissando_state"])
-        owner, contents, said = about["model"][:12], about["contents"], about["about"]
+        owner, contents, described = about["model"][:12], about["contents"], about["about"]
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} holds no state of a model: it was not written by save_state or --save_state") from error
     if _digest(tensors) != contents:
         raise RunError(f"{path} is damaged: its contents have another digest than when it was written")
     if owner != (own := _digest(model.state_dict(), model)[:12]):
         raise InputError(
-            f"{path} is the state of another model: of {said}, digest {owner}, and this is {_about(model)}, digest "
-            f"{own}. The weights and all options must be the same"
+            f"{path} is the state of another model, {described}, digest {owner}, and this is {_about(model)} "
+            f"with {own}. The weights and all options must be the same"
         )
     # Memory of its own: arithmetic may round by how its numbers are aligned.
     device = next(model.parameters()).device

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from glissando.config import to_dict
 from glissando.depth import DEPTHS, Depth
+from glissando.errors import ConfigError
 from glissando.mixers import Context, Mixer, Signal
 from glissando.model import LanguageModel, ModelConfig
 from glissando.state import State, leaves, map_state, select_rows
@@ -56,10 +57,14 @@ def check_mixer(mixer: type[Mixer] | Mixer, config: Any = None, *, hidden_size: 
 def check_depth(depth: type[Depth], config: Any = None, *, hidden_size: int = 16, seed: int = 0) -> None:
     """Run the laws on a registered class of depths, with attention in its blocks, and on its options.
 
-    Raises LawError for the first law that it does not obey.
+    Raises LawError for the first law that it does not obey, ConfigError for a class that is not registered.
     """
     torch.manual_seed(seed)
-    kind = next(name for name in DEPTHS if DEPTHS[name] is depth)
+    kind = next((name for name in DEPTHS if DEPTHS[name] is depth), None)
+    if kind is None:
+        raise ConfigError(
+            f"{depth.__name__} is no registered depth; put @glissando.register_depth(name, Options) on it"
+        )
     options = DEPTHS.read({"kind": kind}) if config is None else config
     model = LanguageModel(ModelConfig(vocab_size=11, hidden_size=hidden_size, depth=options))
     _perturbed(model)

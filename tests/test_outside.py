@@ -7,20 +7,25 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 from serving import serving
+from torch import nn
 
 import glissando
 from glissando import imports
 from glissando.cli import main
 from glissando.data.corpora import CORPORA
+from glissando.depth import DEPTHS, Depth, DepthOptions
+from glissando.depth.base import through
 from glissando.errors import ConfigError, RunError
-from glissando.mixers import MIXERS
+from glissando.mixers import MIXERS, Context
 from glissando.runs import Run
 from glissando.storage import read_manifest, write_manifest
+from glissando.testing import LawError, check_depth
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "add_a_mixer.py"
 TINY = [
@@ -44,7 +49,7 @@ def place(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process(monkeypatch):
     """Nothing is imported, and what a test registers is forgotten after it."""
-    for registry in (MIXERS, CORPORA):
+    for registry in (MIXERS, DEPTHS, CORPORA):
         monkeypatch.setattr(registry, "_classes", dict(registry._classes))
         monkeypatch.setattr(registry, "options", dict(registry.options))
     monkeypatch.setattr(imports, "_imported", {})
@@ -253,3 +258,46 @@ def test_files_that_cannot_be_imported(tmp_path, capsys):
     error = fails(capsys, "train", "--import", tmp_path / "taken.py")
     assert "mixer 'tau' is registered already" in error
     assert not imports.imported()
+
+
+class Backwards(Depth):
+    """Its blocks from the last to the first."""
+
+    def __init__(self, config: DepthOptions, make_block) -> None:
+        super().__init__()
+        self.gradient_checkpointing = False
+        self.blocks = nn.ModuleList([make_block(i) for i in range(config.layers)])
+
+    def init_state(self, batch_size, device=None, dtype=None):
+        return tuple(block.init_state(batch_size, device, dtype) for block in reversed(self.blocks))
+
+    def forward(self, x, state=None, ctx=None):
+        x, after = through(reversed(self.blocks), x, state or (None,) * len(self.blocks), ctx or Context())
+        return x, None if state is None else after
+
+
+@dataclass
+class BackwardsOptions:
+    layers: int = 2
+
+
+def test_a_depth_from_outside_is_checked_by_the_laws_and_trained(tmp_path):
+    with pytest.raises(ConfigError, match="Backwards is no registered depth"):
+        check_depth(Backwards)
+    glissando.register_depth("backwards", BackwardsOptions)(Backwards)
+    check_depth(Backwards)
+    out = tmp_path / "run"
+    options = [*TINY, "--model.depth.kind", "backwards", "--training.steps", "1", "--out", str(out)]
+    assert main(["train", *options]) == 0
+    assert type(glissando.load(out).depth) is Backwards
+
+
+def test_a_depth_that_breaks_a_law_is_named(monkeypatch):
+    class Forgetful(Backwards):
+        def forward(self, x, state=None, ctx=None):
+            y, _ = super().forward(x, None, ctx)
+            return y, state
+
+    glissando.register_depth("forgetful", BackwardsOptions)(Forgetful)
+    with pytest.raises(LawError, match="split law"):
+        check_depth(Forgetful)

@@ -127,12 +127,12 @@ def _write(o: Options) -> None:
     full: list[bool] = []
     keywords["when_full"] = lambda: full.append(True)
     # Said once the options have proved right, and only where it decides something.
-    said = f"seed {keywords['seed']}\n" if o.seed is None and o.load_state is None and o.temperature > 0 else ""
+    seed_line = f"seed {keywords['seed']}\n" if o.seed is None and o.load_state is None and o.temperature > 0 else ""
     if len(o.prompt) == 1:
-        _write_one(o, model, keywords, shown, said)
+        _write_one(o, model, keywords, shown, seed_line)
     else:
         texts = generate(model, o.prompt, **keywords)
-        print(said, end="", file=sys.stderr)
+        print(seed_line, end="", file=sys.stderr)
         for i, (prompt, text) in enumerate(zip(o.prompt, texts, strict=True), start=1):
             print(f"--- {i} ---", file=sys.stderr, flush=True)
             print(shown(prompt + text), flush=True)
@@ -141,7 +141,7 @@ def _write(o: Options) -> None:
 
 
 def _write_one(
-    o: Options, model: LanguageModel, keywords: dict[str, Any], shown: Callable[[str], str], said: str
+    o: Options, model: LanguageModel, keywords: dict[str, Any], shown: Callable[[str], str], seed_line: str
 ) -> None:
     from glissando.generation import stream
     from glissando.state_files import load_state, save_state
@@ -156,7 +156,7 @@ def _write_one(
     with record as calls, _interruptible(o.save_state is not None) as stopped:
         pieces = stream(model, o.prompt[0], resumable=o.save_state is not None, **keywords)
         first = next(pieces, "")  # a mistake in the options shows here, and nothing has been printed
-        print(said, end="", file=sys.stderr, flush=True)
+        print(seed_line, end="", file=sys.stderr, flush=True)
         print(o.prompt[0], end="", flush=True)
         for piece in itertools.chain([first], pieces):
             print(shown(piece), end="", flush=True)

@@ -27,7 +27,7 @@ from glissando.training.length import BUDGETS, Length
 if TYPE_CHECKING:
     from glissando.training.config import RunConfig
 
-#: what the README begins with too: it learns to tell the built-in stories
+#: what the README begins with too: it learns the built-in stories
 EXAMPLE = "glissando train --preset transformer-nano --data.tokenizer bpe --training.seconds 120 --out runs/first"
 _USAGE = (
     "glissando train --preset NAME --out DIR [options]\n       glissando train --from RUN --out DIR [options]\n"

@@ -56,14 +56,14 @@ class Limits:
     connections: int = 1024
 
 
-def allowed_connections(wanted: int) -> int:
-    """`wanted`, or as many as this process may open files for, whose limit is raised as far as the system lets it."""
+def allowed_connections(requested: int) -> int:
+    """`requested`, or as many as this process may open files for; that limit is raised as far as it goes."""
     if resource is None:
-        return wanted
+        return requested
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _OTHER_FILES
+    needed = requested + _OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
+        return requested
     soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return max(1, soft - _OTHER_FILES)

@@ -79,7 +79,7 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
     loop.run.require_free(anew=True)
     with alone(loop.run.path) as locked:
         for note in notes:
-            progress.say(note)
+            progress.message(note)
         run = Run.create(out, {TEXTS: fingerprints(config.data)}, anew=locked)
         run.write_config(config.as_dict())
         run.write_tokenizer(corpus.tokenizer)
@@ -283,7 +283,8 @@ def _fit(loop: Loop, checkpoint: Path | None = None) -> Run:
         lines.append(f"run: {run.path}   (try: glissando generate {where}{given})")
     if is_first:
         for line in lines:
-            loop.hooks[0].say(line)
+            for hook in loop.hooks:
+                hook.message(line)
     if loop.budget.interrupted:
         raise Stopped(f"training was stopped at step {loop.state.step} and saved", loop.stopping.asked)
     return run

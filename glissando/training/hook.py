@@ -19,7 +19,7 @@ class Hook:
     def logged(self, loop: Any) -> None:
         """Once the step is validated and logged, before it is saved."""
 
-    def say(self, line: str) -> None:
+    def message(self, line: str) -> None:
         """A line for a person: a sample, a note."""
 
     def close(self) -> None:

@@ -329,7 +329,7 @@ class Loop:
         if self.fabric.is_global_zero:
             self.state.samples += append(self.run.path / SAMPLES, f"--- step {step}\n{text}\n".encode())
             for hook in self.hooks:
-                hook.say(f"step {step}: {text}")
+                hook.message(f"step {step}: {text}")
 
     def sampled(self, tokens: int = 200) -> str:
         """training.sample_prompt, or a held-out beginning, a bar, and how the model goes on."""

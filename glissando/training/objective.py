@@ -34,7 +34,7 @@ class Objective(nn.Module):
         self.model, self.weight, self.scale, self.sums = model, training.neutral_kl, scale, Sums()
         self._base = (base,)  # in a tuple, as it is no part of this module: it is neither trained nor saved
         if training.flops is not None:
-            training_flops(model, 1)  # raises for a mixer or depth whose FLOPs nothing tells
+            training_flops(model, 1)  # raises for a mixer or depth whose FLOPs are not known
         self._flops_at = functools.lru_cache(maxsize=_ROW_LENGTHS)(functools.partial(training_flops_or_nan, model))
         # A compiled function and not a compiled module, which would register the model's weights a second time.
         self._logits: Any = (

@@ -16,7 +16,7 @@ from glissando.training.hook import Hook
 from glissando.training.loop import Loop
 
 
-def say(line: str, file: TextIO) -> None:
+def print_line(line: str, file: TextIO) -> None:
     """Print `line`. Its reader may go away, as a pipe or a terminal that is closed: that ends no training."""
     try:
         print(line, file=file, flush=True)
@@ -46,7 +46,7 @@ class Progress(Hook):
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         shapes = [f"{k} {tuple(v.shape)}" for k, v in batches[0]._asdict().items() if hasattr(v, "shape")]
         parts = f" in {t.accumulate} parts" if t.accumulate > 1 else ""
-        self.say(
+        self.message(
             f"device {loop.fabric.device}, processes {loop.fabric.world_size}, threads {torch.get_num_threads()}, "
             f"{t.precision}; parameters {model.num_parameters():,} ({trained:,} trained); "
             f"data {CORPORA.kind_of(loop.config.data)}, a step: {loop.config.data.batch_size} rows{parts}; a batch: "
@@ -60,10 +60,10 @@ class Progress(Hook):
         if self.bar is not None and (now - self.drawn > 0.1 or loop.budget.stopping):
             self.drawn = now
             self.bar.n = round(1000 * loop.budget.share)
-            with contextlib.suppress(OSError):  # as `say`
+            with contextlib.suppress(OSError):  # as `print_line`
                 self.bar.set_description_str(self.line(loop), refresh=True)
         elif self.bar is None and (loop.validated_step == loop.state.step or loop.budget.stopping):
-            say(self.line(loop), self.file)
+            print_line(self.line(loop), self.file)
 
     def line(self, loop: Loop) -> str:
         """The text of the bar: what matters most stands first, because a narrow terminal cuts the end off."""
@@ -85,12 +85,12 @@ class Progress(Hook):
             parts.append(f"bits/byte {latest['train_bits_per_byte']:.3f}")
         return ", ".join(parts)
 
-    def say(self, line: str) -> None:
+    def message(self, line: str) -> None:
         """A line above the bar."""
         if self.bar is not None:
             with contextlib.suppress(OSError):
                 self.bar.clear()
-        say(line, self.file)
+        print_line(line, self.file)
 
     def close(self) -> None:
         if self.bar is not None:
