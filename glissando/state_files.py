@@ -84,7 +84,7 @@ def load_state(model: Backbone, path: str | Path) -> Any:
         raise RunError(f"{path} is damaged: its contents have another digest than when it was written")
     if owner != (own := _digest(model.state_dict(), model)[:12]):
         raise InputError(
-            f"{path} is the state of another model, {described}, digest {owner}, and this is {_about(model)} "
+            f"{path} is the state of another model: {described}, digest {owner}; this is {_about(model)} "
             f"with {own}. The weights and all options must be the same"
         )
     # Memory of its own: arithmetic may round by how its numbers are aligned.

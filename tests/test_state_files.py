@@ -105,7 +105,7 @@ def test_what_is_refused(model, tmp_path):
     with pytest.raises(RunError, match="nothing is overwritten"):
         glissando.save_state(model, model.init_state(1), path)
     other = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
-    with pytest.raises(InputError, match=r"of another model: of [\d,]+ parameters \(attention; discrete\), digest"):
+    with pytest.raises(InputError, match=r"of another model: [\d,]+ parameters \(attention; discrete\), digest"):
         glissando.load_state(other, path)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
