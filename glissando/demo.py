@@ -87,9 +87,10 @@ def _comparison(options: argparse.Namespace, out: Path) -> Comparison:
     )  # fmt: skip
     comparison.check()
     print(f"glissando demo: {len(comparison.names)} models learn the built-in stories", flush=True)
-    if kept and not options.tokens:
+    if kept and options.tokens is None:
         comparison.budget = Amount("tokens", float(kept["budget"].split()[0].replace(",", "")))
-    elif not options.tokens:
+    elif options.tokens is None:
+        print("the time is estimated from a few steps of each model", file=sys.stderr, flush=True)
         tokens, line = affordable(TOKENS, _rates(comparison))
         comparison.budget = Amount("tokens", tokens)
         print(line, flush=True)
@@ -146,13 +147,19 @@ def _print_results(results: Sequence[ModelResult]) -> None:
     print("So early the order is of speed of learning, not of what is learned: `glissando compare` trains longer.")
 
 
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="glissando demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--tokens", type=int, help=f"that each model learns from; else {TOKENS:,}, or fewer on a slow machine"
+        "--tokens", type=_positive, help=f"that each model learns from; else {TOKENS:,}, or fewer on a slow machine"
     )
     parser.add_argument("--presets", help="with commas, the first is the baseline; else all six")
-    parser.add_argument("--threads", type=int, help="to compute with; else as many as are fastest now")
+    parser.add_argument("--threads", type=_positive, help="to compute with; else as many as are fastest now")
     parser.add_argument("--out", help="directory of the comparison, or of one to go on with; else runs/demo-DATE")
     return parser.parse_args(arguments)
 

@@ -73,7 +73,12 @@ def load_state(model: Backbone, path: str | Path) -> Any:
     from safetensors import safe_open
 
     path = Path(path).expanduser()
-    tensors = load_tensors(path)
+    if not path.is_file():
+        raise RunError(f"there is no file {path}: name one that save_state or --save_state has written")
+    try:
+        tensors = load_tensors(path)
+    except RunError as error:
+        raise RunError(f"{path} is damaged, or no state of a model: save the state again, or name another") from error
     try:
         with safe_open(path, "pt") as file:
             about = json.loads(file.metadata()["glissando_state"])

@@ -45,7 +45,7 @@ def use_threads(requested: int | None, rows: int, width: int, before: int | None
         torch.set_num_threads(requested)
         os.environ[_COUNT] = str(requested)  # for processes that this one starts
         return None
-    if _COUNT in os.environ:
+    if os.environ.get(_COUNT, "").isdigit() and int(os.environ[_COUNT]):  # what is no number OpenMP ignores too
         return None
     cores = os.cpu_count() or 1
     if before is not None and before <= cores:

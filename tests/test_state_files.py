@@ -115,7 +115,7 @@ def test_what_is_refused(model, tmp_path):
     model.save(tmp_path / "run")
     with pytest.raises(RunError, match="holds no state"):
         glissando.load_state(model, tmp_path / "run" / "model.safetensors")
-    with pytest.raises(RunError, match="is missing"):
+    with pytest.raises(RunError, match="there is no file"):
         glissando.load_state(model, tmp_path / "nowhere")
 
 
@@ -160,3 +160,14 @@ def test_an_interrupted_text_keeps_its_state(model, tmp_path, capsys, monkeypatc
     got += capsys.readouterr().out.removesuffix("\n")
     assert main(["generate", run, "--seed", "4", "--max_tokens", "60"]) == 0
     assert capsys.readouterr().out.startswith(got.rstrip("\ufffd"))
+
+
+def test_a_missing_or_truncated_file_says_what_to_do(tmp_path):
+    model = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
+    path = tmp_path / "state"
+    with pytest.raises(RunError, match=r"there is no file .*state: name one"):
+        glissando.load_state(model, path)
+    glissando.save_state(model, model.init_state(1), path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(RunError, match="save the state again"):
+        glissando.load_state(model, path)

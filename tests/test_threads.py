@@ -112,3 +112,14 @@ def test_the_program_waits_briefly_and_the_library_changes_nothing():
     assert _environment(program, OMP_WAIT_POLICY="ACTIVE") == ["-", "ACTIVE"], "what the user has set stands"
     assert _environment("import glissando.threads, glissando.cli.train") == ["-", "-"]
     assert _environment("import torch, glissando.threads as t; t.wait_briefly()") == ["-", "-"], "it would do nothing"
+
+
+@pytest.mark.parametrize("count", ["", "many", "0"])
+def test_what_is_no_number_of_threads_is_as_if_not_set(count, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", count)
+    asked = []
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("torch.set_num_threads", asked.append)
+    monkeypatch.setattr("glissando.threads.measure", lambda counts, *_: {1: 1.0, 2: 0.5})
+    assert use_threads(None, 16, 16) == "threads: 2 of 2 (2 compute 2.0 times as fast as 1 now)"
+    assert asked == [2]

@@ -37,7 +37,7 @@ commands:
 {commands}
 
 `glissando COMMAND --help` shows a command's options and an example. A first run:
-  glissando train --preset transformer-nano --training.seconds 120 --out runs/first
+  glissando train --preset transformer-nano --data.tokenizer bpe --training.seconds 120 --out runs/first
   glissando generate runs/first --prompt "Once upon a time"
 """
 

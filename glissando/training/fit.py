@@ -162,7 +162,8 @@ def extend(
         )
 
     def fill(folder: Path) -> None:
-        shutil.copytree(run.path, folder, ignore=shutil.ignore_patterns(".*", SUMMARY), dirs_exist_ok=True)
+        with alone(run.path):  # one in training would be copied in the middle of a save
+            shutil.copytree(run.path, folder, ignore=shutil.ignore_patterns(".*", SUMMARY), dirs_exist_ok=True)
         (folder / CONFIG).write_bytes(config_text(config.as_dict()))
 
     if launch.rank() == 0:
