@@ -261,7 +261,10 @@ class Run:
                 f"command that made it, with --out {self.path} as before, starts it anew"
             )
         if damaged := checkpoints(self.path / CHECKPOINTS):
-            verify_manifest(damaged[0], advice=f"{self.path} has no complete checkpoint to resume from.")
+            try:
+                verify_manifest(damaged[0], advice="Train again into another directory.")
+            except RunError as error:
+                raise RunError(f"{self.path} has no complete checkpoint to resume from: {error}") from error
         raise RunError(
             f"{self.path} has no checkpoint to resume from: start a new training from its weights, with --from "
             f"{self.path}, or train again into another directory"

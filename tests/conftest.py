@@ -16,7 +16,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Trainings compute in float32 unless a test asks for more, so that they end alike on every processor.
-known_precision = precision.resolved_precision
+import machine  # noqa: F401  before it is replaced
+
 precision.resolved_precision = lambda given, accelerator: "32-true" if given == "auto" else given
 
 # The same cases each time, so that a commit passes or does not; `make slow` draws others.

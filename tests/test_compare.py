@@ -201,7 +201,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     options[options.index("2")] = "1"  # one seed
     options[:1] = [model_file(tmp_path, "preset: transformer-nano")]
     out = tmp_path / "out"
-    options += ["--training.save_every", "5"]
+    options += ["--training.save_every", "5", "--training.precision", "32-true"]
     with started([sys.executable, "-m", "glissando", "compare", *options, "--out", str(out)]) as process:
         path = out / "runs/mine/lr-0.002-seed-0"
         deadline = time.monotonic() + 200

@@ -252,7 +252,7 @@ def test_counted_rows_are_repeated_rows():
         (lambda: token_embeddings_from_corpus([[1], [2], []], 4), "no two tokens of the text co-occur"),
         (lambda: token_embeddings_from_corpus([[1] * 50], 4, basis="svd"), "no two tokens of the text co-occur"),
         (lambda: token_embeddings_from_corpus([[1, 4]], 4), "1..4 do not fit a vocabulary of 4"),
-        (lambda: token_embeddings_from_corpus(text(), 16, 13), "13 features are asked for, and this text has 1..12"),
+        (lambda: token_embeddings_from_corpus(text(), 16, 13), "13 features are requested, and this text has 1..12"),
         (lambda: token_embeddings_from_corpus(text(), 50_000), "expected 1..8192"),
     ],
 )
@@ -445,7 +445,7 @@ def test_build_from_embeddings(tmp_path, capsys):
     laplacian, about = load(tmp_path / "a.safetensors")
     assert torch.equal(laplacian, expected)
     assert about == {"source": "embeddings v.npy", "features": "24", "neighbors": "5"}
-    assert build("--embeddings", tmp_path / "v.safetensors", *common, tmp_path / "b.safetensors") == 1
+    assert build("--embeddings", tmp_path / "v.safetensors", *common, tmp_path / "b.safetensors") == 2
     assert "choose one with --tensor: v, w" in capsys.readouterr().err
     chosen = ("--embeddings", tmp_path / "v.safetensors", "--tensor", "w", *common, tmp_path / "b.safetensors")
     assert build(*chosen) == 0

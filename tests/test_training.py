@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import known_precision
+from machine import known_precision
 from tolerances import assert_close
 from training_runs import PLAIN, SHIFT, assert_same_tensors, configuration, curve, metrics, weights
 

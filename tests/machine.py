@@ -1,0 +1,7 @@
+"""What the tests' own settings replace, as it is."""
+
+from __future__ import annotations
+
+from glissando import precision
+
+known_precision = precision.resolved_precision
