@@ -237,6 +237,7 @@ def test_a_thousand_long_requests_of_many_texts_stay_within_the_budget(tmp_path)
                 link.request("POST", "/v1/completions", body, {"content-type": "application/json"})
                 answer = link.getresponse()
                 answer.read()
+                link.close()
                 found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
                 return answer.status, int(found[1]) * 1024 if found else 0
 
