@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import flow, liquid, scans, serving, spectral, speed, tau, threads
+from benchmarks import decoding, flow, liquid, scans, serving, spectral, speed, tau, threads
 from benchmarks.speed import Row
 from glissando.errors import unknown_name
 
 ROWS: dict[str, Callable[[int], Row]] = {
     "training": speed.training,
     "decoding": speed.decoding,
+    **decoding.ROWS,
+    "decoding-delta-flat": decoding.flat,
     "start-up": speed.start_up,
     "loop-cost": speed.loop_cost,
     "spectral-training": spectral.training,
@@ -34,6 +36,7 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "liquid-cfc": liquid.cfc,
     **{f"serving-whole-{case}": partial(serving.throughput, case, False) for case in serving.MODELS},
     **{f"serving-streamed-{case}": partial(serving.throughput, case, True) for case in serving.MODELS},
+    **{f"serving-step-{case}-{n}": partial(serving.compiled, case, n) for case in serving.MODELS for n in (1, 32)},
     "serving-generate": serving.against_generate,
     **{f"threads-busy-{purpose}": partial(threads.busy, purpose) for purpose in threads.PURPOSES},
     **{f"threads-spinning-{purpose}": partial(threads.against_spinning, purpose) for purpose in threads.PURPOSES},

@@ -29,12 +29,24 @@ _seeds = count()
 
 
 @contextlib.contextmanager
-def _served(model: LanguageModel) -> Iterator[int]:
+def _served(model: LanguageModel, step: str = "auto") -> Iterator[int]:
     """The port of a server of `model`. Raises MissingExtraError without its packages."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "model"
         model.save(run)
-        command = [sys.executable, "-m", "glissando", "serve", str(run), "--port", "0", "--prefix_mib", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "glissando",
+            "serve",
+            str(run),
+            "--port",
+            "0",
+            "--prefix_mib",
+            "0",
+            "--step",
+            step,
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -97,6 +109,14 @@ def throughput(case: str, stream: bool, rounds: int) -> Row:
         many, one, ratio = paired(lambda: _rate(port, _TEXTS, stream), lambda: _rate(port, 1, stream), rounds)
     how = "streamed" if stream else "whole"
     return Row(f"serving {MODELS[case]}, {how}", many, one, "tokens/s", ratio, "8x", ratio >= 8, "one text")
+
+
+def compiled(case: str, texts: int, rounds: int) -> Row:
+    """So many texts at a time by the compiled step against the plain one."""
+    model = LanguageModel.from_preset(MODELS[case])
+    with _served(model, "compiled") as ours, _served(model, "plain") as theirs:
+        fast, slow, ratio = paired(lambda: _rate(ours, texts, False), lambda: _rate(theirs, texts, False), rounds)
+    return Row(f"serving {MODELS[case]}, {texts} texts", fast, slow, "tokens/s", ratio, "none", True, "plain step")
 
 
 def against_generate(rounds: int) -> Row:

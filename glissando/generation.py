@@ -6,7 +6,6 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -14,10 +13,11 @@ import torch
 from torch import Tensor
 
 from glissando.data.tokenizers import StreamDecoder, Tokenizer
+from glissando.decoding.steps import Kind, PlainStep, Step, computing, require_kind, step_from
 from glissando.errors import ConfigError, NotFiniteError, unknown_name
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
-from glissando.state import State, map_state, select_rows
+from glissando.state import State, map_state
 from glissando.state_files import StreamState
 
 #: values by name, or all of them in the model's order
@@ -28,6 +28,8 @@ Control = Mapping[str, float] | Sequence[float]
 _SEEDS = (-(2**63), 2**63 - 1)
 #: ids from which a tokenizer knows how to write the next one: a character has 4 bytes at most
 _RECENT = 64
+#: tokens that a cache has room for from the start; it grows by doubling
+_SPARE = 256
 #: below it logits over the temperature are no longer float32 numbers; any difference of theirs is certainty long before
 _COLDEST = 1e-30
 
@@ -96,6 +98,7 @@ def continue_ids(
     ends: Callable[[int, int], bool] | None = None,
     control: Tensor | Callable[[], Tensor] | None = None,
     text: OneText | None = None,
+    step: Kind = "auto",
 ) -> Iterator[list[int | None]]:
     """One id a row at a time, None in rows that have ended; stops with the last row.
 
@@ -106,41 +109,48 @@ def continue_ids(
     prompts  token ids of each row, none empty. control  (B, C), or a function that is called for it before each token.
     ends     (row, id) -> whether the row ends there; such rows leave the batch, so that they cost nothing.
     text     of a single row: where it goes on from, and at every id where it is
+    step     how tokens behind the prompt are computed, see glissando.decoding.steps
 
-    Raises NotFiniteError where the model computes no numbers.
+    Raises NotFiniteError where the model computes no numbers, ConfigError for a compiled step where there is none.
     """
+    require_kind(step)
     device = model.embedding.weight.device
     alive = list(range(len(prompts)))
     text = text or OneText()
     generators = [text.generator or torch.Generator().manual_seed(sampling.seed + r) for r in alive]
-    read = 0 if text.state is None else int(text.state.position)
+    read = 0 if text.begin is None else int(text.begin.position)
     limits = [min(max_tokens, tokens_left(model, read + len(prompt))) for prompt in prompts]
     memo: Memo = {}
     now = _now(control)
-    with computing(model):
-        logits, state = _read_prompts(model, prompts, now, device, memo, text.state)
+    going_on: Step | None = None
+    spare = min(max(limits, default=0), _SPARE)
+    if text.begin is not None and len(prompts[0]) == 1:  # as it would have gone on: to the last bit
+        going_on = step_from(model, text.begin, step, now is not None, spare, memo)
+        logits, state = going_on(torch.tensor(prompts[0], device=device), now), None
+    else:
+        with computing(model):
+            logits, state = _read_prompts(model, prompts, now, device, memo, text.begin)
     for count in range(1, max(limits, default=0) + 1):
         _require_finite(logits)
         with torch.no_grad():
             ids = sampling.draw(writable(model, logits), [generators[r] for r in alive])
-        step: list[int | None] = [None] * len(prompts)
+        drawn: list[int | None] = [None] * len(prompts)
         for row, token in zip(alive, ids.tolist(), strict=True):
-            step[row] = token
+            drawn[row] = token
         ended = [ends is not None and ends(r, int(ids[i])) for i, r in enumerate(alive)]
         going = [i for i, r in enumerate(alive) if not ended[i] and count < limits[r]]
-        text.state, text.unread, text.generator = state, ids, generators[0]
-        yield step
+        text.step, text.unread, text.generator = going_on or PlainStep(model, state, memo), ids, generators[0]
+        yield drawn
         if not going:
             return
         now = _now(control)
-        with computing(model):
-            if len(going) < len(alive):
-                rows = torch.tensor(going, device=device)
-                alive = [alive[i] for i in going]
-                ids, state = ids[rows], select_rows(state, rows)
-            now = now if now is None or len(now) == len(alive) else now[alive]
-            logits, state = model(ids.unsqueeze(1), state, control=now, donate=True, memo=memo)
-            logits = logits[:, -1]
+        if going_on is None:
+            going_on, state = step_from(model, state, step, now is not None, spare, memo), None
+        if len(going) < len(alive):
+            alive = [alive[i] for i in going]
+            ids = ids[torch.tensor(going, device=device)]
+            going_on.keep(going)
+        logits = going_on(ids, now if now is None or len(now) == len(alive) else now[alive])
 
 
 def _require_finite(logits: Tensor) -> None:
@@ -161,29 +171,6 @@ def tokens_left(model: LanguageModel, prompt_tokens: int) -> int:
     limit = model.config.max_length if model.position_embedding is not None else None
     # The last token that is written is never read, so it needs no position.
     return sys.maxsize if limit is None else max(0, limit - prompt_tokens + 1)
-
-
-@contextmanager
-def computing(model: LanguageModel) -> Iterator[None]:
-    """Without gradients and in evaluation mode; modules that were training are put back into it afterwards.
-
-    Raises RuntimeError where another thread put the model back meanwhile, so that dropout was on: threads share a model
-    that is in evaluation mode before.
-    """
-    training = [module for module in model.modules() if module.training] if model.training else []
-    for module in training:
-        module.training = False
-    try:
-        with torch.no_grad():
-            yield
-        if model.training:
-            raise RuntimeError(
-                "the model was put into training mode while it computed a text; call model.eval() before several "
-                "threads use it"
-            )
-    finally:
-        for module in training:
-            module.training = True
 
 
 def writable(model: LanguageModel, logits: Tensor) -> Tensor:
@@ -250,10 +237,16 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
 class OneText:
     """Where a text of one row is: everything that what follows depends on."""
 
-    state: State = None  # after every id that was read; it may change in place at the next one
+    begin: State = None  # what the prompt is read behind
     unread: Tensor | None = None  # (1,) int64: the last id that was drawn
     generator: torch.Generator | None = None
     row: TextRow | None = None
+    step: Step | None = None  # computes the tokens, and has the state after all that were read
+
+    @property
+    def state(self) -> State:
+        """After every id that was read; it may change in place at the next one."""
+        return self.begin if self.step is None else self.step.state
 
 
 class Stream(Iterator[str]):
@@ -296,6 +289,7 @@ def stream(
     when_full: Callable[[], None] | None = None,
     state: StreamState | None = None,
     resumable: bool = False,
+    step: Kind = "auto",
 ) -> Stream:
     """The continuation of `prompt` in pieces as they come; ends at the end of text, `stop` or `max_tokens`.
 
@@ -306,6 +300,8 @@ def stream(
                and numbers are drawn as they would have been (`seed` is of new texts)
     resumable  the stream has a `state`; what is not whole at its end (half a character, the beginning of a stop text)
                stays there and is not written
+    step       `compiled`: one call of a compiled kernel computes a token (float32 on a CPU); `plain`: the model's
+               forward; `auto`: compiled where the model has such a step
 
     The model's weights must stand still until the last piece.
 
@@ -314,7 +310,7 @@ def stream(
     sampling = Sampling(temperature, top_k, top_p, seed)
     text = OneText() if resumable or state is not None else None
     prompts = _texts([prompt], "prompt")
-    pieces = _stream_all(model, prompts, max_tokens, sampling, stop, control, when_full, text, state, resumable)
+    pieces = _stream_all(model, prompts, max_tokens, sampling, stop, control, when_full, text, state, resumable, step)
     return Stream(pieces, text if resumable else None)
 
 
@@ -330,12 +326,13 @@ def generate(
     stop: str | Sequence[str] = (),
     control: Control | None = None,
     when_full: Callable[[], None] | None = None,
+    step: Kind = "auto",
 ) -> list[str]:
     """The continuations of several prompts, computed together; each equals the one it would get alone. As `stream`."""
     several = _texts(prompts, "prompts")
     sampling = Sampling(temperature, top_k, top_p, seed)
     texts = [""] * len(several)
-    for pieces in _stream_all(model, several, max_tokens, sampling, stop, control, when_full):
+    for pieces in _stream_all(model, several, max_tokens, sampling, stop, control, when_full, step=step):
         texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
     return texts
 
@@ -362,6 +359,7 @@ def _stream_all(
     text: OneText | None = None,
     before: StreamState | None = None,
     resumable: bool = False,
+    step: Kind = "auto",
 ) -> Iterator[list[str]]:
     tokenizer = tokenizer_of(model)
     if not (isinstance(max_tokens, Integral) and max_tokens >= 0):
@@ -376,7 +374,7 @@ def _stream_all(
         text.row = rows[0]
         if before is not None:
             rows[0].go_on(before.recent.tolist(), before.held)
-            text.state, text.generator = map_state(torch.clone, before.model), torch.Generator()
+            text.begin, text.generator = map_state(torch.clone, before.model), torch.Generator()
             text.generator.set_state(before.generator)
     dial = None if control is None else _dial(model, control, len(prompts))
     pieces = [""] * len(rows)
@@ -386,7 +384,7 @@ def _stream_all(
         return rows[row].ended
 
     read = 0 if before is None else int(before.model.position)
-    for _ in continue_ids(model, ids, max_tokens, sampling, ends=ends, control=dial, text=text):
+    for _ in continue_ids(model, ids, max_tokens, sampling, ends=ends, control=dial, text=text, step=step):
         yield list(pieces)
         pieces[:] = [""] * len(rows)
     left = [tokens_left(model, read + len(prompt)) for prompt in ids]

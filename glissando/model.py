@@ -14,6 +14,7 @@ from glissando.backbone import Backbone, BackboneConfig, ModelState
 from glissando.config import from_dict, merge, options
 from glissando.errors import ConfigError, InputError, LengthError
 from glissando.mixers import Context, Memo
+from glissando.ops.loop import exporting
 
 if TYPE_CHECKING:
     from glissando.data.tokenizers import Tokenizer
@@ -88,6 +89,8 @@ class LanguageModel(Backbone):
 
     config: ModelConfig
     _inputs = "ids"
+    #: of the matrices, which `glissando.quantisation.round_weights` rounds
+    weights_precision: Literal["float32", "bf16", "int8"] = "float32"
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
         super().__init__()
@@ -209,6 +212,9 @@ class LanguageModel(Backbone):
 
     def _positions(self, limit: int, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
         """(B, T) positions of tokens, each below `limit`."""
+        if exporting():  # the runtime's look-up refuses a position behind the last
+            start = ids.new_zeros(ids.shape[0]) if position is None else position
+            return start.unsqueeze(1) + torch.arange(ids.shape[1], device=ids.device)
         if position is None and ctx.mask is None:  # known without a look at any tensor, as torch.compile needs it
             furthest, start = ids.shape[1], ids.new_zeros(ids.shape[0])
         else:

@@ -31,6 +31,7 @@ from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import append as append_slots
 from glissando.mixers.slots import at_last, cut, latest_of, shifted
 from glissando.ops.attention import attention
+from glissando.ops.loop import exporting
 from glissando.ops.rope import rotate, rotation_after
 from glissando.state import zeros_position
 
@@ -186,7 +187,7 @@ class Attention(Mixer):
         if lowered is not None:
             # Any constant per row may be added. With C at the middle query the keys that matter, those near the
             # queries, have small exponents however long the past is.
-            middle = 0 if decay is None else decay[..., decay.shape[-1] // 2].detach().unsqueeze(-1)
+            middle = 0 if decay is None else _middle(decay.detach())
             bias = middle - lowered
         window = c.window if isinstance(visible, str) and visible == "causal" and self._windowed(k.shape[2]) else None
         dropout = c.dropout if self.training else 0.0
@@ -274,6 +275,13 @@ class Attention(Mixer):
         decay = None if state.decay is None else keep(state.decay)
         length = state.length.clamp_max(window)
         return state._replace(k=keep(state.k), v=keep(state.v), decay=decay, length=length)
+
+
+def _middle(decay: Tensor) -> Tensor:
+    """C (B, H, 1) about the middle query of decay (B, H, T)."""
+    if exporting():  # an index of half the length holds for one length alone
+        return decay.mean(-1, keepdim=True)
+    return decay[..., decay.shape[-1] // 2].unsqueeze(-1)
 
 
 def _lowered(decay: Tensor | None, importance: Tensor | None) -> Tensor | None:

@@ -138,7 +138,7 @@ def last_real(x: Tensor, counts: Tensor | int, before: Tensor) -> Tensor:
 
     Rows are packed, so that it stands at the row's count (B,); a plain number is the count of all of them.
     """
-    if isinstance(counts, int):
+    if not isinstance(counts, Tensor):
         return x[:, counts - 1].clone().to(before.dtype)  # a view would keep all of x alive
     latest = x[torch.arange(len(x), device=x.device), (counts - 1).clamp_min(0)].to(before.dtype)
     return torch.where((counts > 0).view(-1, *[1] * (before.ndim - 1)), latest, before)

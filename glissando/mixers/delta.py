@@ -16,7 +16,8 @@ A decay of each channel of the key, and a rotation of its pairs, do not commute 
 symmetrically, half a step before it and half after (Strang 1968, second order in dt; b = e with a decay a channel):
 
     decay: channel         diag(1 / tau) in the place of 1 / tau
-    transition: rotate     dS/dt has the term Omega S, turning pair n of the key's channels at the rate omega_n + w_n x
+    transition: rotate     dS/dt has the term Omega S: pair n of the key's channels turns at 2 sigmoid(w x) omega_n,
+                           with a w a head. omega_n starts at 1, ..., 1 / horizons[1], the rates of a rotary embedding
     transition: reflect    e = 2 sigmoid(z), b = e: eigenvalues from 1 to -1. No real flow passes there: dt is refused
     writes                 so many keys and values a token, written one after the other (b = e)
     keys: previous         k is the query of the token before: a token finds what came right after tokens like it.
@@ -44,6 +45,7 @@ from glissando.errors import ConfigError
 from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer, require_parts
 from glissando.mixers.memory import Horizons
 from glissando.ops.delta import delta_rule
+from glissando.ops.loop import delayed, exporting
 from glissando.ops.rms_norm import rms_norm
 from glissando.precision import exact, without_autocast
 
@@ -90,7 +92,7 @@ class Delta(Mixer):
     """See the module's docstring for the equation."""
 
     #: rates and a gain, not matrices: the optimizer does not decay them
-    undecayed = ("log_rate", "decay_bias", "write_bias")
+    undecayed = ("log_rate", "decay_bias", "write_bias", "omega")
 
     def __init__(self, hidden_size: int, config: DeltaConfig | None = None, **options: Any) -> None:
         """`config`, or its fields as keywords. Raises ConfigError for sizes that do not fit."""
@@ -109,14 +111,14 @@ class Delta(Mixer):
                 f"delta.transition `rotate` turns pairs of channels: key_size {self.key_size} must be even"
             )
         self.accepts = frozenset({"mask"} if c.keys == "previous" or c.transition == "reflect" else {"mask", "dt"})
-        h, keys, pairs = c.heads, c.heads * self.key_size, c.heads * self.key_size // 2
+        h, keys = c.heads, c.heads * self.key_size
         # A pair of channels that turns decays as one.
         self.rates = 1 if c.decay == "head" else self.key_size // 2 if self.rotates else self.key_size
         own = 0 if c.keys == "previous" else keys
         values = h * self.value_size
         self.sizes = [
             keys, c.writes * own, c.writes * values, c.writes * h, h * self.rates,
-            pairs if self.rotates else 0, values if c.output_gate else 0,
+            h if self.rotates else 0, values if c.output_gate else 0,
         ]  # fmt: skip
         self.project = nn.Linear(hidden_size, sum(self.sizes), bias=False)
         self.out = nn.Linear(values, hidden_size, bias=False)
@@ -135,7 +137,8 @@ class Delta(Mixer):
         self.write_bias.zero_()
         self.norm.fill_(1.0)
         if self.omega is not None:
-            self.omega.zero_()
+            periods = torch.linspace(0, math.log(self.config.horizons[1]), self.key_size // 2)
+            self.omega.copy_(torch.exp(-periods).expand_as(self.omega))
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -162,7 +165,7 @@ class Delta(Mixer):
             if before.latest is None:
                 k = F.normalize(F.silu(exact(k)).view(rows, steps, c.writes, self.heads, self.key_size), dim=-1)
             else:
-                k = torch.cat([before.latest.to(q.dtype).unsqueeze(1), q[:, :-1]], 1).unsqueeze(2)
+                k = delayed(before.latest.to(q.dtype).unsqueeze(1), q, 1).unsqueeze(2)
                 if state is not None:
                     latest = last_real(q, steps if ctx.mask is None else ctx.counts(x), before.latest)
             v = F.silu(exact(v)).view(rows, steps, c.writes, self.heads, self.value_size)
@@ -181,7 +184,7 @@ class Delta(Mixer):
             angle = None
             if self.omega is not None:
                 # In the frame that turns with the state only keys and queries do; differences of angles count alone.
-                turn = (exact(turn).view(rows, steps, *self.omega.shape) + exact(self.omega)) * dt
+                turn = 2 * torch.sigmoid(exact(turn)).unsqueeze(-1) * exact(self.omega) * dt
                 angle = turn.double().cumsum(1)
                 k = _turned(k, -(angle - 0.5 * turn).unsqueeze(2))
                 q = _turned(q, -angle)
@@ -232,6 +235,9 @@ def _mean_decay(x: Tensor) -> Tensor:
 
 def _turned(x: Tensor, angle: Tensor) -> Tensor:
     """x (..., 2 n) with its pairs turned by angle (..., n)."""
+    if exporting():  # not every runtime has complex numbers
+        (a, b), cos, sin = x.unflatten(-1, (-1, 2)).unbind(-1), angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
     turn = torch.polar(torch.ones_like(angle), angle)
     pairs = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turn.to(pairs.dtype)).flatten(-2)

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glissando.mixers.base import last_real
+from glissando.ops.loop import delayed
 
 
 def shifted(q: Tensor, latest: Tensor | None) -> Tensor:
     """Keys from queries (B, H, T, ...): each that of the token before, at the first `latest` (B, H, ...) or 0."""
     before = torch.zeros_like(q[:, :, :1]) if latest is None else latest.to(q.dtype).unsqueeze(2)
-    return torch.cat([before, q[:, :, :-1]], 2)
+    return delayed(before, q, 2)
 
 
 def at_last(x: Tensor, counts: Tensor | int, before: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ class BinnedCache:
 
     def _after(self, p: Projected, e: Tensor, state: BinnedState, counts: Tensor | int, donate: bool) -> BinnedState:
         real = None
-        if not isinstance(counts, int):
+        if isinstance(counts, Tensor):
             real = torch.arange(e.shape[2], device=e.device) < counts.unsqueeze(-1)
             e = e.masked_fill(~real.unsqueeze(1), -torch.inf)
         bins = self._bin(p.k)

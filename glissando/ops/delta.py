@@ -36,6 +36,7 @@ from glissando.ops.compiled import (
     same_reals,
     use_numba,
 )
+from glissando.ops.loop import exporting, over_time
 
 Backend = Literal["auto", "reference", "chunked", "numba"]
 
@@ -79,6 +80,9 @@ def delta_rule(
         b=(b, (rows, steps, heads)),
         s0=(s0, (rows, heads, size, v.shape[-1])),
     )
+    if exporting():
+        o, (last,) = over_time(_step, (s0,), (q, k, v, g.exp(), e, b))
+        return o, last
     if backend == "reference":
         return reference(q, k, v, g, e, b, s0)
     given = {"q": q, "k": k, "v": v, "g": g, "e": e, "b": b, "s0": s0}
@@ -95,15 +99,22 @@ def delta_rule(
 
 def reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor) -> tuple[Tensor, Tensor]:
     """The equation, one token after the other."""
-    s, outputs = s0, []
-    parts = (tensor.unbind(1) for tensor in (q, k, v, g.exp(), e, b))
-    for q_t, k_t, v_t, a_t, e_t, b_t in zip(*parts, strict=True):
-        s = a_t.unsqueeze(-1) * s
-        found = torch.einsum("bhkv,bhk->bhv", s, k_t)
-        change = b_t.unsqueeze(-1) * v_t - e_t.unsqueeze(-1) * found
-        s = s + k_t.unsqueeze(-1) * change.unsqueeze(-2)
-        outputs.append(torch.einsum("bhkv,bhk->bhv", s, q_t))
-    return torch.stack(outputs, 1), s
+    carry: tuple[Tensor, ...] = (s0,)
+    outputs = []
+    for now in zip(*(tensor.unbind(1) for tensor in (q, k, v, g.exp(), e, b)), strict=True):
+        carry, o = _step(carry, now)
+        outputs.append(o)
+    return torch.stack(outputs, 1), carry[0]
+
+
+def _step(carry: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+    """One token of the equation: S in and out, and o."""
+    q, k, v, a, e, b = now
+    s = a.unsqueeze(-1) * carry[0]
+    found = torch.einsum("bhkv,bhk->bhv", s, k)
+    change = b.unsqueeze(-1) * v - e.unsqueeze(-1) * found
+    s = s + k.unsqueeze(-1) * change.unsqueeze(-2)
+    return (s,), torch.einsum("bhkv,bhk->bhv", s, q)
 
 
 def _chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ def edges_pay(x: Tensor, laplacian: Tensor) -> bool:
     """Whether `energy_edges` is faster than `energy` for x (..., K): on a CPU, for 4,096 vectors or more, where at most
     a quarter of the entries of L are not 0. Measured in docs/tauformer.md.
     """
-    if x.numel() < 4096 * x.shape[-1] or not use_numba("energy_edges", "auto", x):
+    if not use_numba("energy_edges", "auto", x) or x.numel() < 4096 * x.shape[-1]:
         return False
     return bool(4 * laplacian.count_nonzero() <= laplacian.numel())
 

@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from glissando.errors import InputError, unknown_name
 from glissando.ops import newton
 from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, use_numba
+from glissando.ops.loop import exporting, over_time
 from glissando.ops.scan import scan
 
 Backend = Literal["auto", "reference", "newton", "numba"]
@@ -74,6 +75,8 @@ def liquid(
     _check(b, z, modes, x0, dt)
     if backend not in ("auto", "reference", "newton", "numba"):
         raise unknown_name("liquid backend", backend, ["auto", "newton", "numba", "reference"])
+    if exporting():
+        return _loop(b, z, modes, x0, dt, coupled), None
     if backend in ("auto", "numba") and use_numba("liquid", backend, b):
         if torch.is_grad_enabled():
             return _Liquid.apply(b, z, x0, pack(modes, dt), coupled, dt, *modes), None
@@ -90,6 +93,19 @@ def liquid(
     if modes.state is not None:
         return newton.solve(step, x0, inputs, weights, linearise=_linearised(coupled))
     return _linear(pairs, z, time.to(b.dtype), modes, x0, coupled), None
+
+
+def _loop(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None, coupled: bool) -> Tensor:
+    """The definition as one operation of a graph, for any length."""
+    run, time = _step(coupled), b.new_ones(1) if dt is None else dt.to(b.dtype)
+    weights = tuple(w for w in modes if w is not None)
+
+    def step(carry: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+        entry = now[0] if b.ndim == 4 else torch.stack([now[0], torch.zeros_like(now[0])], -1)
+        x = run(carry[0], entry, now[1], time if dt is None else now[2], *weights)
+        return (x,), x
+
+    return over_time(step, (x0,), (b, z) if dt is None else (b, z, time))[0]
 
 
 def require_time(dt: Tensor) -> None:

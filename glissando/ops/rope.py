@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from glissando.ops.compiled import over_rows, require_backend
+from glissando.ops.loop import exporting
 
 #: positions whose rotations are kept once they are needed: 16 MiB at head size 64
 _TABLE = 1 << 16
@@ -65,6 +66,8 @@ def rotation_after(
     """`rotation` of `length` tokens that follow `position` (B,) int64, or of the first: (2, 1 or B, length, K/2)."""
     if position is None:
         return rotation_from_zero(length, head_size, base, width, dtype, device).unsqueeze(1)
+    if exporting():
+        return rotation(position.unsqueeze(1) + torch.arange(length, device=device), head_size, base, width, dtype)
     starts = position.tolist()
     if len(set(starts)) == 1 and starts[0] + length <= _TABLE:
         # Decoding: all rows stand at one place, and a slice of a table that every layer shares is free.

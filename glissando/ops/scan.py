@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.errors import ConfigError, unknown_name
+from glissando.ops.loop import exporting, over_time
 
 Backend = Literal["auto", "reference", "numba", "doubling", "triton"]
 
@@ -45,6 +46,8 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
 
     Raises ValueError for shapes that do not fit, ConfigError for a backend that cannot run here.
     """
+    if exporting():
+        return _loop(_check(a, x, h0), x, h0)
     kernel = x.device.type == "cpu" and (backend == "numba" or (backend == "auto" and x.shape[1:2] != (1,)))
     if kernel and torch.compiler.is_compiling():
         # It cannot follow the kernel, and of what it could follow one is slow and the other for |a| <= 1 alone.
@@ -66,6 +69,18 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     return h.to(given) if is_half else h, last
 
 
+def _loop(a: Tensor, x: Tensor, h0: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The definition as one operation of a graph, for any length."""
+
+    def step(carry: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+        h = now[0] * carry[0] + now[1]
+        return (h,), h
+
+    start = x.new_zeros(x.shape[0], *x.shape[2:]) if h0 is None else h0
+    h, (last,) = over_time(step, (start,), (a.expand_as(x), x))
+    return h, last
+
+
 def reference(a: Tensor, x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
     """The definition, one step after the other; a (B or 1, T or 1, *F)."""
     if x.shape[1] == 1:
@@ -85,10 +100,11 @@ def _check(a: Tensor, x: Tensor, h0: Tensor | None) -> Tensor:
     if x.ndim < 3 or x.shape[1] < 1:
         raise ValueError(f"scan: x must be (batch, time >= 1, features...), got {tuple(x.shape)}")
     features = x.shape[2:]
-    if a.shape == features:
+    # Numbers of axes come before sizes, and the size that is free before 1, for torch.export.
+    if a.ndim == len(features) and a.shape == features:
         a = a[None, None]
     fits = a.ndim == x.ndim and a.shape[2:] == features
-    if not fits or a.shape[0] not in (1, x.shape[0]) or a.shape[1] not in (1, x.shape[1]):
+    if not fits or a.shape[0] not in (x.shape[0], 1) or a.shape[1] not in (x.shape[1], 1):
         raise ValueError(
             f"scan: a must be {tuple(features)} (constant) or {tuple(x.shape)} (varying; batch and time may be 1) "
             f"for x {tuple(x.shape)}, got {tuple(a.shape)}"

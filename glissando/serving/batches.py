@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from glissando.decoding.steps import CompiledStep, Kind, Step, step_from
 from glissando.generation import writable
+from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.serving.session import Listener, Piece, Request, Session, Token
 from glissando.state import State, fit_room, join_rows, leaves, select_rows
@@ -40,15 +42,28 @@ class Reading:
         return len(self.request.ids) - self.done
 
 
-@dataclass(eq=False)
 class Batch:
     """Texts under way, row by row: the state after all but the last token of each, and what follows."""
 
-    controlled: bool = False
-    level: int = 0  # of the lengths of its texts, see `Needs.level`
-    sessions: list[Session] = field(default_factory=list)
-    state: State = None
-    logits: Tensor | None = None  # (B, V)
+    def __init__(
+        self,
+        controlled: bool = False,
+        level: int = 0,
+        sessions: Sequence[Session] = (),
+        state: State = None,
+        logits: Tensor | None = None,
+    ) -> None:
+        self.controlled, self.level = controlled, level  # level: of the lengths of its texts, see `Needs.level`
+        self.sessions, self.logits = list(sessions), logits  # logits (B, V)
+        self._state = state
+        self._step: Step | None = None
+
+    @property
+    def state(self) -> State:
+        """The model's state; a compiled step, which keeps it in another form, is made anew after it was asked for."""
+        if self._step is not None:
+            self._state, self._step = self._step.state, None
+        return self._state
 
     @property
     def most(self) -> int:
@@ -60,7 +75,7 @@ class Batch:
         if self.sessions:
             assert self.logits is not None
             state, logits = join_rows(self.state, state), torch.cat([self.logits, logits])
-        self.sessions, self.state, self.logits = [*self.sessions, *sessions], state, logits
+        self.sessions, self._state, self._step, self.logits = [*self.sessions, *sessions], state, None, logits
 
     def keep(self, rows: list[int]) -> None:
         """Only these rows, in this order."""
@@ -68,11 +83,32 @@ class Batch:
             return
         self.sessions = [self.sessions[row] for row in rows]
         if not rows:
-            self.state = self.logits = None
+            self.clear()
             return
         assert self.logits is not None
         index = torch.tensor(rows, device=self.logits.device)
-        self.state, self.logits = fit_room(select_rows(self.state, index), spare=True), self.logits[index]
+        self.logits = self.logits[index]
+        if isinstance(self._step, CompiledStep):
+            self._step.keep(rows)
+        else:
+            self._state, self._step = fit_room(select_rows(self.state, index), spare=True), None
+
+    def clear(self) -> None:
+        """No texts."""
+        self.sessions, self._state, self._step, self.logits = [], None, None, None
+
+    def row(self, row: int) -> tuple[State, Tensor]:
+        """The state and the logits (V,) of one row, in memory of their own."""
+        assert self.logits is not None
+        alone = self._step.row(row) if isinstance(self._step, CompiledStep) else one_row(self.state, row)
+        return alone, self.logits[row].clone()
+
+    def advance(self, model: LanguageModel, ids: Tensor, control: Tensor | None, kind: Kind, memo: Memo) -> None:
+        """One token (B,) of every row, computed by the compiled step where the model has one."""
+        if self._step is None:
+            self._step = step_from(model, self._state, kind, control is not None, memo=memo)
+            self._state = None
+        self.logits = self._step(ids, control).clone()
 
 
 def one_row(state: State, row: int, to_grow: bool = False) -> State:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from glissando.allocator import return_freed_memory
+from glissando.decoding.steps import Kind, decoder_of
 from glissando.generation import Sampling, tokenizer_of, tokens_left, writable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
@@ -67,9 +68,11 @@ class Engine:
         prefix_bytes: int = 2**28,
         memory: int | None = None,
         deliver: Callable[[Outbox], None] | None = None,
+        step: Kind = "auto",
     ) -> None:
-        self.model, self.tokenizer = model.eval(), tokenizer_of(model)
+        self.step_kind, self.model, self.tokenizer = step, model.eval(), tokenizer_of(model)
         self._memo: Memo = {}  # the weights stand still while they are served
+        decoder_of(model, step, False)  # a step that there is not fails here, and not every text
         self.max_sessions, self.max_waiting, self.chunk = max_sessions, max_waiting, chunk
         self.memory = available_bytes(model.embedding.weight.device) // 2 if memory is None else memory
         self.needs = Needs(model, self.memory, chunk)
@@ -442,10 +445,7 @@ class Engine:
         batch.keep(going)
         if going:
             control = self._control([session.control for session in batch.sessions])
-            logits, batch.state = self.model(
-                ids[going].unsqueeze(1), batch.state, control=control, donate=True, memo=self._memo
-            )
-            batch.logits = logits[:, -1]
+            batch.advance(self.model, ids[going], control, self.step_kind, self._memo)
 
     def _drop_overflown(self, batch: Batch) -> None:
         """Rows of which nothing can be drawn end alone: a draw fails for its whole batch."""
@@ -475,9 +475,8 @@ class Engine:
         session = batch.sessions[row]
         if session.turned or len(session.written) < 2:
             return
-        assert batch.logits is not None
         read = (*session.request.ids, *session.written[:-1])
-        state, logits = one_row(batch.state, row), batch.logits[row].clone()
+        state, logits = batch.row(row)
         self.prefixes.keep(read, session.request.control, state, logits, session.request.key)
 
     def _control(self, values: Sequence[tuple[float, ...] | None]) -> Tensor | None:
@@ -486,7 +485,8 @@ class Engine:
     def _fail(self, at: Batch | list[Reading], error: Exception) -> None:
         """Every text that was worked on ends here; the batch is empty after it."""
         if isinstance(at, Batch):
-            failed, (at.sessions, at.state, at.logits) = at.sessions, ([], None, None)
+            failed = at.sessions
+            at.clear()
         else:
             failed = [session for reading in at for session in reading.sessions]
             self.reading = [reading for reading in self.reading if reading not in at]

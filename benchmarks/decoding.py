@@ -1,0 +1,94 @@
+"""Decoding: tokens of one text, drawn at temperature 0.8, by the compiled step and by the plain one in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+
+import torch
+
+from benchmarks.speed import Row, random_bytes
+from glissando.decoding.steps import Kind
+from glissando.generation import Sampling, continue_ids
+from glissando.model import LanguageModel
+from glissando.state import State
+
+#: preset and context -> the goal of compiled against plain; none: reported
+GOALS = {
+    **{("liquid-ssm-nano", context): 4.0 for context in (256, 4096)},
+    **{("continuous-transformer-nano", context): 4.0 for context in (256, 4096)},
+    **{("composite-nano", context): 4.0 for context in (256, 4096)},
+    **{("transformer-nano", context): 2.0 for context in (256, 4096)},
+    **{("spectral-delta-nano", context): None for context in (256, 4096)},
+    **{("tauformer-nano", context): None for context in (256, 4096)},
+    **{("hybrid-ode-nano", context): None for context in (256, 4096)},
+}
+#: tokens between two looks at the clock
+_TOKENS = 25
+
+
+def decoding(preset: str, context: int, rounds: int) -> Row:
+    """Tokens/s of the two steps behind `context` random bytes."""
+    model = LanguageModel.from_preset(preset).eval()
+    prompt = random_bytes(1, context)[0].tolist()
+
+    def texts(step: Kind) -> Iterator[object]:
+        return continue_ids(model, [prompt], 1 << 20, Sampling(), step=step)
+
+    kinds: tuple[Kind, ...] = ("compiled", "plain")
+    running = {step: texts(step) for step in kinds}
+    for text in running.values():
+        list(islice(text, 3))  # reads the prompt, and compiles
+    seconds: list[dict[Kind, float]] = []
+    for _ in range(rounds):
+        turn = {}
+        for step, text in running.items():
+            began = time.perf_counter()
+            list(islice(text, _TOKENS))
+            turn[step] = (time.perf_counter() - began) / _TOKENS
+        seconds.append(turn)
+    compiled, plain = (statistics.median(1 / turn[step] for turn in seconds) for step in kinds)
+    ratio = statistics.median(turn["plain"] / turn["compiled"] for turn in seconds)
+    goal = GOALS[preset, context]
+    name = f"decoding {preset} behind {context:,}"
+    wanted = "none" if goal is None else f"{goal:g}x"
+    return Row(name, compiled, plain, "tokens/s", ratio, wanted, goal is None or ratio >= goal, "plain step")
+
+
+ROWS = {f"decoding-{preset}-{context}": partial(decoding, preset, context) for preset, context in GOALS}
+
+
+def flat(rounds: int) -> Row:
+    """Milliseconds of a compiled step of `delta-nano` behind 64k tokens beside behind 1k."""
+    from glissando.decoding.decoder import Decoder
+
+    model = LanguageModel.from_preset("delta-nano").eval()
+    decoder, one = Decoder(model), torch.zeros(1, dtype=torch.int64)
+    seconds: dict[int, list[float]] = {1024: [], 65536: []}
+    rows = {}
+    for length in seconds:
+        with torch.no_grad():
+            state: State = model.init_state(1)
+            for part in random_bytes(1, length).split(4096, 1):
+                _, state = model.features(part, state, donate=True)
+        rows[length] = decoder.rows(state)
+    for _ in range(rounds + 1):
+        for length, spent in seconds.items():
+            began = time.perf_counter()
+            for _ in range(_TOKENS):
+                decoder.step(one, rows[length])
+            spent.append((time.perf_counter() - began) / _TOKENS)
+    near, far = (1e3 * statistics.median(spent[1:]) for spent in seconds.values())
+    return Row(
+        "decoding delta-nano behind 64k",
+        far,
+        near,
+        "ms",
+        far / near,
+        "1.0x, within 10 %",
+        far / near < 1.1,
+        "behind 1k",
+    )

@@ -1,0 +1,10 @@
+"""Decoding by a compiled step: `Decoder(model).step(ids, rows)` computes one token of every row in one call.
+
+A model is written as a program (`program`, `lowering`), a table of instructions that one compiled function runs
+(`interpreter`, `kernels`). `generate`, `stream` and the server use it where a model has it (`steps`).
+"""
+
+from glissando.decoding.program import NotCompiled
+from glissando.decoding.steps import CompiledStep, PlainStep, Step, computing, decoder_of, step_from
+
+__all__ = ["CompiledStep", "NotCompiled", "PlainStep", "Step", "computing", "decoder_of", "step_from"]

@@ -1,0 +1,230 @@
+"""The compiled decoding step: a model's forward for one token a row, without PyTorch, as one call of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glissando.decoding import lowering_mixers  # noqa: F401  (registers the mixers)
+from glissando.decoding.interpreter import run
+from glissando.decoding.lowering import lower
+from glissando.decoding.program import NotCompiled, Precision, Program, Slot
+from glissando.errors import InputError, LengthError
+from glissando.model import LanguageModel
+from glissando.ops.compiled import over_rows
+from glissando.state import State, leaves
+
+
+class Rows(NamedTuple):
+    """The states of B texts as the compiled step keeps them; it changes them in place."""
+
+    fixed: Any  # (B, F) float32
+    exact: Any  # (B, E) float64
+    slots: Any  # (B, S capacity) float32
+    exact_slots: Any  # (B, D capacity) float64
+    filled: Any  # (B,) int64: tokens read
+    registers: Any  # (B, R) float32: the latest step's vectors
+    capacity: int  # slots of the caches
+
+
+class Decoder:
+    """`step(ids, rows)` computes what `model(ids.unsqueeze(1), state)` does, for a model of float32 on a CPU.
+
+    precision     in which matrices are kept: `float32`, `bf16`, or `int8` with a scale for each output; arithmetic
+                  is float32 always
+    with_control  a control is given at each step
+
+    The weights are copied: a model that is trained on needs a new decoder. Raises NotCompiled for a model, or an option
+    of it, that has no compiled form; UnknownNameError for another precision.
+    """
+
+    def __init__(self, model: LanguageModel, precision: Precision = "float32", with_control: bool = False) -> None:
+        for weight in model.parameters():
+            if weight.device.type != "cpu" or weight.dtype != torch.float32:
+                raise NotCompiled(f"weights of {weight.dtype} on {weight.device}: it computes in float32 on a CPU")
+        if with_control and not model.config.controls:
+            raise NotCompiled("a control, which this model does not take")
+        with torch.no_grad():
+            self.program: Program = lower(model, precision, with_control)
+        self.controls = len(model.config.controls)
+        self.with_control, self.vocab_size, self.max_length = with_control, *_limits(model)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights as they are kept."""
+        return self.program.weights.nbytes + self.program.halves.nbytes + self.program.bytes.nbytes
+
+    # ------------------------------------------------------------------ states
+
+    def rows(self, state: State, spare: int = 0) -> Rows:
+        """The compiled step's form of a state of the model, with room for `spare` tokens more.
+
+        Raises InputError for the state of another model.
+        """
+        program = self.program
+        filled = state.position.numpy().astype(np.int64)
+        capacity = _room(int(filled.max(initial=0)) + max(spare, 1)) if program.slots or program.exact_slots else 0
+        batch = len(filled)
+        rows = Rows(
+            np.zeros((batch, program.fixed), np.float32),
+            np.zeros((batch, program.exact), np.float64),
+            np.zeros((batch, program.slots * capacity), np.float32),
+            np.zeros((batch, program.exact_slots * capacity), np.float64),
+            filled.copy(),
+            np.zeros((batch, program.registers), np.float32),
+            capacity,
+        )
+        own, given = _slots(program.state), list(leaves(state))
+        if len(own) != len(given):
+            raise InputError(f"the state is of another model: it has {len(given)} parts, and this model's {len(own)}")
+        for slot, leaf in zip(own, given, strict=True):
+            if slot.array == "filled":
+                continue
+            target = _view(rows, slot)
+            values = leaf.detach().to(torch.float64 if slot.array.startswith("exact") else torch.float32).numpy()
+            fixed = (*values.shape[:2], *values.shape[3:]) if slot.array in ("slots", "exact_slots") else values.shape
+            if fixed != (batch, *slot.shape):
+                raise InputError(
+                    f"the state is of another model: it has a part {tuple(values.shape)}, and this model's is "
+                    f"{(batch, *slot.shape)}, beside the slots of a cache; use the state that this model returned"
+                )
+            if slot.array in ("slots", "exact_slots"):
+                kept = min(values.shape[2], capacity)  # slots behind those that are filled are spare
+                target[:, :, :kept] = values[:, :, :kept]
+            else:
+                target[...] = values
+        return rows
+
+    def state(self, rows: Rows) -> State:
+        """The model's own state after the tokens that `rows` have read, in memory of its own."""
+
+        def value(slot: Any) -> Any:
+            if slot is None:
+                return None
+            if not isinstance(slot, Slot):
+                children = [value(child) for child in slot]
+                return type(slot)(*children) if hasattr(slot, "_fields") else tuple(children)
+            if slot.array == "filled":
+                return torch.from_numpy(rows.filled.copy())
+            values = _view(rows, slot)
+            if slot.array in ("slots", "exact_slots"):
+                values = values[:, :, : int(rows.filled.max(initial=0))]
+            return torch.from_numpy(values.copy())
+
+        return value(self.program.state)
+
+    # ------------------------------------------------------------------ steps
+
+    def step(self, ids: Tensor, rows: Rows, control: Tensor | None = None) -> tuple[Tensor, Rows]:
+        """ids (B,), one token for each row -> logits (B, V), and the rows after them, in the same memory or, where the
+        caches had to grow, in new.
+
+        control (B, C). The next step with these rows overwrites the logits.
+
+        Raises InputError for ids outside the vocabulary or another number of rows, LengthError where learned positions
+        end.
+        """
+        if ids.is_floating_point():
+            raise InputError(f"ids must be int64, got {ids.dtype}")
+        program, given = self.program, ids.to(torch.int64).contiguous().numpy()
+        batch = len(rows.filled)
+        if given.shape != (batch,):
+            raise InputError(f"ids must be one for each of {batch} rows, got the shape {given.shape}")
+        if (control is not None) != self.with_control:
+            raise InputError("a control is given to a decoder that was built with_control, and to no other")
+        if control is not None and tuple(control.shape) != (batch, self.controls):
+            raise InputError(f"the control must be {(batch, self.controls)}, got {tuple(control.shape)}")
+        if batch and (int(given.min()) < 0 or int(given.max()) >= self.vocab_size):
+            raise InputError(
+                f"ids must be from 0 to {self.vocab_size - 1}, got {given.min()} to {given.max()}; encode the text "
+                "with this model's own tokenizer"
+            )
+        needed = int(rows.filled.max(initial=0)) + 1
+        if self.max_length is not None and needed > self.max_length:
+            raise LengthError(
+                f"this model has learned positions for {self.max_length} tokens, and was given {needed}. Shorten the "
+                "input, or use a preset with RoPE or without positions (the -nano ones), which takes any length."
+            )
+        if needed > rows.capacity and (program.slots or program.exact_slots):
+            rows = _resized(rows, program, _room(2 * rows.capacity))
+        turned = _NO_CONTROL if control is None else control.detach().to(torch.float32).contiguous().numpy()
+        self._run(rows, given, turned)
+        rows.filled[:] += 1
+        logits = rows.registers[:, program.logits : program.logits + self.vocab_size]
+        return torch.from_numpy(logits), rows
+
+    def _run(self, rows: Rows, ids: Any, control: Any) -> None:
+        """The program for all rows, on several threads where they are many."""
+        p, batch = self.program, len(ids)
+        arguments = (
+            p.code, p.numbers, p.weights, p.halves, p.bytes, rows.registers, rows.fixed, rows.exact, rows.slots,
+            rows.exact_slots, rows.capacity, rows.filled, ids, control,
+        )  # fmt: skip
+        if batch:
+            over_rows(run, torch.empty(batch, 1), *arguments, cost=self.weight_bytes // 2)
+        else:
+            run(*arguments, 0, 0)
+
+    def warm_up(self) -> None:
+        """Load the kernel, or compile it where this machine has not yet: a step of no rows."""
+        empty, filled = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
+        rows = Rows(empty, empty.astype(np.float64), empty, empty.astype(np.float64), filled, empty, 0)
+        self._run(rows, filled, _NO_CONTROL)
+
+    def select(self, rows: Rows, kept: Sequence[int]) -> Rows:
+        """Those of the rows, in that order."""
+        index = np.asarray(kept, np.int64)
+        arrays = {name: part[index] for name, part in rows._asdict().items() if name != "capacity"}
+        chosen = Rows(**arrays, capacity=rows.capacity)
+        needed = _room(int(chosen.filled.max(initial=0)) + 1)
+        return _resized(chosen, self.program, needed) if 2 * needed <= rows.capacity else chosen
+
+
+#: what stands for the control of a model without
+_NO_CONTROL = np.zeros((1, 1), np.float32)
+
+
+def _limits(model: LanguageModel) -> tuple[int, int | None]:
+    """The vocabulary, and how many positions were learned."""
+    config = model.config
+    return config.vocab_size, config.max_length if model.position_embedding is not None else None
+
+
+def _slots(state: Any) -> list[Slot]:
+    """The leaves of a program's state, in the order of glissando.state.leaves."""
+    if state is None:
+        return []
+    return [state] if isinstance(state, Slot) else [leaf for child in state for leaf in _slots(child)]
+
+
+def _view(rows: Rows, slot: Slot) -> Any:
+    """The leaf (B, ...) that the slot names, shared with `rows`."""
+    array, size = getattr(rows, slot.array), int(np.prod(slot.shape))
+    if slot.array in ("slots", "exact_slots"):
+        part = array[:, slot.at * rows.capacity : (slot.at + size) * rows.capacity]
+        return part.reshape(len(array), slot.shape[0], rows.capacity, *slot.shape[1:])
+    return array[:, slot.at : slot.at + size].reshape(len(array), *slot.shape)
+
+
+def _room(tokens: int) -> int:
+    """The least of 64, 128, 256, ... that is not below `tokens`."""
+    return 64 << (max(tokens - 1, 0) // 64).bit_length()
+
+
+def _resized(rows: Rows, program: Program, capacity: int) -> Rows:
+    """The same rows with another number of slots, in memory of their own; those that are cut are empty."""
+    batch = len(rows.filled)
+    resized = rows._replace(
+        slots=np.zeros((batch, program.slots * capacity), np.float32),
+        exact_slots=np.zeros((batch, program.exact_slots * capacity), np.float64),
+        capacity=capacity,
+    )
+    for slot in _slots(program.state):
+        if slot.array in ("slots", "exact_slots"):
+            kept = min(capacity, rows.capacity)
+            _view(resized, slot)[:, :, :kept] = _view(rows, slot)[:, :, :kept]
+    return resized

@@ -1,0 +1,152 @@
+"""One compiled function that runs any program: a table of instructions over registers, weights and states.
+
+So nothing is compiled for a model: the function is compiled once on a machine and kept on disk.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from glissando.decoding.cached_kernels import attention, tau_attention, tau_lambdas
+from glissando.decoding.kernels import (
+    activate,
+    complex_norm,
+    embed,
+    layer_norm,
+    linear,
+    linear_bfloat16,
+    linear_int8,
+    rms_norm,
+    rope_table,
+    rotate,
+    short_conv,
+    silu_product,
+)
+from glissando.decoding.program import (
+    ACTIVATE,
+    ADD_SCALED,
+    ADD_WEIGHTS,
+    ATTENTION,
+    COMPLEX_NORM,
+    CONV,
+    COPY_CONTROL,
+    DELTA,
+    EMBED,
+    GATE,
+    LAYER_NORM,
+    LINEAR,
+    LIQUID,
+    MEAN,
+    POSITION,
+    RMS_NORM,
+    ROPE,
+    ROTATE,
+    SILU_PRODUCT,
+    SPECTRAL,
+    SPECTRAL_PAIRS,
+    TAU,
+    TAU_LAMBDAS,
+)
+from glissando.decoding.recurrent_kernels import delta, liquid, mean_update, spectral, spectral_pairs
+from glissando.ops.compiled import kernel
+
+
+@kernel
+def run(  # noqa: C901 - one branch for each instruction
+    code, numbers, w, halves, bytes_, regs, fixed, exact, slots, exact_slots, capacity, filled, ids, control,
+    first, last,
+):  # fmt: skip
+    """The program for the rows from `first` to `last`, one token each.
+
+    code (n, 24) int64, its operands as glissando.decoding.program documents; numbers (m,) float64
+    w float32, halves uint16 (bfloat16) and bytes_ int8: weights, flat
+    regs (B, R) float32: registers; fixed (B, F) float32 and exact (B, E) float64: states of constant size
+    slots (B, S capacity) float32 and exact_slots (B, D capacity) float64: caches of `capacity` slots
+    filled (B,): tokens that each row has read; ids (B,); control (B, C) float32
+    """
+    scores = np.empty(capacity + 1, np.float32)
+    for step in range(len(code)):
+        c = code[step]
+        op = c[0]
+        if op == LINEAR:
+            if c[7] == 0:
+                linear(w, regs, c[5], c[3], c[4], c[1], c[2], c[6], first, last)
+            elif c[7] == 1:
+                linear_bfloat16(halves, w, regs, c[5], c[3], c[4], c[1], c[2], c[6], first, last)
+            else:
+                linear_int8(bytes_, w, regs, c[5], c[8], c[3], c[4], c[1], c[2], c[6], first, last)
+            continue
+        for row in range(first, last):
+            r = regs[row]
+            if op == RMS_NORM:
+                rms_norm(r[c[1] : c[1] + c[3]], w[c[4] : c[4] + c[3]], numbers[c[5]], r[c[2] : c[2] + c[3]])
+            elif op == SILU_PRODUCT:
+                silu_product(r[c[1] : c[1] + c[4]], r[c[2] : c[2] + c[4]], r[c[3] : c[3] + c[4]])
+            elif op == ADD_SCALED:
+                a, b, out, scale = r[c[1] :], r[c[2] :], r[c[3] : c[3] + c[4]], np.float32(numbers[c[5]])
+                for i in range(c[4]):
+                    out[i] = a[i] + scale * b[i]
+            elif op == ADD_WEIGHTS:
+                a, b, out = r[c[1] :], w[c[2] :], r[c[3] : c[3] + c[4]]
+                for i in range(c[4]):
+                    out[i] = a[i] + b[i]
+            elif op == GATE:
+                a, b, out, share = r[c[1] :], r[c[2] :], r[c[3] : c[3] + c[4]], r[c[5]]
+                for i in range(c[4]):
+                    out[i] = a[i] + share * b[i]
+            elif op == CONV:
+                weight, past = w[c[5] : c[5] + c[3] * c[4]], fixed[row, c[6] : c[6] + c[3] * (c[4] - 1)]
+                short_conv(r[c[1] : c[1] + c[3]], weight, past, r[c[2] : c[2] + c[3]])
+            elif op == SPECTRAL:
+                vectors, h = w[c[5] : c[5] + 4 * c[4]], fixed[row, c[6] : c[6] + 2 * c[4]]
+                y, has_rate = r[c[3] : c[3] + 2 * c[4]], c[2] >= 0
+                spectral(r[c[1] : c[1] + c[4]], r[max(c[2], 0) :], has_rate, vectors, h, y)
+            elif op == SPECTRAL_PAIRS:
+                x, y, h = r[c[1] : c[1] + c[3]], r[c[2] : c[2] + c[3]], fixed[row, c[5] : c[5] + c[3]]
+                spectral_pairs(x, w[c[4] : c[4] + c[3]], h, y)
+            elif op == LIQUID:
+                x, vectors = fixed[row, c[6] : c[6] + 2 * c[4]], w[c[5] : c[5] + 10 * c[4]]
+                z, y = r[c[2] : c[2] + c[4]], r[c[3] : c[3] + 2 * c[4]]
+                liquid(r[c[1] : c[1] + c[4]], z, vectors, c[7] != 0, x, y)
+            elif op == DELTA:
+                s, latest, work = fixed[row, c[4] :], fixed[row, max(c[5], 0) :], r[c[6] :]
+                delta(r[c[1] :], c[8:16], w[c[3] :], s, latest, work, r[c[2] :])
+            elif op in (ATTENTION, TAU):
+                keys, values = slots[row, c[6] * capacity :], slots[row, c[7] * capacity :]
+                logs, total, latest = exact_slots[row, c[8] * capacity :], exact[row, c[9] :], fixed[row, c[10] :]
+                given = r[c[1] :], r[c[2] :], r[c[3] :], r[c[5] :], c[12:18]
+                y, now = r[c[4] :], filled[row]
+                if op == ATTENTION:
+                    scale = np.float32(numbers[c[11]])
+                    attention(*given, scale, keys, values, logs, total, latest, now, capacity, scores, y)
+                else:
+                    tau_attention(*given, w[c[11] :], keys, values, logs, total, latest, now, capacity, scores, y)
+            elif op == TAU_LAMBDAS:
+                x, out = r[c[1] :], r[c[2] : c[2] + c[3]]
+                tau_lambdas(x, w[c[5] :], c[6] != 0, numbers[c[7]], numbers[c[7] + 1], c[4], out)
+            elif op == ROPE:
+                rope_table(filled[row], numbers[c[2] : c[2] + c[3]], r[c[1] : c[1] + 2 * c[3]])
+            elif op == ROTATE:
+                rotate(r[c[1] :], r[c[2] :], c[3], c[4], np.float32(c[5]))
+            elif op == EMBED:
+                embed(w, halves, bytes_, c[4], c[3], c[5], c[2], ids[row], r[c[1] : c[1] + c[2]])
+            elif op == POSITION:
+                out, table = r[c[1] : c[1] + c[2]], w[c[3] + filled[row] * c[2] :]
+                for i in range(c[2]):
+                    out[i] += table[i]
+            elif op == LAYER_NORM:
+                gain, bias = w[c[4] : c[4] + c[3]], w[c[5] : c[5] + c[3]]
+                layer_norm(r[c[1] : c[1] + c[3]], gain, bias, numbers[c[6]], r[c[2] : c[2] + c[3]])
+            elif op == COMPLEX_NORM:
+                complex_norm(r[c[1] : c[1] + c[3]], numbers[c[4]], r[c[2] : c[2] + c[3]])
+            elif op == ACTIVATE:
+                activate(c[4], r[c[1] : c[1] + c[3]], r[c[2] : c[2] + c[3]])
+            elif op == MEAN:
+                mean, passed = fixed[row, c[4] : c[4] + c[3]], exact[row, c[5] : c[5] + 1]
+                mean_update(r[c[1] : c[1] + c[3]], mean, passed)
+                out = r[c[2] : c[2] + c[3]]
+                for i in range(c[3]):
+                    out[i] = mean[i]
+            elif op == COPY_CONTROL:
+                for i in range(c[2]):
+                    r[c[1] + i] = control[row, i]

@@ -1,0 +1,284 @@
+"""The kernels of one decoded token: vectors of one row, in float32.
+
+All vectors of a program lie in one array of registers, so that a kernel is given the array and where each vector
+begins. Exponentials are a polynomial that the compiler can vectorise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from glissando.ops.compiled import kernel
+
+_LOG2E, _HIGH, _LOW = np.float32(1.4426950408889634), np.float32(0.693359375), np.float32(-2.12194440e-4)
+_C = tuple(np.float32(1 / math.factorial(n)) for n in range(8))
+_C2, _C3, _C4, _C5, _C6, _C7 = _C[2:]
+_COLDEST, _HOTTEST = np.float32(-87.0), np.float32(88.0)
+_ZERO, _HALF, _ONE, _TWO = (np.float32(x) for x in (0, 0.5, 1, 2))
+
+
+@register_jitable
+def expm1(x: Any) -> Any:
+    """exp(x) - 1 in float32, to rounding; x is taken to be within [-87, 88]."""
+    y = _COLDEST if x <= _COLDEST else x  # compared this way, a NaN stays NaN
+    y = _HOTTEST if y >= _HOTTEST else y
+    n = np.floor(y * _LOG2E + _HALF)
+    f = y - n * _HIGH - n * _LOW
+    p = f * (_ONE + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
+    scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return p * scale + (scale - _ONE)
+
+
+@register_jitable
+def exp(x: Any) -> Any:
+    """exp(x) in float32."""
+    y = _COLDEST if x <= _COLDEST else x
+    y = _HOTTEST if y >= _HOTTEST else y
+    n = np.floor(y * _LOG2E + _HALF)
+    f = y - n * _HIGH - n * _LOW
+    p = f * (_ONE + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
+    scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return p * scale + scale
+
+
+@register_jitable
+def sigmoid(x: Any) -> Any:
+    return _ONE / (_ONE + exp(-x))
+
+
+@register_jitable
+def softplus(x: Any) -> Any:
+    """log(1 + exp(x)), without overflow."""
+    return np.float32(max(x, _ZERO) + math.log1p(exp(-abs(x))))
+
+
+@register_jitable
+def from_bfloat16(bits: Any) -> Any:
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@kernel
+def linear(weights, regs, at, n_in, n_out, src, dst, bias, first, last):
+    """regs[:, dst:] = W regs[:, src:], W (n_out, n_in) from `at` on in `weights`; plus a bias vector if bias >= 0.
+
+    Four outputs at a time: the input is read once for them, and their weights are read once for all rows.
+    """
+    whole = n_out - n_out % 4
+    for o in range(0, whole, 4):
+        w0 = weights[at + o * n_in : at + (o + 1) * n_in]
+        w1 = weights[at + (o + 1) * n_in : at + (o + 2) * n_in]
+        w2 = weights[at + (o + 2) * n_in : at + (o + 3) * n_in]
+        w3 = weights[at + (o + 3) * n_in : at + (o + 4) * n_in]
+        for row in range(first, last):
+            x = regs[row, src : src + n_in]
+            s0 = s1 = s2 = s3 = np.float32(0)
+            for i in range(n_in):
+                s0 += w0[i] * x[i]
+                s1 += w1[i] * x[i]
+                s2 += w2[i] * x[i]
+                s3 += w3[i] * x[i]
+            y = regs[row, dst + o : dst + o + 4]
+            y[0], y[1], y[2], y[3] = s0, s1, s2, s3
+    for o in range(whole, n_out):
+        w0 = weights[at + o * n_in : at + (o + 1) * n_in]
+        for row in range(first, last):
+            x = regs[row, src : src + n_in]
+            s0 = np.float32(0)
+            for i in range(n_in):
+                s0 += w0[i] * x[i]
+            regs[row, dst + o] = s0
+    if bias >= 0:
+        for row in range(first, last):
+            for o in range(n_out):
+                regs[row, dst + o] += weights[bias + o]
+
+
+@kernel
+def linear_bfloat16(halves, weights, regs, at, n_in, n_out, src, dst, bias, first, last):
+    """As `linear`, W from `at` on in `halves`, bfloat16 numbers as uint16."""
+    whole = n_out - n_out % 2
+    for o in range(0, whole, 2):
+        w0 = halves[at + o * n_in : at + (o + 1) * n_in]
+        w1 = halves[at + (o + 1) * n_in : at + (o + 2) * n_in]
+        for row in range(first, last):
+            x = regs[row, src : src + n_in]
+            s0 = s1 = np.float32(0)
+            for i in range(n_in):
+                s0 += from_bfloat16(w0[i]) * x[i]
+                s1 += from_bfloat16(w1[i]) * x[i]
+            regs[row, dst + o], regs[row, dst + o + 1] = s0, s1
+    for o in range(whole, n_out):
+        w0 = halves[at + o * n_in : at + (o + 1) * n_in]
+        for row in range(first, last):
+            x = regs[row, src : src + n_in]
+            s0 = np.float32(0)
+            for i in range(n_in):
+                s0 += from_bfloat16(w0[i]) * x[i]
+            regs[row, dst + o] = s0
+    if bias >= 0:
+        for row in range(first, last):
+            for o in range(n_out):
+                regs[row, dst + o] += weights[bias + o]
+
+
+@kernel
+def linear_int8(bytes_, weights, regs, at, scales, n_in, n_out, src, dst, bias, first, last):
+    """As `linear`, W = scale_o * (from `at` on in `bytes_`), the scales (n_out,) in `weights`."""
+    whole = n_out - n_out % 2
+    for o in range(0, whole, 2):
+        w0 = bytes_[at + o * n_in : at + (o + 1) * n_in]
+        w1 = bytes_[at + (o + 1) * n_in : at + (o + 2) * n_in]
+        for row in range(first, last):
+            x = regs[row, src : src + n_in]
+            s0 = s1 = np.float32(0)
+            for i in range(n_in):
+                s0 += np.float32(w0[i]) * x[i]
+                s1 += np.float32(w1[i]) * x[i]
+            regs[row, dst + o] = s0 * weights[scales + o]
+            regs[row, dst + o + 1] = s1 * weights[scales + o + 1]
+    for o in range(whole, n_out):
+        w0 = bytes_[at + o * n_in : at + (o + 1) * n_in]
+        for row in range(first, last):
+            x = regs[row, src : src + n_in]
+            s0 = np.float32(0)
+            for i in range(n_in):
+                s0 += np.float32(w0[i]) * x[i]
+            regs[row, dst + o] = s0 * weights[scales + o]
+    if bias >= 0:
+        for row in range(first, last):
+            for o in range(n_out):
+                regs[row, dst + o] += weights[bias + o]
+
+
+@kernel
+def embed(weights, halves, bytes_, kind, at, scales, size, token, out):
+    """A row of a table: of float32 numbers (kind 0), bfloat16 (1) or int8 with a scale (2)."""
+    begin = at + token * size
+    if kind == 0:
+        for i in range(size):
+            out[i] = weights[begin + i]
+    elif kind == 1:
+        for i in range(size):
+            out[i] = from_bfloat16(halves[begin + i])
+    else:
+        scale = weights[scales + token]
+        for i in range(size):
+            out[i] = scale * np.float32(bytes_[begin + i])
+
+
+@kernel
+def rms_norm(x, gain, eps, y):
+    """y = gain x / sqrt(mean x^2 + eps)."""
+    total = np.float32(0)
+    for i in range(len(x)):
+        total += x[i] * x[i]
+    scale = np.float32(1 / math.sqrt(total / len(x) + eps))
+    for i in range(len(x)):
+        y[i] = x[i] * scale * gain[i]
+
+
+@kernel
+def layer_norm(x, gain, bias, eps, y):
+    """y = gain (x - mean) / sqrt(var + eps) + bias."""
+    mean = np.float32(0)
+    for i in range(len(x)):
+        mean += x[i]
+    mean /= np.float32(len(x))
+    total = np.float32(0)
+    for i in range(len(x)):
+        total += (x[i] - mean) * (x[i] - mean)
+    scale = np.float32(1 / math.sqrt(total / len(x) + eps))
+    for i in range(len(x)):
+        y[i] = (x[i] - mean) * scale * gain[i] + bias[i]
+
+
+@kernel
+def complex_norm(x, eps, y):
+    """glissando.ops.complex_norm."""
+    n = len(x) // 2
+    real = imag = total = np.float32(0)
+    for i in range(n):
+        real += x[2 * i]
+        imag += x[2 * i + 1]
+    real /= np.float32(n)
+    imag /= np.float32(n)
+    for i in range(n):
+        a, b = x[2 * i] - real, x[2 * i + 1] - imag
+        total += a * a + b * b
+    scale = np.float32(1 / math.sqrt(total / n + eps))
+    for i in range(n):
+        y[2 * i] = (x[2 * i] - real) * scale
+        y[2 * i + 1] = (x[2 * i + 1] - imag) * scale
+
+
+@kernel
+def silu_product(gate, x, y):
+    """y = silu(gate) x."""
+    for i in range(len(y)):
+        y[i] = gate[i] * sigmoid(gate[i]) * x[i]
+
+
+@kernel
+def activate(kind, x, y):
+    """y = relu (0), relu^2 (1), gelu (2), tanh (3) or sigmoid (4) of x."""
+    if kind == 0:
+        for i in range(len(x)):
+            y[i] = x[i] if not x[i] < _ZERO else _ZERO
+    elif kind == 1:
+        for i in range(len(x)):
+            a = x[i] if not x[i] < _ZERO else _ZERO
+            y[i] = a * a
+    elif kind == 2:
+        for i in range(len(x)):
+            y[i] = np.float32(_HALF * x[i] * (_ONE + math.erf(x[i] * np.float32(math.sqrt(0.5)))))
+    elif kind == 3:
+        for i in range(len(x)):
+            e = expm1(-_TWO * abs(x[i]))
+            t = -e / (_TWO + e)
+            y[i] = -t if x[i] < _ZERO else t
+    else:
+        for i in range(len(x)):
+            y[i] = sigmoid(x[i])
+
+
+@kernel
+def short_conv(x, weight, past, y):
+    """y = sum_j w_j x_{t-W+1+j}; weight (W, D) by taps, past (W - 1, D) flat, which moves on by x."""
+    size = len(x)
+    taps = len(weight) // size
+    own = weight[(taps - 1) * size :]
+    for i in range(size):
+        y[i] = own[i] * x[i]
+    for tap in range(taps - 1):
+        w, before = weight[tap * size : (tap + 1) * size], past[tap * size : (tap + 1) * size]
+        for i in range(size):
+            y[i] += w[i] * before[i]
+    for i in range((taps - 2) * size):
+        past[i] = past[i + size]
+    latest = past[(taps - 2) * size :]
+    for i in range(size):
+        latest[i] = x[i]
+
+
+@kernel
+def rope_table(position, frequencies, table):
+    """cos and then sin of position * frequency, the angles in float64."""
+    half = len(frequencies)
+    for i in range(half):
+        angle = position * frequencies[i]
+        table[i], table[half + i] = math.cos(angle), math.sin(angle)
+
+
+@kernel
+def rotate(x, table, heads, size, sign):
+    """Each head of x (heads, size) turned in place: pairs (i, i + size / 2) by the table's angles times the sign."""
+    half = size // 2
+    for h in range(heads):
+        for i in range(half):
+            cos, sin = table[i], sign * table[half + i]
+            a, b = x[h * size + i], x[h * size + half + i]
+            x[h * size + i], x[h * size + half + i] = a * cos - b * sin, b * cos + a * sin

@@ -1,0 +1,181 @@
+"""How texts go on by one token each: by the compiled step where the model has one, else by the model's forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol, get_args
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from glissando.block import MLP, ComplexNorm, RMSNorm, ShortConv
+from glissando.decoding.program import NotCompiled
+from glissando.errors import ConfigError, unknown_name
+from glissando.mixers import Memo
+from glissando.model import LanguageModel
+from glissando.quantisation import is_rounded
+from glissando.state import State, select_rows
+
+#: auto: compiled where the model has a compiled step, else plain
+Kind = Literal["auto", "compiled", "plain"]
+
+#: parameters from which `auto` is plain: the compiled step keeps a copy of the weights, and uses one thread a text
+_LARGE = 64_000_000
+
+
+class Step(Protocol):
+    """Rows of texts and their states."""
+
+    def __call__(self, ids: Tensor, control: Tensor | None) -> Tensor:
+        """One token a row (B,), control (B, C) -> logits (B, V), overwritten by the next call."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only these rows, in this order."""
+
+    @property
+    def state(self) -> State:
+        """The model's state after all tokens read, which the next call may change in place."""
+
+
+class PlainStep:
+    """The model's own forward."""
+
+    def __init__(self, model: LanguageModel, state: State, memo: Memo | None = None) -> None:
+        self.model, self.state, self._memo = model, state, {} if memo is None else memo
+
+    def __call__(self, ids: Tensor, control: Tensor | None) -> Tensor:
+        with computing(self.model):
+            logits, self.state = self.model(ids.unsqueeze(1), self.state, control=control, donate=True, memo=self._memo)
+        return logits[:, -1]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.state = select_rows(self.state, torch.tensor(rows, device=self.model.embedding.weight.device))
+
+
+class CompiledStep:
+    """glissando.decoding.Decoder behind the same calls; room for `spare` tokens more is made at once."""
+
+    def __init__(self, decoder: Any, state: State, spare: int = 0) -> None:
+        self.decoder, self.rows = decoder, decoder.rows(state, spare)
+
+    def __call__(self, ids: Tensor, control: Tensor | None) -> Tensor:
+        logits, self.rows = self.decoder.step(ids, self.rows, control)
+        return logits
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.rows = self.decoder.select(self.rows, rows)
+
+    @property
+    def state(self) -> State:
+        return self.decoder.state(self.rows)
+
+    def row(self, row: int) -> State:
+        """The state of one row."""
+        return self.decoder.state(self.decoder.select(self.rows, [row]))
+
+
+def step_from(
+    model: LanguageModel, state: State, kind: Kind, with_control: bool, spare: int = 0, memo: Memo | None = None
+) -> Step:
+    """The step of texts that `state` is of.
+
+    Raises UnknownNameError for another kind, ConfigError for `compiled` where the model has none: it says why.
+    """
+    found = decoder_of(model, kind, with_control)
+    return PlainStep(model, state, memo) if isinstance(found, str) else CompiledStep(found, state, spare)
+
+
+#: of each model its decoders without and with a control, and what the weights were when they were made
+_DECODERS: WeakKeyDictionary[LanguageModel, dict[Any, tuple[Any, Any]]] = WeakKeyDictionary()
+
+
+def decoder_of(model: LanguageModel, kind: Kind, with_control: bool) -> Any:
+    """The model's decoder, made anew where weights have changed; or the reason why steps are plain."""
+    require_kind(kind)
+    if kind == "plain":
+        return "the plain step was asked for"
+    if (device := model.embedding.weight.device).type != "cpu":
+        return _required(kind, f"the model is on {device}, and the compiled step computes on a CPU")
+    other = _otherwise(model)
+    if other is not None:
+        return _required(kind, other)
+    count = sum(p.numel() for p in model.parameters())
+    if kind == "auto" and count > _LARGE:
+        return f"a model of {count:,} parameters, and the compiled step would keep a copy of them"
+    tensors = (*model.parameters(), *model.buffers())
+    stamp = (str(model.config), *(_digest(tensor) for tensor in tensors))
+    known = _DECODERS.setdefault(model, {})
+    if with_control not in known or known[with_control][0] != stamp:
+        from glissando.decoding.decoder import Decoder
+
+        precision = model.weights_precision
+        if precision != "float32" and not is_rounded(model, precision):  # trained on, or loaded anew
+            precision = "float32"
+        try:
+            known[with_control] = stamp, Decoder(model, precision, with_control)
+        except NotCompiled as reason:
+            known[with_control] = stamp, f"no compiled step for {reason}"
+    return _required(kind, known[with_control][1])
+
+
+def _digest(tensor: Tensor) -> tuple[int, int]:
+    """Where the numbers are and the sum of their bits: whoever writes into them, by whatever way, changes it."""
+    bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if bits.data_ptr() % 8:
+        bits = bits.clone()
+    whole = bits[: bits.numel() // 8 * 8].view(torch.int64)
+    return tensor.data_ptr(), int(whole.sum()) + int(bits[whole.numel() * 8 :].sum())
+
+
+def require_kind(kind: str) -> None:
+    """Raise UnknownNameError unless there is such a step."""
+    if kind not in get_args(Kind):
+        raise unknown_name("step", kind, get_args(Kind))
+
+
+def _required(kind: Kind, found: Any) -> Any:
+    """A decoder or a reason. Raises ConfigError for a reason where `compiled` was asked for."""
+    if kind == "compiled" and isinstance(found, str):
+        raise ConfigError(f"step `compiled`: {found}; use `auto` or `plain`")
+    return found
+
+
+def _otherwise(model: LanguageModel) -> str | None:
+    """Why the model may compute something else than its classes say; None where it does not."""
+    if torch.is_autocast_enabled("cpu"):
+        return "torch.autocast is on, and the compiled step computes in float32"
+    if any((nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks)):
+        return "there are global forward hooks"
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            return f"{name or 'the model'} has hooks, or a forward that was replaced"
+        if isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm | RMSNorm | ComplexNorm | MLP | ShortConv):
+            place = type(module).__module__
+            if not place.startswith(("torch.nn.modules.", "glissando.")):
+                return f"{name} is a {type(module).__name__}, which may compute something else"
+    return None
+
+
+@contextmanager
+def computing(model: LanguageModel) -> Iterator[None]:
+    """Without gradients and in evaluation mode; modules that were training are put back into it afterwards.
+
+    Raises RuntimeError where another thread put the model back meanwhile, so that dropout was on: threads share a model
+    that is in evaluation mode before.
+    """
+    training = [module for module in model.modules() if module.training] if model.training else []
+    for module in training:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+        if model.training:
+            raise RuntimeError(
+                "the model was put into training mode while it computed a text; call model.eval() before several "
+                "threads use it"
+            )
+    finally:
+        for module in training:
+            module.training = True

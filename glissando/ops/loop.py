@@ -1,0 +1,47 @@
+"""A loop over time as one operation of a graph: what torch.export keeps for a length that is not known when it traces.
+
+Plain loops and compiled kernels serve everywhere else. ONNX has it as its operator Scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def exporting() -> bool:
+    """Whether torch.export looks on: a graph may then depend on no value, only on shapes."""
+    return torch.compiler.is_exporting()
+
+
+def over_time(
+    step: Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[tuple[Tensor, ...], Tensor]],
+    carry: tuple[Tensor, ...],
+    inputs: tuple[Tensor, ...],
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """carry, y_t = step(carry, inputs at t) for t = 1..T, for inputs (B, T, ...) -> y (B, T, ...) and the last carry.
+
+    What else `step` reads must stand still over time. Without gradients.
+    """
+    if isinstance(inputs[0].shape[1], int) and inputs[0].shape[1] == 1:
+        carry, y = step(carry, tuple(x[:, 0] for x in inputs))
+        return y.unsqueeze(1), carry
+    from torch._higher_order_ops.scan import scan
+
+    def combine(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+        after, y = step(before, now)
+        # A graph's outputs may not be one and the same tensor.
+        return after, y.clone()
+
+    last, y = scan(combine, carry, tuple(x.transpose(0, 1) for x in inputs))
+    return y.transpose(0, 1), last
+
+
+def delayed(first: Tensor, x: Tensor, dim: int) -> Tensor:
+    """x one step later along `dim`: `first`, of size 1 there, then all of x but its last."""
+    length = x.shape[dim]
+    if exporting():  # a graph for every length has no part of x whose length may be 0
+        return torch.cat([first, x], dim).narrow(dim, 0, length)
+    return torch.cat([first, x.narrow(dim, 0, length - 1)], dim)

@@ -1,0 +1,262 @@
+"""The compiled decoding step against the model's forward: values, states, rows, and what has no such step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from glissando.config import merge
+from glissando.decoding import NotCompiled, decoder_of, step_from
+from glissando.decoding.decoder import Decoder
+from glissando.errors import ConfigError, InputError, LengthError, UnknownNameError
+from glissando.generation import Sampling, continue_ids, generate
+from glissando.mixers import Attention
+from glissando.model import LanguageModel
+from glissando.quantisation import round_weights
+from glissando.state import leaves
+from tests.subjects import CASES, build, random_ids
+
+#: cases without a compiled step, and the option that is why
+PLAIN = {
+    "window": "attention.window",
+    "filter": "spectral.filter",
+    "phase_gate": "spectral.phase_gate",
+    "dynamics": "liquid.dynamics `dense`",
+    "layer": "liquid.layer `published`",
+    "cache": "tau.cache `binned`",
+    "tolerance": "depth.tolerance",
+    "backward": "depth.backward `reversible`",
+}
+_USUAL = {"window": None, "filter": False, "phase_gate": False, "dynamics": "diagonal", "layer": "gated",
+          "cache": "exact", "tolerance": None, "backward": "direct"}  # fmt: skip
+
+
+def reasons(case: str) -> list[str]:
+    """Why the case has no compiled step: options of its mixers and depth that PLAIN lists."""
+    config = LanguageModel.from_config(CASES[case]).config
+    return [
+        reason
+        for options in (*config.mixers, config.depth)
+        for name, reason in PLAIN.items()
+        if getattr(options, name, _USUAL[name]) not in (_USUAL[name], "checkpoint")
+    ]
+
+
+def closeness(model: LanguageModel) -> float:
+    """1e-5 of the largest logit; where a temperature T divides lambdas that float32 rounds, 1e-5 / 10 T."""
+    steepest = min(
+        [float(m.log_temperature.exp().min()) for m in model.modules() if hasattr(m, "log_temperature")] or [1.0]
+    )
+    return 1e-5 / min(1.0, 10 * steepest)
+
+
+def with_ragged_rows(model: LanguageModel, control: torch.Tensor | None):
+    """A state behind 5, 3 and 9 tokens."""
+    ids, counts = random_ids(model, 3, 9, seed=1), torch.tensor([5, 3, 9])
+    mask = torch.arange(9) < counts.unsqueeze(1)
+    _, state = model(ids, model.init_state(3), mask=mask, control=control)
+    return state
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_compiled_equals_plain(case):
+    model = build(case, torch.float32)
+    names = model.config.controls
+    control = torch.randn(3, len(names)) if names else None
+    if reasons(case):
+        with pytest.raises(NotCompiled, match=reasons(case)[0]):
+            Decoder(model)
+        return
+    state = with_ragged_rows(model, control)
+    decoder = Decoder(model, with_control=control is not None)
+    rows = decoder.rows(state)
+    ids = random_ids(model, 3, 12, seed=2)
+    for t in range(12):
+        logits, state = model(ids[:, t : t + 1], state, control=control)
+        found, rows = decoder.step(ids[:, t], rows, control)
+        scale = logits.abs().max()
+        torch.testing.assert_close(found / scale, logits[:, 0] / scale, rtol=0, atol=closeness(model))
+    for found, expected in zip(leaves(decoder.state(rows)), leaves(state), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=20 * closeness(model))
+
+
+@torch.no_grad()
+def test_a_model_with_dials_decodes_without_a_control():
+    model = build("depth:flow", torch.float32)
+    ids = random_ids(model, 1, 6, seed=0)
+    expected, _ = model(ids)
+    decoder = Decoder(model)
+    rows = decoder.rows(model.init_state(1))
+    for t in range(6):
+        found, rows = decoder.step(ids[:, t], rows)
+    torch.testing.assert_close(found, expected[:, -1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mixer", ["attention", "tau"])
+@torch.no_grad()
+def test_caches_grow(mixer):
+    model = build(f"mixer:{mixer}-default", torch.float32)
+    ids = random_ids(model, 2, 300, seed=3)
+    expected, _ = model(ids)
+    decoder = Decoder(model)
+    rows = decoder.rows(model.init_state(2))
+    for t in range(300):
+        found, rows = decoder.step(ids[:, t], rows)
+    torch.testing.assert_close(found, expected[:, -1], rtol=1e-4, atol=1e-5)
+    assert rows.capacity == 512
+
+
+@torch.no_grad()
+def test_rows_are_independent_and_can_leave():
+    model = build("preset:composite-nano", torch.float32)
+    decoder, state = Decoder(model), with_ragged_rows(model, None)
+    ids = random_ids(model, 3, 2, seed=4)
+    all_rows = decoder.rows(state)
+    decoder.step(ids[:, 0], all_rows)
+    kept = decoder.select(all_rows, [2, 0])
+    together, _ = decoder.step(ids[[2, 0], 1], kept)
+    alone = decoder.select(all_rows, [2])
+    one, _ = decoder.step(ids[[2], 1], alone)
+    assert torch.equal(together[0], one[0])
+
+
+@pytest.mark.parametrize("case", ["preset:spectral-delta-nano", "preset:tauformer-nano", "preset:hybrid-ode-nano"])
+def test_greedy_texts_are_those_of_the_plain_step(case):
+    model = build(case, torch.float32)
+    prompts = [[1, 2, 3], [4], [5, 6]]
+    texts = [
+        list(continue_ids(model, prompts, 40, Sampling(temperature=0), step=step))  # type: ignore[arg-type]
+        for step in ("compiled", "plain")
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_the_step_follows_the_weights():
+    model = build("preset:spectral-delta-nano", torch.float32)
+    first = decoder_of(model, "auto", False)
+    assert decoder_of(model, "auto", False) is first
+    model.embedding.weight.data.mul_(2)  # past autograd's count of changes
+    second = decoder_of(model, "auto", False)
+    assert second is not first
+    model.config = replace(model.config, logit_scale=0.5)
+    assert decoder_of(model, "auto", False) is not second
+
+
+def test_weights_that_changed_after_rounding_are_kept_whole():
+    model = build("preset:composite-nano", torch.float32)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    round_weights(model, "int8")
+    small = decoder_of(model, "compiled", False).weight_bytes
+    model.load_state_dict(before)
+    assert decoder_of(model, "compiled", False).weight_bytes > 1.4 * small
+    with pytest.raises(ConfigError, match="int8 already"):
+        round_weights(model, "bf16")
+
+
+@torch.no_grad()
+def test_small_scales_lose_no_digits():
+    model = build("mixer:attention-default", torch.float32)
+    model.config = replace(model.config, logit_scale=1e-6)
+    ids = random_ids(model, 1, 3, seed=7)
+    expected, _ = model(ids)
+    decoder = Decoder(model)
+    rows = decoder.rows(model.init_state(1))
+    for t in range(3):
+        found, rows = decoder.step(ids[:, t], rows)
+    torch.testing.assert_close(found, expected[:, -1], rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_rows_that_stay_take_the_room_that_they_need():
+    model = build("mixer:attention-default", torch.float32)
+    decoder = Decoder(model)
+    ids, counts = random_ids(model, 2, 300, seed=8), torch.tensor([300, 20])
+    with torch.no_grad():
+        _, state = model(ids, model.init_state(2), mask=torch.arange(300) < counts.unsqueeze(1))
+    rows = decoder.rows(state)
+    kept = decoder.select(rows, [1])
+    assert (rows.capacity, kept.capacity) == (512, 64)
+    assert torch.equal(decoder.step(ids[1:, 0], kept)[0], decoder.step(ids[:, 0], rows)[0][1:])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@torch.no_grad()
+def test_rounded_weights_are_those_that_the_plain_step_computes_with(precision):
+    model = build("preset:composite-nano", torch.float32)
+    whole = Decoder(model).weight_bytes
+    ids = random_ids(model, 2, 8, seed=5)
+    exact, _ = model(ids)
+    round_weights(model, precision)
+    expected, _ = model(ids)
+    decoder = decoder_of(model, "compiled", False)
+    assert decoder.weight_bytes < 0.7 * whole
+    rows = decoder.rows(model.init_state(2))
+    for t in range(8):
+        found, rows = decoder.step(ids[:, t], rows)
+    torch.testing.assert_close(found, expected[:, -1], rtol=1e-4, atol=1e-4)
+    assert 0 < (expected - exact).abs().max() < 0.2 * exact.abs().max()
+
+
+def test_what_computes_otherwise_is_not_compiled():
+    model = build("mixer:attention-default", torch.float32)
+    with pytest.raises(NotCompiled, match="float64"):
+        Decoder(build("mixer:attention-default"))
+    handle = model.norm.register_forward_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match="norm has hooks"):
+        decoder_of(model, "compiled", False)
+    handle.remove()
+
+    class Adapted(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model.depth.blocks[0].mlp.up.__class__ = Adapted
+    with pytest.raises(ConfigError, match=r"blocks.0.mlp.up is a Adapted, which may compute something else"):
+        decoder_of(model, "compiled", False)
+    model.depth.blocks[0].mlp.up.__class__ = torch.nn.Linear
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigError, match="autocast"):
+        decoder_of(model, "compiled", False)
+
+    class Louder(Attention):
+        def forward(self, x, state=None, ctx=None):
+            y, state = super().forward(x, state, ctx)
+            return 2 * y, state
+
+    model.depth.blocks[0].mixer.__class__ = Louder
+    with pytest.raises(NotCompiled, match="mixer `Louder`"):
+        Decoder(model)
+    with pytest.raises(ConfigError, match="mixer `Louder`; use `auto` or `plain`"):
+        step_from(model, model.init_state(1), "compiled", False)
+
+
+def test_wrong_inputs_raise():
+    positions = {"positions": "learned", "max_length": 2}
+    model = LanguageModel.from_config(merge(CASES["mixer:attention-default"], positions))
+    decoder = Decoder(model)
+    rows = decoder.rows(model.init_state(1))
+    with pytest.raises(InputError, match="from 0 to 36, got 37"):
+        decoder.step(torch.tensor([37]), rows)
+    with pytest.raises(InputError, match="one for each of 1 rows"):
+        decoder.step(torch.tensor([1, 2]), rows)
+    with pytest.raises(InputError, match="with_control"):
+        decoder.step(torch.tensor([1]), rows, torch.ones(1, 1))
+    with pytest.raises(InputError, match="must be int64"):
+        decoder.step(torch.tensor([1.0]), rows)
+    other = build("mixer:attention-grouped", torch.float32)
+    with pytest.raises(InputError, match="the state is of another model"):
+        decoder.rows(other.init_state(1))
+    with pytest.raises(InputError, match="the state is of another model"):
+        decoder.rows(build("preset:delta-nano", torch.float32).init_state(1))
+    dials = Decoder(build("depth:flow", torch.float32), with_control=True)
+    with pytest.raises(InputError, match=r"the control must be \(1, 2\), got \(1, 1\)"):
+        dials.step(torch.tensor([1]), dials.rows(build("depth:flow", torch.float32).init_state(1)), torch.ones(1, 1))
+    for _ in range(2):
+        decoder.step(torch.tensor([1]), rows)
+    with pytest.raises(LengthError, match="learned positions for 2 tokens"):
+        decoder.step(torch.tensor([1]), rows)
+    with pytest.raises(UnknownNameError, match="int8"):
+        Decoder(model, "int9")
+    with pytest.raises(UnknownNameError, match="compiled"):
+        generate(LanguageModel.from_preset("transformer-nano"), "a", step="compield")
