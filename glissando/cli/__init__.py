@@ -17,6 +17,7 @@ COMMANDS = {
     "generate": "write text with a trained model",
     "evaluate": "bits per byte, perplexity and accuracy on held-out text",
     "serve": "answer HTTP requests as OpenAI's interface does, with a page to play on",
+    "export": "write a model for ONNX Runtime, PyTorch or llama.cpp, or with smaller weights",
     "grow": "make a run's model larger without changing what it computes",
     "compare": "train several models under one budget and write a report",
     "steer": "turn a model's dials over held-out prompts, judge the texts, draw the dial",
@@ -27,7 +28,7 @@ COMMANDS = {
 }
 
 #: commands whose product is no text on stdout
-_MAKERS = ("train", "series", "serve", "grow", "compare", "steer")
+_MAKERS = ("train", "series", "serve", "export", "grow", "compare", "steer")
 
 _USAGE = """usage: glissando COMMAND [options]
 

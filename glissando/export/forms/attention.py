@@ -1,0 +1,104 @@
+"""Softmax attention whose cache has a fixed number of slots.
+
+Without a window, token p of a text stands in slot p, and a token behind the last slot has no place: the write is out of
+bounds, which a runtime on a CPU reports. With a window the slots hold its latest tokens in order, whatever the length.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from glissando.export.forms.base import register_form
+from glissando.mixers.attention import Attention, _lowered
+from glissando.mixers.base import placement
+from glissando.mixers.slots import at_last, latest_of
+from glissando.state import zeros_position
+
+
+class FixedState(NamedTuple):
+    k: Tensor  # (B, G, C, K)
+    v: Tensor  # (B, G, C, K)
+    decay: Tensor | None  # (B, H, C) float64
+    total: Tensor | None  # (B, H) float64
+    latest: Tensor | None  # (B, H, K)
+    position: Tensor  # (B,) int64
+
+
+class FixedAttention(Attention):
+    """The mixer's own forward with another cache."""
+
+    def __init__(self, mixer: Attention, capacity: int) -> None:
+        nn.Module.__init__(self)
+        vars(self).update(vars(mixer))
+        self.capacity = mixer.config.window or capacity
+
+    def init_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> Any:
+        own = super().init_state(batch_size, device, dtype)
+        slots = own.k.new_zeros(batch_size, self.kv_heads, self.capacity, self.head_size)
+        decay = None if own.decay is None else own.decay.new_zeros(batch_size, self.heads, self.capacity)
+        position = zeros_position(batch_size, placement(self, device, dtype)["device"])
+        return FixedState(slots, slots, decay, own.total, own.latest, position)
+
+    def _cached(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor | None,
+        importance: Tensor | None,
+        state: Any,
+        counts: Any,
+        donate: bool,
+    ) -> Any:
+        put = fixed_window(state.position, self.capacity) if self.config.window else fixed_slots(state.position)
+        total = state.total
+        if decay is not None:
+            decay = decay + total.unsqueeze(-1)
+            total = at_last(decay, counts, total)
+        lowered = _lowered(decay, importance)
+        (keys, seen_keys), (values, seen_values) = put(state.k, k), put(state.v, v)
+        lowers, seen_lowers = (None, None) if lowered is None else put(state.decay, lowered)
+        latest = latest_of(q, counts, state.latest)
+        after = FixedState(keys, values, lowers, total, latest, state.position + counts)
+        visible = self._visible(state.position, q.shape[2], seen_keys.shape[2])
+        return seen_keys, seen_values, seen_lowers, decay, visible, after
+
+    def _visible(self, position: Tensor, new: Any, slots: Any) -> Tensor:
+        """bool (B, 1, T, slots)."""
+        own = (position.unsqueeze(1) + torch.arange(new, device=position.device)).unsqueeze(-1)
+        held = torch.arange(slots, device=position.device).view(1, 1, -1)
+        if self.config.window is not None:
+            held = held + (position - self.capacity).view(-1, 1, 1)
+            return ((held >= 0) & (held <= own) & (held > own - self.config.window)).unsqueeze(1)
+        return (held <= own).unsqueeze(1)
+
+
+def fixed_slots(position: Tensor) -> Any:
+    """put(slots (B, G, C, ...), new (B, G, T, ...)) -> the slots with `new` from `position` (B,) on, twice."""
+
+    def put(slots: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+        index = position.unsqueeze(1) + torch.arange(new.shape[2], device=position.device)
+        index = index.view(-1, 1, new.shape[2], *[1] * (new.ndim - 3)).expand(new.shape)
+        slots = slots.scatter(2, index, new.to(slots.dtype))
+        return slots, slots
+
+    return put
+
+
+def fixed_window(position: Tensor, size: int) -> Any:
+    """put(slots, new) -> the latest `size` of both, and all of both, which the new tokens see."""
+
+    def put(slots: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+        joined = torch.cat([slots, new.to(slots.dtype)], 2)
+        return joined[:, :, -size:].clone(), joined
+
+    return put
+
+
+@register_form(Attention)
+def form(mixer: nn.Module, capacity: int) -> nn.Module:
+    assert isinstance(mixer, Attention)
+    return FixedAttention(mixer, capacity)

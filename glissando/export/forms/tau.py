@@ -1,0 +1,65 @@
+"""The tau mixer with a cache of a fixed number of slots: token p of a text stands in slot p."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from glissando.export.forms.attention import fixed_slots
+from glissando.export.forms.base import Refused, register_form
+from glissando.mixers.slots import at_last, latest_of
+from glissando.mixers.tau import Tau
+from glissando.mixers.tau_cache import ExactCache, Projected, _continued
+from glissando.ops.tau_attention import attend, exponents
+
+
+class FixedTauState(NamedTuple):
+    k: Tensor  # (B, H, C)
+    v: Tensor  # (B, G, C, K)
+    e: Tensor | None  # (B, H, C) float64
+    total: Tensor | None  # (B, H) float64
+    latest: Tensor | None  # (B, H)
+    position: Tensor  # (B,) int64
+
+
+class FixedCache(ExactCache):
+    """ExactCache with so many slots and no more; those behind a row's own tokens are hidden by their place."""
+
+    def __init__(self, cache: ExactCache, capacity: int) -> None:
+        vars(self).update(vars(cache))
+        self.capacity = capacity
+
+    def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> Any:
+        own, capacity = super().init_state(batch_size, device, dtype), self.capacity
+        k, v = own.k.new_zeros(batch_size, self.heads, capacity), own.v.new_zeros(*own.v.shape[:2], capacity, self.size)
+        e = None if own.e is None else k.double()
+        return FixedTauState(k, v, e, own.total, own.latest, own.position)
+
+    def attend(self, p: Projected, state: Any, counts: Any, donate: bool) -> tuple[Tensor, Any]:
+        put, e, total = fixed_slots(state.position), state.e, state.total
+        (k, _), (v, _) = put(state.k, p.k), put(state.v, p.v)
+        if e is not None:
+            decay = _continued(p.decay, total)
+            e, _ = put(e, exponents(p.k, p.importance, decay))
+            total = total if decay is None else at_last(decay, counts, total)
+        near = torch.zeros_like(k, dtype=torch.float64) if e is None else e
+        y, _ = attend(
+            p.q, k.to(p.q.dtype), v.to(p.v.dtype), p.temperature, near, backend="reference", past=state.position
+        )
+        return y, FixedTauState(k, v, e, total, latest_of(p.q, counts, state.latest), state.position + counts)
+
+
+@register_form(Tau)
+def form(mixer: nn.Module, capacity: int) -> nn.Module:
+    assert isinstance(mixer, Tau)
+    if not isinstance(mixer.cache, ExactCache):
+        raise Refused(
+            "mixer `tau` with mixer.cache `binned` cannot be exported: its bins are written at places that values "
+            "choose. Export with --mixer.cache exact, whose cache has a fixed --capacity"
+        )
+    fixed = copy.copy(mixer)
+    fixed.cache = FixedCache(mixer.cache, capacity)
+    return fixed

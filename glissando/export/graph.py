@@ -1,0 +1,141 @@
+"""The model as a function of tensors alone: ids, the dials and every part of the state in, logits and the state out.
+
+    step     ids (B, 1)            prefill   ids (B, T), T >= 1
+    control  (B, C) float32, of a model with dials
+    state.*  each part of the state -> next.*
+
+B and, in the prefill, T are free. Names follow the tree of the state: `state.depth.0.mixer.h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glissando.export.forms import prepared
+from glissando.export.forms.base import Refused
+from glissando.model import LanguageModel
+from glissando.state import State
+
+#: names of axes whose size is free
+BATCH, TIME = "batch", "time"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A part of the state. start: the number that all of it holds before any token."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of a row
+    start: float
+
+    @property
+    def input(self) -> str:
+        return f"state.{self.name}"
+
+    @property
+    def output(self) -> str:
+        return f"next.{self.name}"
+
+
+class Stepper(nn.Module):
+    """model(ids, state) -> (logits, state) as a function of a flat list of tensors."""
+
+    def __init__(self, model: LanguageModel, capacity: int) -> None:
+        super().__init__()
+        self.model = prepared(model, capacity)
+        self.dials = list(model.config.dials)
+        self._tree = self.model.init_state(1)
+        self.leaves = [_leaf(name, value) for name, value in named(self._tree)]
+
+    def init_state(self, batch_size: int) -> list[Tensor]:
+        # Each a tensor of its own: a graph takes two inputs that are one tensor for one input.
+        return [value.clone() for _, value in named(self.model.init_state(batch_size))]
+
+    def forward(self, ids: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        control, flat = (rest[0], rest[1:]) if self.dials else (None, rest)
+        state = _filled(self._tree, iter(flat), None)
+        logits, after = self.model(ids, state, control=control)
+        return logits, *(value for _, value in named(after))
+
+    @property
+    def input_names(self) -> list[str]:
+        return ["ids", *(["control"] if self.dials else []), *(leaf.input for leaf in self.leaves)]
+
+    @property
+    def output_names(self) -> list[str]:
+        return ["logits", *(leaf.output for leaf in self.leaves)]
+
+    def arguments(self, batch: int, time: int) -> tuple[Tensor, ...]:
+        """Any inputs of these sizes."""
+        control = [torch.zeros(batch, len(self.dials))] if self.dials else []
+        return torch.zeros(batch, time, dtype=torch.int64), *control, *self.init_state(batch)
+
+    def trace(self, prefill: bool) -> torch.export.ExportedProgram:
+        """The step's graph, or the prefill's.
+
+        Raises Refused, with PyTorch's reason, for a model whose forward cannot be traced.
+        """
+        batch, time = torch.export.Dim(BATCH, min=1), torch.export.Dim(TIME, min=1)
+        # Sizes of an example are those that no other axis has, and not 1, which PyTorch would take for fixed.
+        arguments = self.arguments(3, 5 if prefill else 1)
+        axes: list[dict[int, Any]] = [{0: batch} for _ in arguments]
+        if prefill:
+            axes[0][1] = time
+        try:
+            with torch.no_grad():
+                return torch.export.export(self, arguments, dynamic_shapes=(axes[0], tuple(axes[1:])), strict=False)
+        except Refused:
+            raise
+        except Exception as error:
+            what = "prefill" if prefill else "step"
+            reason = str(error).strip().split("\n")[0]
+            raise Refused(
+                f"the {what} cannot be traced: {type(error).__name__}: {reason}. Of the mixers and depths of this "
+                f"library, this is a defect; one of your own needs a form, see glissando.export.register_form"
+            ) from error
+
+
+def named(state: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a state with their names, depth first, but for the tokens seen that our mixers count: without
+    padding each counts what the model does, whose own `position` stands for all."""
+    if isinstance(state, Tensor):
+        yield prefix, state
+    elif isinstance(state, tuple):
+        names = getattr(state, "_fields", range(len(state)))
+        for name, child in zip(names, state, strict=True):
+            if not (prefix and _counts(state, name)):
+                yield from named(child, f"{prefix}.{name}" if prefix else str(name))
+
+
+def _counts(state: State, name: object) -> bool:
+    """Whether a part of a state is how many tokens it has seen."""
+    return name == "position" and type(state).__module__.startswith("glissando.")
+
+
+def _leaf(name: str, value: Tensor) -> Leaf:
+    start = float(value.flatten()[0]) if value.numel() else 0.0
+    if not bool((value == start).all()):
+        raise Refused(f"the state {name} starts from several numbers, and an exported one starts from one")
+    return Leaf(name, value.dtype, tuple(value.shape[1:]), start)
+
+
+def _filled(tree: State, flat: Iterator[Tensor], position: Tensor | None) -> State:
+    """The tree with the tensors of `flat` in the place of its own, as `named` has them."""
+    if isinstance(tree, Tensor):
+        return next(flat)
+    if not isinstance(tree, tuple):
+        return tree
+    children: list[State] = []
+    for name, child in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
+        if _counts(tree, name):
+            position = position if position is not None else next(flat)
+            children.append(position)
+        else:
+            children.append(_filled(child, flat, position))
+    return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)

@@ -1,0 +1,79 @@
+"""`export.json`: what a program needs to know to run the graphs, and the tokenizer beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from glissando.data.tokenizers import FILE_NAME, ByteTokenizer, HFTokenizer, Tokenizer
+from glissando.export.check import Check
+from glissando.export.graph import BATCH, TIME, Stepper
+from glissando.generation import tokenizer_of
+from glissando.storage import write_atomic
+
+if TYPE_CHECKING:
+    from glissando.export.request import Request
+
+MANIFEST = "export.json"
+
+
+def graph_manifest(request: Request, stepper: Stepper, check: Check) -> dict[str, Any]:
+    """Inputs, outputs, shapes and types of both graphs, the state before any token, and what stands around it."""
+    from glissando import __version__
+    from glissando.export import onnx, program
+
+    files = (onnx if request.kind == "onnx" else program).FILES
+    model, tokenizer = request.model, tokenizer_of(request.model)
+    state = [
+        {
+            "input": leaf.input,
+            "output": leaf.output,
+            "dtype": _name(leaf.dtype),
+            "shape": [BATCH, *leaf.shape],
+            "start": leaf.start,
+        }
+        for leaf in stepper.leaves
+    ]
+    dials = [{"name": "control", "dtype": "float32", "shape": [BATCH, len(stepper.dials)]}] if stepper.dials else []
+    graphs = {}
+    for kind, file in files.items():
+        time = TIME if kind == "prefill" else 1
+        graphs[kind] = {
+            "file": file,
+            "inputs": [{"name": "ids", "dtype": "int64", "shape": [BATCH, time]}, *dials],
+            "outputs": [{"name": "logits", "dtype": "float32", "shape": [BATCH, time, model.config.vocab_size]}],
+        }
+    return {
+        "format": 1,
+        "made_by": f"glissando {__version__}",
+        "kind": request.kind,
+        "parameters": model.num_parameters(),
+        "vocab_size": model.config.vocab_size,
+        "tokens": tokenizer.vocab_size,
+        "tokenizer": {"kind": tokenizer_kind(tokenizer), "file": FILE_NAME, "end": tokenizer.eos_id},
+        "capacity": request.capacity,
+        "dials": stepper.dials,
+        "graphs": graphs,
+        "state": state,
+        "check": check.as_dict(),
+    }
+
+
+def tokenizer_kind(tokenizer: Tokenizer) -> str:
+    """bytes: an id is a byte; hf: the file is one of Hugging Face's `tokenizers`."""
+    return "bytes" if isinstance(tokenizer, ByteTokenizer) else "hf"
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Ours for bytes; else the file that `tokenizers` itself reads."""
+    text = tokenizer.backend_json() if isinstance(tokenizer, HFTokenizer) else tokenizer.to_json()
+    write_atomic(folder / FILE_NAME, text.encode())
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    write_atomic(path, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
