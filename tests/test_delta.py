@@ -163,7 +163,7 @@ def flow(mixer: Delta, x: Tensor, s: Tensor, time: float, steps: int = 2000) -> 
         turning = torch.zeros(4, 4, dtype=torch.float64)
         if mixer.omega is not None:
             rate = rate.repeat_interleave(4 // len(rate))
-            for n, omega in enumerate(mixer.omega[0] + turn):
+            for n, omega in enumerate(2 * torch.sigmoid(turn) * mixer.omega[0]):
                 turning[2 * n + 1, 2 * n], turning[2 * n, 2 * n + 1] = omega, -omega
 
         def slope(s: Tensor) -> Tensor:
@@ -215,6 +215,21 @@ def test_a_reflection_has_the_eigenvalue_minus_one():
     k = F.normalize(F.silu(x[0, 0] @ mixer.project.weight[4:8].T), dim=-1)
     assert_close(k @ once[0, 0], -(k @ s[0, 0]).detach())
     assert_close(twice, s)
+
+
+def test_rotation_starts_at_the_rates_of_a_rotary_embedding():
+    """With the write held off, what is stored is read back turned by omega dt, from 1 to 1 / 64 radians a token."""
+    mixer = Delta(8, heads=2, key_size=6, transition="rotate", horizons=[2, 64]).double()
+    s = torch.randn(1, 2, 6, 6, dtype=torch.float64)
+    with torch.no_grad():
+        mixer.write_bias.fill_(-50.0)
+        mixer.log_rate.fill_(-50.0)
+        mixer.project.weight.zero_()
+        turned = mixer(torch.randn(1, 3, 8).double(), mixer.init_state(1)._replace(s=s))[1].s
+    angle = 3 * torch.tensor([1.0, 1 / 8, 1 / 64]).double().view(3, 1)
+    real, imaginary = s.unflatten(2, (3, 2)).unbind(3)
+    expected = [angle.cos() * real - angle.sin() * imaginary, angle.sin() * real + angle.cos() * imaginary]
+    assert_close(turned, torch.stack(expected, 3).flatten(2, 3))
 
 
 def test_a_signal_without_meaning_is_refused():

@@ -39,6 +39,12 @@ for _pairs in (8, 16, 32):
         {"kind": "recall", "pairs": _pairs, "seq_len": 4 * _pairs},
         f"{_pairs} pairs, all queried; Arora et al. 2023 (MQAR), without filler and with 47 keys and values",
     )
+for _pairs, _length, _rows in ((64, 512, 8), (256, 2048, 2)):
+    register_probe(
+        f"mqar-{_pairs}",
+        {"kind": "mqar", "pairs": _pairs, "seq_len": _length, "batch_size": _rows, "valid_rows": 64},
+        f"{_pairs} pairs in {_length:,} tokens, vocabulary 8,192, queries spread by a power law; Arora et al. 2023",
+    )
 register_probe("copy", {"kind": "copy", "seq_len": 128}, "10 symbols of 8, T = 100; Arjovsky et al. 2016")
 register_probe(
     "induction", {"kind": "induction", "length": 256, "seq_len": 257}, "length 256, 16 tokens; Gu and Dao 2023"

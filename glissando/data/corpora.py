@@ -227,6 +227,27 @@ class RecallOptions(TaskOptions):
 
 
 @options
+class MqarOptions(TaskOptions):
+    """Generated pairs of numbers, and then the keys among random numbers; the values are to be given
+
+    pairs       keys, each with its value; a row has 4 * pairs tokens at least
+    vocabulary  numbers in all: keys are from its lower half, values from its upper one
+    power       gaps of g are as likely as (g + 1)^(power - 1): 1 is even, near 0 a key is queried soon
+    """
+
+    pairs: PositiveInt = 16
+    vocabulary: Annotated[int, Field(ge=4)] = 8192
+    power: Annotated[float, Field(gt=0, le=1)] = 0.01
+
+    def __post_init__(self) -> None:
+        if self.tokenizer != BytesOptions():
+            raise ConfigError(
+                f"data.tokenizer {TOKENIZERS.kind_of(self.tokenizer)} would do nothing: the tokens of mqar are the "
+                "numbers below data.vocabulary; leave it out"
+            )
+
+
+@options
 class ParityOptions(TaskOptions):
     """Generated bits, the parity so far is to be given after each.
 
@@ -332,6 +353,7 @@ for _name, _options, _target in (
     ("shift", ShiftOptions, "pairs:ShiftCorpus"),
     ("pairs", PairsOptions, "pairs:PairFileCorpus"),
     ("recall", RecallOptions, "tasks:RecallCorpus"),
+    ("mqar", MqarOptions, "mqar:MqarCorpus"),
     ("parity", ParityOptions, "automata:ParityCorpus"),
     ("tracking", TrackingOptions, "automata:TrackingCorpus"),
     ("copy", CopyOptions, "copying:CopyCorpus"),
@@ -360,8 +382,10 @@ def build_corpus(config: DataOptions, tokenizer: Tokenizer | None = None) -> Cor
 
 def build_tokenizer(config: DataOptions) -> Tokenizer:
     """The tokenizer that `config` describes; "bpe" reads at most the first 16 MiB of the training text."""
-    from glissando.data.tokenizers import ByteTokenizer, load_tokenizer, train_bpe
+    from glissando.data.tokenizers import ByteTokenizer, NumberTokenizer, load_tokenizer, train_bpe
 
+    if isinstance(config, MqarOptions):
+        return NumberTokenizer(config.vocabulary)
     as_bytes = ByteTokenizer(config.byte_eos)
     if isinstance(config.tokenizer, BpeOptions):
         texts = build_corpus(config, as_bytes).texts("train")

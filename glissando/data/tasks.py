@@ -29,22 +29,67 @@ _BLOCK = 256
 ASCII = 128
 
 
-class TaskCorpus(RowCorpus):
+class DrawnCorpus(RowCorpus):
+    """Rows drawn by number, each on its side of a split. Training row n is a pure function of (seed, n).
+
+    A fixed hash of a row decides once and for all, for every seed, whether it is held out (a tenth are): training
+    and held-out rows cannot overlap, however few there are. Held-out rows are distinct.
+    """
+
+    entropy_floor = 0.0
+    _seed: int
+    _more: str  # how a person gets more different rows
+
+    @abstractmethod
+    def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
+        """(n, ...), the rows numbered `rows` (n,) as first drawn or redrawn."""
+
+    @abstractmethod
+    def _is_held_out(self, drawn: np.ndarray) -> np.ndarray:
+        """(n,) bool by a hash of what is read."""
+
+    @abstractmethod
+    def chance(self) -> dict[str, float]:
+        """Accuracy and bits per byte of the held-out answers for who knows the task but reads only earlier answers."""
+
+    def describe(self) -> dict[str, object]:
+        return super().describe() | self.chance()
+
+    def _training(self, rows: np.ndarray) -> np.ndarray:
+        return self._rows(rows, self._seed, held_out=False)
+
+    def _rows(self, rows: np.ndarray, seed: int, *, held_out: bool) -> np.ndarray:
+        """The rows numbered `rows`, each redrawn until it lies on its side of the split."""
+        drawn, todo = self._draw(rows, seed, held_out, 0), np.arange(len(rows))
+        for attempt in range(1, _TRIES):
+            todo = todo[self._is_held_out(drawn[todo]) != held_out]
+            if not todo.size:
+                return drawn
+            drawn[todo] = self._draw(rows[todo], seed, held_out, attempt)
+        side = "held-out" if held_out else "training"
+        raise ConfigError(f"no {side} row was found: there are too few different ones; {self._more}")
+
+    def _distinct(self, n: int) -> np.ndarray:
+        """The first `n` different held-out rows."""
+        found: dict[bytes, np.ndarray] = {}
+        for first in range(0, 20 * (n + _BLOCK), _BLOCK):
+            drawn = self._rows(np.arange(first, first + _BLOCK), _HELD_OUT_SEED, held_out=True)
+            found |= {row.tobytes(): row for row in drawn}
+            if len(found) >= n:
+                return np.stack(list(found.values())[:n])
+        raise ConfigError(f"there are fewer than {n} different rows to hold out; lower valid_rows, or {self._more}")
+
+
+class TaskCorpus(DrawnCorpus):
     """Rows `eos c_1 ... c_L` of single characters, scored where the task has an answer after c_i.
 
     Targets are IGNORED elsewhere, so that loss, accuracy and n_bytes are of the answers alone. Each character is a
-    token, whatever the tokenizer; the end token is a newline for bytes. Training row n is a pure function of
-    (seed, n). Rows are padded on the right with id 0 and masked, to the longest of the global batch.
-
-    A fixed hash of a row decides once and for all, for every seed, whether it is held out (a tenth are): training
-    and held-out rows cannot overlap, however few there are. Held-out rows are distinct and sorted by length.
+    token, whatever the tokenizer; the end token is a newline for bytes. Rows are padded on the right with id 0 and
+    masked, to the longest of the global batch. Held-out rows are sorted by length.
 
     Raises ConfigError if `seq_len` cannot hold the longest row, there are fewer than `valid_rows` different rows to
     hold out, or the tokenizer has no token of its own for a character.
     """
-
-    entropy_floor = 0.0
-    _more: str  # how a person gets more different rows
 
     def __init__(self, tokenizer: Tokenizer | None, options: TaskOptions, alphabet: str, longest: int) -> None:
         self.seq_len, self.batch_size, self._seed = options.seq_len, options.batch_size, options.seed
@@ -55,7 +100,8 @@ class TaskCorpus(RowCorpus):
             )
         self.tokenizer = tokenizer or ByteTokenizer(NEWLINE)
         self._ids = _ids_of(self.tokenizer, alphabet)
-        self._valid = self._distinct(options.valid_rows)
+        chosen = self._distinct(options.valid_rows)
+        self._valid = chosen[np.argsort(lengths_of(chosen), kind="stable")]
 
     @abstractmethod
     def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
@@ -73,26 +119,19 @@ class TaskCorpus(RowCorpus):
     def _prompt(self, read: str) -> str:
         """The beginning of a row that leads to an answer."""
 
-    @abstractmethod
-    def chance(self) -> dict[str, float]:
-        """Accuracy and bits per byte of the held-out answers for who knows the task but reads only earlier answers."""
-
-    def _training(self, rows: np.ndarray) -> np.ndarray:
-        return self._rows(rows, self._seed, held_out=False)
+    def _is_held_out(self, drawn: np.ndarray) -> np.ndarray:
+        return is_held_out(drawn)
 
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
         """Held-out beginnings, the next character of which is an answer."""
         return [self._prompt(_string(row)) for row in self._rows(np.arange(n), seed, held_out=True)]
 
-    def describe(self) -> dict[str, object]:
-        return super().describe() | self.chance()
-
     def _batch(self, group: np.ndarray, mine: Sequence[int]) -> Batch:
         read = group[list(mine), : lengths_of(group).max()]
         answers = self._answers(read)
-        ids = _behind(self.tokenizer.eos_id, self._ids[read])
-        targets = _behind(IGNORED, np.where(answers > 0, self._ids[answers], IGNORED))
-        mask = torch.from_numpy(_behind(True, read > 0))
+        ids = behind(self.tokenizer.eos_id, self._ids[read])
+        targets = behind(IGNORED, np.where(answers > 0, self._ids[answers], IGNORED))
+        mask = torch.from_numpy(behind(True, read > 0))
         tensors = torch.from_numpy(ids), torch.from_numpy(targets)
         return Batch(*tensors, int((answers > 0).sum()), None if mask.all() else mask, floor_bits=0.0)
 
@@ -101,30 +140,8 @@ class TaskCorpus(RowCorpus):
             self._text(_string(row), _string(answers)) for row, answers in zip(group, self._answers(group), strict=True)
         ]
 
-    def _rows(self, rows: np.ndarray, seed: int, *, held_out: bool) -> np.ndarray:
-        """What is read in the rows numbered `rows`, each redrawn until it lies on its side of the split."""
-        read, todo = self._draw(rows, seed, held_out, 0), np.arange(len(rows))
-        for attempt in range(1, _TRIES):
-            todo = todo[is_held_out(read[todo]) != held_out]
-            if not todo.size:
-                return read
-            read[todo] = self._draw(rows[todo], seed, held_out, attempt)
-        side = "held-out" if held_out else "training"
-        raise ConfigError(f"no {side} row was found: there are too few different ones; {self._more}")
 
-    def _distinct(self, n: int) -> np.ndarray:
-        """The first `n` different held-out rows, sorted by length."""
-        found: dict[bytes, None] = {}
-        for first in range(0, 20 * (n + _BLOCK), _BLOCK):
-            read = self._rows(np.arange(first, first + _BLOCK), _HELD_OUT_SEED, held_out=True)
-            found |= dict.fromkeys(row.tobytes() for row in read)
-            if len(found) >= n:
-                chosen = np.frombuffer(b"".join([*found][:n]), np.uint8).reshape(n, -1)
-                return chosen[np.argsort(lengths_of(chosen), kind="stable")]
-        raise ConfigError(f"there are fewer than {n} different rows to hold out; lower valid_rows, or {self._more}")
-
-
-def _behind(first: int, rest: np.ndarray) -> np.ndarray:
+def behind(first: int, rest: np.ndarray) -> np.ndarray:
     """(n, L) -> (n, 1 + L), `first` in front of every row."""
     return np.concatenate([np.full((len(rest), 1), first, rest.dtype), rest], axis=1)
 

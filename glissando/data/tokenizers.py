@@ -1,4 +1,4 @@
-"""Text to ids and back: bytes by default, Hugging Face `tokenizers` for everything else."""
+"""Text to ids and back: bytes by default, Hugging Face `tokenizers` for other text, numbers for what is no text."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ END_OF_TEXT = "<|endoftext|>"
 EOS_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>", "[SEP]", "[EOS]")
 _BYTES_TYPE = "glissando-bytes"
 _NAMED_EOS_TYPE = "glissando-eos"
+_NUMBERS_TYPE = "glissando-numbers"
 _LARGEST_ID = 1 << 22  # of published vocabularies none has a tenth of that
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _OVERLAP = 16  # how many of the last ids a stream keeps at least, to decode the next one with
@@ -102,6 +103,33 @@ class ByteTokenizer(Tokenizer):
     @cached_property
     def token_bytes(self) -> list[bytes] | None:
         return [bytes([byte]) for byte in range(256)]
+
+
+class NumberTokenizer(Tokenizer):
+    """Ids written as numbers between spaces, "17 4100", for generated tokens that stand for no text; 0 ends a row."""
+
+    eos_id = 0
+
+    def __init__(self, vocab_size: int) -> None:
+        if not 2 <= vocab_size <= _LARGEST_ID:
+            raise ConfigError(f"vocab_size {vocab_size} must be from 2 to {_LARGEST_ID:,}; 0 ends a row")
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        words = text.split()
+        for word in words:
+            if not (word.isascii() and word.isdigit() and int(word) < self.vocab_size):
+                raise DataError(
+                    f"{word!r} is no token of this model, which reads numbers from 0 to {self.vocab_size - 1:,} with "
+                    'spaces between them; write such as "17 23"'
+                )
+        return [int(word) for word in words]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(str(int(token)) for token in ids)
+
+    def to_json(self) -> str:
+        return json.dumps({"type": _NUMBERS_TYPE, "vocab_size": self.vocab_size})
 
 
 class HFTokenizer(Tokenizer):
@@ -260,6 +288,8 @@ def load_tokenizer(path: Path | str, eos: str | None = None) -> Tokenizer:
     kind = spec.get("type") if isinstance(spec, dict) else None
     if kind == _BYTES_TYPE:
         return _load_bytes(path, spec)
+    if kind == _NUMBERS_TYPE:
+        return _load_numbers(path, spec)
     if kind == _NAMED_EOS_TYPE:
         return _load_hf(path, spec.get("tokenizer"), eos or spec.get("eos"))
     return _load_hf(path, spec, eos)
@@ -270,6 +300,13 @@ def _load_bytes(path: Path, spec: dict[str, Any]) -> ByteTokenizer:
     if not isinstance(eos_id, int) or not 0 <= eos_id < 256:
         raise DataError(f"{path}: eos_id {eos_id!r} is not a byte; write an integer in 0..255")
     return ByteTokenizer(eos_id)
+
+
+def _load_numbers(path: Path, spec: dict[str, Any]) -> NumberTokenizer:
+    size = spec.get("vocab_size")
+    if not isinstance(size, int) or not 2 <= size <= _LARGEST_ID:
+        raise DataError(f"{path}: vocab_size {size!r} is no size; write an integer from 2 to {_LARGEST_ID:,}")
+    return NumberTokenizer(size)
 
 
 def _load_hf(path: Path, spec: object, eos: str | None) -> HFTokenizer:

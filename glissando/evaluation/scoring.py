@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glissando.data.base import IGNORED, Batch
+from glissando.decoding import computing
 from glissando.errors import DataError
-from glissando.generation import computing
 from glissando.model import LanguageModel
 from glissando.sharding import all_gathered, is_sharded
 

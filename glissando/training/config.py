@@ -44,7 +44,7 @@ class AdamWOptions:
 
 @options
 class MuonOptions:
-    """Muon for the matrices inside the model; AdamW for the embedding, the head, gains, biases and vectors.
+    """Muon for the linear maps inside the model; AdamW for the embedding, the head, convolutions, gains and biases.
 
     A matrix moves by its momentum made orthogonal, times 0.2 sqrt(its larger side): as far as under AdamW at that rate.
 

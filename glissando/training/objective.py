@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glissando.data.base import Batch
+from glissando.data.base import IGNORED, Batch
 from glissando.evaluation.scoring import accepted_control, divergence, token_losses
 from glissando.flops import forward_flops, training_flops, training_flops_or_nan
 from glissando.model import LanguageModel
 from glissando.ops.compiled import compiled_by_row_length
+from glissando.sharding import is_sharded
 from glissando.training.config import TrainingConfig
 from glissando.training.state import Sums
 
@@ -37,6 +38,7 @@ class Objective(nn.Module):
             training_flops(model, 1)  # raises for a mixer or depth whose FLOPs are not known
         self._flops_at = functools.lru_cache(maxsize=_ROW_LENGTHS)(functools.partial(training_flops_or_nan, model))
         # A compiled function and not a compiled module, which would register the model's weights a second time.
+        self._compiled = training.compile
         self._logits: Any = (
             compiled_by_row_length(self._logits_of, _ROW_LENGTHS) if training.compile else self._logits_of
         )
@@ -47,9 +49,9 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch, targets: int = 0, count_hits: bool = False) -> Tensor:
         """The loss of a batch that scores so many targets, which are counted before they go to a device."""
-        logits = self._logits(batch)
-        loss = nats = token_losses(logits, batch.targets).sum()
-        hits = (logits.detach().argmax(-1) == batch.targets).sum() if count_hits else 0.0
+        logits, wanted = self._scored(batch, targets)
+        loss = nats = token_losses(logits, wanted).sum()
+        hits = (logits.detach().argmax(-1) == wanted).sum() if count_hits else 0.0
         neutral: Any = 0.0
         if self.base is not None:
             neutral = self._neutral_kl(self.base, batch)
@@ -57,6 +59,16 @@ class Objective(nn.Module):
             neutral = neutral.detach()
         self.sums.add(Sums(nats.detach(), neutral, hits, targets, batch.n_bytes, self._cost(batch)))
         return loss * self.scale
+
+    def _scored(self, batch: Batch, targets: int) -> tuple[Tensor, Tensor]:
+        """Logits (B, T, V) and their targets (B, T); of the scored positions alone, (1, N, V) and (1, N), where these
+        are the fewer: with a large vocabulary the others would cost more than the layers."""
+        few = 0 < 2 * targets < batch.targets.numel()
+        if not few or self._compiled or self.base is not None or is_sharded(self.model):
+            return self._logits(batch), batch.targets
+        features, _ = self.model.features(batch.ids, mask=batch.mask, control=accepted_control(self.model, batch))
+        scored = batch.targets != IGNORED
+        return self.model.logits(features[scored].unsqueeze(0)), batch.targets[scored].unsqueeze(0)
 
     def _logits_of(self, batch: Batch) -> Tensor:
         return self.model(batch.ids, mask=batch.mask, control=accepted_control(self.model, batch))[0]

@@ -51,7 +51,9 @@ def build_optimizer(
         )
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     decayed = decayed_names(model)
-    inside = {f"depth.{name}" for name, p in model.get_submodule("depth").named_parameters() if p.ndim == 2}
+    linear = [m for m in model.get_submodule("depth").modules() if isinstance(m, nn.Linear)]
+    maps = {id(m.weight) for m in linear}
+    inside = {name for name, p in model.named_parameters() if id(p) in maps}
     return MuonWithAdamW(
         [pair for pair in trained if pair[0] in decayed & inside],
         [pair for pair in trained if pair[0] in decayed - inside],
