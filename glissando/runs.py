@@ -38,6 +38,7 @@ from glissando.errors import ConfigError, RunError, nearest
 from glissando.imports import IMPORTS, missing_copies, require_registered
 from glissando.machine import environment
 from glissando.migration import migrated
+from glissando.quantisation import restored
 from glissando.storage import (
     MANIFEST,
     RETRAIN,
@@ -327,12 +328,13 @@ class Run:
         return read_json(path, "the record of its making") if path.is_file() else {}
 
     def read_state_dict(self) -> dict[str, Tensor]:
-        """The model's weights on the CPU, after checking their digest; a checkpoint's lose MODULE_PREFIX.
+        """The model's weights on the CPU, after checking their digest; a checkpoint's lose MODULE_PREFIX, and int8 ones
+        are float32 again.
 
         Raises RunError that names the file that is missing or damaged, and the checkpoint that is still good.
         """
         if self.checkpoint is None:
-            return self.read_tensors(MODEL)
+            return restored(self.read_tensors(MODEL))
         weights = load_tree(self.checkpoint, "model")
         ours = {name: value for name, value in weights.items() if name.startswith(MODULE_PREFIX)}
         return {name.removeprefix(MODULE_PREFIX): value for name, value in (ours or weights).items()}

@@ -128,6 +128,34 @@ def test_generate_streams_and_repeats_itself(run, capsys):
     assert outputs[0].startswith("The fox")
 
 
+def test_generate_by_either_step_and_with_rounded_weights(run, capsys):
+    command = ["generate", str(run), "--prompt", "The fox", "--max_tokens", "12", "--temperature", "0"]
+    texts = []
+    for options in (["--step", "plain"], ["--step", "compiled"], ["--step", "compiled", "--weights", "bf16"]):
+        assert main([*command, *options]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert len(texts[2]) == len(texts[0])
+
+
+def test_what_rounded_weights_cost_is_evaluated(run, capsys):
+    bits = []
+    for precision in ("float32", "bf16", "int8"):
+        assert main(["evaluate", str(run), "--json", "--weights", precision]) == 0
+        bits.append(json.loads(capsys.readouterr().out)["bits_per_byte"])
+    assert len(set(bits)) == 3
+    assert max(bits) - min(bits) < 0.01
+
+
+def test_a_model_without_a_compiled_step_says_so(tmp_path, capsys):
+    model = LanguageModel.from_preset("transformer-nano", hidden_size=16, mixer={"window": 4}, depth={"layers": 1})
+    model.save(tmp_path / "run")
+    assert main(["generate", str(tmp_path / "run"), "--max_tokens", "2", "--temperature", "0"]) == 0
+    assert "tokens are computed by PyTorch: no compiled step for attention.window" in capsys.readouterr().err
+    error = fails(capsys, "generate", tmp_path / "run", "--step", "compiled")
+    assert "no compiled step for attention.window; use `auto` or `plain`" in error
+
+
 def test_a_prompt_is_not_printed_before_its_options_are_right(run, capsys):
     assert main(["generate", str(run), "--prompt", "The fox", "--top_k", "0"]) == 2
     assert capsys.readouterr().out == ""
@@ -138,7 +166,7 @@ def test_a_text_that_positions_cut_is_told(tmp_path, capsys):
     model = LanguageModel.from_preset("gpt", **small)
     model.tokenizer = ByteTokenizer()
     model.save(tmp_path / "run")
-    command = ["generate", str(tmp_path / "run"), "--prompt", "abc", "--seed", "0", "--max_tokens"]
+    command = ["generate", str(tmp_path / "run"), "--prompt", "abc", "--seed", "0", "--step", "plain", "--max_tokens"]
     assert main([*command, "9"]) == 0
     assert capsys.readouterr().err == ""
     assert main([*command, "99"]) == 0
@@ -164,7 +192,7 @@ def test_a_sample_says_its_seed(run, capsys):
         assert main(["generate", str(run), "--max_tokens", "20", "--seed", seeds[-1]]) == 0
         assert capsys.readouterr() == (got.out, "")
     assert seeds[0] != seeds[1]
-    assert main(["generate", str(run), "--max_tokens", "5", "--temperature", "0"]) == 0
+    assert main(["generate", str(run), "--max_tokens", "5", "--temperature", "0", "--step", "plain"]) == 0
     assert capsys.readouterr().err == "", "nothing is drawn"
 
 

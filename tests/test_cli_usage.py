@@ -16,6 +16,7 @@ LEAST = {
     "generate": ["nowhere"],
     "evaluate": ["nowhere"],
     "serve": ["nowhere"],
+    "export": ["nowhere", "--to", "onnx", "--out", "x"],
     "grow": ["nowhere", "--out", "x"],
     "compare": ["nowhere.yaml", "transformer-nano", "--budget", "tokens=1000", "--out", "x"],
     "series": ["evaluate", "nowhere"],

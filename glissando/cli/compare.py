@@ -106,7 +106,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--sweep_beyond", type=whole, default=3, help="rates to try beyond the lowest or highest while it is the best"
     )
-    parser.add_argument("--probes", help="with commas: recall, copy, induction, selective_copy, parity, tracking")
+    parser.add_argument("--probes", help="with commas: recall, mqar, copy, induction, selective_copy, parity, tracking")
     parser.add_argument("--probe_budget", default="steps=500", help="of each training on a probe")
     parser.add_argument(
         "--contexts", default="256,1024,4096", help="with commas, tokens behind which decoding is timed"

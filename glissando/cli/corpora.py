@@ -37,4 +37,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 #: corpora that need no file, so that samples can be shown without options
-GENERATED = ("stories", "shift", "recall", "parity", "tracking", "copy", "selective_copy", "induction")
+GENERATED = ("stories", "shift", "recall", "mqar", "parity", "tracking", "copy", "selective_copy", "induction")

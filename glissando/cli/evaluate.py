@@ -14,6 +14,7 @@ from glissando.cli.options import (
     add_checkpoint_option,
     add_inference_options,
     add_threads_option,
+    add_weights_option,
     boolean,
     choose_threads,
     inference_overrides,
@@ -21,6 +22,7 @@ from glissando.cli.options import (
     parser_for,
     require_own_held_out,
     require_writable,
+    round_as_asked,
     take_checkpoint,
     whole,
 )
@@ -53,6 +55,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--prompt", help="the text of --diagnostics; if absent, the beginning of the held-out one")
     parser.add_argument("--tasks", help="tasks of lm-eval with commas between, or `list`; glissando_* need no network")
     parser.add_argument("--limit", type=whole, help="documents of each of the --tasks")
+    add_weights_option(parser)
     add_inference_options(parser)
     add_checkpoint_option(parser)
     add_threads_option(parser)
@@ -79,6 +82,7 @@ def _score(options: Options) -> None:
     trained = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
     config = _scored(options, to_dict(trained))
     model = load(options.run, inference_overrides(options))
+    round_as_asked(options, model)
     choose_threads(options, config.batch_size * config.seq_len, model.config.hidden_size)
     corpus = build_corpus(config, model.tokenizer)
     kind = CORPORA.kind_of(config)
@@ -183,6 +187,7 @@ def _tasks(options: Options) -> None:
         return
     names = [name.strip() for name in options.tasks.split(",")]
     model = load(options.run, inference_overrides(options))
+    round_as_asked(options, model)
     choose_threads(options, _TASK_ROWS, model.config.hidden_size)
     results = run_tasks(model, names, options.limit)
     if options.json:
@@ -330,10 +335,14 @@ def _halting(run: Run, model: LanguageModel, corpus: Corpus) -> list[Point]:
     from glissando.evaluation.halting import measure_halting
     from glissando.evaluation.steps import SAMPLE_BYTES, sample
     from glissando.loading import load
+    from glissando.quantisation import round_weights
 
     if model.config.depth.backward == "reversible":
         return []
-    return measure_halting(load(run.checkpoint or run.path), sample(corpus, SAMPLE_BYTES))
+    anew = load(run.checkpoint or run.path)
+    if model.weights_precision != "float32":
+        round_weights(anew, model.weights_precision)
+    return measure_halting(anew, sample(corpus, SAMPLE_BYTES))
 
 
 def measure(model: LanguageModel, corpus: Corpus, exact_match: int) -> dict[str, object]:

@@ -15,14 +15,18 @@ from glissando.cli.options import (
     Options,
     add_checkpoint_option,
     add_inference_options,
+    add_step_option,
     add_threads_option,
+    add_weights_option,
     choose_threads,
     inference_overrides,
     named_values,
     number,
     parse,
     parser_for,
+    require_step,
     require_writable,
+    round_as_asked,
     take_checkpoint,
     texts,
     whole,
@@ -59,6 +63,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--load_state", metavar="FILE", help="go on as if the text had never stopped; --prompt is read behind it"
     )
+    add_weights_option(parser)
+    add_step_option(parser)
     add_inference_options(parser)
     add_checkpoint_option(parser)
     add_threads_option(parser)
@@ -109,6 +115,7 @@ def _write(o: Options) -> None:
     from glissando.loading import load
 
     model = load(o.run, inference_overrides(o))
+    round_as_asked(o, model)
     # A text that goes on in another process is to have the same bits there.
     before = 1 if o.save_state is not None or o.load_state is not None else None
     choose_threads(o, len(o.prompt), model.config.hidden_size, before)
@@ -120,8 +127,12 @@ def _write(o: Options) -> None:
         require_diagnostics(model, o.run, o.diagnostics)
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
     shown = visible if sys.stdout.isatty() else str
-    keywords: dict[str, Any] = {k: getattr(o, k) for k in ("max_tokens", "temperature", "top_k", "top_p", "stop")}
+    keywords: dict[str, Any] = {
+        k: getattr(o, k) for k in ("max_tokens", "temperature", "top_k", "top_p", "stop", "step")
+    }
     keywords["seed"] = random.randrange(2**32) if o.seed is None else o.seed
+    if o.diagnostics is None:
+        require_step(o, model)
     if o.control is not None:
         keywords["control"] = named_values(o.control)
     full: list[bool] = []

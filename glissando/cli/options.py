@@ -7,6 +7,7 @@ import difflib
 import re
 import sys
 import tempfile
+import threading
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -289,6 +290,55 @@ def add_inference_options(parser: Parser) -> None:
 def inference_overrides(options: Options) -> dict[str, Any]:
     """Those of `add_inference_options` that were given."""
     return {name: getattr(options, name) for name in _INFERENCE if getattr(options, name) is not None}
+
+
+def add_weights_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--weights",
+        choices=["float32", "bf16", "int8"],
+        default="float32",
+        help="round the matrices: int8 has a scale for each output, and arithmetic stays float32",
+    )
+
+
+def add_step_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--step",
+        choices=["auto", "compiled", "plain"],
+        default="auto",
+        help="how tokens are computed: by a compiled kernel (float32 on a CPU) or PyTorch; auto: compiled where the "
+        "model has such a step. The kernel is compiled once on a machine, in half a minute",
+    )
+
+
+def round_as_asked(options: Options, model: Any) -> None:
+    """Round the model's matrices to --weights."""
+    if options.weights != "float32":
+        from glissando.quantisation import round_weights
+
+        round_weights(model, options.weights)
+
+
+def require_step(options: Options, model: Any) -> None:
+    """Have the kernel of --step compiled before any text, and say so where `auto` finds no compiled step.
+
+    Raises ConfigError for `compiled` where the model has none.
+    """
+    from glissando.decoding import decoder_of
+
+    found = decoder_of(model, options.step, False)
+    if isinstance(found, str):
+        if options.step == "auto":
+            print(f"tokens are computed by PyTorch: {found}", file=sys.stderr, flush=True)
+        return
+    message = "compiling the decoding step, once on this machine: about half a minute"
+    notice = threading.Timer(2.0, lambda: print(message, file=sys.stderr, flush=True))
+    notice.daemon = True
+    notice.start()
+    try:
+        found.warm_up()
+    finally:
+        notice.cancel()
 
 
 def add_threads_option(parser: Parser) -> None:

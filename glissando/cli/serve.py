@@ -15,12 +15,16 @@ from typing import Any
 from glissando.cli.options import (
     Options,
     add_inference_options,
+    add_step_option,
     add_threads_option,
+    add_weights_option,
     choose_threads,
     inference_overrides,
     number,
     parse,
     parser_for,
+    require_step,
+    round_as_asked,
     whole,
 )
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError
@@ -53,6 +57,8 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--memory", metavar="SIZE", help="of this process, as 2GiB; default: half of what is free")
     add_threads_option(parser)
+    add_weights_option(parser)
+    add_step_option(parser)
     add_inference_options(parser)
     options = parse(parser, arguments)
     _check(options)
@@ -131,6 +137,8 @@ def serve(o: Options) -> None:
     keys, memory = _keys(o), None if o.memory is None else _bytes(o.memory)
 
     model = load(o.run, inference_overrides(o))
+    round_as_asked(o, model)
+    require_step(o, model)
     choose_threads(o, _ROWS, model.config.hidden_size)
     limits = Limits(
         max_prompt=o.max_prompt, max_tokens=o.max_tokens, max_copies=o.max_sessions, max_body=o.max_body,
@@ -150,7 +158,7 @@ def serve(o: Options) -> None:
     server = Server(
         model, name, limits=limits, api_key=keys, template=ChatTemplate(o.chat_template), hosts=hosts,
         max_sessions=o.max_sessions, max_waiting=o.max_waiting, prefix_bytes=o.prefix_mib * 2**20,
-        memory=memory,
+        memory=memory, step=o.step,
     )  # fmt: skip
     if hosts is None and not keys:
         print(f"anyone who reaches {o.host} can use this server: set --api_key_file, or {KEY}, to ask for a key")
