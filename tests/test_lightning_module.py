@@ -43,5 +43,5 @@ def test_three_steps_of_a_trainer_are_those_of_the_loop(tmp_path, corpus):
     for name, weight in weights(done).items():
         assert_close(module.objective.model.state_dict()[name], weight, name, 1e-8)
     last = metrics(done)[-1]
-    assert float(trainer.callback_metrics["valid_loss"]) == pytest.approx(float(last["valid_loss"]), rel=1e-8)
-    assert float(trainer.callback_metrics["train_loss"]) == pytest.approx(float(last["train_loss"]), rel=1e-8)
+    assert float(trainer.callback_metrics["valid_loss"]) == pytest.approx(float(last["valid_loss"]), rel=1e-6)
+    assert float(trainer.callback_metrics["train_loss"]) == pytest.approx(float(last["train_loss"]), rel=1e-6)
