@@ -1,15 +1,20 @@
-"""For the page's tests: a served model whose tokens come when a test wants them, made-up answers, and colours."""
+"""For the tests of pages: a served model whose tokens come when a test wants them, made-up answers, a file server, and
+colours."""
 
 from __future__ import annotations
 
 import codecs
+import functools
+import http.server
 import json
 import math
 import re
+import shutil
 import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import uvicorn
@@ -30,6 +35,8 @@ PRESETS = {
 LIMITS = Limits(max_prompt=60, max_tokens=2000, max_body=4000)
 KEY = "glis-sándo"
 EVER = math.inf
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NO_BROWSER = "no chromium, chromium-browser or google-chrome is installed"
 
 
 def model_of(preset: str) -> LanguageModel:
@@ -96,6 +103,24 @@ class Served:
         self.gate.allow(EVER)
         self.http.should_exit = True
         self.thread.join(20)
+
+
+class Files:
+    """A folder at a port of its own, as `python -m http.server` serves it."""
+
+    class _Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    def __init__(self, folder: Path) -> None:
+        handler = functools.partial(self._Quiet, directory=str(folder))
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
 
 
 def until(met: Callable[[], bool], seconds: float = 20) -> None:

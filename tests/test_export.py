@@ -22,6 +22,7 @@ from glissando.export import Refused, export, register_form
 from glissando.export.forms.base import grows
 from glissando.export.graph import Stepper
 from glissando.model import LanguageModel
+from glissando.presets import preset_names
 from glissando.quantisation import quantised, restored
 from glissando.runs import Run
 
@@ -235,6 +236,17 @@ def test_every_mixer_and_depth_in_its_runtime(case, kind, tmp_path):
     assert run_command("export", run, "--to", kind, "--out", out) == 0
     done = subprocess.run([sys.executable, out / "example.py", "Once"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 or "export with a larger --capacity" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", [name for name in preset_names() if name.endswith("-nano")])
+def test_every_nano_preset_in_onnx_runtime(preset, tmp_path):
+    torch.manual_seed(0)
+    LanguageModel.from_preset(preset).save(tmp_path / "run")
+    out = tmp_path / "out"
+    assert run_command("export", tmp_path / "run", "--to", "onnx", "--out", out) == 0
+    made = json.loads((out / "export.json").read_text())
+    assert made["check"]["equal"] == made["check"]["greedy"] > 0
 
 
 def test_the_configuration_goes_along(tmp_path):

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-import shutil
 
 import pages
 import pytest
@@ -16,14 +15,13 @@ from glissando.generation import generate, stream
 playwright = pytest.importorskip("playwright.sync_api", reason="the page's tests drive a browser with playwright")
 expect = playwright.expect
 expect.set_options(timeout=20_000)
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome is installed")
+pytestmark = pytest.mark.skipif(pages.BROWSER is None, reason=pages.NO_BROWSER)
 
 
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=pages.BROWSER, args=["--no-sandbox"])
         yield browser
         browser.close()
 

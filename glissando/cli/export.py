@@ -28,6 +28,7 @@ EXAMPLE = "glissando export runs/first --to onnx --out exported"
 #: --to, and what comes out
 TO = {
     "onnx": "one streaming step and a prefill of any length, for ONNX Runtime",
+    "web": "a page that runs these in the browser, with nothing but files behind it",
     "torch": "the same as exported programs of PyTorch, .pt2",
     "gguf": "for llama.cpp; of models that compute as Llama does, such as the preset transformer",
     "safetensors-bf16": "a run again, its matrices in bfloat16",
@@ -47,7 +48,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--capacity",
         type=whole,
-        help="of onnx and torch: tokens that a text may have, where the state grows with it (attention, tau); 1024",
+        help="of onnx, web, torch: tokens that a text may have, where the state grows with it (attention, tau); 1024",
+    )
+    parser.add_argument(
+        "--runtime",
+        metavar="FILE",
+        help="of web: the npm package of onnxruntime-web; fetched once by npm if it is not given",
     )
     parser.add_argument("--file", help="text that the check reads; by default the run's own held-out text")
     add_inference_options(parser)
@@ -71,7 +77,7 @@ def _export(options: Options) -> None:
 
     model = load(options.run, inference_overrides(options))
     stream = _stream(options, model)
-    found = export(model, Run.open(options.run), options.to, options.out, stream, options.capacity)
+    found = export(model, Run.open(options.run), options.to, options.out, stream, options.capacity, options.runtime)
     print("\n".join(found.lines()))
     print(f"exported: {options.out}", file=sys.stderr)
 

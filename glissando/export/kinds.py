@@ -55,6 +55,17 @@ def _onnx(request: Request, folder: Path) -> Check:
     return _graph(onnx.write, runtime)(request, folder)
 
 
+def _web(request: Request, folder: Path) -> Check:
+    from glissando.export import web
+
+    # What can be refused at once, before minutes of tracing.
+    web.require_tokenizer(tokenizer_of(request.model))
+    package = web.runtime_package(request.runtime)
+    found = _onnx(request, folder)
+    web.write_page(folder, package)
+    return found
+
+
 def _torch(request: Request, folder: Path) -> Check:
     from glissando.export import program
 
@@ -82,6 +93,7 @@ def _int8(request: Request, folder: Path) -> Check:
 #: --to
 KINDS: dict[str, Writer] = {
     "onnx": _onnx,
+    "web": _web,
     "torch": _torch,
     "gguf": _gguf,
     "safetensors-bf16": _bf16,
@@ -90,17 +102,25 @@ KINDS: dict[str, Writer] = {
 
 
 def export(
-    model: LanguageModel, run: Run, kind: str, out: str | Path, stream: list[int], capacity: int | None = None
+    model: LanguageModel,
+    run: Run,
+    kind: str,
+    out: str | Path,
+    stream: list[int],
+    capacity: int | None = None,
+    runtime: str | Path | None = None,
 ) -> Check:
     """Write `model`, of the run `run`, to the new folder `out` -> what the check found; in float32.
 
-    kind      onnx, torch, gguf, safetensors-bf16 or safetensors-int8
+    kind      onnx, web, torch, gguf, safetensors-bf16 or safetensors-int8
     stream    held-out tokens, some hundreds: what the check reads
     capacity  tokens that a cache which grows holds; CAPACITY if None
+    runtime   of web: the npm package of onnxruntime-web; fetched by npm once if None
 
-    Raises UnknownNameError for a kind, ConfigError for a capacity that would do nothing, RunError where there is
-    something at `out`, Refused for a model that cannot be exported so and for a check that fails, MissingExtraError
-    where a package is missing. Whatever is raised, nothing stands at `out` that did not stand there before.
+    Raises UnknownNameError for a kind, ConfigError for a capacity or runtime that would do nothing, DataError where the
+    runtime cannot be fetched, RunError where there is something at `out`, Refused for a model that cannot be exported
+    so and for a check that fails, MissingExtraError where a package is missing. Whatever is raised, nothing stands at
+    `out` that did not stand there before.
     """
     if kind not in KINDS:
         raise unknown_name("export", kind, KINDS)
@@ -108,7 +128,10 @@ def export(
     require_new(out)
     if any(p.dtype != torch.float32 for p in model.parameters()):
         model = copy.deepcopy(model).float()
-    request = Request(model, run, kind, stream, _capacity(model, kind, capacity))
+    if runtime is not None and kind != "web":
+        raise ConfigError(f"--runtime is of --to web, and this is --to {kind}: leave it out")
+    package = None if runtime is None else Path(runtime)
+    request = Request(model, run, kind, stream, _capacity(model, kind, capacity), package)
     found: list[Check] = []
     publish_directory(out, lambda folder: found.append(KINDS[kind](request, folder)))
     return found[0]
@@ -116,9 +139,9 @@ def export(
 
 def _capacity(model: LanguageModel, kind: str, requested: int | None) -> int | None:
     learned = model.config.max_length
-    if kind not in ("onnx", "torch"):
+    if kind not in ("onnx", "web", "torch"):
         if requested is not None:
-            raise ConfigError(f"--capacity is of --to onnx and --to torch, and this is --to {kind}: leave it out")
+            raise ConfigError(f"--capacity is of --to onnx, web and torch, and this is --to {kind}: leave it out")
         return learned
     if not grows(model):
         if requested is not None:

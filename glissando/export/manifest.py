@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.data.tokenizers import FILE_NAME, ByteTokenizer, HFTokenizer, Tokenizer
+from glissando.depth import DEPTHS
 from glissando.export.check import Check
 from glissando.export.graph import BATCH, TIME, Stepper
 from glissando.generation import tokenizer_of
+from glissando.mixers import MIXERS
+from glissando.model import LanguageModel
 from glissando.storage import write_atomic
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ def graph_manifest(request: Request, stepper: Stepper, check: Check) -> dict[str
     from glissando import __version__
     from glissando.export import onnx, program
 
-    files = (onnx if request.kind == "onnx" else program).FILES
+    files = (program if request.kind == "torch" else onnx).FILES
     model, tokenizer = request.model, tokenizer_of(request.model)
     state = [
         {
@@ -49,6 +52,8 @@ def graph_manifest(request: Request, stepper: Stepper, check: Check) -> dict[str
         "made_by": f"glissando {__version__}",
         "kind": request.kind,
         "parameters": model.num_parameters(),
+        "mixers": mixers_of(model),
+        "depth": DEPTHS.kind_of(model.config.depth),
         "vocab_size": model.config.vocab_size,
         "tokens": tokenizer.vocab_size,
         "tokenizer": {"kind": tokenizer_kind(tokenizer), "file": FILE_NAME, "end": tokenizer.eos_id},
@@ -58,6 +63,11 @@ def graph_manifest(request: Request, stepper: Stepper, check: Check) -> dict[str
         "state": state,
         "check": check.as_dict(),
     }
+
+
+def mixers_of(model: LanguageModel) -> list[str]:
+    """Each kind of mixer once, in the order of the blocks."""
+    return list(dict.fromkeys(MIXERS.kind_of(options) for options in model.config.mixers))
 
 
 def tokenizer_kind(tokenizer: Tokenizer) -> str:

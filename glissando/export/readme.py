@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glissando.depth import DEPTHS
+from glissando.export import web
 from glissando.export.check import Check
 from glissando.export.graph import Stepper
-from glissando.export.manifest import tokenizer_kind
+from glissando.export.manifest import mixers_of, tokenizer_kind
 from glissando.generation import tokenizer_of
-from glissando.mixers import MIXERS
 from glissando.model import LanguageModel
 from glissando.storage import write_atomic
 
@@ -104,9 +104,47 @@ _ENDLESS = """
 The state has one size, however long the text is.
 """
 
+_SERVED = """
+## Running it
+
+The folder is a page that computes the model in the browser, by onnxruntime-web on one thread. Any file server will do,
+and no other server is asked for anything:
+
+    cd this_folder
+    python -m http.server 8000 --bind 127.0.0.1    # then open http://127.0.0.1:8000
+
+Opened as a file, without a server, a page may not read the files beside it.
+{dials}{capacity}
+Numbers are drawn by xoshiro128** from the seed (sampling.js): the same seed, prompt and settings give the same text on
+every machine whose browser computes the same logits, and another text than `glissando generate` gives with it. At
+temperature 0 both take the likeliest token.
+
+| file | what |
+|---|---|
+| `index.html`, `page.css`, `page.js` | the page |
+| `worker.js`, `tokenizer.js`, `sampling.js` | the model's loop beside it, text to ids and back, drawing |
+| `export.json`, `step.onnx`, `prefill.onnx`, `weights.bin`, `tokenizer.json` | the model, as `--to onnx` writes it |
+| `ort/` | onnxruntime-web {version}, MIT licence |
+"""
+
+
+def write_served(request: Request, folder: Path, found: Check) -> None:
+    """README.md of a page."""
+    dials = request.model.config.dials
+    sections = _SERVED.format(
+        dials=f"\nThe page has a dial for {' and for '.join(f'`{name}`' for name in dials)}.\n" if dials else "",
+        capacity=""
+        if request.capacity is None
+        else f"\nIts texts end at {request.capacity:,} tokens, prompt included (`--capacity`).\n",
+        version=web.VERSION,
+    )
+    write_atomic(folder / "README.md", (heading(request.model, "a page") + sections + checked(found)).encode())
+
 
 def write(request: Request, folder: Path, found: Check, stepper: Stepper) -> None:
-    """README.md and example.py beside two graphs."""
+    """README.md beside two graphs, and of a program of one's own also example.py."""
+    if request.kind == "web":
+        return write_served(request, folder, found)
     model, tokenizer = request.model, tokenizer_of(request.model)
     names = {"onnx": ("ONNX", "step.onnx", "prefill.onnx"), "torch": ("PyTorch program", "step.pt2", "prefill.pt2")}
     title, step, prefill = names[request.kind]
@@ -133,8 +171,7 @@ def write(request: Request, folder: Path, found: Check, stepper: Stepper) -> Non
 
 def heading(model: LanguageModel, title: str) -> str:
     """What the model is."""
-    mixers = ", ".join(dict.fromkeys(MIXERS.kind_of(options) for options in model.config.mixers))
-    depth = DEPTHS.kind_of(model.config.depth)
+    mixers, depth = ", ".join(mixers_of(model)), DEPTHS.kind_of(model.config.depth)
     return (
         f"# A language model as {title}\n\nMade by `glissando export`: {model.num_parameters():,} parameters, mixers "
         f"{mixers}, depth {depth}.\n"

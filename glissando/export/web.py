@@ -1,0 +1,144 @@
+"""A page that runs the model in a browser: the ONNX graphs, onnxruntime-web, and what stands in `page/`.
+
+onnxruntime-web is taken from its npm package, one version of it, known by its digest: the file that `--runtime` names,
+else the one in the cache directory, else `npm pack` fetches it there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from glissando.data.cache import cache_dir
+from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer
+from glissando.errors import ConfigError, DataError
+from glissando.export.forms.base import Refused
+from glissando.storage import write_atomic
+
+PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
+#: of the package's file, PACKAGE-VERSION.tgz
+SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
+FILE = f"{PACKAGE}-{VERSION}.tgz"
+#: what the page needs of it: the build that runs on any processor (WebAssembly)
+_RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+_PAGE = Path(__file__).parent / "page"
+_SECONDS = 600
+
+_LICENCE = """onnxruntime-web {version}
+
+MIT License
+
+Copyright (c) Microsoft Corporation
+
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+persons to whom the Software is furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
+Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+"""
+
+
+def write_page(folder: Path, package: Path) -> None:
+    """The page's files and the runtime's, which lie in the subfolder `ort`, beside the graphs in `folder`."""
+    for path in sorted(_PAGE.iterdir()):
+        write_atomic(folder / path.name, path.read_bytes())
+    with tarfile.open(package) as archive:
+        for name in _RUNTIME:
+            member = archive.extractfile(f"package/dist/{name}")
+            assert member is not None, name
+            write_atomic(folder / "ort" / name, member.read())
+    write_atomic(folder / "ort" / "LICENSE", _LICENCE.format(version=VERSION).encode())
+
+
+def runtime_package(given: Path | None) -> Path:
+    """The npm package of onnxruntime-web: `given`, or the cached one, which is fetched where there is none.
+
+    Raises ConfigError for a given file that is another one, DataError where the package cannot be fetched.
+    """
+    if given is not None:
+        path = given.expanduser()
+        found = _digest(path) if path.is_file() else None
+        if found != SHA256:
+            what = "there is no such file" if found is None else f"its SHA-256 is {found}, and not {SHA256}"
+            raise ConfigError(f"--runtime {given}: {what}; give {PACKAGE}'s npm package of version {VERSION}, {FILE}")
+        return path
+    path = cache_dir(PACKAGE) / FILE
+    if not path.is_file() or _digest(path) != SHA256:
+        _fetch(path)
+    return path
+
+
+def _fetch(path: Path) -> None:
+    by_hand = (
+        f"fetch {PACKAGE} {VERSION} elsewhere (`npm pack {PACKAGE}@{VERSION}`) and give its file: --runtime {FILE}"
+    )
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError(
+            f"--to web needs {PACKAGE} of the npm registry, and npm is not installed; install it, or {by_hand}"
+        )
+    with tempfile.TemporaryDirectory() as place:
+        command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--pack-destination", place, "--silent"]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS, cwd=place)
+            found = _digest(Path(place) / FILE)
+        except (OSError, subprocess.SubprocessError) as error:
+            told = (getattr(error, "stderr", None) or str(error)).strip().split("\n")
+            reason = next((line for line in told if "error" in line), told[-1])
+            raise DataError(f"npm could not fetch {PACKAGE} {VERSION} ({reason}); {by_hand}") from error
+        if found != SHA256:
+            raise DataError(f"npm's {PACKAGE} {VERSION} has SHA-256 {found}, and not {SHA256}; {by_hand}")
+        write_atomic(path, (Path(place) / FILE).read_bytes())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_tokenizer(tokenizer: Tokenizer) -> None:
+    """Raise Refused for a tokenizer that the page cannot compute: it has bytes, and byte-level BPE as GPT-2's."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return
+    reasons = list(_reasons(tokenizer))
+    if reasons:
+        raise Refused(
+            "the page's tokenizers are bytes and byte-level BPE that cuts text as GPT-2's does; this one "
+            f"{reasons[0]}. Use --to onnx, or train with --data.tokenizer bytes or bpe"
+        )
+
+
+def _reasons(tokenizer: Tokenizer) -> Iterable[str]:
+    """What differs from GPT-2's byte-level BPE."""
+    if not isinstance(tokenizer, HFTokenizer):
+        yield f"is a {type(tokenizer).__name__}"
+        return
+    spec: dict[str, Any] = json.loads(tokenizer.backend_json())
+    model = spec["model"]
+    if model["type"] != "BPE":
+        yield f"has a model of type {model['type']}"
+    if tokenizer.token_bytes is None:
+        yield "is not byte-level, or adds and removes characters"
+    cut = spec["pre_tokenizer"] or {}
+    if cut.get("type") != "ByteLevel" or not cut.get("use_regex", True):
+        yield f"cuts text by {cut.get('type')}" + ("" if cut.get("use_regex", True) else " without GPT-2's expression")
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"):
+        if model.get(option):
+            yield f"has {option}"
+    for token in spec["added_tokens"]:
+        if token["single_word"]:
+            yield f"has the added token {token['content']!r} with single_word"
