@@ -71,8 +71,8 @@ class Served:
 
     def __init__(self, model: LanguageModel, **options) -> None:
         self.model, self.gate = model, Gate()
-        self.server = Server(model, "tiny", limits=LIMITS, **options)
-        self.engine, self._step = self.server.engine, self.server.engine.step
+        self.server = Server({"tiny": model}, limits=LIMITS, **options)
+        self.engine, self._step = self.server.served["tiny"].engine, self.server.served["tiny"].engine.step
         self.engine.step = self._gated
         config = self.server.config(port=0, log_level="critical", timeout_graceful_shutdown=1)
         self.http = uvicorn.Server(config)

@@ -26,7 +26,7 @@ def tiny(preset: str = "liquid-ssm-nano", **options: Any) -> LanguageModel:
 @contextlib.contextmanager
 def serving(model: LanguageModel, limits: Limits | None = None, **options: Any) -> Iterator[tuple[Server, str]]:
     """The server and its address."""
-    server = Server(model, NAME, limits=limits, **options)
+    server = Server({NAME: model}, limits=limits, **options)
     config = server.config(port=0, log_level="error", timeout_graceful_shutdown=2)
     web = uvicorn.Server(config)
     thread = threading.Thread(target=web.run, daemon=True)

@@ -356,7 +356,7 @@ def test_an_engine_that_breaks_leaves_nobody_waiting(model, monkeypatch):
     _, [heard] = submit(engine, request_for(model, "Once", 30))
     monkeypatch.setattr(engine, "_let_go", breaks)
     with pytest.raises(MemoryError):
-        engine.run()
+        engine.pool.run()
     assert isinstance(heard.pieces[-1].error, BusyError)
     with pytest.raises(BusyError, match="stopping"):
         submit(engine, request_for(model, "Once", 30))
@@ -401,7 +401,7 @@ def test_a_prompt_that_fails_ends_alone(model):
 def test_closing_tells_everyone(model):
     engine = Engine(model, max_sessions=1)
     heard = [submit(engine, request_for(model, "Once", 10**6, seed=n))[1][0] for n in range(3)]
-    thread = threading.Thread(target=engine.run)
+    thread = threading.Thread(target=engine.pool.run)
     thread.start()
     while not heard[0].pieces:
         time.sleep(0.01)

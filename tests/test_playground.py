@@ -287,8 +287,9 @@ def test_what_the_server_refuses_is_said_and_what_is_written_stays(liquid, visit
 
 
 def test_a_wrong_control_is_said(hybrid, visit):
-    about = json.dumps({"model": "tiny", "parameters": 1, "mixers": ["x"], "depth": "flow", "controls": ["moood"],
-                        "max_tokens": 9, "max_prompt": 9, "max_length": None})  # fmt: skip
+    told = {"model": "tiny", "parameters": 1, "mixers": ["x"], "depth": "flow", "controls": ["moood"],
+            "trained_on": None, "max_length": None}  # fmt: skip
+    about = json.dumps({"models": [told], "max_tokens": 9, "max_prompt": 9})
     page = met(visit(hybrid, {"v1/glissando": lambda route: route.fulfill(body=about)}))
     page.get_by_label("moood", exact=True).press("Home")
     ask(page)

@@ -329,7 +329,7 @@ def test_too_many_at_once_are_sent_away(model):
     ):
         next(iter(running))
         with ask(client, max_tokens=50_000, temperature=0, stream=True):
-            wait_until(lambda: server.engine.waiting == 1)
+            wait_until(lambda: server.served[NAME].engine.waiting == 1)
             with pytest.raises(openai.RateLimitError, match="1 texts wait already") as refused:
                 ask(client)
             assert refused.value.response.headers["retry-after"]
@@ -500,7 +500,7 @@ def storm(url: str, model: LanguageModel, server: Any, clients: int, seconds: fl
 
     with ThreadPoolExecutor(clients) as pool:
         finished = sum(pool.map(one, range(clients)))
-    wait_until(lambda: server.engine.running == server.engine.waiting == 0)
+    wait_until(lambda: server.served[NAME].engine.running == server.served[NAME].engine.waiting == 0)
     wait_until(lambda: not server.groups)
     return finished
 
@@ -552,7 +552,9 @@ def test_a_model_that_fails_is_a_500_and_the_server_lives(model, monkeypatch):
         openai.OpenAI(base_url=url + "/v1", api_key="a", max_retries=0) as client,
     ):
         with monkeypatch.context() as broken:
-            broken.setattr(server.engine, "_draw", lambda batch: torch.full((1,), torch.nan).multinomial(1))
+            broken.setattr(
+                server.served[NAME].engine, "_draw", lambda batch: torch.full((1,), torch.nan).multinomial(1)
+            )
             with pytest.raises(openai.InternalServerError, match="the model failed on this text: RuntimeError"):
                 ask(client)
             with pytest.raises(openai.APIError, match="the model failed"):
@@ -566,9 +568,9 @@ def test_looks_do_not_pile_up(model):
     with serving(model, LIMITS) as (server, url), ThreadPoolExecutor(20) as pool:
 
         def look() -> int:
-            return httpx.post(url + "/v1/glissando/look", json={"text": "Once"}, timeout=30).status_code
+            return httpx.post(url + "/v1/glissando/look", json={"model": NAME, "text": "Once"}, timeout=30).status_code
 
-        with server.viewing:
+        with server.served[NAME].viewing:
             asked = [pool.submit(look) for _ in range(20)]
             wait_until(lambda: sum(each.done() for each in asked) == 12)
         assert sorted(each.result() for each in asked) == [200] * 8 + [429] * 12
@@ -577,7 +579,7 @@ def test_looks_do_not_pile_up(model):
 
 def test_a_server_that_lost_its_engine_says_so(model):
     with serving(model, LIMITS) as (server, url):
-        server.engine.close()
+        server.pool.close()
         wait_until(lambda: not server.healthy)
         assert httpx.get(url + "/health").status_code == 503
 

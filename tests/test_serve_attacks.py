@@ -231,7 +231,7 @@ def test_idle_connections_make_room_for_others(model):
     with serving(model, few) as (server, url), contextlib.ExitStack() as links:
         busy = links.enter_context(connected(url))
         busy.sendall(HEAD % len(body) + body)
-        wait_until(lambda: server.engine.running == 1)
+        wait_until(lambda: server.served[NAME].engine.running == 1)
         idle = [links.enter_context(connected(url)) for _ in range(30)]
         with healthy(url):
             time.sleep(0.3)
@@ -239,11 +239,11 @@ def test_idle_connections_make_room_for_others(model):
             link.setblocking(False)
         wait_until(lambda: sum(_is_closed(link) for link in idle) >= 30 - 8)
         assert not _is_closed(idle[-1])
-        assert server.engine.running == 1
+        assert server.served[NAME].engine.running == 1
         more = [links.enter_context(connected(url)) for _ in range(7)]
         for link in more:
             link.sendall(HEAD % len(body) + body)
-        wait_until(lambda: server.engine.running == 8)
+        wait_until(lambda: server.served[NAME].engine.running == 8)
         with connected(url) as late:
             assert late.recv(100).startswith(b"HTTP/1.1 503")
 
@@ -274,14 +274,14 @@ def test_who_takes_a_trickle_is_cut_off(model):
     body = json.dumps({**ENDLESS, "stream": True, "logprobs": 20}).encode()
     with serving(model, LIMITS) as (server, url), connected(url, 1) as link:
         link.sendall(HEAD % len(body) + body)
-        wait_until(lambda: server.engine.running == 1)
+        wait_until(lambda: server.served[NAME].engine.running == 1)
         until = time.monotonic() + 40
         with contextlib.suppress(ConnectionResetError):
             while server.groups and time.monotonic() < until:
                 link.recv(100)
                 time.sleep(0.1)
         assert not server.groups
-        wait_until(lambda: server.engine.running == 0)
+        wait_until(lambda: server.served[NAME].engine.running == 0)
 
 
 def test_what_clients_do_does_not_fill_the_log():
@@ -303,7 +303,7 @@ def test_what_clients_do_does_not_fill_the_log():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_streams(model, number):
-    server, came, told = Server(model, NAME, limits=LIMITS), [], []
+    server, came, told = Server({NAME: model}, limits=LIMITS), [], []
 
     def client(url: str) -> None:
         with httpx.stream("POST", url + "/v1/completions", json={**ENDLESS, "stream": True}, timeout=60) as answer:
@@ -321,7 +321,7 @@ def test_signals_end_streams(model, number):
     try:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(verb, "print", started, raising=False)
-            verb._run(server.config(port=0), NAME, server.engine.close)
+            verb._run(server.config(port=0), NAME, server.pool.close)
     finally:
         signal.signal(number, before)
     thread[0].join(20)

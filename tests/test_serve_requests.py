@@ -144,7 +144,7 @@ def hybrid(dtype: torch.dtype) -> LanguageModel:
 @pytest.mark.parametrize(("dtype", "far"), [(torch.float32, 1e300), (torch.float16, 1e5), (torch.bfloat16, -1e39)])
 def test_a_dial_beyond_the_models_numbers_is_refused(dtype, far):
     """In float32 1e300 is infinite, which no client asked for."""
-    planner = Server(hybrid(dtype), NAME).planner
+    planner = Server({NAME: hybrid(dtype)}).served[NAME].planner
     with pytest.raises(BadRequestError, match="the dial mood is turned to") as refused:
         planner.control({"speech": 1.0, "mood": far})
     assert refused.value.param == "control"
@@ -155,12 +155,14 @@ def test_dials_too_far_are_told_on_every_route():
     with serving(hybrid(torch.float32), LIMITS) as (_, url):
         for path, asked in (
             ("/v1/completions", {"model": NAME, "prompt": "a"}),
-            ("/v1/glissando/look", {"text": "ab"}),
+            ("/v1/glissando/look", {"model": NAME, "text": "ab"}),
         ):
             told = httpx.post(url + path, json=asked | {"control": {"mood": 1e300}})
             assert told.status_code == 400
             assert "the dial mood is turned to 1e+300" in told.json()["error"]["message"]
-        overflows = httpx.post(url + "/v1/glissando/look", json={"text": "ab", "control": {"mood": 3e38}})
+        overflows = httpx.post(
+            url + "/v1/glissando/look", json={"model": NAME, "text": "ab", "control": {"mood": 3e38}}
+        )
         assert overflows.status_code == 500
         assert overflows.json()["error"]["code"] == "model_failed"
         assert "not finite, under the control (3e+38, 0.0)" in overflows.json()["error"]["message"]
@@ -168,7 +170,7 @@ def test_dials_too_far_are_told_on_every_route():
 
 def test_what_nobody_foresaw_is_told_as_json(model, monkeypatch):
     with serving(model, LIMITS) as (server, url):
-        monkeypatch.setattr(server.planner, "completion", lambda body: 1 / 0)
+        monkeypatch.setattr(server.served[NAME].planner, "completion", lambda body: 1 / 0)
         told = httpx.post(url + "/v1/completions", json={"model": NAME, "prompt": "a"})
     assert told.status_code == 500
     assert told.json()["error"]["message"] == "the server failed on this request: ZeroDivisionError"
@@ -178,7 +180,9 @@ def test_what_nobody_foresaw_is_told_as_json(model, monkeypatch):
 def test_a_dial_turned_leaves_the_others(monkeypatch):
     asked = {"model": NAME, "prompt": "Once", "stream": True}
     with serving(hybrid(torch.float64), LIMITS) as (server, url):
-        monkeypatch.setattr(server.engine, "_write", lambda batch: time.sleep(0.01))  # so that no text ends
+        monkeypatch.setattr(
+            server.served[NAME].engine, "_write", lambda batch: time.sleep(0.01)
+        )  # so that no text ends
         for control, expected in (
             ({"mood": 0.5, "speech": -1.0}, {"mood": 0.7, "speech": -1.0}),
             (None, {"mood": 0.7, "speech": 0.0}),

@@ -39,10 +39,12 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def main(arguments: Sequence[str]) -> None:
     """Serve until Ctrl-C."""
     parser = parser_for("serve", "Serve a run over HTTP, as OpenAI's interface does, and a page at /.", EXAMPLE)
-    parser.add_argument("run", help="run directory, or one of its checkpoints")
+    parser.add_argument("run", nargs="+", help="run directory, or one of its checkpoints; several for several models")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; the default is this machine alone")
     parser.add_argument("--port", type=whole, default=8000, help="0 takes a free one")
-    parser.add_argument("--name", help="the model's name; by default the run's")
+    parser.add_argument(
+        "--name", action="append", help="the model's name, by default its folder's; once for each run, in their order"
+    )
     parser.add_argument("--api_key", help=f"asked of clients; also read from {KEY}, which `ps` does not show")
     parser.add_argument("--api_key_file", metavar="FILE", help="keys, one a line: each a client of its own")
     parser.add_argument("--chat_template", metavar="FILE", help="Jinja file: messages to a prompt")
@@ -100,6 +102,18 @@ def _keys(o: Options) -> list[str]:
     return keys
 
 
+def _named(o: Options) -> dict[str, str]:
+    """The runs by the names of their models. Raises ConfigError for names that are not one for each run."""
+    names = o.name or [Path(run).resolve().name for run in o.run]
+    if len(names) != len(o.run):
+        raise ConfigError(f"{len(o.run)} runs and {len(names)} names are given; give --name once for each run")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        fix = " ".join(f"--name {twice}-{number}" for number in range(1, len(names) + 1))
+        raise ConfigError(f"several models would be called {twice!r}; name each of them, as {fix}")
+    return dict(zip(names, o.run, strict=True))
+
+
 def _bytes(size: str) -> int:
     """2GiB, 500M, 1.5e9. Raises ConfigError for what is no size."""
     found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*(?:([KMGT])(i?))?B?", size.strip(), re.IGNORECASE)
@@ -129,25 +143,28 @@ def serve(o: Options) -> None:
         from glissando.serving.limits import Limits
         from glissando.serving.memory import Footprint, readable, resident_bytes
         from glissando.serving.planning import ChatTemplate
+        from glissando.serving.served import trained_on
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"serving needs {error.name}: pip install -e '.[serve]' in a checkout") from error
     from glissando.allocator import return_freed_memory
     from glissando.loading import load
 
     keys, memory = _keys(o), None if o.memory is None else _bytes(o.memory)
+    runs = _named(o)
 
-    model = load(o.run, inference_overrides(o))
-    round_as_asked(o, model)
-    require_step(o, model)
-    choose_threads(o, _ROWS, model.config.hidden_size)
+    models = {name: load(run, inference_overrides(o)) for name, run in runs.items()}
+    for model in models.values():
+        round_as_asked(o, model)
+        require_step(o, model)
+    choose_threads(o, _ROWS, max(model.config.hidden_size for model in models.values()))
     limits = Limits(
         max_prompt=o.max_prompt, max_tokens=o.max_tokens, max_copies=o.max_sessions, max_body=o.max_body,
         patience=o.patience,
     )  # fmt: skip
-    name = o.name or Path(o.run).resolve().name
     hosts = _own_names(o.host)
     if memory is not None:
-        Footprint.of(model)  # what is made once for all texts is there before they are
+        for model in models.values():
+            Footprint.of(model)  # what is made once for all texts is there before they are
         return_freed_memory()
         taken = resident_bytes(model.embedding.weight.device)
         if taken >= memory:
@@ -156,13 +173,13 @@ def serve(o: Options) -> None:
             )
         memory -= taken
     server = Server(
-        model, name, limits=limits, api_key=keys, template=ChatTemplate(o.chat_template), hosts=hosts,
-        max_sessions=o.max_sessions, max_waiting=o.max_waiting, prefix_bytes=o.prefix_mib * 2**20,
-        memory=memory, step=o.step,
+        models, trained_on={name: trained_on(run) for name, run in runs.items()}, limits=limits, api_key=keys,
+        template=ChatTemplate(o.chat_template), hosts=hosts, max_sessions=o.max_sessions, max_waiting=o.max_waiting,
+        prefix_bytes=o.prefix_mib * 2**20, memory=memory, step=o.step,
     )  # fmt: skip
     if hosts is None and not keys:
         print(f"anyone who reaches {o.host} can use this server: set --api_key_file, or {KEY}, to ask for a key")
-    _run(server.config(host=o.host, port=o.port), name, server.engine.close)
+    _run(server.config(host=o.host, port=o.port), ", ".join(models), server.pool.close)
 
 
 def _run(config: Any, name: str, give_up: Callable[[], None]) -> None:

@@ -43,14 +43,16 @@ class _Characters:
 class Answer:
     """The answer to one request, whole or in pieces.
 
-    asked  whether log-probabilities were asked for
+    asked  whether log-probabilities were requested
+    dials  the model's, in its order
     """
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
-    def __init__(self, model: str, tokenizer: Tokenizer, asked: bool) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer, asked: bool, dials: Sequence[str] = ()) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.model, self.tokenizer, self.asked, self.created = model, tokenizer, asked, int(time.time())
+        self.dials = dials
         self.characters: dict[int, _Characters] = {}
 
     def whole(self, texts: Sequence[str], pieces: Sequence[Sequence[Piece]], usage: dict[str, int]) -> bytes:
@@ -63,8 +65,11 @@ class Answer:
         return f'{head[:-1]},"choices":[{",".join(choices)}]}}'.encode()
 
     def chunk(self, index: int, text: str, piece: Piece) -> dict[str, Any]:
-        """What is new of a text."""
-        return self._head(self.chunk_kind) | {"choices": [self._delta(index, text, list(piece.tokens), piece.finish)]}
+        """What is new of a text; with `control`, where its token is the first that was drawn under it."""
+        choice = self._delta(index, text, list(piece.tokens), piece.finish)
+        if piece.control is not None:
+            choice |= {"control": dict(zip(self.dials, piece.control, strict=True))}
+        return self._head(self.chunk_kind) | {"choices": [choice]}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """What is sent before a text's first piece."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import logging
 import threading
 import time
@@ -34,9 +33,12 @@ from glissando.serving.limits import (
     error_body,
     patient_protocol,
 )  # fmt: skip
+from glissando.serving.memory import available_bytes
 from glissando.serving.metrics import Metrics
-from glissando.serving.planning import ChatTemplate, Planner
+from glissando.serving.planning import ChatTemplate
+from glissando.serving.pool import Pool
 from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody, ControlBody, read_body
+from glissando.serving.served import Served
 from glissando.serving.session import Piece
 from glissando.serving.session import Request as TextRequest
 
@@ -47,9 +49,12 @@ _LARGE = 4096
 
 
 class Server:
-    """A model and its engine's thread behind an ASGI application, `app`.
+    """Models and the thread of their engines behind an ASGI application, `app`.
 
-    name      the model's name in requests
+    models      by their names in requests; the first is the page's at first
+    trained_on  what they were trained on, in a few words, for the page
+    memory      bytes for all texts of all models; half of what is available if None
+    prefix_bytes  kept for states of prompts, by all models together
     api_key   asked for by /v1 and /metrics, or several, any of which will do; None: anyone may. Each of several keys
               has prompt states of its own and its turn among those who wait; else each address has its turn
     hosts     names that requests may call this server by; None: any. Guards a server on loopback against pages of
@@ -58,10 +63,12 @@ class Server:
 
     def __init__(
         self,
-        model: LanguageModel,
-        name: str,
+        models: Mapping[str, LanguageModel],
         *,
+        trained_on: Mapping[str, str | None] | None = None,
         limits: Limits | None = None,
+        memory: int | None = None,
+        prefix_bytes: int = 2**28,
         api_key: str | Sequence[str] | None = None,
         template: ChatTemplate | None = None,
         hosts: Sequence[str] | None = None,
@@ -69,13 +76,19 @@ class Server:
     ) -> None:
         limits = limits or Limits()
         self.limits = replace(limits, connections=allowed_connections(limits.connections))
-        self.engine = Engine(model, deliver=self._deliver, **engine_options)
-        self.planner = Planner(self.engine, self.limits, name, template or ChatTemplate())
-        self.metrics = Metrics(self.engine)
-        self.name, self.started = name, int(time.time())
-        self.groups: dict[str, Group] = {}
-        #: the same weights in modules of its own, as what is watched there must not be the engine's batches
-        self.viewer, self.viewing, self.looking = _twin(model), threading.Lock(), 0
+        device = next(iter(models.values())).embedding.weight.device
+        self.pool = Pool(available_bytes(device) // 2 if memory is None else memory)
+        self.served: dict[str, Served] = {}
+        for name, model in models.items():
+            engine = Engine(
+                model, deliver=self._deliver, pool=self.pool, prefix_bytes=prefix_bytes // len(models), **engine_options
+            )
+            about = (trained_on or {}).get(name)
+            self.served[name] = Served(name, engine, self.limits, template or ChatTemplate(), about)
+        self.metrics = Metrics([served.engine for served in self.served.values()])
+        self.started = int(time.time())
+        #: texts under way, by the id of their answer
+        self.groups: dict[str, tuple[Served, Group]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         #: one at a time reads what is large: what clients send can take processors, but not the event loop
@@ -101,12 +114,12 @@ class Server:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self.engine.run, name="glissando-engine", daemon=True)
+        self._thread = threading.Thread(target=self.pool.run, name="glissando-engine", daemon=True)
         self._thread.start()
         try:
             yield
         finally:
-            self.engine.close()
+            self.pool.close()
             await asyncio.to_thread(self._thread.join)
             self._reader.shutdown(wait=False, cancel_futures=True)
 
@@ -117,7 +130,7 @@ class Server:
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine's thread runs."""
+        """Whether the engines' thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     # ------------------------------------------------------------------ routes
@@ -158,49 +171,65 @@ class Server:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
 
-        def planned(given: bytes) -> tuple[CompletionBody, list[TextRequest]]:
+        def planned(given: bytes) -> tuple[Served, CompletionBody, list[TextRequest]]:
             body = read_body(CompletionBody, given)
-            return body, self.planner.completion(body)
+            served = self.find(body.model)
+            return served, body, served.planner.completion(body)
 
-        body, plan = await self.read(request, planned)
-        answer = Answer(self.name, self.engine.tokenizer, body.logprobs is not None)
-        decode = self.engine.tokenizer.decode
-        prompts = [each if isinstance(each, str) else decode(each) for each in body.prompts] if body.echo else []
-        return await self._answer(request, plan, answer, body, [text for text in prompts for _ in range(body.n)])
+        served, body, plan = await self.read(request, planned)
+        tokenizer = served.engine.tokenizer
+        answer = Answer(served.name, tokenizer, body.logprobs is not None, served.dials)
+        prompts = [p if isinstance(p, str) else tokenizer.decode(p) for p in body.prompts] if body.echo else []
+        echoed = [text for text in prompts for _ in range(body.n)]
+        return await self._answer(request, served, plan, answer, body, echoed)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
 
-        def planned(given: bytes) -> tuple[ChatBody, list[TextRequest]]:
+        def planned(given: bytes) -> tuple[Served, ChatBody, list[TextRequest]]:
             body = read_body(ChatBody, given)
-            return body, self.planner.chat(body)
+            served = self.find(body.model)
+            return served, body, served.planner.chat(body)
 
-        body, plan = await self.read(request, planned)
-        return await self._answer(request, plan, ChatAnswer(self.name, self.engine.tokenizer, body.logprobs), body, [])
+        served, body, plan = await self.read(request, planned)
+        answer = ChatAnswer(served.name, served.engine.tokenizer, body.logprobs, served.dials)
+        return await self._answer(request, served, plan, answer, body, [])
 
     async def turn(self, id: str, request: Request) -> Response:
-        """POST /v1/completions/ID/control: the dials of a text that streams, from its next token on."""
+        """POST /v1/completions/ID/control: the dials and the pace of a text that streams, from its next token on."""
         body = await self.read(request, lambda given: read_body(ControlBody, given))
         if id not in self.groups:
             raise BadRequestError(f"no text {id} is being written", "id", "not_found")
-        sessions = self.groups[id].sessions
-        values = self.planner.turned(sessions[0].asked, body.control)  # those of a request are turned together
-        for session in sessions:
-            session.turn(values)
-        names = self.engine.model.config.controls
-        return JSONResponse({"id": id, "control": dict(zip(names, values, strict=True))})
+        served, group = self.groups[id]
+        first = group.sessions[0]  # those of a request are turned together
+        values = first.asked if body.control is None else served.planner.turned(first.asked, body.control)
+        for session in group.sessions:
+            if body.control is not None and values is not None:
+                session.turn(values)
+            if "pace" in body.model_fields_set:
+                session.set_pace(body.pace)
+        control = None if values is None else dict(zip(served.dials, values, strict=True))
+        return JSONResponse({"id": id, "control": control, "pace": first.pace})
 
     async def models(self) -> Response:
-        """GET /v1/models: the one that is served."""
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        """GET /v1/models: those that are served."""
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self.served]})
 
     async def model(self, name: str) -> Response:
         """GET /v1/models/NAME."""
-        self.planner.check_model(name)
-        return JSONResponse(self._model())
+        return JSONResponse(self._model(self.find(name).name))
 
-    def _model(self) -> dict[str, Any]:
-        return {"id": self.name, "object": "model", "created": self.started, "owned_by": "glissando"}
+    def find(self, name: str) -> Served:
+        """The model of this name. Raises BadRequestError, a 404, for one that is not served."""
+        if name not in self.served:
+            raise BadRequestError(
+                f"there is no model {name[:60]!r} here; choose {' or '.join(map(repr, self.served))}",
+                "model", "model_not_found",
+            )  # fmt: skip
+        return self.served[name]
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self.started, "owned_by": "glissando"}
 
     async def health(self) -> Response:
         """GET /health: 200 while the engine runs."""
@@ -215,6 +244,7 @@ class Server:
     async def _answer(
         self,
         request: Request,
+        served: Served,
         plan: list[TextRequest],
         answer: Answer,
         body: CompletionBody | ChatBody,
@@ -222,7 +252,7 @@ class Server:
     ) -> Response:
         owner = {"client": request.scope["from"], "key": request.scope["key"]}
         plan = [replace(each, **owner) for each in plan]
-        group = Group(self.engine, plan, not body.stream, self.metrics.first_token.observe)
+        group = Group(served.engine, plan, not body.stream, self.metrics.first_token.observe)
 
         def usage() -> dict[str, int]:
             read = sum(len(each.ids) for each in plan)
@@ -231,7 +261,7 @@ class Server:
 
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
-            return _EventStream(self, group, answer, usage if with_usage else None, echoed)
+            return _EventStream(self, served, group, answer, usage if with_usage else None, echoed)
         texts, pieces = echoed or [""] * len(group.sessions), [list[Piece]() for _ in group.sessions]
         try:
             async for index, piece in group.pieces(request.receive):
@@ -262,6 +292,7 @@ class _EventStream(Response):
     def __init__(
         self,
         server: Server,
+        served: Served,
         group: Group,
         answer: Answer,
         usage: Callable[[], dict[str, int]] | None,
@@ -271,11 +302,12 @@ class _EventStream(Response):
             media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
         )
         del self.headers["content-length"]
-        self.server, self.group, self.answer, self.usage, self.echoed = server, group, answer, usage, echoed
+        self.server, self.served, self.group = server, served, group
+        self.answer, self.usage, self.echoed = answer, usage, echoed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        self.server.groups[self.answer.id] = self.group
+        self.server.groups[self.answer.id] = self.served, self.group
         try:
             for event in self._openings():
                 await self._send_chunk(send, event)
@@ -313,11 +345,6 @@ class _EventStream(Response):
 
     async def _write(self, send: Send, data: str) -> None:
         await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
-
-
-def _twin(model: LanguageModel) -> LanguageModel:
-    shared = [*model.parameters(), *model.buffers(), model.tokenizer]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
 
 
 # ---------------------------------------------------------------------- errors

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from glissando.decoding.steps import CompiledStep, Kind, Step, step_from
 from glissando.generation import writable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
-from glissando.serving.session import Listener, Piece, Request, Session, Token
+from glissando.serving.session import Listener, Outbox, Piece, Request, Session, Token
 from glissando.state import State, fit_room, join_rows, leaves, select_rows
 
 
@@ -41,19 +43,45 @@ class Reading:
     def left(self) -> int:
         return len(self.request.ids) - self.done
 
+    def score(self, model: LanguageModel, logits: Tensor) -> None:
+        """The probabilities of the next tokens, each before it is read; logits (N, V) behind each of them."""
+        request, ids = self.request, self.request.ids[self.done :][: len(logits)]
+        self.sound &= bool(logits.isfinite().all())
+        before = logits[:1] if self.logits is None else self.logits.unsqueeze(0)
+        tokens = scored(writable(model, torch.cat([before, logits[:-1]])), ids, request.top or 0)
+        if self.logits is None:  # nothing is predicted before the first, which stands for the beginning
+            tokens[:1] = [Token(ids[0])] if request.begun else []
+        self.scored += tokens
+
+
+class Together(NamedTuple):
+    """What texts of one batch have in common.
+
+    controlled  whether they have a control
+    level       of their lengths, see `Needs.level`
+    pace        tokens a second of each; None: as fast as they are computed
+    """
+
+    controlled: bool = False
+    level: int = 0
+    pace: float | None = None
+
 
 class Batch:
-    """Texts under way, row by row: the state after all but the last token of each, and what follows."""
+    """Texts under way, row by row: the state after all but the last token of each, and what follows.
+
+    due  the time, in seconds of the engine's clock, before which no token is written
+    """
 
     def __init__(
         self,
-        controlled: bool = False,
-        level: int = 0,
+        together: Together,
         sessions: Sequence[Session] = (),
         state: State = None,
         logits: Tensor | None = None,
+        due: float = -math.inf,
     ) -> None:
-        self.controlled, self.level = controlled, level  # level: of the lengths of its texts, see `Needs.level`
+        self.together, self.due = together, due
         self.sessions, self.logits = list(sessions), logits  # logits (B, V)
         self._state = state
         self._step: Step | None = None
@@ -92,6 +120,37 @@ class Batch:
             self._step.keep(rows)
         else:
             self._state, self._step = fit_room(select_rows(self.state, index), spare=True), None
+
+    def split(self) -> list[Batch]:
+        """Batches of the texts that no longer belong here, as they were turned for the first time or got another pace;
+        the others stay."""
+        kinds = [self.together._replace(controlled=s.control is not None, pace=s.pace) for s in self.sessions]
+        leaving = []
+        for kind in dict.fromkeys(kinds):
+            if kind != self.together:
+                others = Batch(kind, self.sessions, self.state, self.logits, self.due if kind.pace else -math.inf)
+                others.keep([row for row, its in enumerate(kinds) if its == kind])
+                leaving.append(others)
+        if leaving:
+            self.keep([row for row, its in enumerate(kinds) if its == self.together])
+        return leaving
+
+    def tick(self, now: float) -> bool:
+        """Whether a token is due now; then the next one is, a pace later. A late batch does not catch up."""
+        if now < self.due:
+            return False
+        if self.together.pace is not None:
+            pause = 1 / self.together.pace
+            self.due = (self.due if now - self.due < pause else now) + pause
+        return True
+
+    def drop_overflown(self) -> Outbox:
+        """Rows of which nothing can be drawn end alone: a draw fails for its whole batch."""
+        assert self.logits is not None
+        sound = self.logits.isfinite().all(-1).tolist()
+        fell = [overflown(session) for session, fine in zip(self.sessions, sound, strict=True) if not fine]
+        self.keep([row for row, fine in enumerate(sound) if fine])
+        return fell
 
     def clear(self) -> None:
         """No texts."""

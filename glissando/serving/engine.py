@@ -5,7 +5,8 @@ and (3) writes one token of every text that is under way. States are values, so 
 and leaving a selection of them; a text comes out as it would alone, up to rounding.
 
 Texts with a control and texts without are in different batches: without one its term is absent, which no value of it
-stands for. So are short texts and long ones where caches grow, as every row of a batch has room for the longest.
+stands for. So are short texts and long ones where caches grow, as every row of a batch has room for the longest, and
+texts of another pace: a batch with a pace is written only when its next token is due.
 
 What a text takes is known before it is taken up (`Needs`), and all together stay within `memory`: others wait. The
 texts of one request share their prompt, which is read once, and each has a copy of its state from when it begins.
@@ -13,7 +14,8 @@ texts of one request share their prompt, which is read once, and each has a copy
 
 from __future__ import annotations
 
-import threading
+import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,8 +28,9 @@ from glissando.decoding.steps import Kind, decoder_of
 from glissando.generation import Sampling, tokenizer_of, tokens_left, writable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
-from glissando.serving.batches import Batch, Reading, one_row, overflown, pushed, scored, tokens_of
+from glissando.serving.batches import Batch, Reading, Together, one_row, overflown, pushed, tokens_of
 from glissando.serving.memory import Needs, available_bytes, readable
+from glissando.serving.pool import Pool
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.session import (
     BusyError,
@@ -37,7 +40,6 @@ from glissando.serving.session import (
     Request,
     Session,
     StoppingError,
-    Token,
     TooLargeError,
     call_all,
 )
@@ -53,9 +55,12 @@ class Engine:
     prefix_bytes  kept for states of prompts and of finished texts, to go on from, where `memory` has room; 0 keeps none
     memory        bytes for all that texts take: states, caches, what reading needs beside them, answers; half of what
                   is available if None. What does not fit now waits; for what never will `submit` raises TooLargeError
+    pool          the engines that share its memory, in place of `memory`; None: a pool of its own
     deliver       called after a step with what happened in it; by default calls every listener
+    clock         seconds, for the pace of texts
 
-    One thread at a time may call `step`; `submit`, `Session.cancel` and `Session.turn` are for any thread.
+    One thread at a time may call `step`, of all engines of a pool; `submit` and `cancel`, `turn` and `set_pace` of a
+    session are for any thread.
     """
 
     def __init__(
@@ -67,14 +72,18 @@ class Engine:
         chunk: int = 1024,
         prefix_bytes: int = 2**28,
         memory: int | None = None,
+        pool: Pool | None = None,
         deliver: Callable[[Outbox], None] | None = None,
         step: Kind = "auto",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.step_kind, self.model, self.tokenizer = step, model.eval(), tokenizer_of(model)
         self._memo: Memo = {}  # the weights stand still while they are served
         decoder_of(model, step, False)  # a step that there is not fails here, and not every text
         self.max_sessions, self.max_waiting, self.chunk = max_sessions, max_waiting, chunk
-        self.memory = available_bytes(model.embedding.weight.device) // 2 if memory is None else memory
+        if pool is None:
+            pool = Pool(available_bytes(model.embedding.weight.device) // 2 if memory is None else memory)
+        self.pool, self.memory, self.clock = pool, pool.memory, clock
         self.needs = Needs(model, self.memory, chunk)
         self.prefixes = Prefixes(min(prefix_bytes, self.memory // 4))
         self.deliver = deliver or call_all
@@ -85,8 +94,8 @@ class Engine:
         self._waiting: deque[Reading] = deque()
         self._served: dict[str, int] = {}  # by client: when it was taken up last
         self._turn = self._untrimmed = self._steps = 0
-        self._lock, self._closed = threading.Condition(), False
-        self._outbox: Outbox = []
+        self._lock, self._outbox, self.idle = pool.lock, Outbox(), False
+        pool.engines.append(self)
 
     # ------------------------------------------------------------------ from any thread
 
@@ -103,7 +112,7 @@ class Engine:
             )
         sessions = [Session(request, n, self.tokenizer, listener) for n, listener in enumerate(listeners)]
         with self._lock:
-            if self._closed:
+            if self.pool.closed:
                 raise StoppingError
             room = max(0, self.max_sessions - self.running)  # who is taken up in the next step does not count
             if self.waiting + len(sessions) > self.max_waiting + room:
@@ -142,26 +151,18 @@ class Engine:
         """How many tokens can be written behind a prompt: endless but for learned positions."""
         return tokens_left(self.model, prompt_tokens)
 
-    def run(self) -> None:
-        """Step until `close`; sleeps where there is nothing to do. However it ends, nobody is left waiting."""
-        try:
-            while True:
-                with self._lock:
-                    self._lock.wait_for(lambda: self._closed or self.running or self.forking or self._waiting)
-                    if self._closed:
-                        break
-                self.step()
-        finally:
-            self.close()
-            self._give_up()
-
     def close(self) -> None:
-        """`run` returns after its step; texts under way are given up, with an error for their listeners."""
-        with self._lock:
-            self._closed = True
-            self._lock.notify_all()
+        """See `Pool.close`."""
+        self.pool.close()
 
-    def _give_up(self) -> None:
+    def rest(self) -> float:
+        """Seconds until a step has something to do; inf where no text is under way."""
+        if (self._waiting or self.reading or self.forking) and not self.idle:
+            return 0.0
+        return min((batch.due for batch in self.batches), default=math.inf) - self.clock()
+
+    def give_up(self) -> None:
+        """Every text ends with StoppingError. From the thread that steps."""
         groups: list[Batch | Reading] = [*self.batches, *self.reading, *self.forking, *self._waiting]
         self.batches, self.reading, self.forking = [], [], []
         self._waiting.clear()
@@ -176,11 +177,15 @@ class Engine:
 
     def _place(self, request: Request) -> Batch:
         """The batch that another text joins: of its kind, and not so large that a copy of it would not fit."""
-        kind = request.control is not None, self.needs.level(request)
+        together = Together(request.control is not None, self.needs.level(request), request.pace)
+        return self._joined(together, 1, request.most) or Batch(together)
+
+    def _joined(self, together: Together, rows: int, most: int) -> Batch | None:
+        """A batch that so many texts, of up to `most` tokens, may join."""
         for batch in self.batches:
-            if (batch.controlled, batch.level) == kind and 6 * self._batch_bytes(batch, 1, request.most) < self.memory:
+            if batch.together == together and 6 * self._batch_bytes(batch, rows, most) < self.memory:
                 return batch
-        return Batch(*kind)
+        return None
 
     @property
     def used(self) -> int:
@@ -190,13 +195,20 @@ class Engine:
         read = sum(self.needs.footprint.state(len(r.request.ids)) + self.needs.text(r.request) for r in self.reading)
         return batches + answers + read + sum(state_bytes((r.state, r.logits)) for r in self.forking)
 
-    def _fits(self, more: int, work: int) -> bool:
-        """Whether so much more can be taken, beside the most that any step works with; what is only kept makes room."""
-        work = max([work, *map(self._batch_bytes, self.batches), *(self.needs.work(r.request) for r in self.reading)])
-        room = self.memory - self.used - more - work
-        if room >= 0 and room < self.prefixes.bytes:
-            self.prefixes.shrink(room)
-        return room >= 0
+    @property
+    def working(self) -> int:
+        """Bytes that a step takes beside the states."""
+        reading = (self.needs.work(reading.request) for reading in self.reading)
+        return max([*map(self._batch_bytes, self.batches), *reading], default=0)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of states that are only kept."""
+        return self.prefixes.bytes
+
+    def keep_at_most(self, limit: int) -> None:
+        """Keep no more bytes of states."""
+        self.prefixes.shrink(limit)
 
     # ------------------------------------------------------------------ a step
 
@@ -205,10 +217,13 @@ class Engine:
         """See the module's docstring. What goes wrong in the model ends the texts it went wrong for, and no others."""
         self._let_go()
         self._admit()
-        self._try(self._read, self._readings())
+        readings = self._readings()
+        self._try(self._read, readings)
         self._fork()
-        for batch in self.batches:
+        due = [batch for batch in self.batches if batch.tick(self.clock())]
+        for batch in due:
             self._try(self._write, batch)
+        self.idle = not (readings or due)
         self._trim()
         outbox, self._outbox = self._outbox, []
         if outbox:
@@ -229,18 +244,14 @@ class Engine:
         self.forking = [reading for reading in self.forking if not reading.sessions[0].cancelled]
         for batch in list(self.batches):
             for session in batch.sessions:
-                session.control = session.asked
-            moved = [row for row, session in enumerate(batch.sessions) if session.control is not None]
-            if moved and not batch.controlled:  # turned for the first time, they go over to those with a control
-                leaving = Batch(True, batch.level, batch.sessions, batch.state, batch.logits)
-                batch.keep([row for row in range(len(batch.sessions)) if row not in moved])
-                leaving.keep(moved)
-                controlled = [b for b in self.batches if (b.controlled, b.level) == (True, batch.level)]
-                if controlled and 6 * self._batch_bytes(controlled[0], len(moved), leaving.most) < self.memory:
-                    assert leaving.logits is not None
-                    controlled[0].add(leaving.sessions, leaving.state, leaving.logits)
-                else:
+                session.take_turns()
+            for leaving in batch.split():
+                joined = self._joined(leaving.together, len(leaving.sessions), leaving.most)
+                if joined is None:
                     self.batches.append(leaving)
+                else:
+                    assert leaving.logits is not None
+                    joined.add(leaving.sessions, leaving.state, leaving.logits)
         self.batches = [batch for batch in self.batches if batch.sessions]
 
     def _trim(self) -> None:
@@ -256,14 +267,8 @@ class Engine:
     def _admit(self) -> None:
         """Prompts that wait are taken up while there is room: of each client one, those first who have least under way,
         and of these who was longest not taken up. What does not fit is passed over, a number of times.
-
-        Texts that were given up leave the queue here, wherever in it they stand.
         """
-        with self._lock:
-            for reading in self._waiting:
-                reading.sessions = [s for s in reading.sessions if not s.cancelled] or reading.sessions[:1]
-            self._waiting = deque(reading for reading in self._waiting if not reading.sessions[0].cancelled)
-            queue = list(self._waiting)
+        queue = self._queue()
         if not queue:
             return
         count = self._running_by_client()
@@ -285,9 +290,10 @@ class Engine:
             queue.remove(reading)
             request = reading.request
             more = self.needs.footprint.state(len(request.ids)) + self.needs.text(request)
-            if not self._fits(more, self.needs.work(request)):
+            if not self.pool.fits(more, self.needs.work(request)):
                 reading.passed += 1
                 if reading.passed > self.max_sessions:
+                    self.pool.first = self
                     return
                 continue
             self._served[client] = self._turn = self._turn + 1
@@ -303,6 +309,16 @@ class Engine:
                 self.tokens_reused += known.length
                 reading.state, reading.done, reading.logits = known.state, known.length, known.logits
             self.reading.append(reading)
+
+    def _queue(self) -> list[Reading]:
+        """What waits, without texts that were given up, wherever they stand; none while another engine comes first."""
+        with self._lock:
+            for reading in self._waiting:
+                reading.sessions = [s for s in reading.sessions if not s.cancelled] or reading.sessions[:1]
+            self._waiting = deque(reading for reading in self._waiting if not reading.sessions[0].cancelled)
+            if self.pool.first is self:
+                self.pool.first = None
+            return list(self._waiting) if self.pool.first is None else []
 
     def _running_by_client(self) -> Counter[str]:
         texts = [session for batch in self.batches for session in batch.sessions]
@@ -359,22 +375,12 @@ class Engine:
         )
         for row, (reading, length) in enumerate(zip(readings, lengths, strict=True)):
             if reading.request.reads_all:
-                self._score_prompt(reading, self.model.logits(features[row, :length]))
+                reading.score(self.model, self.model.logits(features[row, :length]))
             reading.logits = self.model.logits(features[row, length - 1])
             reading.sound &= bool(reading.logits.isfinite().all())
             reading.done += length
             reading.state = one_row(state, row, to_grow=reading.left > 0)
         self.tokens_read += sum(lengths)
-
-    def _score_prompt(self, reading: Reading, logits: Tensor) -> None:
-        """The probabilities of these tokens, each before it is read."""
-        request, ids = reading.request, reading.request.ids[reading.done :][: len(logits)]
-        reading.sound &= bool(logits.isfinite().all())
-        before = logits[:1] if reading.logits is None else reading.logits.unsqueeze(0)
-        tokens = scored(writable(self.model, torch.cat([before, logits[:-1]])), ids, request.top or 0)
-        if reading.logits is None:  # nothing is predicted before the first, which stands for the beginning
-            tokens[:1] = [Token(ids[0])] if request.begun else []
-        reading.scored += tokens
 
     def _fork(self) -> None:
         """Texts of prompts that were read become rows, each with a copy of the state: the first of a prompt at once, as
@@ -409,7 +415,7 @@ class Engine:
         """Whether there is memory for so many texts of a prompt in a batch, and for a copy of it."""
         after = self._batch_bytes(batch, rows, request.most)
         more = after - self._batch_bytes(batch) + rows * request.answer_bytes
-        return (rows == 1 or 6 * after < self.memory) and self._fits(more, after)
+        return (rows == 1 or 6 * after < self.memory) and self.pool.fits(more, after)
 
     def _begin(self, reading: Reading, rows: int, batch: Batch) -> None:
         assert reading.logits is not None
@@ -424,7 +430,7 @@ class Engine:
     def _write(self, batch: Batch) -> None:
         if not batch.sessions:
             return
-        self._drop_overflown(batch)
+        self._outbox += batch.drop_overflown()
         if not batch.sessions:
             return
         assert batch.logits is not None
@@ -446,15 +452,6 @@ class Engine:
         if going:
             control = self._control([session.control for session in batch.sessions])
             batch.advance(self.model, ids[going], control, self.step_kind, self._memo)
-
-    def _drop_overflown(self, batch: Batch) -> None:
-        """Rows of which nothing can be drawn end alone: a draw fails for its whole batch."""
-        assert batch.logits is not None
-        sound = batch.logits.isfinite().all(-1).tolist()
-        for session, fine in zip(batch.sessions, sound, strict=True):
-            if not fine:
-                self._outbox.append(overflown(session))
-        batch.keep([row for row, fine in enumerate(sound) if fine])
 
     def _draw(self, batch: Batch) -> Tensor:
         """(B,) the next token of each row, those that draw alike drawn together."""

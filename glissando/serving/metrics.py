@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,30 +12,33 @@ from glissando.serving.engine import Engine
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-class _OfEngine:
-    """Read off the engine when asked, so that a step counts nothing twice."""
+class _OfEngines:
+    """Sums over the models, read off the engines when asked, so that a step counts nothing twice."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = engines
 
     def collect(self) -> Iterator[Metric]:
-        e = self.engine
-        yield GaugeMetricFamily("glissando_texts_running", "Texts under way, or being read for", e.running)
-        yield GaugeMetricFamily("glissando_texts_waiting", "Texts for which nothing was read yet", e.waiting)
-        yield GaugeMetricFamily("glissando_memory_bytes", "Bytes taken by texts, or promised to them", e.used)
-        yield GaugeMetricFamily("glissando_memory_limit_bytes", "Bytes that texts may take", e.memory)
-        yield GaugeMetricFamily("glissando_prefix_bytes", "Bytes of states kept to go on from", e.prefixes.bytes)
-        yield CounterMetricFamily("glissando_tokens_read", "Tokens of prompts read", e.tokens_read)
-        yield CounterMetricFamily("glissando_tokens_reused", "Tokens of prompts known from before", e.tokens_reused)
-        yield CounterMetricFamily("glissando_tokens_written", "Tokens written", e.tokens_written)
+        def total(name: str) -> int:
+            return sum(getattr(engine, name) for engine in self.engines)
+
+        memory = self.engines[0].memory  # shared
+        yield GaugeMetricFamily("glissando_texts_running", "Texts under way, or being read for", total("running"))
+        yield GaugeMetricFamily("glissando_texts_waiting", "Texts for which nothing was read yet", total("waiting"))
+        yield GaugeMetricFamily("glissando_memory_bytes", "Bytes taken by texts, or promised to them", total("used"))
+        yield GaugeMetricFamily("glissando_memory_limit_bytes", "Bytes that texts may take", memory)
+        yield GaugeMetricFamily("glissando_prefix_bytes", "Bytes of states kept to go on from", total("kept"))
+        yield CounterMetricFamily("glissando_tokens_read", "Tokens of prompts read", total("tokens_read"))
+        yield CounterMetricFamily("glissando_tokens_reused", "Tokens of prompts known before", total("tokens_reused"))
+        yield CounterMetricFamily("glissando_tokens_written", "Tokens written", total("tokens_written"))
 
 
 class Metrics:
     """One server's numbers, in a registry of its own."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engines: Sequence[Engine]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_OfEngine(engine))
+        self.registry.register(_OfEngines(engines))
         self.requests = Counter(
             "glissando_requests", "Requests by path and HTTP status", ["path", "status"], registry=self.registry
         )

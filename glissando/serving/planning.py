@@ -17,7 +17,7 @@ from glissando.errors import ConfigError, UnknownNameError
 from glissando.generation import Sampling, control_values
 from glissando.serving.engine import Engine
 from glissando.serving.limits import Limits
-from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody, Message, refuse_control_bytes
+from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody, Message, Turn, refuse_control_bytes
 from glissando.serving.session import Request
 
 
@@ -67,12 +67,11 @@ def _refuse(message: str) -> NoReturn:
 class Planner:
     """Checks that need the model and the server's limits."""
 
-    def __init__(self, engine: Engine, limits: Limits, name: str, template: ChatTemplate) -> None:
-        self.engine, self.limits, self.name, self.template = engine, limits, name, template
+    def __init__(self, engine: Engine, limits: Limits, template: ChatTemplate) -> None:
+        self.engine, self.limits, self.template = engine, limits, template
 
     def completion(self, body: CompletionBody) -> list[Request]:
         """A request for each prompt."""
-        self.check_model(body.model)
         if len(body.prompts) * body.n > self.limits.max_copies:
             asked = f"{len(body.prompts)} prompts with n = {body.n}"
             raise BadRequestError(f"{asked} are more than {self.limits.max_copies} texts; send several requests", "n")
@@ -90,7 +89,6 @@ class Planner:
 
     def chat(self, body: ChatBody) -> list[Request]:
         """The one request of a chat."""
-        self.check_model(body.model)
         if body.n > self.limits.max_copies:
             raise BadRequestError(f"n = {body.n} is more than {self.limits.max_copies} texts", "n")
         ids = self._ids(self.template.render(body.messages), "messages")
@@ -127,13 +125,17 @@ class Planner:
         assert setting is not None
         return setting
 
-    def check_model(self, name: str) -> None:
-        """Raise BadRequestError for a model that is not served."""
-        if name != self.name:
-            raise BadRequestError(
-                f"this server has the model {self.name!r} and no {name!r}; GET /v1/models lists what there is",
-                "model", "model_not_found",
-            )  # fmt: skip
+    def _turns(
+        self, control: tuple[float, ...] | None, turns: Sequence[Turn]
+    ) -> tuple[tuple[int, tuple[float, ...]], ...]:
+        """Every dial's value from each of `turns` on."""
+        settled: list[tuple[int, tuple[float, ...]]] = []
+        for turn in turns:
+            if settled and turn.at <= settled[-1][0]:
+                raise BadRequestError(f"turns: token {turn.at} comes after token {settled[-1][0]}; sort them", "turns")
+            control = self.turned(control, turn.control)
+            settled.append((turn.at, control))
+        return tuple(settled)
 
     def _ids(self, prompt: str | Sequence[int], param: str = "prompt") -> tuple[int, ...]:
         """With the end token before them, which every text was trained behind."""
@@ -172,4 +174,7 @@ class Planner:
         seed = secrets.randbelow(2**31) if body.seed is None else body.seed
         sampling = Sampling(body.temperature, body.top_k, None if body.top_p == 1 else body.top_p, seed)
         control = self.control(body.control)
-        return Request(ids, min(count, room), sampling, body.n, tuple(body.stop), control, top, echo)
+        return Request(
+            ids, min(count, room), sampling, body.n, tuple(body.stop), control, top, echo,
+            pace=body.pace, turns=self._turns(control, body.turns),
+        )  # fmt: skip

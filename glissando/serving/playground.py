@@ -22,15 +22,9 @@ from glissando.serving.schema import LookBody, read_body
 
 if TYPE_CHECKING:
     from glissando.serving.api import Server
+    from glissando.serving.served import Served
 
-_FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    **{
-        f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
-        for name in ("page", "client", "text", "dials", "picture")
-    },
-}
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 #: nothing from elsewhere, no inline script, and no page may frame this one
 _HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
@@ -48,25 +42,28 @@ _MAX_LOOKS = 8
 def add_playground(app: FastAPI, server: Server) -> None:
     """The page's routes."""
     folder = resources.files("glissando.serving") / "page"
-    for path, (name, kind) in _FILES.items():
-        content = (folder / name).read_bytes()
-        app.add_api_route(path, _file(content, kind), methods=["GET", "HEAD"], response_model=None)
+    for file in folder.iterdir():
+        path = "/" if file.name == "index.html" else f"/{file.name}"
+        kind = f"{_KINDS['.' + file.name.rpartition('.')[2]]}; charset=utf-8"
+        app.add_api_route(path, _file(file.read_bytes(), kind), methods=["GET", "HEAD"], response_model=None)
 
     async def about() -> Response:
-        """GET /v1/glissando: the model, its dials, and what a text may ask for."""
-        return JSONResponse(_about(server))
+        """GET /v1/glissando: the models, their dials, and what a text may ask for."""
+        limits = {"max_tokens": server.limits.max_tokens, "max_prompt": server.limits.max_prompt}
+        return JSONResponse({"models": [_about(served) for served in server.served.values()]} | limits)
 
     async def look(request: Request) -> Response:
         """POST /v1/glissando/look: the looks over the last tokens of a text."""
         body = await server.read(request, lambda given: read_body(LookBody, given))
-        control = server.planner.control(body.control)
-        if server.looking >= _MAX_LOOKS:
+        served = server.find(body.model)
+        control = served.planner.control(body.control)
+        if served.looking >= _MAX_LOOKS:
             raise BusyError(f"{_MAX_LOOKS} looks at texts wait already; ask again in a while")
-        server.looking += 1
+        served.looking += 1
         try:
-            return JSONResponse(await asyncio.to_thread(_look, server, body.text, control))
+            return JSONResponse(await asyncio.to_thread(_look, served, body.text, control))
         finally:
-            server.looking -= 1
+            served.looking -= 1
 
     app.add_api_route("/v1/glissando", about, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/v1/glissando/look", look, methods=["POST"], response_model=None)
@@ -79,28 +76,27 @@ def _file(content: bytes, kind: str) -> Any:
     return send
 
 
-def _about(server: Server) -> dict[str, Any]:
-    config = server.engine.model.config
+def _about(served: Served) -> dict[str, Any]:
+    config = served.engine.model.config
     return {
-        "model": server.name,
-        "parameters": server.engine.model.num_parameters(),
+        "model": served.name,
+        "parameters": served.engine.model.num_parameters(),
+        "trained_on": served.trained_on,
         "mixers": list(dict.fromkeys(MIXERS.kind_of(options) for options in config.mixers)),
         "depth": DEPTHS.kind_of(config.depth),
         "controls": config.dials,
-        "max_tokens": server.limits.max_tokens,
-        "max_prompt": server.limits.max_prompt,
         "max_length": config.max_length if config.positions == "learned" else None,
     }
 
 
-def _look(server: Server, text: str, control: tuple[float, ...] | None) -> dict[str, Any]:
+def _look(served: Served, text: str, control: tuple[float, ...] | None) -> dict[str, Any]:
     """In a thread of its own, while the engine's goes on."""
-    model, tokenizer = server.viewer, server.engine.tokenizer
+    model, tokenizer = served.viewer, served.engine.tokenizer
     limit = model.config.max_length if model.position_embedding is not None else None
     ids = [tokenizer.eos_id, *tokenizer.encode(text)][-min(LOOK_TOKENS, limit or LOOK_TOKENS) :]
     device = model.embedding.weight.device
     values = None if control is None else model.embedding.weight.new_tensor([control])
-    with server.viewing:
+    with served.viewing:
         found = looks(model, torch.tensor([ids], device=device), values)
     if not all(math.isfinite(value) for look in found for row in look.values for value in row):
         under = "" if control is None else f", under the control {control}"

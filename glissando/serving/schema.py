@@ -1,6 +1,6 @@
 """What clients may send: OpenAI's fields, with those of no meaning here refused unless they ask for nothing.
 
-`top_k` and `control` are ours.
+`top_k`, `control`, `pace` and `turns` are ours.
 """
 
 from __future__ import annotations
@@ -108,6 +108,17 @@ def _are_dials(given: Any) -> Any:
 Control = Annotated[dict[str, float], BeforeValidator(_are_dials)]
 
 
+#: tokens a second: a text of fewer would hold its place for long
+Pace = Annotated[float, Field(ge=1, le=1000)]
+
+
+class Turn(_Strict):
+    """Dials that are turned at a token: it is the first that is drawn under them; counted from 0."""
+
+    at: int = Field(ge=1)
+    control: Control
+
+
 class StreamOptions(_Strict):
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -131,6 +142,8 @@ class _Common(_Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     control: Control | None = None
+    pace: Pace | None = None
+    turns: Annotated[list[Turn], FailFast(), Field(max_length=1024)] = []
     user: str | None = None
 
     @model_validator(mode="before")
@@ -255,14 +268,22 @@ class ChatBody(_Common):
 
 
 class ControlBody(_Strict):
-    """POST /v1/completions/ID/control: the dials of texts under way."""
+    """POST /v1/completions/ID/control: the dials of texts under way, and their pace; `pace: null` is none."""
 
-    control: Control
+    control: Control | None = None
+    pace: Pace | None = None
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> ControlBody:
+        if self.control is None and "pace" not in self.model_fields_set:
+            raise ValueError("give `control`, `pace`, or both")
+        return self
 
 
 class LookBody(_Strict):
     """POST /v1/glissando/look: what is to be seen of the model over a text."""
 
+    model: str
     text: Annotated[Text, Field(max_length=4000)]
     control: Control | None = None
 

@@ -45,6 +45,8 @@ class Request:
     begun       the client itself sent the first token: it is returned, without a log-probability
     client      whose request it is: clients take turns
     key         whose states of prompts it may go on from, and whose its own are
+    pace        tokens a second at most; None: as fast as they are computed
+    turns       ((n, control), ...) with n rising: token n of the text, counted from 0, is drawn under this control
     """
 
     ids: tuple[int, ...]
@@ -58,6 +60,8 @@ class Request:
     begun: bool = False
     client: str = ""
     key: int | None = None
+    pace: float | None = None
+    turns: tuple[tuple[int, tuple[float, ...]], ...] = ()
 
     @property
     def reads_all(self) -> bool:
@@ -86,12 +90,14 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of a text: characters that no later token changes, and tokens; `finish` with the last."""
+    """What is new of a text: characters that no later token changes, and tokens; `finish` with the last. `control` is
+    that under which its token was drawn, where the token before it was drawn under another."""
 
     text: str = ""
     tokens: tuple[Token, ...] = ()
     finish: Finish | None = None
     error: BaseException | None = None
+    control: tuple[float, ...] | None = None
 
 
 Listener = Callable[[Piece], None]
@@ -106,7 +112,7 @@ def call_all(outbox: Outbox) -> None:
 
 
 class Session:
-    """One text; the engine's thread alone changes it, but for `cancel` and `turn`."""
+    """One text; the engine's thread alone changes it, but for `cancel`, `turn` and `set_pace`."""
 
     def __init__(self, request: Request, number: int, tokenizer: Tokenizer, listener: Listener) -> None:
         self.request, self.listener = request, listener
@@ -114,8 +120,12 @@ class Session:
         self.generator = torch.Generator().manual_seed(request.sampling.seed + number)
         self.written: list[int] = []
         self.cancelled = self.done = False
-        #: what the next token is written under, and what was asked for after it
+        #: what the next token is read under, and what was requested since
         self.control = self.asked = request.control
+        #: what the next token is drawn under, and what the last one was
+        self._drawn_under = self._before = request.control
+        self._turns = list(request.turns)
+        self.pace = request.pace
         self.turned = False
 
     def cancel(self) -> None:
@@ -127,12 +137,24 @@ class Session:
         self.turned = True
         self.asked = control
 
+    def set_pace(self, pace: float | None) -> None:
+        """Tokens a second at most, from the next token on. From any thread."""
+        self.pace = pace
+
+    def take_turns(self) -> None:
+        """The control requested by now: what the next token is read under, the one after it drawn under."""
+        while self._turns and self._turns[0][0] <= len(self.written) + 1:
+            self.turn(self._turns.pop(0)[1])
+        self.control = self.asked
+
     def push(self, token: Token) -> Piece:
         """The text's next token."""
+        turned = None if self._drawn_under == self._before else self._drawn_under
+        self._before, self._drawn_under = self._drawn_under, self.control
         self.written.append(token.id)
         text = self.text.push(token.id)
         if self.text.ended:  # the end token is no part of the text, the last of a stop text is
-            return Piece(text, () if token.id == self.text.eos_id else (token,), "stop")
+            return Piece(text, () if token.id == self.text.eos_id else (token,), "stop", control=turned)
         if len(self.written) >= self.request.max_tokens:
-            return Piece(text + self.text.finish(), (token,), "length")
-        return Piece(text, (token,))
+            return Piece(text + self.text.finish(), (token,), "length", control=turned)
+        return Piece(text, (token,), control=turned)

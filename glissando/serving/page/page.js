@@ -33,7 +33,8 @@ let lookTook = 0;
 async function meet() {
   let met;
   try {
-    met = await json("v1/glissando");
+    const { models: [first], ...limits } = await json("v1/glissando");
+    met = { ...first, ...limits };
   } catch (error) {
     if (!model) $("about").textContent = "The model is not known yet.";
     return tell(error);
@@ -181,7 +182,7 @@ const look = paced(async () => {
   if (!looking || !text) return;
   const began = performance.now();
   try {
-    const answer = await json("v1/glissando/look", { text: lookedAt(), control: dials.values });
+    const answer = await json("v1/glissando/look", { model: model.model, text: lookedAt(), control: dials.values });
     looking = answer.looks.length > 0;
     $("looks").hidden = !looking;
     $("looks-error").hidden = true;

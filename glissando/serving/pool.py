@@ -1,0 +1,96 @@
+"""What the engines of one process share: the memory for texts, and the thread that steps them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Protocol
+
+#: seconds after which texts that wait for room are considered again, as some may have been given up
+_LONGEST_REST = 1.0
+
+
+class Member(Protocol):
+    """An engine, as its pool uses it.
+
+    idle     its last step read no token and wrote none
+    used     bytes that its texts take, or were promised
+    working  bytes that its largest step takes beside them
+    kept     bytes of states that are only kept for later prompts
+    """
+
+    idle: bool
+
+    @property
+    def used(self) -> int: ...
+    @property
+    def working(self) -> int: ...
+    @property
+    def kept(self) -> int: ...
+    def keep_at_most(self, limit: int) -> None:
+        """Forget states until the others take so many bytes."""
+
+    def rest(self) -> float:
+        """Seconds until a step has something to do: at most 0 for now, inf for never as things stand."""
+        ...
+
+    def step(self) -> None: ...
+    def give_up(self) -> None: ...
+
+
+class Pool:
+    """Engines that share `memory` bytes and one thread, which calls `run`.
+
+    lock   guards what waits in every engine; notified when a text comes
+    first  an engine whose text was passed over too often: nobody else takes up texts before it
+    """
+
+    def __init__(self, memory: int) -> None:
+        self.memory, self.lock, self.closed = memory, threading.Condition(), False
+        self.engines: list[Member] = []
+        self.first: Member | None = None
+
+    def fits(self, more: int, work: int) -> bool:
+        """Whether `more` bytes can be taken beside the largest step, which takes `work` at least. States that are only
+        kept make room."""
+        work = max([work, *(engine.working for engine in self.engines)])
+        room = self.memory - sum(engine.used for engine in self.engines) - more - work
+        if room >= 0:
+            for engine in self.engines:
+                excess = sum(each.kept for each in self.engines) - room
+                if excess > 0 and engine.kept:
+                    engine.keep_at_most(max(0, engine.kept - excess))
+        return room >= 0
+
+    def run(self) -> None:
+        """Step the engines until `close`, sleeping where there is nothing to do. However it ends, no text waits on."""
+        try:
+            while self._wait():
+                ready = [engine for engine in self.engines if engine.rest() <= 0]
+                for engine in ready:
+                    engine.step()
+                if not all(engine.idle for engine in ready):
+                    self._rouse()
+        finally:
+            self.close()
+            for engine in self.engines:
+                engine.give_up()
+
+    def _wait(self) -> bool:
+        """Until an engine has something to do; False once the pool is closed."""
+        with self.lock:
+            while not self.closed and (rest := min(engine.rest() for engine in self.engines)) > 0:
+                self.lock.wait(None if rest == math.inf else min(rest, _LONGEST_REST))
+                self._rouse()
+            return not self.closed
+
+    def _rouse(self) -> None:
+        """What had no room may have it now."""
+        for engine in self.engines:
+            engine.idle = False
+
+    def close(self) -> None:
+        """`run` returns after its step; texts under way are given up, with an error for their listeners."""
+        with self.lock:
+            self.closed = True
+            self.lock.notify_all()

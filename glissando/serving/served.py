@@ -1,0 +1,51 @@
+"""One of the models of a server, with what answers for it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+from glissando.model import LanguageModel
+from glissando.runs import Run
+from glissando.serving.engine import Engine
+from glissando.serving.limits import Limits
+from glissando.serving.planning import ChatTemplate, Planner
+
+
+class Served:
+    """A model behind its name.
+
+    trained_on  the text that it was trained on, in a few words for the page; None: not known
+    viewer      the same weights in modules of its own, as what is watched there must not be the engine's batches
+    viewing     held while the viewer computes
+    looking     looks at texts that are under way or wait
+    """
+
+    def __init__(
+        self, name: str, engine: Engine, limits: Limits, template: ChatTemplate, trained_on: str | None = None
+    ) -> None:
+        self.name, self.engine, self.trained_on = name, engine, trained_on
+        self.planner = Planner(engine, limits, template)
+        self.viewer, self.viewing, self.looking = _twin(engine.model), threading.Lock(), 0
+
+    @property
+    def dials(self) -> list[str]:
+        """The model's control dimensions, in its order."""
+        return self.engine.model.config.controls
+
+
+def _twin(model: LanguageModel) -> LanguageModel:
+    shared = [*model.parameters(), *model.buffers(), model.tokenizer]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+
+
+def trained_on(path: str | Path) -> str | None:
+    """The corpus of a run in a few words; None where its configuration names none."""
+    data: Any = Run.open(path).read_config().get("data")
+    if not isinstance(data, dict) or "kind" not in data:
+        return None
+    if isinstance(data.get("path"), str):
+        return f"{Path(data['path']).name} ({data['kind']})"
+    return {"stories": "the built-in children's stories"}.get(data["kind"], str(data["kind"]))
