@@ -69,9 +69,9 @@ class Gate:
 class Served:
     """A server in a thread, at a port of its own."""
 
-    def __init__(self, model: LanguageModel, **options) -> None:
+    def __init__(self, model: LanguageModel, others: dict[str, LanguageModel] | None = None, **options) -> None:
         self.model, self.gate = model, Gate()
-        self.server = Server({"tiny": model}, limits=LIMITS, **options)
+        self.server = Server({"tiny": model, **(others or {})}, limits=LIMITS, **options)
         self.engine, self._step = self.server.served["tiny"].engine, self.server.served["tiny"].engine.step
         self.engine.step = self._gated
         config = self.server.config(port=0, log_level="critical", timeout_graceful_shutdown=1)
@@ -163,8 +163,10 @@ def title(bits: float, count: int) -> str:
 
 
 def spans(page) -> list[tuple[str, str, str]]:
-    """What is written: (text, class, title)."""
-    found = page.locator("#written > *").evaluate_all("all => all.map(s => [s.textContent, s.className, s.title])")
+    """What is written: (text, class, what is said of it)."""
+    found = page.locator("#written > *").evaluate_all(
+        "all => all.map(s => [s.textContent, s.className, s.dataset.told])"
+    )
     return [tuple(span) for span in found]
 
 

@@ -47,7 +47,7 @@ def visit(browser):
     """Opens a page; whatever it complains of is in its `complaints`, what it asks for in `requests`."""
     contexts, gates = [], []
 
-    def opened(served: pages.Served, routes: dict | None = None, **options):
+    def opened(served: pages.Served, routes: dict | None = None, at: str = "", **options):
         contexts.append(browser.new_context(**options))
         gates.append(served.gate)
         page = contexts[-1].new_page()
@@ -58,7 +58,7 @@ def visit(browser):
         page.on("request", lambda asked: page.requests.append(asked))
         for path, answer in (routes or {}).items():
             page.route(served.url + path, answer)
-        page.goto(served.url)
+        page.goto(served.url + at)
         return page
 
     yield opened
@@ -69,8 +69,9 @@ def visit(browser):
 
 
 def met(page):
-    """The page, once it knows its model."""
+    """The page, once it knows its model, at full speed."""
     expect(page.locator("#about")).to_contain_text("parameters")
+    page.get_by_role("radio", name="fastest").evaluate("radio => { radio.checked = true }")
     return page
 
 
@@ -364,7 +365,8 @@ def test_the_keyboard_is_enough(hybrid, visit):
     hybrid.gate.allow(3)
     page.keyboard.press("Control+Enter")
     expect(page.locator("#written .token").first).to_be_attached()  # it may be a character without a width
-    for focused in ("#write", "#stop", "#use-dials", "#dial-0"):
+    chips = [f"#examples button:nth-of-type({n})" for n in (1, 2, 3, 4)]
+    for focused in ("#write", "#stop", "input[name=pace]:checked", "#compare", *chips, "#use-dials", "#dial-0"):
         page.keyboard.press("Tab")
         expect(page.locator(focused)).to_be_focused()
     page.keyboard.press("ArrowRight")
@@ -393,6 +395,7 @@ def test_presets_set_the_fields_and_the_fields_name_the_preset(liquid, visit):
 def test_a_phone_needs_no_scrolling_sideways(hybrid, visit):
     page = met(visit(hybrid, viewport={"width": 360, "height": 640}, has_touch=True))
     assert page.locator("#sampling").get_attribute("open") is None
+    page.evaluate("document.querySelector('#max_tokens').value = 30")
     ask(page, "w" * 58)
     ended(page)
     expect(page.locator("figure")).to_be_visible()
@@ -468,7 +471,7 @@ def test_the_cells_of_a_picture_are_read_by_keys(liquid, visit):
     assert told.text_content() == first != above
     page.keyboard.press("End")
     assert told.text_content() == above
-    canvas.hover(position={"x": canvas.bounding_box()["width"] / 2, "y": 2})
+    canvas.hover(position={"x": 150, "y": 2})
     expect(told).not_to_have_text(above)
     assert re.fullmatch(r'".+", .+: .+', told.text_content())
     page.mouse.move(0, 0)
@@ -488,6 +491,7 @@ def test_an_error_on_a_phone_comes_into_sight(liquid, visit, size):
     expect(page.locator("#error")).to_be_in_viewport(ratio=0.9)
     expect(page.locator("#temperature")).to_be_visible()
     page.evaluate("document.querySelector('#temperature').value = 0.8")
+    page.click("#sampling summary")
     ask(page, max_tokens=0)
     assert "Max tokens must be at least 1" in refused(page)
 
@@ -502,3 +506,251 @@ def test_putting_the_dials_away_draws_the_picture_without_them(hybrid, visit):
     page.on("request", lambda request: asked.append(request.post_data) if request.url.endswith("look") else None)
     page.uncheck("#use-dials")
     pages.until(lambda: page.wait_for_timeout(50) or any("mood" not in body for body in asked))
+
+
+# ---------------------------------------------------------------------- pace, marks and links
+
+
+def test_the_pace_is_slow_where_there_are_dials_and_changes_while_it_writes(hybrid, liquid, visit):
+    page = visit(hybrid)
+    expect(page.get_by_role("radio", name="5", exact=True)).to_be_checked()
+    expect(visit(liquid).get_by_role("radio", name="fastest")).to_be_checked()
+    seed = pages.lasting_seed(hybrid.model, "The fox", 60)
+    with page.expect_request("**/completions") as asked:
+        ask(page, max_tokens=60, seed=seed)
+    assert asked.value.post_data_json["pace"] == 5
+    expect(page.locator("#written .token").first).to_be_attached()
+    with page.expect_response("**/control") as changed:
+        page.locator("label", has_text="fastest").click()
+    assert changed.value.json()["pace"] is None
+    assert "; at its limit of tokens" in ended(page)
+    assert page.text_content("#written") == generate(hybrid.model, ["The fox"], max_tokens=60, seed=seed)[0]
+
+
+def test_a_mark_stands_where_a_dial_was_moved_and_the_link_writes_it_again(hybrid, visit):
+    page, seed = met(visit(hybrid)), pages.lasting_seed(hybrid.model, "The fox", 30)
+    begun(page, hybrid, 6, max_tokens=30, seed=seed)
+    with page.expect_response("**/control"):
+        page.get_by_label("mood", exact=True).press("End")
+    hybrid.gate.allow(pages.EVER)
+    ended(page)
+    mark = page.locator("#written .mark")
+    assert mark.get_attribute("aria-label") == "Dials moved here: happy 1"
+    script = "node => { let t = ''; while (node = node.previousSibling) t = node.textContent + t; return t }"
+    before = mark.evaluate(script)
+    drawn = "".join(stream(hybrid.model, "The fox", max_tokens=7, seed=seed, control=None))
+    assert drawn.startswith(before)
+    assert len(before) >= len(drawn) - 1  # a token may be part of a character
+    written, spans = page.text_content("#written"), pages.spans(page)
+    page.wait_for_function("location.hash.includes('turns=7,mood:1,speech:0')")
+    other = visit(hybrid, at=page.url.removeprefix(hybrid.url))
+    assert "; at its limit of tokens" in ended(other)
+    assert (other.text_content("#written"), pages.spans(other)) == (written, spans)
+    assert other.input_value("#seed") == str(seed)
+    assert page.complaints == other.complaints == []
+
+
+def test_a_link_says_what_is_wrong_with_it(liquid, visit):
+    page = visit(liquid, at="#prompt=The+fox&seed=many")
+    told = 'This link is damaged: its seed has "many" in the place of a number.'
+    expect(page.locator("#error")).to_have_text(told)
+    page = visit(liquid, at="#prompt=The+fox&model=stories")
+    expect(page.locator("#error")).to_contain_text("This is for the model stories, and this server has tiny.")
+    assert page.locator("#text").is_hidden()
+
+
+def test_links_hold_every_part_of_a_recipe(liquid, visit):
+    shared = {"seed": "7", "max_tokens": "20", "top_p": "0.9", "top_k": "", "pace": "5"}
+    one = {"model": "dial & co", "temperature": "0.8", "start": " a=b#\n\u20ac", "control": {"mood": -1, "a:b,c": 0.25},
+           "turns": [{"at": 3, "control": {"mood": 1}}, {"at": 9, "control": {"mood": 0, "a:b,c": -1}}]}  # fmt: skip
+    other = {"model": "stories", "temperature": "1.1", "start": "", "control": None, "turns": []}
+    script = """async (recipe) => {
+      const { toFragment, fromFragment } = await import("/recipe.js");
+      return [fromFragment("#" + toFragment(recipe)), fromFragment("#top"), fromFragment("")];
+    }"""
+    recipe = {"prompt": "Who? \u00abMe\u00bb & +1%", **shared, "columns": [one, other]}
+    assert visit(liquid).evaluate(script, recipe) == [recipe, None, None]
+
+
+# ---------------------------------------------------------------------- other ways
+
+
+def test_a_token_has_alternatives_and_the_text_branches_there(liquid, visit):
+    body = {"model": "tiny", "prompt": "A hen", "max_tokens": 30, "seed": 3, "temperature": 0.8, "logprobs": 5}
+    told = liquid.post("v1/completions", body)["choices"][0]["logprobs"]
+    place = next(n for n, token in enumerate(told["tokens"]) if n > 3 and _choosable(told, n))
+    page = met(visit(liquid))
+    ask(page, "A hen", max_tokens=30, seed=3)
+    ended(page)
+    first = page.text_content("#written")
+    spans = page.locator("#written .token")
+    at = len(pages.released(told["tokens"][:place], [0.0] * place))  # which part of the text it begins
+    spans.nth(at).hover()
+    panel = page.locator("#alternatives")
+    expect(panel).to_be_visible()
+    shares = panel.locator(".share").all_text_contents()
+    likely = sorted((math.exp(value) for value in told["top_logprobs"][place].values()), reverse=True)
+    assert [float(share.strip("<%")) / 100 for share in shares[:5]] == pytest.approx(likely, abs=0.0051)
+    choice = panel.locator("button[aria-disabled=false]").first
+    token = json.loads(choice.get_attribute("aria-label").split(", ")[0])
+    kept = "".join(spans.nth(n).text_content() for n in range(at))
+    choice.click()
+    expect(page.locator("#written .chosen")).to_have_text(token)
+    expect(page.locator("#ending")).to_contain_text("at its limit")
+    page.wait_for_function("kept => document.querySelector('#written').textContent.length > kept", arg=len(kept) + 1)
+    branched = page.text_content("#written")
+    assert branched.startswith(kept + token)
+    clean = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "\ufffd", "A hen" + kept + token)
+    assert branched == kept + token + generate(liquid.model, [clean], max_tokens=30, seed=3)[0]
+    page.click("#undo")
+    assert page.text_content("#written") == first
+    expect(page.locator("#undo")).to_have_attribute("aria-disabled", "true")
+    page.click("#redo")
+    assert page.text_content("#written") == branched
+    assert page.complaints == []
+
+
+def _choosable(told: dict, place: int) -> bool:
+    others = [token for token in told["top_logprobs"][place] if token != told["tokens"][place]]
+    whole = not told["tokens"][place].startswith("bytes:")
+    return whole and any(token.isprintable() and not token.startswith("bytes:") for token in others)
+
+
+def test_alternatives_by_keyboard(liquid, visit):
+    page = met(visit(liquid))
+    ask(page, "A hen", max_tokens=10, seed=3)
+    ended(page)
+    page.locator("#text").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    buttons = page.locator("#alternatives button")
+    expect(buttons.first).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(buttons.nth(1)).to_be_focused()
+    assert re.fullmatch(
+        r'".*", <?[\d.]+%, (as written|go on from here|not text .*)', buttons.nth(1).get_attribute("aria-label")
+    )
+    page.keyboard.press("Escape")
+    expect(page.locator("#alternatives")).to_be_hidden()
+    expect(page.locator("#written .token").first).to_be_focused()
+
+
+# ---------------------------------------------------------------------- side by side
+
+
+def test_two_columns_write_with_one_seed_and_are_linked(hybrid, visit):
+    page = met(visit(hybrid))
+    seed = next(s for s in range(99) if all(len(_under(hybrid, mood, s)) > 12 for mood in (-1.0, 1.0)))
+    page.select_option("#compare", label="sad and happy (mood)")
+    ask(page, max_tokens=15, seed=seed)
+    ended(page)
+    expect(page.locator("#ending-b")).to_contain_text(f"Seed {seed}")
+    texts = [page.text_content(which) for which in ("#written", "#written-b")]
+    assert texts == [_under(hybrid, mood, seed) for mood in (-1.0, 1.0)]
+    assert texts[0] != texts[1]
+    other = visit(hybrid, at=page.url.removeprefix(hybrid.url))
+    expect(other.locator("#ending-b")).to_contain_text(f"Seed {seed}")
+    ended(other)
+    assert [other.text_content(which) for which in ("#written", "#written-b")] == texts
+    page.select_option("#compare", "one")
+    expect(page.locator("#written-b")).to_have_count(0)
+    page.click("#undo")
+    assert [page.text_content(which) for which in ("#written", "#written-b")] == texts
+    assert page.complaints == other.complaints == []
+
+
+def _under(served: pages.Served, mood: float, seed: int) -> str:
+    return generate(served.model, ["The fox"], max_tokens=15, seed=seed, control=[mood, 0.0])[0]
+
+
+def test_two_models_are_compared_and_chosen(visit):
+    served = pages.Served(pages.model_of("hybrid-ode-nano"), {"stories": pages.model_of("liquid-ssm-nano")})
+    try:
+        page = met(visit(served))
+        page.select_option("#model", "stories")
+        expect(page.locator("#dials")).to_be_hidden()
+        ask(page, max_tokens=8, seed=4)
+        ended(page)
+        stories = served.server.served["stories"].engine.model
+        assert page.text_content("#written") == generate(stories, ["The fox"], max_tokens=8, seed=4)[0]
+        page.select_option("#compare", "models")
+        expect(page.locator("#model-b")).to_have_value("tiny")
+        page.click("#write")
+        expect(page.locator("#ending-b")).to_contain_text("Seed 4")
+        assert page.text_content("#written-b") == generate(served.model, ["The fox"], max_tokens=8, seed=4)[0]
+        assert page.complaints == []
+    finally:
+        served.stop()
+
+
+# ---------------------------------------------------------------------- what is done with a text
+
+
+def test_a_text_goes_on_again_and_elsewhere(liquid, visit):
+    page = met(visit(liquid))
+    seed = pages.lasting_seed(liquid.model, "The fox", 8)
+    ask(page, max_tokens=8, seed=seed)
+    ended(page)
+    first = page.text_content("#written")
+    page.click("#continue")
+    expect(page.locator("#written")).not_to_have_text(first)
+    ended(page)
+    clean = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "\ufffd", "The fox" + first)
+    page.wait_for_function("document.querySelector('#write').getAttribute('aria-disabled') === 'false'")
+    whole = first + generate(liquid.model, [clean], max_tokens=8, seed=seed)[0]
+    assert page.text_content("#written") == whole
+    with page.expect_download() as saved:
+        page.click("#save-json")
+    told = json.loads(saved.value.path().read_text())
+    assert told["link"] == page.url
+    text = told["texts"][0]
+    assert (text["prompt"], text["seed"], text["start"], text["text"]) == (
+        "The fox",
+        str(seed),
+        first,
+        "The fox" + whole,
+    )
+    assert all(len(token["top"]) == 5 for span in text["tokens"] for token in span["tokens"])
+    with page.expect_download() as saved:
+        page.click("#save-text")
+    assert saved.value.path().read_bytes().decode() == "The fox" + whole
+    page.click("#again")
+    ended(page, f"Seed {seed + 1}")
+    assert page.text_content("#written") == generate(liquid.model, ["The fox"], max_tokens=8, seed=seed + 1)[0]
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#copy-link")
+    expect(page.locator("#shared")).to_have_text("Link copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == page.url
+    page.click("#examples button >> nth=1")
+    expect(page.locator("#given")).to_have_text("One morning the little fox")
+
+
+def test_text_and_picture_point_at_each_other(liquid, visit):
+    page = met(visit(liquid))
+    ask(page, max_tokens=20, seed=1)
+    ended(page)
+    canvas = page.locator("figure canvas").first
+    expect(canvas).to_have_attribute("aria-label", re.compile(f" {pages.looked_at(page)} tokens"))
+    plain = pages.colours(canvas)
+    page.locator("#written .token").last.hover()
+    assert pages.colours(canvas) - plain
+    page.mouse.move(0, 0)
+    expect(page.locator("#alternatives")).to_be_hidden()
+    assert pages.colours(canvas) == plain
+    canvas.focus()
+    page.keyboard.press("End")
+    expect(page.locator("#written .token.pointed")).to_have_count(1)
+    assert page.locator("#written .token").last.evaluate("node => node.classList.contains('pointed')")
+    page.keyboard.press("Home")  # before the text
+    expect(page.locator("#written .token.pointed")).to_have_count(0)
+
+
+def test_what_the_model_was_trained_on_is_said_before_it_writes(visit):
+    served = pages.Served(pages.model_of("liquid-ssm-nano"), trained_on={"tiny": "the built-in children's stories"})
+    try:
+        page = met(visit(served))
+        expect(page.locator("#empty")).to_have_text(
+            "Trained on the built-in children's stories. Nothing is written yet."
+        )
+    finally:
+        served.stop()

@@ -1,37 +1,58 @@
-// A slider and a number for each of the model's controls.
+// A slider and a number for each of the model's controls, with words for its ends.
 
 import { Failure } from "./client.js";
 
-/** `changed` is called when a dial is turned, or taken up. */
+const POLES = { mood: ["sad", "happy"], speech: ["quiet", "talkative"] };
+
+/** The words for a dial at -1 and at +1. */
+export const poles = (name) => POLES[name] ?? ["−1", "+1"];
+
+/** "happy 0.6", "sad 1", "mood 0": where a dial stands. */
+export function position(name, value) {
+  if (value === 0 || !POLES[name]) return `${name} ${value}`;
+  return `${POLES[name][value < 0 ? 0 : 1]} ${Math.abs(value)}`;
+}
+
+/** `changed` is called when a dial is turned, or taken up. `suffix` ends the ids of this column. */
 export class Dials {
-  constructor(section, box, used, changed) {
-    Object.assign(this, { section, box, used, changed, dials: new Map() });
+  constructor(section, box, used, suffix, changed) {
+    Object.assign(this, { section, box, used, suffix, changed, dials: new Map() });
     used.addEventListener("change", changed);
   }
 
   /** Dials of these names; no name hides them. */
   build(names) {
+    if (JSON.stringify(names) === JSON.stringify([...this.dials.keys()])) return;
     this.section.hidden = names.length === 0;
+    this.used.checked = false;
     this.box.replaceChildren();
-    this.dials = new Map(names.map((name, index) => [name, this.dial(name, `dial-${index}`)]));
+    this.dials = new Map(names.map((name, index) => [name, this.dial(name, `dial-${index}${this.suffix}`)]));
   }
 
   dial(name, id) {
-    const label = document.createElement("label");
-    Object.assign(label, { htmlFor: id, textContent: name });
+    const [low, high] = poles(name);
+    const label = Object.assign(document.createElement("label"), { htmlFor: id, textContent: name });
     const range = field({ type: "range", id, min: "-1", max: "1", step: "0.05", value: "0" });
     const exact = field({ type: "number", step: "any", value: "0", ariaLabel: `${name}, as a number` });
+    const tell = () => range.setAttribute("aria-valuetext", position(name, Number(exact.value)));
     range.addEventListener("input", () => {
       exact.value = range.value;
+      tell();
       this.turned(exact);
     });
     exact.addEventListener("input", () => {
       if (exact.value !== "") range.value = exact.value;
+      tell();
       this.turned(exact);
     });
+    exact.show = (value) => {
+      exact.value = range.value = String(value);
+      tell();
+    };
+    tell();
     const row = document.createElement("div");
     row.className = "dial";
-    row.append(label, range, exact);
+    row.append(label, word(low), range, word(high), exact);
     this.box.append(row);
     return exact;
   }
@@ -48,6 +69,12 @@ export class Dials {
     this.used.disabled = held && this.used.checked;
   }
 
+  /** Show {name: value}; null: dials that are not used. Names that this model does not have are passed over. */
+  show(control) {
+    this.used.checked = control !== null && this.dials.size > 0;
+    for (const [name, exact] of this.dials) exact.show(control?.[name] ?? 0);
+  }
+
   /** {name: value}, or undefined where they are not used. Throws Failure for what is no number. */
   get values() {
     if (!this.used.checked || this.dials.size === 0) return undefined;
@@ -62,3 +89,9 @@ export class Dials {
 }
 
 const field = (values) => Object.assign(document.createElement("input"), values);
+
+function word(text) {
+  const node = Object.assign(document.createElement("span"), { className: "pole", textContent: text });
+  node.setAttribute("aria-hidden", "true"); // the slider says it
+  return node;
+}

@@ -1,9 +1,15 @@
-// The page: what is asked of the server, and what is shown of its answers.
+// The page: one prompt, one or two columns that write behind it, and what can be done with their texts.
 
-import { Failure, chunks, hasKey, json, paced, request, setKey } from "./client.js";
-import { Dials } from "./dials.js";
-import { Pictures } from "./picture.js";
-import { Text, drawLegend, explore } from "./text.js";
+import { Alternatives } from "./alternatives.js";
+import { Failure, json } from "./client.js";
+import { Column } from "./column.js";
+import { poles } from "./dials.js";
+import { connectKey, hush, tell } from "./failures.js";
+import { History } from "./history.js";
+import { Looks } from "./looks.js";
+import { fromFragment, toFragment } from "./recipe.js";
+import { copy, save } from "./share.js";
+import { drawLegend } from "./text.js";
 
 const PRESETS = {
   Careful: { temperature: "0.3", top_p: "", top_k: "" },
@@ -11,47 +17,56 @@ const PRESETS = {
   Bold: { temperature: "1.1", top_p: "0.95", top_k: "" },
   Greedy: { temperature: "0", top_p: "", top_k: "" },
 };
+const EXAMPLES = ["Once upon a time", "One morning the little fox", "It rained all day, and", "“Who took my cake?” said"];
 const OWN = "Your own";
-const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens"];
+const NUMBERS = ["top_p", "top_k", "max_tokens"];
 const LENGTH = 200; // tokens of a text, at first
-const LOOK_LENGTH = 4000; // characters that a look takes
-const LOOK_PAUSE = 500; // ms, and as long again as a look took, so that looking slows no slow machine down
-const TURN_PAUSE = 100;
+const SLOW = "5"; // tokens a second where there are dials to turn meanwhile
 
 const $ = (id) => document.getElementById(id);
-const pictures = new Pictures($("pictures"));
-const dials = new Dials($("dials"), $("dial-list"), $("use-dials"), dialsTurned);
-let model = null; // what the server says of it
-let running = null; // the text that is being written
-let text = null; // the one that is shown
-let waiting = null; // what is done once there is a key that the server takes
-let looking = true; // whether there is anything to be seen of this model
-let lookTook = 0;
+const alternatives = new Alternatives($("alternatives"));
+const columns = [];
+let told = null; // what the server says of its models
+let looked = null; // the column whose inner pictures are shown
 
-// ---------------------------------------------------------------- the model
+const looks = new Looks({ section: $("looks"), error: $("looks-error"), box: $("pictures") }, () => looked);
+const past = new History($("undo"), $("redo"), state, (before) => (state(before), link()));
+const running = () => columns.some((column) => column.running);
+
+// ---------------------------------------------------------------- models and columns
 
 async function meet() {
   let met;
   try {
-    const { models: [first], ...limits } = await json("v1/glissando");
-    met = { ...first, ...limits };
+    met = await json("v1/glissando");
   } catch (error) {
-    if (!model) $("about").textContent = "The model is not known yet.";
+    if (!told) $("about").textContent = "The model is not known yet.";
     return tell(error);
   }
   // Asked again, for a key: what was set meanwhile stays.
-  if (JSON.stringify(met) === JSON.stringify(model)) return;
-  model = met;
-  $("about").textContent = aboutOf(model);
-  document.title = `${model.model} · glissando`;
-  $("max_tokens").value = Math.min(LENGTH, model.max_tokens);
-  $("max_tokens").max = model.max_tokens;
-  dials.build(model.controls);
+  if (JSON.stringify(met) === JSON.stringify(told)) return;
+  const first = told === null;
+  told = met;
+  const dials = met.models.some((model) => model.controls.length);
+  $("max_tokens").value = Math.min(LENGTH, met.max_tokens);
+  $("max_tokens").max = met.max_tokens;
+  if (first) setPace(dials ? SLOW : "");
+  if (columns.length === 0) arrange(1);
+  for (const column of columns) column.build(met.models);
+  offer();
+  introduce();
+  if (first) await follow();
 }
 
-function aboutOf({ model: name, parameters, mixers, depth, controls, max_prompt, max_tokens, max_length }) {
+function introduce() {
+  const names = told.models.map((model) => model.model).join(", ");
+  document.title = `${names} · glissando`;
+  $("about").textContent = told.models.map((model) => aboutOf({ ...told, ...model })).join("\n");
+}
+
+function aboutOf({ model: name, parameters, mixers, depth, trained_on: corpus, max_prompt, max_tokens, max_length }) {
   const parts = [name, `${count(parameters)} parameters`, `${mixers.join(" and ")} over time, ${depth} depth`];
-  if (controls.length) parts.push(`dials: ${controls.join(", ")}`);
+  if (corpus) parts.push(`trained on ${corpus}`);
   if (max_length) parts.push(`up to ${count(max_length)} tokens with the prompt`);
   else parts.push(`prompts up to ${count(max_prompt)} tokens, texts up to ${count(max_tokens)}`);
   return parts.join(" · ");
@@ -59,221 +74,270 @@ function aboutOf({ model: name, parameters, mixers, depth, controls, max_prompt,
 
 const count = (number) => number.toLocaleString("en");
 
+/** So many columns; new ones have the settings of the first. */
+function arrange(number) {
+  while (columns.length > number) columns.pop().root.remove();
+  while (columns.length < number) {
+    const column = new Column($("column"), $("columns"), columns.length ? "-b" : "", alternatives, {
+      looked: (which, changed = false) => see(which, changed),
+      pointed: (which, place) => looks.pointAtPicture(which, place),
+      told: (words) => ($("readout").textContent = words),
+      failed: tell,
+      branched: (which, kept) => branch(which, kept),
+    });
+    columns.push(column);
+    if (told) column.build(told.models);
+    const settings = columns[0].settings;
+    if (column !== columns[0]) column.settings = settings;
+    column.$("temperature").addEventListener("input", namePreset);
+  }
+  $("columns").classList.toggle("two", number === 2);
+  looked = columns.includes(looked) ? looked : columns[0];
+}
+
+/** The pictures are those of the column that was touched last; `changed`: there is something new to see of this one. */
+function see(column, changed) {
+  if ((column === looked) !== changed) return;
+  looked = column;
+  looks.ask();
+}
+
+/** What can be compared with these models. */
+function offer() {
+  const choices = [["one", "One text"]];
+  for (const dial of columns[0].about.controls) choices.push([`dial ${dial}`, `${poles(dial).join(" and ")} (${dial})`]);
+  choices.push(["temperatures", "two temperatures"]);
+  if (told.models.length > 1) choices.push(["models", "two models"]);
+  choices.push(["own", "two settings of your own"]);
+  const before = $("compare").value;
+  $("compare").replaceChildren(...choices.map(([value, name]) => new Option(name, value)));
+  $("compare").value = choices.some(([value]) => value === before) ? before : "one";
+}
+
+function compare() {
+  const [what, dial] = $("compare").value.split(/ (.*)/);
+  for (const column of columns) column.stop();
+  if (what === "one" && columns.some((column) => column.text)) past.begin();
+  arrange(what === "one" ? 1 : 2);
+  const [one, other] = columns;
+  if (what === "dial") {
+    other.choose(one.model);
+    for (const [index, column] of columns.entries()) {
+      column.dials.show({ ...column.dials.values, [dial]: index === 0 ? -1 : 1 });
+    }
+  }
+  if (what === "temperatures") {
+    other.settings = { ...one.settings, temperature: "1.1" };
+    one.$("temperature").value = "0.3";
+    namePreset();
+  }
+  if (what === "models") other.choose(told.models.find(({ model }) => model !== one.model).model);
+}
+
 // ---------------------------------------------------------------- writing
 
-async function write() {
-  if (running) return;
+/** `how` may have the seed, and for each column {start, kept, turns}; `which` are the columns that write. */
+async function write(how = {}, which = columns) {
+  if (running()) return;
   hush();
-  if (!model) await meet();
-  if (!model || running) return;
+  if (!told) await meet();
+  if (!told || running()) return;
+  alternatives.hide();
+  let begun = false;
   try {
-    await stream(wanted());
+    const shared = { ...wanted(), ...how.shared };
+    for (const column of which) void column.settings; // before any of them begins
+    busy(true);
+    const accepted = () => {
+      if (!begun) past.begin();
+      begun = true;
+      queueMicrotask(link);
+      $("key-to-colours").hidden = false;
+      $("readout").textContent = "";
+    };
+    const texts = which.map((column, index) => column.write(shared, how.columns?.[index], accepted));
+    const ends = await Promise.allSettled(texts);
+    if (begun) link();
+    const failed = ends.find(({ status }) => status === "rejected");
+    if (failed) throw failed.reason;
   } catch (error) {
-    tell(error, write);
+    tell(error, () => write(how, which));
   } finally {
-    settle();
+    busy(false);
+    looks.ask();
   }
 }
 
-/** The request's body. Throws Failure for a field that is no number. */
-function wanted() {
-  const numbers = Object.fromEntries(NUMBERS.map((name) => [name, numberOf(name)]));
-  const seed = numberOf("seed") ?? Math.floor(Math.random() * 2 ** 31);
-  const control = dials.values;
-  return { model: model.model, prompt: $("prompt").value, ...numbers, seed, control, stream: true, logprobs: 0 };
+function busy(writing) {
+  $("write").setAttribute("aria-disabled", String(writing));
+  $("stop").setAttribute("aria-disabled", String(!writing));
+  const text = columns.some((column) => column.text);
+  for (const id of ["continue", "again", "copy-link", "copy", "save-text", "save-json"]) {
+    $(id).setAttribute("aria-disabled", String(!text || (writing && ["continue", "again"].includes(id))));
+  }
 }
 
-/** A field's number; undefined where it is left to the server. */
-function numberOf(name) {
+/** Prompt, seed and sampling, as they are spelled. Throws Failure for a field that is no number. */
+function wanted() {
+  const numbers = Object.fromEntries(NUMBERS.map((name) => [name, spelled(name)]));
+  const seed = spelled("seed") || String(Math.floor(Math.random() * 2 ** 31));
+  return { prompt: $("prompt").value, ...numbers, seed, pace: pace() };
+}
+
+function spelled(name) {
   const input = $(name);
   const label = document.querySelector(`label[for=${name}]`).textContent;
   if (name === "max_tokens" && input.value !== "" && Number(input.value) < 1) {
     throw new Failure(400, `${label} must be at least 1, or no text would be written`, { param: name });
   }
-  if (!input.validity.badInput) return input.value === "" ? undefined : Number(input.value);
+  if (!input.validity.badInput) return input.value;
   throw new Failure(400, `${label} is not a number; correct it, or clear the field`, { param: name });
 }
 
-async function stream(body) {
-  const before = $("ending").textContent;
-  running = { leave: new AbortController(), seed: body.seed, before, text: null, id: null, turned: false };
-  begin();
-  let finish = null;
+const pace = () => document.querySelector("input[name=pace]:checked").value;
+
+function setPace(value) {
+  const radios = [...document.querySelectorAll("input[name=pace]")];
+  (radios.find((radio) => radio.value === value) ?? radios.at(-1)).checked = true;
+}
+
+/** Every column that has a text goes on from its end. */
+function goOn() {
+  const which = columns.filter((column) => column.text);
+  $("prompt").value = which[0].said.prompt;
+  return write({ columns: which.map((column) => column.from(column.text.spans)) }, which);
+}
+
+/** The same prompt under another seed. */
+function again() {
+  const seed = spelled("seed");
+  if (seed !== "") $("seed").value = String(Number(seed) + 1);
+  return write();
+}
+
+async function branch(column, kept) {
+  column.stop();
+  while (running()) await new Promise((resolve) => setTimeout(resolve, 10));
+  const { prompt, seed } = column.said;
+  $("prompt").value = prompt;
+  await write({ shared: { seed }, columns: [column.from(kept)] }, [column]);
+}
+
+// ---------------------------------------------------------------- states and links
+
+/** What is shown, for undo; with `before`, show that. */
+function state(before) {
+  const fields = ["prompt", "seed", ...NUMBERS, "compare"];
+  if (!before) {
+    const values = Object.fromEntries(fields.map((id) => [id, $(id).value]));
+    values.prompt = columns[0].said?.prompt ?? values.prompt; // the one that the text was written behind
+    return { values, columns: columns.map((column) => column.state) };
+  }
+  for (const column of columns) column.stop();
+  for (const id of fields) $(id).value = before.values[id];
+  arrange(before.columns.length);
+  for (const [index, column] of columns.entries()) column.state = before.columns[index];
+  namePreset();
+  return looks.ask();
+}
+
+/** The address of what is shown: it holds prompt, seed, sampling and dials, and their moves. */
+function link() {
+  const asked = columns.filter((column) => column.asked);
+  if (asked.length === 0) return;
+  const { prompt, ...shared } = asked[0].said;
+  history.replaceState(null, "", `#${toFragment({ prompt, ...shared, columns: asked.map((column) => column.asked) })}`);
+}
+
+/** Write what a link holds. */
+async function follow() {
   try {
-    const response = await request("v1/completions", body, running.leave.signal);
-    clear(body.prompt);
-    for await (const chunk of chunks(response.body)) {
-      finish = take(chunk) ?? finish;
-    }
+    const recipe = fromFragment(location.hash);
+    if (!recipe) return;
+    for (const column of columns) column.stop();
+    while (running()) await new Promise((resolve) => setTimeout(resolve, 10));
+    $("prompt").value = recipe.prompt;
+    for (const name of ["seed", ...NUMBERS]) $(name).value = recipe[name];
+    setPace(recipe.pace);
+    arrange(recipe.columns.length);
+    $("compare").value = recipe.columns.length === 2 ? "own" : "one";
+    for (const [index, column] of columns.entries()) column.settings = recipe.columns[index];
+    namePreset();
+    await write({ columns: recipe.columns.map(({ start, turns }) => ({ start, turns })) });
   } catch (error) {
-    if (error.name !== "AbortError") {
-      if (running.text) end("broken off");
-      else $("ending").textContent = running.before;
-      throw error;
-    }
-    finish = "left";
+    tell(error);
   }
-  end({ stop: "the model ended it", length: "at its limit of tokens", left: "stopped by you" }[finish]);
 }
 
-function begin() {
-  $("write").setAttribute("aria-disabled", "true");
-  $("stop").setAttribute("aria-disabled", "false");
-  $("ending").textContent = "Writing.";
-  $("output").setAttribute("aria-busy", "true");
-  dials.hold(true);
+const plain = () => columns.filter((column) => column.text).map((column) => column.whole);
+
+function asText() {
+  return plain().join("\n\n---\n\n");
 }
 
-/** Not before the server has taken the request: what stands there stays until there is something else. */
-function clear(prompt) {
-  $("given").textContent = prompt;
-  $("text").hidden = $("key-to-colours").hidden = false;
-  $("readout").textContent = "";
-  text = new Text($("written"));
-  running.text = text;
-  $("output").scrollIntoView({ block: "nearest" });
+function asJson() {
+  const texts = columns.filter((column) => column.text).map((column) => ({ ...column.said, ...column.asked, text: column.whole, tokens: column.text.spans }));
+  return JSON.stringify({ link: location.href, texts }, null, 2);
 }
 
-function take({ id, choices: [choice] }) {
-  text.push(choice.text, choice.logprobs);
-  if (running.id === null) {
-    running.id = id;
-    if (running.turned) turn();
-  }
-  look();
-  return choice.finish_reason;
-}
-
-function end(why) {
-  const written = running.text;
-  $("ending").textContent = written ? `${written.summary}; ${why}. Seed ${running.seed}.` : "Stopped before it began.";
-}
-
-function settle() {
-  running = null;
-  $("write").setAttribute("aria-disabled", "false");
-  $("stop").setAttribute("aria-disabled", "true");
-  $("output").setAttribute("aria-busy", "false");
-  dials.hold(false);
-  look();
-}
-
-// ---------------------------------------------------------------- dials and looks
-
-function dialsTurned() {
-  if (!running) return look();
-  dials.hold(true);
-  running.turned = true;
-  if (running.id !== null) turn();
-}
-
-const turn = paced(async () => {
-  const { id } = running ?? {};
-  if (!id) return;
-  try {
-    await json(`v1/completions/${id}/control`, { control: dials.values });
-  } catch (error) {
-    // A text that came to its end meanwhile has no dials to turn.
-    if (error.code !== "not_found") tell(error);
-  }
-}, () => TURN_PAUSE);
-
-const look = paced(async () => {
-  if (!looking || !text) return;
-  const began = performance.now();
-  try {
-    const answer = await json("v1/glissando/look", { model: model.model, text: lookedAt(), control: dials.values });
-    looking = answer.looks.length > 0;
-    $("looks").hidden = !looking;
-    $("looks-error").hidden = true;
-    pictures.show(answer);
-  } catch (error) {
-    if (!(error instanceof Failure)) throw error;
-    $("looks-error").textContent = `This is not the latest. ${error.sentence}`;
-    $("looks-error").hidden = false;
-  }
-  lookTook = performance.now() - began;
-}, () => LOOK_PAUSE + lookTook);
-
-/** The end of the text; what the server would not take as text, an untrained model's control bytes, is replaced. */
-function lookedAt() {
-  const whole = $("given").textContent + text.content;
-  return whole.slice(-LOOK_LENGTH).replace(/^[\udc00-\udfff]/, "").replace(/[\0-\x08\x0b\x0c\x0e-\x1f\x7f]/g, "\ufffd");
-}
-
-// ---------------------------------------------------------------- errors
-
-/** What went wrong, as a sentence; `again` is done once there is a key, where that is what was missing. */
-function tell(error, again = null) {
-  if (!(error instanceof Failure)) {
-    show(`This page has a defect: ${error.message}. Reload it.`);
-    throw error;
-  }
-  if (error.status === 401) return askForKey(again);
-  const field = $(error.param);
-  field?.setAttribute("aria-invalid", "true");
-  const fold = field?.closest("details");
-  if (fold) fold.open = true;
-  show(error.sentence);
-}
-
-function show(message) {
-  $("error").textContent = message;
-  $("error").hidden = false;
-  $("error").scrollIntoView({ block: "nearest" }); // on a phone it stands below the fold
-}
-
-function hush() {
-  $("error").hidden = true;
-  for (const field of document.querySelectorAll("[aria-invalid=true]")) field.setAttribute("aria-invalid", "false");
-}
-
-function askForKey(again) {
-  const refused = hasKey() && !$("key-form").hidden;
-  show(refused ? "The server does not take this key. Try another." : "This server asks for a key. Type it above.");
-  waiting = again;
-  $("key-form").hidden = false;
-  $("key").focus();
-}
-
-async function useKey(event) {
-  event.preventDefault();
-  const again = waiting;
-  setKey($("key").value.trim());
-  hush();
-  await meet();
-  if (!$("error").hidden) return;
-  $("key-form").hidden = true;
-  $("prompt").focus();
-  again?.();
+/** Do something with the texts and say so where a screen reader hears it. */
+async function share(work, done) {
+  $("shared").textContent = (await work()) === false ? "The browser does not let this page copy; select and copy it." : done;
 }
 
 // ---------------------------------------------------------------- controls
 
 function usePreset() {
-  for (const [name, value] of Object.entries(PRESETS[$("preset").value] ?? {})) $(name).value = value;
+  const { temperature, ...values } = PRESETS[$("preset").value] ?? {};
+  for (const [name, value] of Object.entries(values)) $(name).value = value;
+  for (const column of columns) if (temperature !== undefined) column.$("temperature").value = temperature;
 }
 
 /** The preset whose values the fields have. */
 function namePreset() {
-  const has = ([, values]) => Object.entries(values).every(([name, value]) => $(name).value === value);
+  const value = (name) => (name === "temperature" ? columns[0].$(name).value : $(name).value);
+  const has = ([, values]) => Object.entries(values).every(([name, wanted]) => value(name) === wanted);
   $("preset").value = Object.entries(PRESETS).find(has)?.[0] ?? OWN;
+}
+
+/** What buttons do while they are not disabled. */
+function press(id, work) {
+  $(id).addEventListener("click", () => {
+    if ($(id).getAttribute("aria-disabled") === "true") return;
+    Promise.resolve().then(work).catch(tell);
+  });
 }
 
 function connect() {
   $("preset").append(...[...Object.keys(PRESETS), OWN].map((name) => new Option(name)));
   $("preset").value = "Balanced";
-  usePreset();
   $("preset").addEventListener("change", usePreset);
   $("sampling").addEventListener("input", (event) => event.target !== $("preset") && namePreset());
+  for (const text of EXAMPLES) {
+    const chip = Object.assign(document.createElement("button"), { type: "button", className: "chip", textContent: text });
+    chip.addEventListener("click", () => {
+      $("prompt").value = text;
+      write();
+    });
+    $("examples").append(chip);
+  }
   $("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     write();
   });
-  $("stop").addEventListener("click", () => running?.leave.abort());
-  $("key-form").addEventListener("submit", useKey);
+  $("compare").addEventListener("change", compare);
+  $("pace").addEventListener("change", () => columns.forEach((column) => column.setPace(pace())));
+  $("stop").addEventListener("click", () => columns.forEach((column) => column.stop()));
+  press("continue", goOn);
+  press("again", again);
+  press("copy-link", () => share(() => (link(), copy(location.href)), "Link copied."));
+  press("copy", () => share(() => copy(asText()), "Text copied."));
+  press("save-text", () => share(() => save("glissando.txt", asText(), "text/plain"), "Text saved."));
+  press("save-json", () => share(() => save("glissando.json", asJson(), "application/json"), "JSON saved."));
+  connectKey(meet);
+  addEventListener("hashchange", follow);
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") running?.leave.abort();
+    if (event.key === "Escape" && !alternatives.hide()) columns.forEach((column) => column.stop());
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
     write();
@@ -281,7 +345,6 @@ function connect() {
   // Where the settings stand above the text, those of rare use are folded away.
   if (matchMedia("(max-width: 760px)").matches) $("sampling").open = false;
   drawLegend($("legend"));
-  explore($("text"), (told) => ($("readout").textContent = told));
 }
 
 connect();

@@ -11,8 +11,9 @@ const MOVES = {
 
 /** The figures of a box: one for each look, kept from answer to answer. */
 export class Pictures {
-  constructor(box) {
-    this.box = box;
+  /** `pointed` is called with the token, by its place, that is under the pointer or chosen by keys; null for none. */
+  constructor(box, pointed) {
+    Object.assign(this, { box, pointed });
     this.figures = new Map();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     new ResizeObserver(() => this.redraw()).observe(box);
@@ -26,9 +27,14 @@ export class Pictures {
       this.figures.delete(name);
     }
     for (const look of looks) {
-      if (!this.figures.has(look.name)) this.figures.set(look.name, new Picture(this.box));
+      if (!this.figures.has(look.name)) this.figures.set(look.name, new Picture(this.box, this.pointed));
       this.figures.get(look.name).show(look, tokens);
     }
+  }
+
+  /** Frame a token's column in every picture; null: none. */
+  point(column) {
+    for (const picture of this.figures.values()) picture.point(column);
   }
 
   redraw() {
@@ -37,7 +43,9 @@ export class Pictures {
 }
 
 class Picture {
-  constructor(box) {
+  constructor(box, pointed) {
+    this.pointed = pointed;
+    this.column = null; // framed from outside
     this.figure = append(box, "figure");
     this.title = append(this.figure, "figcaption");
     this.canvas = append(this.figure, "canvas");
@@ -50,7 +58,10 @@ class Picture {
     this.told = append(this.figure, "p", "told");
     this.about = append(this.figure, "p");
     this.canvas.addEventListener("pointermove", (event) => this.tell(event));
-    this.canvas.addEventListener("pointerleave", () => this.rest());
+    this.canvas.addEventListener("pointerleave", () => {
+      this.rest();
+      this.pointed(this.chosen?.[1] ?? null);
+    });
     this.canvas.addEventListener("keydown", (event) => this.move(event));
     this.canvas.addEventListener("blur", () => this.choose(null));
   }
@@ -103,7 +114,8 @@ class Picture {
     Object.assign(pen, { font, fillStyle: style.getPropertyValue("--soft"), textBaseline: "middle" });
     this.name(pen);
     if (spelled) this.spell(pen);
-    if (this.chosen) this.mark(pen, style);
+    if (this.column !== null) this.frame(pen, style, look.rows.length - 1, this.column, look.rows.length);
+    if (this.chosen) this.frame(pen, style, ...this.chosen, 1);
   }
 
   /** In the device's own pixels, so that no cell's border is blurred. */
@@ -140,13 +152,18 @@ class Picture {
     for (const [column, token] of this.tokens.entries()) pen.fillText(token, left + wide * (column + 0.5), below);
   }
 
-  /** A border around the cell that the keys have chosen, within another one: on light cells and on dark ones. */
-  mark(pen, style) {
+  point(column) {
+    if (column === this.column) return;
+    this.column = column;
+    this.draw();
+  }
+
+  /** A border around cells, from the top row down, within another one: on light cells and on dark ones. */
+  frame(pen, style, row, column, rows) {
     const { left, tall, wide } = this.grid;
-    const [row, column] = this.chosen;
     for (const [name, lineWidth] of [["--card", 6], ["--ink", 2]]) {
       Object.assign(pen, { strokeStyle: style.getPropertyValue(name), lineWidth });
-      pen.strokeRect(left + wide * column - 1, tall * (this.look.rows.length - 1 - row) - 1, wide + 2, tall + 2);
+      pen.strokeRect(left + wide * column - 1, tall * (this.look.rows.length - 1 - row) - 1, wide + 2, tall * rows + 2);
     }
   }
 
@@ -161,6 +178,7 @@ class Picture {
 
   choose(cell) {
     this.chosen = cell;
+    this.pointed(cell ? cell[1] : null);
     this.told.setAttribute("aria-live", cell ? "polite" : "off"); // not each new answer's median
     this.rest();
     this.draw();
@@ -170,6 +188,7 @@ class Picture {
     const { left, tall, wide } = this.grid;
     const column = Math.floor((event.offsetX - left) / wide);
     this.say(this.look.rows.length - 1 - Math.floor(event.offsetY / tall), column);
+    this.pointed(this.tokens[column] === undefined ? null : column);
   }
 
   say(row, column) {

@@ -1,12 +1,16 @@
-// Text as it comes, every token coloured by its surprise.
+// Text as it comes: tokens coloured by their surprise, and marks where dials were moved.
 
+import { position } from "./dials.js";
 import { number } from "./picture.js";
 
 /** Lower ends of the colours, in bits. */
 const LEVELS = [0, 0.5, 1, 2, 3, 4, 6, 8];
 const BYTES = "bytes:\\x";
+/** Tokens behind a mark within which a dial still counts as being moved by the same hand. */
+const SAME_MOVE = 6;
 
 const levelOf = (bits) => Math.max(0, LEVELS.findLastIndex((least) => bits >= least));
+const bitsOf = (tokens) => tokens.reduce((sum, token) => sum + token.bits, 0) / tokens.length;
 
 /** Fills an <ol> with what the colours mean. */
 export function drawLegend(list) {
@@ -20,38 +24,74 @@ export function drawLegend(list) {
   }
 }
 
-/** A text that is being written into `node`, and what there is to be said of it. */
+/** A text that is being written into `node`. `spans` are its parts: {text, tokens, moved}, `moved` where dials were. */
 export class Text {
-  constructor(node) {
+  constructor(node, spans = []) {
     node.replaceChildren();
     this.node = node;
+    this.spans = [];
     this.pending = []; // tokens whose characters are not whole yet
-    this.tokens = 0;
-    this.bits = 0;
-    this.first = this.last = 0;
+    this.moved = null; // dials that were moved before them
+    this.begin();
+    for (const span of spans) this.add(span);
+  }
+
+  /** Count anew: what stands there was written before. */
+  begin() {
+    this.tokens = this.bits = this.first = this.last = 0;
   }
 
   get content() {
-    return this.node.textContent;
+    return this.spans.map((span) => span.text).join("");
   }
 
-  /** What is new: characters, and tokens that may be parts of one. */
-  push(text, logprobs) {
-    const { tokens = [], token_logprobs: values = [] } = logprobs ?? {};
+  /** What is new: characters, tokens that may be parts of one, and the dials that were moved before them. */
+  push(text, logprobs, moved = null) {
+    const { tokens = [], token_logprobs: values = [], top_logprobs: tops = [] } = logprobs ?? {};
+    if (moved) this.moved = { ...this.moved, ...moved };
     for (const [index, token] of tokens.entries()) {
       const bits = -values[index] / Math.LN2;
-      this.pending.push({ token, bits });
+      this.pending.push({ token, bits, top: tops?.[index] ?? {} });
       this.tokens += 1;
       this.bits += bits;
       this.last = performance.now();
       this.first ||= this.last;
     }
     if (!text) return;
-    this.node.append(...spansOf(text, this.pending).map(([part, of]) => spanOf(part, of)));
+    for (const [part, of] of spansOf(text, this.pending)) {
+      this.add({ text: part, tokens: of, moved: this.moved });
+      this.moved = null;
+    }
     this.pending = [];
   }
 
-  /** "87 tokens, 41.2 tokens/s, 1.92 bits per token". */
+  add(span) {
+    if (span.moved) span.moved = this.mark(span.moved);
+    const node = spanOf(span);
+    node.dataset.at = this.spans.length;
+    this.spans.push(span);
+    this.node.append(node);
+  }
+
+  /** A mark for dials; one that a hand has not let go of yet is moved on in its place. Gives what the new span keeps. */
+  mark(moved) {
+    const from = Math.max(0, this.spans.length - SAME_MOVE);
+    const before = this.spans.slice(from).findLast((span) => span.moved);
+    if (before) {
+      Object.assign(before.moved, moved);
+      const marks = this.node.querySelectorAll(".mark");
+      label(marks[marks.length - 1], before.moved);
+      return null;
+    }
+    const mark = document.createElement("span");
+    mark.className = "mark";
+    mark.setAttribute("role", "note");
+    label(mark, moved);
+    this.node.append(mark);
+    return { ...moved };
+  }
+
+  /** "87 tokens, 41.2 tokens/s, 1.92 bits per token": of what was written last. */
   get summary() {
     const parts = [this.tokens === 1 ? "1 token" : `${this.tokens.toLocaleString("en")} tokens`];
     const seconds = (this.last - this.first) / 1000;
@@ -60,6 +100,13 @@ export class Text {
     if (this.tokens) parts.push(`${(this.bits / this.tokens).toFixed(2)} bits per token`);
     return parts.join(", ");
   }
+}
+
+/** Its words are not part of the text: they are drawn by the style. */
+function label(mark, moved) {
+  const told = Object.entries(moved).map(([name, value]) => position(name, value)).join(", ");
+  mark.dataset.told = told;
+  mark.setAttribute("aria-label", `Dials moved here: ${told}`);
 }
 
 /** [[part of the text, its tokens]]: a part is as short as its tokens' spelling can tell. */
@@ -81,7 +128,7 @@ export function spansOf(text, tokens) {
 
 /** The characters that tokens make together, or null where they end within one. */
 function spellingOf(run) {
-  const bytes = run.flatMap(({ token }) => (token.startsWith(BYTES) ? hexes(token) : [...new TextEncoder().encode(token)]));
+  const bytes = run.flatMap(({ token }) => (isBytes(token) ? hexes(token) : [...new TextEncoder().encode(token)]));
   try {
     return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(new Uint8Array(bytes));
   } catch {
@@ -89,31 +136,33 @@ function spellingOf(run) {
   }
 }
 
+/** Whether a token is spelled as bytes, being part of a character. */
+export const isBytes = (token) => token.startsWith(BYTES);
 const hexes = (token) => token.slice(BYTES.length).split("\\x").map((hex) => parseInt(hex, 16));
 
-function spanOf(text, tokens) {
+/** Bytes of UTF-8 that a token of the server is. */
+export const byteLength = (token) => (isBytes(token) ? hexes(token).length : new TextEncoder().encode(token).length);
+
+function spanOf({ text, tokens, chosen }) {
   const span = document.createElement("span");
   span.className = "token";
   span.textContent = text;
   span.tabIndex = -1;
   if (text === "\n") span.classList.add("newline");
+  if (chosen) span.classList.add("chosen");
   if (tokens.length) {
-    const bits = tokens.reduce((sum, token) => sum + token.bits, 0) / tokens.length;
+    const bits = bitsOf(tokens);
     span.classList.add(`bits-${levelOf(bits)}`);
-    span.title = `${bits.toFixed(2)} bits${tokens.length > 1 ? `, the mean of ${tokens.length} tokens` : ""}`;
+    span.dataset.told = `${bits.toFixed(2)} bits${tokens.length > 1 ? `, the mean of ${tokens.length} tokens` : ""}`;
   }
   return span;
 }
 
-/** Arrow keys from token to token; `tell` is given what is under the pointer or has the focus. */
+/** Arrow keys from token to token; `tell` is given the token under the pointer or with the focus, null for none. */
 export function explore(box, tell) {
-  const told = (event) => {
-    const span = event.target.closest(".token");
-    if (span) tell(`${JSON.stringify(span.textContent)}: ${span.title}`);
-  };
-  box.addEventListener("pointerover", told);
-  box.addEventListener("focusin", told);
-  box.addEventListener("click", told);
+  const told = (event) => tell(event.target.closest(".token"));
+  for (const kind of ["pointerover", "focusin", "click"]) box.addEventListener(kind, told);
+  box.addEventListener("pointerleave", () => tell(null));
   box.addEventListener("keydown", (event) => {
     const next = neighbour(box, event.key);
     if (!next) return;
@@ -123,9 +172,9 @@ export function explore(box, tell) {
 }
 
 function neighbour(box, key) {
-  const spans = box.getElementsByClassName("token");
-  const here = document.activeElement.closest(".token");
-  if (key === "Home" || (key === "ArrowRight" && !here)) return spans[0];
-  if (key === "End" || (key === "ArrowLeft" && !here)) return spans[spans.length - 1];
-  return { ArrowRight: here?.nextElementSibling, ArrowLeft: here?.previousElementSibling }[key];
+  const spans = [...box.getElementsByClassName("token")];
+  const here = spans.indexOf(document.activeElement.closest(".token"));
+  if (key === "Home" || (key === "ArrowRight" && here < 0)) return spans[0];
+  if (key === "End" || (key === "ArrowLeft" && here < 0)) return spans.at(-1);
+  return { ArrowRight: spans[here + 1], ArrowLeft: here > 0 ? spans[here - 1] : null }[key];
 }
