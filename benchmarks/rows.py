@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import decoding, flow, liquid, scans, serving, spectral, speed, tau, threads
+from benchmarks import decoding, flow, liquid, scans, serving, spectral, speed, starting, tau, threads
 from benchmarks.speed import Row
 from glissando.errors import unknown_name
 
@@ -15,6 +15,8 @@ ROWS: dict[str, Callable[[int], Row]] = {
     **decoding.ROWS,
     "decoding-delta-flat": decoding.flat,
     "start-up": speed.start_up,
+    "starting-serve": starting.serve,
+    "starting-generate": starting.generate,
     "loop-cost": speed.loop_cost,
     "spectral-training": spectral.training,
     "spectral-decoding": spectral.decoding,
@@ -37,6 +39,11 @@ ROWS: dict[str, Callable[[int], Row]] = {
     **{f"serving-whole-{case}": partial(serving.throughput, case, False) for case in serving.MODELS},
     **{f"serving-streamed-{case}": partial(serving.throughput, case, True) for case in serving.MODELS},
     **{f"serving-step-{case}-{n}": partial(serving.compiled, case, n) for case in serving.MODELS for n in (1, 32)},
+    **{
+        f"serving-prefix-{case}-{n}": partial(serving.prefix, case, n)
+        for case in ("transformer", "liquid")
+        for n in (1024, 4096, 16384)
+    },
     "serving-generate": serving.against_generate,
     **{f"threads-busy-{purpose}": partial(threads.busy, purpose) for purpose in threads.PURPOSES},
     **{f"threads-spinning-{purpose}": partial(threads.against_spinning, purpose) for purpose in threads.PURPOSES},

@@ -29,7 +29,7 @@ _seeds = count()
 
 
 @contextlib.contextmanager
-def _served(model: LanguageModel, step: str = "auto") -> Iterator[int]:
+def _served(model: LanguageModel, step: str = "auto", prefix_mib: int = 0, *options: str) -> Iterator[int]:
     """The port of a server of `model`. Raises MissingExtraError without its packages."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "model"
@@ -43,9 +43,10 @@ def _served(model: LanguageModel, step: str = "auto") -> Iterator[int]:
             "--port",
             "0",
             "--prefix_mib",
-            "0",
+            str(prefix_mib),
             "--step",
             step,
+            *options,
         ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -76,18 +77,24 @@ def _rate(port: int, texts: int, stream: bool) -> float:
 def _ask(port: int, seed: int, stream: bool) -> int:
     """One text; how many tokens it has."""
     prompt = [1 + (seed * 7919 + i * i) % 255 for i in range(_PROMPT)]
-    request = {"model": "model", "prompt": prompt, "max_tokens": _NEW, "seed": seed, "stream": stream, "logprobs": 0}
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    link.request("POST", "/v1/completions", json.dumps(request), {"content-type": "application/json"})
-    answer = link.getresponse()
-    body = answer.read()
-    link.close()
-    if answer.status != 200:
-        raise TrainingError(f"the server answered {answer.status}: {body[:200]!r}")
+    body = _post(port, {"prompt": prompt, "max_tokens": _NEW, "seed": seed, "stream": stream, "logprobs": 0})
     if not stream:
         return json.loads(body)["usage"]["completion_tokens"]
     events = [json.loads(line[6:]) for line in body.split(b"\n\n") if line.startswith(b"data: {")]
     return sum(len(event["choices"][0]["logprobs"]["tokens"]) for event in events)
+
+
+def _post(port: int, request: dict[str, object]) -> bytes:
+    """The answer's body. Raises TrainingError for another status than 200."""
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    body = json.dumps({"model": "model", **request})
+    link.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    answer = link.getresponse()
+    found = answer.read()
+    link.close()
+    if answer.status != 200:
+        raise TrainingError(f"the server answered {answer.status}: {found[:200]!r}")
+    return found
 
 
 def _clients(port: int, texts: int, stream: bool, turn: int) -> float:
@@ -136,6 +143,33 @@ def against_generate(rounds: int) -> Row:
     with _served(model) as port:
         ours, theirs, ratio = paired(lambda: _rate(port, _TEXTS, False), loop, rounds)
     return Row("serving, 1M, 32 texts", ours, theirs, "tokens/s", ratio, "3x", ratio >= 3, "HF generate in a loop")
+
+
+#: tokens of a prompt behind what it shares with an earlier one
+_TAIL = 32
+
+
+def prefix(case: str, length: int, rounds: int) -> Row:
+    """Milliseconds to a text's first token: `length` tokens of its prompt were read before, for another, or none."""
+    generator = torch.Generator().manual_seed(0)
+
+    def fresh(tokens: int) -> list[int]:
+        return torch.randint(1, 256, (tokens,), generator=generator).tolist()
+
+    model, shared = LanguageModel.from_preset(MODELS[case]), fresh(length)
+    with _served(model, "auto", 2048, "--max_prompt", str(length + _TAIL + 1)) as port:
+
+        def first(prompt: list[int]) -> float:
+            began = time.perf_counter()
+            _post(port, {"prompt": prompt, "max_tokens": 1})
+            return 1000 * (time.perf_counter() - began)
+
+        first(shared)
+        reused, whole, ratio = paired(
+            lambda: first(shared + fresh(_TAIL)), lambda: first(fresh(length + _TAIL)), rounds
+        )
+    name = f"first token, {MODELS[case]}, prefix {length:,}"
+    return Row(name, reused, whole, "ms", ratio, "none", True, "whole prompt")
 
 
 if __name__ == "__main__":

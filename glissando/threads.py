@@ -18,6 +18,8 @@ _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _COUNT = "OMP_NUM_THREADS"
 #: seconds of a measurement, and of one of its samples: longer than a scheduler's time slice
 _SECONDS, _SAMPLE = 0.2, 0.01
+#: seconds behind which a measurement waits for no further round
+_LONG = 0.5
 #: rows beyond which a product is large in any case
 _MOST_ROWS = 2048
 
@@ -83,8 +85,10 @@ def measure(counts: list[int], rows: int, width: int) -> dict[int, float]:
             torch.set_num_threads(1)
             sample(1)
             repeats = max(1, round(_SAMPLE / sample(1)))
-            end = time.perf_counter() + _SECONDS
-            while time.perf_counter() < end or len(found[counts[-1]]) < 3:
+            began, rounds = time.perf_counter(), 0
+            # Three rounds at least; where a busy machine makes each of them long, one says enough.
+            while (spent := time.perf_counter() - began) < _SECONDS or rounds < (3 if spent < _LONG else 1):
+                rounds += 1
                 for count in counts:
                     torch.set_num_threads(count)
                     found[count].append(sample(repeats))

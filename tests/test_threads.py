@@ -97,6 +97,23 @@ def test_generating_takes_the_number_that_is_given(run, counted, capsys):
         assert "--threads: expected" in capsys.readouterr().err
 
 
+def test_one_text_behind_a_short_prompt_is_not_worth_a_measurement(run, counted, monkeypatch, capsys):
+    """By the compiled step, which computes a row on one thread; by PyTorch's a measurement decides."""
+    measured = []
+    monkeypatch.setattr(threads, "measure", lambda counts, *_: measured.append(counts) or {n: 1.0 / n for n in counts})
+    assert main(["generate", str(run), "--prompt", "Once", "--max_tokens", "2"]) == 0
+    assert measured == []
+    assert torch.get_num_threads() == 1
+    for more in (["--step", "plain"], ["--prompt", "Twice"], ["--prompt", "long " * 400]):
+        torch.set_num_threads(4)
+        measured.clear()
+        monkeypatch.setattr("glissando.cli.generate._SHORT", 1e5)
+        first = [] if "long" in more[-1] else ["--prompt", "Once"]
+        assert main(["generate", str(run), *first, "--max_tokens", "1", *more]) == 0
+        assert measured == [[1, 2, 4]]
+        assert torch.get_num_threads() == 4
+
+
 def _environment(code: str, **given: str) -> list[str]:
     """What GOMP_SPINCOUNT, and OMP_WAIT_POLICY are after the code, in a process of its own."""
     code += "\nimport os; print(*(os.environ.get(name, '-') for name in ('GOMP_SPINCOUNT', 'OMP_WAIT_POLICY')))"

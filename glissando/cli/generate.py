@@ -36,6 +36,8 @@ from glissando.errors import ConfigError, DataError, RunError
 if TYPE_CHECKING:
     from glissando.model import LanguageModel
 
+#: products of a weight and a token
+_SHORT = 2e9
 EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_tokens 300 --temperature 0.7 --seed 1'
 
 
@@ -116,9 +118,11 @@ def _write(o: Options) -> None:
 
     model = load(o.run, inference_overrides(o))
     round_as_asked(o, model)
-    # A text that goes on in another process is to have the same bits there.
-    before = 1 if o.save_state is not None or o.load_state is not None else None
-    choose_threads(o, len(o.prompt), model.config.hidden_size, before)
+    compiled = o.diagnostics is None and require_step(o, model)
+    # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a
+    # short prompt, measuring takes longer than a second thread could save.
+    one_thread = o.save_state is not None or o.load_state is not None or (compiled and _is_short(o.prompt, model))
+    choose_threads(o, len(o.prompt), model.config.hidden_size, 1 if one_thread else None)
     if o.diagnostics is not None:
         from glissando.cli.evaluate import require_diagnostics
 
@@ -131,8 +135,6 @@ def _write(o: Options) -> None:
         k: getattr(o, k) for k in ("max_tokens", "temperature", "top_k", "top_p", "stop", "step")
     }
     keywords["seed"] = random.randrange(2**32) if o.seed is None else o.seed
-    if o.diagnostics is None:
-        require_step(o, model)
     if o.control is not None:
         keywords["control"] = named_values(o.control)
     full: list[bool] = []
@@ -149,6 +151,11 @@ def _write(o: Options) -> None:
             print(shown(prompt + text), flush=True)
     if full:
         print(f"stopped at the model's {model.config.max_length} positions", file=sys.stderr)
+
+
+def _is_short(prompts: Sequence[str], model: LanguageModel) -> bool:
+    """One prompt, in whose bytes the model multiplies less than a thread does in some tenths of a second."""
+    return len(prompts) == 1 and len(prompts[0].encode(errors="replace")) * model.num_parameters() < _SHORT
 
 
 def _write_one(

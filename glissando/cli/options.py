@@ -319,8 +319,9 @@ def round_as_asked(options: Options, model: Any) -> None:
         round_weights(model, options.weights)
 
 
-def require_step(options: Options, model: Any) -> None:
-    """Have the kernel of --step compiled before any text, and say so where `auto` finds no compiled step.
+def require_step(options: Options, model: Any) -> bool:
+    """Have the kernel of --step compiled before any text, and say so where `auto` finds no compiled step -> whether
+    there is one that is used.
 
     Raises ConfigError for `compiled` where the model has none.
     """
@@ -330,7 +331,7 @@ def require_step(options: Options, model: Any) -> None:
     if isinstance(found, str):
         if options.step == "auto":
             print(f"tokens are computed by PyTorch: {found}", file=sys.stderr, flush=True)
-        return
+        return False
     message = "compiling the decoding step, once on this machine: about half a minute"
     notice = threading.Timer(2.0, lambda: print(message, file=sys.stderr, flush=True))
     notice.daemon = True
@@ -339,6 +340,7 @@ def require_step(options: Options, model: Any) -> None:
         found.warm_up()
     finally:
         notice.cancel()
+    return True
 
 
 def add_threads_option(parser: Parser) -> None:
