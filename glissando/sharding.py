@@ -36,9 +36,14 @@ def local_norms(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm([local(t) for t in tensors]))
 
 
+def gathered(tensor: Tensor) -> Tensor:
+    """`tensor` where it is; one that several processes hold shards of is gathered by all of them."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def whole(tensor: Tensor) -> Tensor:
-    """`tensor` on the CPU; one that several processes hold shards of is gathered by all of them."""
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().cpu()
+    """As `gathered`, on the CPU."""
+    return gathered(tensor).detach().cpu()
 
 
 def place(value: Tensor, like: Tensor) -> Tensor:

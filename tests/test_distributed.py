@@ -31,6 +31,8 @@ from glissando.training.fit import resume, train
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
 CHANGES = {"training": {"steps": 8, "save_every": 4, "validate_every": 4, "sample_every": 4, "log_every": 1}}
+#: matrices by Muon, for which shards are gathered; the rest by AdamW
+CHANGES["training"]["optimizer"] = {"kind": "muon", "learning_rate": 0.01}
 #: how the program is started, and what it is told besides
 STARTS = {
     "ddp": ((), {"devices": 2, "strategy": "ddp"}),

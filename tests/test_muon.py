@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from tolerances import assert_close
-from training_runs import configuration
+from training_runs import PLAIN, configuration
 
 from glissando.errors import ConfigError
 from glissando.growth import Growth
 from glissando.growth.runs import grow_run, remembered
+from glissando.growth.shares import Share
 from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.runs import Run
 from glissando.training.config import MuonOptions
 from glissando.training.fit import train
-from glissando.training.muon import Muon, orthogonal
+from glissando.training.muon import Muon, growth_rate, orthogonal
 from glissando.training.optimizer import build_optimizer, set_rates
 
 
@@ -82,15 +83,37 @@ def test_directions_are_nearly_orthogonal(shape):
     assert not orthogonal(torch.zeros(shape)).any()
 
 
-def test_it_learns_and_cannot_be_grown_along(tmp_path, capfd):
-    run = train(configuration(tmp_path, {"training": {"optimizer": {"kind": "muon"}}}), tmp_path / "run")
-    grow_run(run.path, tmp_path / "grown", Growth(width=2))
+def test_a_grown_model_moves_as_the_smaller_one_would_have(tmp_path, capfd):
+    """Both sides of every matrix are doubled: one step of each gives the same logits, and not those of before."""
+    changes = {"training": {"optimizer": {"kind": "muon"}, "precision": "64-true"}}
+    run = train(configuration(tmp_path, PLAIN, changes), tmp_path / "run")
+    grow_run(run.path, tmp_path / "grown", Growth(width=2, noise=0.0))
     assert "starts anew" in capfd.readouterr().err
     grown = remembered(Run.open(tmp_path / "grown"))
-    with pytest.raises(ConfigError, match="trains no grown model"):
-        build_optimizer(load(tmp_path / "grown"), MuonOptions(), grown)
+    ids = torch.arange(24).view(2, 12)
+    logits = []
+    for path, record in ((run.path, {}), (tmp_path / "grown", grown)):
+        model = load(path)
+        options = MuonOptions(learning_rate=1e-4, eps=1e-12, weight_decay=0.0)
+        optimizer = build_optimizer(model, options, record)
+        set_rates(optimizer, options, 0, options.learning_rate)
+        before = model(ids)[0].detach()
+        model(ids)[0].log_softmax(-1)[..., 3].mean().backward()
+        optimizer.step()
+        logits.append((before, model(ids)[0].detach()))
+    (before, after), (same, grown_after) = logits
+    assert_close(same, before, "grown", 1e-9)
+    moved = (after - before).abs().max()
+    assert (grown_after - after).abs().max() < 0.02 * moved
+
+
+def test_a_share_is_given_back():
+    share = Share(0.5, 4.0)
+    assert growth_rate(share) == pytest.approx(0.5 * 2**0.5)
+    assert growth_rate(Share(0.5, 4.0, released=2.0)) == pytest.approx(1.0)
+    assert growth_rate(Share()) == 1.0
 
 
 def test_an_option_of_the_other_kind_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="release"):
-        configuration(tmp_path, {"training": {"optimizer": {"kind": "muon", "release": 3}}})
+    with pytest.raises(ConfigError, match="momentum"):
+        configuration(tmp_path, {"training": {"optimizer": {"kind": "adamw", "momentum": 0.9}}})

@@ -22,8 +22,18 @@ MACHINE = ("devices", "num_nodes", "accelerator", "strategy")
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+class _Release:
+    """What both optimizers do with growth's shares of the learning rate."""
+
+    release: int | None
+
+    def held(self, step: int) -> float:
+        """How much of growth's shares is left at a step, from 1 to 0: a share s of the rate is then s to this power."""
+        return 1.0 if self.release is None else min(1.0, max(0.0, 2 - step / self.release))
+
+
 @options
-class AdamWOptions:
+class AdamWOptions(_Release):
     """AdamW. Weight decay applies to matrices alone, not to gains, biases and vectors.
 
     release   of a grown model: steps at the shares of the learning rate that growth left its matrices; in as many again
@@ -37,13 +47,9 @@ class AdamWOptions:
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     release: PositiveInt | None = None
 
-    def held(self, step: int) -> float:
-        """How much of growth's shares is left at a step, from 1 to 0: a share s of the rate is then s to this power."""
-        return 1.0 if self.release is None else min(1.0, max(0.0, 2 - step / self.release))
-
 
 @options
-class MuonOptions:
+class MuonOptions(_Release):
     """Muon for the linear maps inside the model; AdamW for the embedding, the head, convolutions, gains and biases.
 
     A matrix moves by its momentum made orthogonal, times 0.2 sqrt(its larger side): as far as under AdamW at that rate.
@@ -51,6 +57,7 @@ class MuonOptions:
     momentum      of Muon
     beta1, beta2, eps   of AdamW
     weight_decay  of matrices, the embedding's among them
+    release       of a grown model, as of AdamW
     """
 
     learning_rate: Positive = 2e-3
@@ -59,10 +66,7 @@ class MuonOptions:
     beta2: Beta = 0.95
     eps: Positive = 1e-8
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-
-    def held(self, step: int) -> float:
-        """As AdamWOptions.held; a grown model is not trained by Muon."""
-        return 1.0
+    release: PositiveInt | None = None
 
 
 #: optimizers by name

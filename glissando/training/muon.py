@@ -6,7 +6,12 @@ for a matrix W (m, n) with gradient G, the rate r and weight decay d. O(N) has N
 near 1: five steps X <- a X + (b X X' + c (X X')^2) X from X = N / |N|.
 
 PyTorch's own Muon computes O in bfloat16, which a CPU without that arithmetic emulates: there a step of a 1M-parameter
-model took ten times as long as its gradients. Here it is float32 on a CPU, and matrices of one shape go together.
+model took ten times as long as its gradients. Here it is float32 on a CPU, and matrices of one shape go together. Of a
+matrix that is sharded over processes each of them gathers N, computes O and takes its own rows.
+
+A grown matrix has `copies` of each entry of a smaller one, times `share`, and O(N) is the tiled O(smaller N) divided
+by sqrt(copies). Each copy moves by `share` times what the entry would have moved, if the rate is multiplied by
+share copies^(1/4). This is exact where both sides of the matrix grew by the same factor.
 
 Muon: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; its rate matched to AdamW's: Liu et al. 2025, arXiv
 2502.16982.
@@ -14,16 +19,16 @@ Muon: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; its rate ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from glissando.growth.shares import Share
+from glissando.sharding import gathered, place
 from glissando.training.config import MuonOptions
-
-Named = Sequence[tuple[str, nn.Parameter]]
-
 
 #: a, b and c of a step, by Jordan et al.
 _STEP = (3.4445, -4.775, 2.0315)
@@ -53,12 +58,12 @@ class Muon(torch.optim.Optimizer):
                 if "momentum_buffer" not in state:
                     state["momentum_buffer"] = torch.zeros_like(weight)
                 mean = state["momentum_buffer"].lerp_(weight.grad, 1 - mu)
-                by_shape.setdefault(weight.shape, []).append((weight, weight.grad.lerp(mean, mu)))
+                by_shape.setdefault(weight.shape, []).append((weight, gathered(weight.grad.lerp(mean, mu))))
             for (rows, columns), pairs in by_shape.items():
                 directions = orthogonal(torch.stack([direction for _, direction in pairs]))
                 for (weight, _), direction in zip(pairs, directions, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"])
-                    weight.add_(direction, alpha=-0.2 * group["lr"] * max(rows, columns) ** 0.5)
+                    weight.add_(place(direction, weight), alpha=-0.2 * group["lr"] * max(rows, columns) ** 0.5)
         return loss
 
 
@@ -75,23 +80,25 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return (x.mT if tall else x).to(matrices.dtype)
 
 
+def growth_rate(share: Share) -> float:
+    """What multiplies the learning rate of a grown matrix, see the module's docstring; 1 once its share is released."""
+    left = math.log(share.rate) / math.log(share.share) if share.share != 1 else 1.0
+    return share.rate * share.copies ** (left / 4)
+
+
 class MuonWithAdamW(torch.optim.Optimizer):
     """One list of groups and one state, that of each parameter as its own optimizer keeps it."""
 
-    def __init__(self, matrices: Named, decayed: Named, others: Named, options: MuonOptions, fused: bool) -> None:
-        def group(named: Named, weight_decay: float) -> dict[str, Any]:
-            names, parameters = [name for name, _ in named], [parameter for _, parameter in named]
-            return {"params": parameters, "names": names, "weight_decay": weight_decay, "rate": 1.0}
-
+    def __init__(
+        self, matrices: Sequence[dict[str, Any]], rest: Sequence[dict[str, Any]], options: MuonOptions, fused: bool
+    ) -> None:
         o = options
         self._parts: list[torch.optim.Optimizer] = []
         if matrices:
-            groups = [group(matrices, o.weight_decay)]
-            self._parts.append(Muon(groups, o.learning_rate, o.momentum))
-        rest = [group(named, decay) for named, decay in ((decayed, o.weight_decay), (others, 0.0)) if named]
+            self._parts.append(Muon(matrices, o.learning_rate, o.momentum))
         if rest:
             betas = (o.beta1, o.beta2)
-            self._parts.append(torch.optim.AdamW(rest, o.learning_rate, betas=betas, eps=o.eps, fused=fused))
+            self._parts.append(torch.optim.AdamW(list(rest), o.learning_rate, betas=betas, eps=o.eps, fused=fused))
         super().__init__([group for part in self._parts for group in part.param_groups], {})
         for part in self._parts:
             part.state = self.state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from glissando.errors import ConfigError
 from glissando.growth.shares import Share, shares
 from glissando.sharding import is_sharded, place, whole
 from glissando.training.config import AdamWOptions, MuonOptions
-from glissando.training.muon import MuonWithAdamW
+from glissando.training.muon import MuonWithAdamW, growth_rate
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> None:
@@ -36,31 +36,18 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 def build_optimizer(
     model: nn.Module, options: AdamWOptions | MuonOptions, grown: Mapping[str, list[float]]
 ) -> torch.optim.Optimizer:
-    """AdamW, with the factors that growth has left, or Muon with it; weight decay on matrices alone.
-
-    Raises ConfigError for Muon where the model is grown or sharded.
-    """
+    """AdamW, or Muon with it, with the factors that growth has left; weight decay on matrices alone."""
     fused = not is_sharded(model)
     if isinstance(options, AdamWOptions):
         groups = optimizer_groups(model, grown, options.weight_decay, options.eps)
         return torch.optim.AdamW(groups, options.learning_rate, betas=(options.beta1, options.beta2), fused=fused)
-    if grown or not fused:
-        raise ConfigError(
-            "training.optimizer.kind `muon` trains no grown model, whose shares of the learning rate are AdamW's, and "
-            "no matrices that are sharded over processes; use adamw"
-        )
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    decayed = decayed_names(model)
     linear = [m for m in model.get_submodule("depth").modules() if isinstance(m, nn.Linear)]
     maps = {id(m.weight) for m in linear}
-    inside = {name for name, p in model.named_parameters() if id(p) in maps}
-    return MuonWithAdamW(
-        [pair for pair in trained if pair[0] in decayed & inside],
-        [pair for pair in trained if pair[0] in decayed - inside],
-        [pair for pair in trained if pair[0] not in decayed],
-        options,
-        fused,
-    )
+    matrices = {name for name, p in model.named_parameters() if id(p) in maps} & decayed_names(model)
+    by_muon = optimizer_groups(model, grown, options.weight_decay, options.eps, matrices, growth_rate)
+    others = {name for name, _ in model.named_parameters()} - matrices
+    rest = optimizer_groups(model, grown, options.weight_decay, options.eps, others)
+    return MuonWithAdamW(by_muon, rest, options, fused)
 
 
 def decayed_names(model: nn.Module) -> set[str]:
@@ -75,23 +62,26 @@ def decayed_names(model: nn.Module) -> set[str]:
 
 
 def optimizer_groups(
-    model: nn.Module, grown: Mapping[str, list[float]], weight_decay: float, eps: float
+    model: nn.Module,
+    grown: Mapping[str, list[float]],
+    weight_decay: float,
+    eps: float,
+    names: Collection[str] | None = None,
+    rate_of: Callable[[Share], float] = lambda share: share.rate,
 ) -> list[dict[str, Any]]:
-    """The trained parameters in groups for AdamW: those that decay and those that do not, of one `Share` together.
+    """The trained parameters, of `names` if given, in groups: those that decay and those that do not, of one `Share`
+    together.
 
     `rate` multiplies the learning rate, `names` are the parameters'.
     """
     decayed, own = decayed_names(model), shares(model, grown)
     groups: dict[tuple[bool, Share], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or (names is not None and name not in names):
             continue
         decays, share = name in decayed, own[name]
-        factors = {
-            "weight_decay": weight_decay * share.decay if decays else 0.0,
-            "eps": eps * share.eps,
-            "rate": share.rate,
-        }
+        rate = rate_of(share)
+        factors = {"weight_decay": weight_decay / rate if decays else 0.0, "eps": eps * share.eps, "rate": rate}
         group = groups.setdefault((decays, share), {"params": [], "names": [], **factors})
         group["params"].append(parameter)
         group["names"].append(name)
