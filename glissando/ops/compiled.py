@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from hashlib import sha256
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ _FAST = {"contract", "nsz", "reassoc", "arcp"}
 #: Numbers that one thread should have before a second one helps. Handing work to a thread costs more than this many
 #: numbers take, as PyTorch's own idle threads keep spinning for a while.
 _WORK_A_THREAD = 1 << 22
+
+#: Looked for once: torch.compile cannot follow the search.
+HAS_TRITON = find_spec("triton") is not None
 
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _PARTS = {torch.complex64: np.float32, torch.complex128: np.float64}

@@ -13,7 +13,6 @@ Martin and Cundy 2018, arXiv 1709.04057; Blelloch 1990, "Prefix sums and their a
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.errors import ConfigError, unknown_name
+from glissando.ops.compiled import HAS_TRITON
 from glissando.ops.loop import exporting, over_time
 
 Backend = Literal["auto", "reference", "numba", "doubling", "triton"]
@@ -153,7 +153,7 @@ def _automatic(x: Tensor) -> str:
         return "reference"  # a step of decoding: one product and one sum
     if x.device.type == "cpu":
         return "numba"
-    return "triton" if x.device.type == "cuda" and find_spec("triton") else "doubling"
+    return "triton" if x.device.type == "cuda" and HAS_TRITON else "doubling"
 
 
 def _kernels(backend: str, device: torch.device) -> type[_Kernels]:

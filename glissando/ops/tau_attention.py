@@ -17,14 +17,17 @@ import torch
 from torch import Tensor
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.ops.compiled import require_shapes
+from glissando.ops.compiled import HAS_TRITON, require_shapes
 from glissando.ops.loop import exporting
 from glissando.precision import without_autocast
 
-Backend = Literal["auto", "fast", "reference"]
+Backend = Literal["auto", "fast", "triton", "reference"]
 
 #: below this many visible keys a head the direct form is faster, on the machine of docs/experiments.md
 _CROSSOVER = 64
+
+#: values that the Triton kernel takes
+_WIDEST = 256
 
 
 def tau_attention(
@@ -44,12 +47,14 @@ def tau_attention(
     cumulative_log_forget  C (B, H, L): only its differences count, which float64 keeps exact at any length
     past         (B,) int64: query i of row b sees the keys 0 .. past_b + i. L - T by default: causal if L = T.
     backend      `fast`       O(N log N) time and O(N) memory, on a CPU
+                 `triton`     O(N^2) time and O(N) memory, on CUDA; not in float64, nor for K > 256
                  `reference`  the T x L matrix, on any device
-                 `auto`       `fast` on a CPU from some 64 tokens on; `reference` elsewhere, and where torch.compile
-                              looks on, which cannot see into a kernel
+                 `auto`       `fast` on a CPU from some 64 tokens on, but not where torch.compile looks on, which cannot
+                              see into it; `triton` on CUDA where it is installed and T > 1; `reference` elsewhere
 
     Gradients for everything but `past`; where lambdas are equal, that of their distance is 0. Half precision is
-    computed in float32.
+    computed in float32; `triton` rounds the factors of its products to TF32 then, and where
+    torch.set_float32_matmul_precision allows it.
 
     Raises ValueError for shapes that do not fit and for a query without a key, ConfigError for a backend that cannot
     run here.
@@ -110,11 +115,18 @@ def attend(
 
     Attention to two sets of keys together is the mean of the two o by their exp(lse).
     """
-    given = v.dtype
+    given, values = v.dtype, v
     exact = torch.promote_types(torch.promote_types(given, lambda_q.dtype), torch.float32)
     q, k, v = lambda_q.to(exact), lambda_k.to(exact), v.to(exact)
     past = _check(q, k, v, e, past)
     inverse = _inverse(temperature, q)
+    if _use_triton(backend, q, v):
+        from glissando.ops import tau_triton
+
+        # Half precision is read as it is: the kernel converts what it reads.
+        halves = values if values.dtype in (torch.float16, torch.bfloat16) and exact == torch.float32 else v
+        o, lse, _ = tau_triton.forward(q, k, halves, e, inverse, past.to(q.device), inverse.requires_grad)
+        return o.to(given), lse
     if _is_step(backend, q, k, v, e, inverse):
         from glissando.ops import tau_kernels
 
@@ -187,12 +199,18 @@ def _is_step(backend: str, q: Tensor, *others: Tensor) -> bool:
     return backend in ("auto", "fast") and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others)))
 
 
+def _use_triton(backend: str, q: Tensor, v: Tensor) -> bool:
+    if backend != "auto":
+        return backend == "triton"
+    return HAS_TRITON and q.is_cuda and q.dtype == torch.float32 and q.shape[2] > 1 and v.shape[3] <= _WIDEST
+
+
 def _use_fast(backend: str, q: Tensor, k: Tensor) -> bool:
     on_cpu = q.device.type == "cpu"
     if backend == "auto":
         return on_cpu and q.shape[2] > 1 and k.shape[2] >= _CROSSOVER and not torch.compiler.is_compiling()
     if backend not in ("fast", "reference"):
-        raise unknown_name("tau_attention backend", backend, ["auto", "fast", "reference"])
+        raise unknown_name("tau_attention backend", backend, ["auto", "fast", "reference", "triton"])
     if backend == "fast" and not on_cpu:
         raise ConfigError(f"tau_attention: backend 'fast' runs on a CPU, the tensors are on {q.device}; use 'auto'")
     return backend == "fast"
