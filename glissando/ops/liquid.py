@@ -77,13 +77,12 @@ def liquid(
         raise unknown_name("liquid backend", backend, ["auto", "newton", "numba", "reference"])
     if exporting():
         return _loop(b, z, modes, x0, dt, coupled), None
+    if torch.compiler.is_compiling() and b.device.type == "cpu" and backend in ("auto", "numba"):
+        return _operation(b, z, x0, dt, *modes, coupled), None
     if backend in ("auto", "numba") and use_numba("liquid", backend, b):
         if torch.is_grad_enabled():
             return _Liquid.apply(b, z, x0, pack(modes, dt), coupled, dt, *modes), None
         return _run(b, z, x0, pack(modes, dt) if packed is None or dt is not None else packed, coupled), None
-    if backend == "auto" and b.device.type == "cpu":
-        # torch.compile looks on. It can follow neither Newton's method, whose iterations depend on values, nor a scan.
-        return torch.compiler.disable(liquid)(b, z, modes, x0, dt, coupled)
     time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
     pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
     step, inputs = _step(coupled), (pairs, z, time.to(b.dtype))
@@ -141,7 +140,8 @@ def _check(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None) ->
     require_types("liquid", b=b, z=z, x0=x0, **{name: w for name, w in modes._asdict().items() if w is not None})
     if dt is not None:
         require_shapes("liquid", dt=(dt, tuple(z.shape[:2])))
-        require_time(dt)
+        if not torch.compiler.is_compiling():  # a graph depends on no value
+            require_time(dt)
 
 
 def _rates(z: Tensor, past: Tensor, modes: Modes, time: Tensor, coupled: bool) -> tuple[Tensor, ...]:
@@ -256,20 +256,70 @@ class _Liquid(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from glissando.ops.liquid_numba import backward
+        of_b, of_z, of_x0, of_dt, *of_modes = _backward(*ctx.saved_tensors, ctx.coupled, grad)
+        return of_b, of_z, of_x0, None, None, of_dt, *of_modes
 
-        x, b, z, x0, dt, *vectors = ctx.saved_tensors
-        given = _given(b, z, x0, pack(Modes(*vectors), dt))
-        grad_b, grad_z, flow = x.new_empty(x.shape), z.new_empty(z.shape), x0.new_empty(x0.shape)
-        sums = torch.zeros(z.shape[0], 8 * z.shape[2], dtype=torch.float64)
-        of_time = torch.zeros(z.shape[:2], dtype=torch.float64)
-        results = (*_rows(grad_b, grad_z), as_rows(flow, 1), sums.numpy(), of_time.numpy())
-        over_rows(backward, x, *_rows(x), *given, ctx.coupled, *_rows(grad), *results, cost=2 * _COST)
-        *singles, p, q, _ = sums.sum(0).to(z.dtype).view(-1, 8).unbind(1)
-        state = None if vectors[5] is None else torch.stack([p, q], -1)
-        grad_b = grad_b if b.ndim == 4 else grad_b[..., 0]
-        return grad_b, grad_z, flow, None, None, None if dt is None else of_time.to(dt.dtype), *singles, state
 
+def _backward(x: Tensor, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, *rest: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of b, z, x0, dt and the modes; `rest` are the modes, `coupled` and the gradient of x."""
+    from glissando.ops.liquid_numba import backward
+
+    *vectors, coupled, grad = rest
+    given = _given(b, z, x0, pack(Modes(*vectors), dt))
+    grad_b, grad_z, flow = x.new_empty(x.shape), z.new_empty(z.shape), x0.new_empty(x0.shape)
+    sums = torch.zeros(z.shape[0], 8 * z.shape[2], dtype=torch.float64)
+    of_time = torch.zeros(z.shape[:2], dtype=torch.float64)
+    results = (*_rows(grad_b, grad_z), as_rows(flow, 1), sums.numpy(), of_time.numpy())
+    over_rows(backward, x, *_rows(x), *given, coupled, *_rows(grad), *results, cost=2 * _COST)
+    *singles, p, q, _ = sums.sum(0).to(z.dtype).view(-1, 8).unbind(1)
+    state = None if vectors[5] is None else torch.stack([p, q], -1)
+    grad_b = grad_b if b.ndim == 4 else grad_b[..., 0]
+    return grad_b, grad_z, flow, None if dt is None else of_time.to(dt.dtype), *singles, state
+
+
+# The kernel as one operation of a graph: torch.compile does not look into it. Without a graph _Liquid costs less.
+
+
+@torch.library.custom_op("glissando::liquid", mutates_args=())
+def _operation(
+    b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, decay: Tensor, turn: Tensor, step: Tensor, tau: Tensor,
+    adaptation: Tensor, state: Tensor | None, coupled: bool,
+) -> Tensor:  # fmt: skip
+    return _run(b, z, x0, pack(Modes(decay, turn, step, tau, adaptation, state), dt), coupled)
+
+
+@_operation.register_fake
+def _(b: Tensor, z: Tensor, *_: Any) -> Tensor:
+    return b.new_empty(*z.shape, 2)
+
+
+@torch.library.custom_op("glissando::liquid_backward", mutates_args=())
+def _operation_backward(
+    x: Tensor, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, decay: Tensor, turn: Tensor, step: Tensor,
+    tau: Tensor, adaptation: Tensor, state: Tensor | None, coupled: bool, grad: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    found = _backward(x, b, z, x0, dt, decay, turn, step, tau, adaptation, state, coupled, grad)
+    # No two results of an operation may share memory, as columns of one array do.
+    return [gradient.clone(memory_format=torch.contiguous_format) for gradient in found if gradient is not None]
+
+
+@_operation_backward.register_fake
+def _(x: Tensor, *rest: Any) -> list[Tensor]:
+    return [given.new_empty(given.shape) for given in rest[:-2] if given is not None]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.coupled = inputs
+    ctx.save_for_backward(output, *tensors)
+    ctx.is_there = [tensor is not None for tensor in tensors]
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    found = iter(_operation_backward(*ctx.saved_tensors, ctx.coupled, grad))
+    return *(next(found) if is_there else None for is_there in ctx.is_there), None
+
+
+_operation.register_autograd(_gradients, setup_context=_keep)
 
 #: beside a number that is read, combined and written
 _COST = 8

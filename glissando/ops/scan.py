@@ -48,10 +48,6 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     """
     if exporting():
         return _loop(_check(a, x, h0), x, h0)
-    kernel = x.device.type == "cpu" and (backend == "numba" or (backend == "auto" and x.shape[1:2] != (1,)))
-    if kernel and torch.compiler.is_compiling():
-        # It cannot follow the kernel, and of what it could follow one is slow and the other for |a| <= 1 alone.
-        return torch.compiler.disable(scan)(a, x, h0, backend)
     a = _check(a, x, h0)
     given = torch.promote_types(a.dtype, x.dtype)
     exact = torch.promote_types(given if h0 is None else torch.promote_types(given, h0.dtype), torch.float32)
@@ -60,6 +56,9 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     chosen = _automatic(x) if backend == "auto" else backend
     if chosen == "reference":
         h, last = reference(a, x, h0)
+    elif torch.compiler.is_compiling() and chosen != "doubling":
+        h = _operation(a, x, h0, chosen)
+        last = h[:, -1].clone()
     elif torch.is_grad_enabled() and (a.requires_grad or x.requires_grad or h0.requires_grad):
         h, last = _Scan.apply(a, x, h0, chosen)
     else:
@@ -146,6 +145,41 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         a, h, h0 = ctx.saved_tensors
         return *ctx.kernels.backward(a, h, h0, grad, grad_last), None
+
+
+# A kernel as one operation of a graph: torch.compile does not look into it. Without a graph _Scan costs less.
+
+
+@torch.library.custom_op("glissando::scan", mutates_args=())
+def _operation(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> Tensor:
+    return _kernels(backend, x.device).forward(a, x, h0)
+
+
+@_operation.register_fake
+def _(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("glissando::scan_backward", mutates_args=())
+def _operation_backward(a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    return _kernels(backend, h.device).backward(a, h, h0, grad, torch.zeros_like(h0))
+
+
+@_operation_backward.register_fake
+def _(a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    return a.new_empty(a.shape), h.new_empty(h.shape), h0.new_empty(h0.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    a, _, h0, ctx.backend = inputs
+    ctx.save_for_backward(a, output, h0)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return *_operation_backward(*ctx.saved_tensors, grad, ctx.backend), None
+
+
+_operation.register_autograd(_gradients, setup_context=_keep)
 
 
 def _automatic(x: Tensor) -> str:
