@@ -9,6 +9,7 @@ time constant that depends on the state is: glissando.ops.newton solves with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,9 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.errors import unknown_name
-from glissando.ops.compiled import as_rows, kernel, over_rows, require_types, use_numba
+from glissando.ops.compiled import HAS_TRITON, as_rows, kernel, over_rows, require_types, use_numba
 
-Backend = Literal["auto", "reference", "numba", "doubling"]
+Backend = Literal["auto", "reference", "numba", "doubling", "triton"]
 
 
 def block_scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
@@ -27,8 +28,9 @@ def block_scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend 
     a   (B, T, N, 2, 2) real;  x  (B, T, N, 2);  h0  (B, N, 2)
     ->  h (B, T, N, 2) and h_last (B, N, 2)
 
-    backend  `auto`       `numba` on a CPU, `doubling` elsewhere
+    backend  `auto`       `numba` on a CPU, `triton` on CUDA where it is installed, `doubling` elsewhere
              `numba`      one pass over memory
+             `triton`     chunks of time in parallel; forms products of A over chunks
              `doubling`   plain tensor code in log2 T passes, for any device; forms products of A, which must not grow
              `reference`  a loop under autograd
 
@@ -39,13 +41,31 @@ def block_scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend 
         raise unknown_name("block_scan backend", backend, get_args(Backend))
     if backend == "reference":
         return reference(a, x, h0)
-    if backend == "doubling" or not use_numba("block_scan", backend, x):
+    chosen = _chosen(backend, x)
+    if chosen == "doubling":
         h = doubling(a, x, h0)
     elif torch.is_grad_enabled():
-        h = _BlockScan.apply(a, x, h0)
+        h = _BlockScan.apply(a, x, h0, chosen)
     else:
-        h = _numba(a, x, h0)
+        h = _forward_by(chosen)(a, x, h0)
     return h, h[:, -1].clone()
+
+
+def _chosen(backend: Backend, x: Tensor) -> str:
+    """The backend that runs, of `numba`, `triton` and `doubling`."""
+    if backend in ("doubling", "triton"):
+        return backend
+    if backend == "auto" and x.is_cuda and HAS_TRITON and not torch.compiler.is_compiling():
+        return "triton"
+    return "numba" if use_numba("block_scan", backend, x) else "doubling"
+
+
+def _forward_by(chosen: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    if chosen == "numba":
+        return _numba
+    from glissando.ops import block_scan_triton
+
+    return block_scan_triton.forward
 
 
 def reference(a: Tensor, x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,23 +108,29 @@ class _BlockScan(torch.autograd.Function):
     """See the module's docstring for the backward."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
-        h = _numba(a, x, h0)
+    def forward(ctx: Any, a: Tensor, x: Tensor, h0: Tensor, chosen: Backend) -> Tensor:
+        ctx.chosen = chosen
+        h = _forward_by(chosen)(a, x, h0)
         ctx.save_for_backward(a, h, h0)
         return h
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         a, h, h0 = ctx.saved_tensors
-        carried, first = adjoint(a, grad)
+        carried, first = adjoint(a, grad, ctx.chosen)
         past = torch.cat([h0.unsqueeze(1), h[:, :-1]], 1)
-        return carried.unsqueeze(-1) * past.unsqueeze(-2), carried, first
+        return carried.unsqueeze(-1) * past.unsqueeze(-2), carried, first, None
 
 
 def adjoint(a: Tensor, grad: Tensor, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """s_t = g_t + A'_{t+1} s_{t+1} for grad g (B, T, N, 2), and A'_1 s_1 (B, N, 2); without gradients of its own."""
-    if backend == "doubling" or not use_numba("block_scan", backend, grad):
+    chosen = _chosen(backend, grad)
+    if chosen == "triton":
+        from glissando.ops import block_scan_triton
+
+        return block_scan_triton.adjoint(a, grad)
+    if chosen == "doubling":
         # Over reversed time; the last step's gradient arrives as it is, so that the first factor is not used.
         factors = torch.cat([torch.zeros_like(a[:, :1]), a[:, 1:].flip(1).mT], 1)
         carried = doubling(factors, grad.flip(1), torch.zeros_like(grad[:, 0])).flip(1)
