@@ -547,6 +547,7 @@ def test_a_mark_stands_where_a_dial_was_moved_and_the_link_writes_it_again(hybri
     assert "; at its limit of tokens" in ended(other)
     assert (other.text_content("#written"), pages.spans(other)) == (written, spans)
     assert other.input_value("#seed") == str(seed)
+    expect(other.get_by_label("mood, as a number")).to_have_value("1")  # it moved there by itself
     assert page.complaints == other.complaints == []
 
 
@@ -743,6 +744,19 @@ def test_text_and_picture_point_at_each_other(liquid, visit):
     assert page.locator("#written .token").last.evaluate("node => node.classList.contains('pointed')")
     page.keyboard.press("Home")  # before the text
     expect(page.locator("#written .token.pointed")).to_have_count(0)
+
+
+def test_the_end_of_a_text_is_followed_until_one_scrolls_away(liquid, visit):
+    page = met(visit(liquid, viewport={"width": 800, "height": 200}))
+    begun(page, liquid, 400, max_tokens=450, seed=pages.lasting_seed(liquid.model, "The fox", 450))
+    box = page.locator("#text")
+    page.wait_for_function("document.querySelector('#written').children.length > 250")  # some are parts of characters
+    assert box.evaluate("node => node.scrollHeight > 1.2 * node.clientHeight")
+    assert box.evaluate("node => node.scrollHeight - node.scrollTop - node.clientHeight") < 40
+    box.evaluate("node => { node.scrollTop = 0 }")
+    liquid.gate.allow(pages.EVER)
+    ended(page)
+    assert box.evaluate("node => node.scrollTop") == 0
 
 
 def test_what_the_model_was_trained_on_is_said_before_it_writes(visit):

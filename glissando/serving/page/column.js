@@ -22,6 +22,7 @@ export class Column {
     for (const name of ["aria-labelledby", "aria-describedby"]) {
       for (const node of this.root.querySelectorAll(`[${name}]`)) node.setAttribute(name, node.getAttribute(name) + suffix);
     }
+    this.root.setAttribute("aria-label", suffix ? "Second text" : "First text");
     parent.append(this.root);
     this.$ = (name) => this.root.querySelector(`#${name}${suffix}`);
     this.suffix = suffix;
