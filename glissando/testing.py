@@ -11,22 +11,31 @@ runs every law on the class in float64 and raises LawError, an AssertionError, t
     state       a tree of batch-first tensors, never changed in place, of the requested dtype or wider
     time        dt = 1 is the default, and dt = 0 leaves the state alone (where `dt` is accepted)
     parameters  every parameter gets a gradient; a model's state_dict restores the function
+
+    with glissando.testing.no_float64():
+        ...
+
+has the CPU stand in for a device without float64, such as Apple's GPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from glissando.config import to_dict
 from glissando.depth import DEPTHS, Depth
 from glissando.errors import ConfigError
 from glissando.mixers import Context, Mixer, Signal
 from glissando.model import LanguageModel, ModelConfig
+from glissando.ops.precise import standing_in
 from glissando.state import State, leaves, map_state, select_rows
 
 #: largest difference allowed, relative to the largest expected magnitude (at least 1)
@@ -35,6 +44,24 @@ TOLERANCE = 1e-9
 
 class LawError(AssertionError):
     """A law of the contract that a mixer or a depth does not obey."""
+
+
+@contextmanager
+def no_float64() -> Iterator[None]:
+    """The CPU is a device without float64 meanwhile: operations take the forms for such devices, Numba's kernels, which
+    sum in float64, do not run, and PyTorch raises TypeError for any tensor of float64 or complex128."""
+    with standing_in("cpu"), _Float64Raises():
+        yield
+
+
+class _Float64Raises(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves((args, kwargs, result)):
+            dtype = each.dtype if isinstance(each, Tensor) else each
+            if dtype in (torch.float64, torch.complex128):
+                raise TypeError(f"{func}: {dtype} on a device that stands in for one without float64")
+        return result
 
 
 def check_mixer(mixer: type[Mixer] | Mixer, config: Any = None, *, hidden_size: int = 16, seed: int = 0) -> None:

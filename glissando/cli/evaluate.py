@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from glissando.cli.options import (
     Options,
     add_checkpoint_option,
+    add_device_option,
     add_inference_options,
     add_threads_option,
     add_weights_option,
     boolean,
     choose_threads,
+    device_of,
     inference_overrides,
     parse,
     parser_for,
@@ -58,6 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     add_weights_option(parser)
     add_inference_options(parser)
     add_checkpoint_option(parser)
+    add_device_option(parser)
     add_threads_option(parser)
     parser.add_section("data", CORPORA.section())
     options = take_checkpoint(parse(parser, arguments))
@@ -81,7 +84,7 @@ def _score(options: Options) -> None:
         open_file(options.file, "--file")
     trained = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
     config = _scored(options, to_dict(trained))
-    model = load(options.run, inference_overrides(options))
+    model = load(options.run, inference_overrides(options)).to(device_of(options))
     round_as_asked(options, model)
     choose_threads(options, config.batch_size * config.seq_len, model.config.hidden_size)
     corpus = build_corpus(config, model.tokenizer)
@@ -186,7 +189,7 @@ def _tasks(options: Options) -> None:
         print("\n".join(task_names()))
         return
     names = [name.strip() for name in options.tasks.split(",")]
-    model = load(options.run, inference_overrides(options))
+    model = load(options.run, inference_overrides(options)).to(device_of(options))
     round_as_asked(options, model)
     choose_threads(options, _TASK_ROWS, model.config.hidden_size)
     results = run_tasks(model, names, options.limit)
@@ -339,7 +342,7 @@ def _halting(run: Run, model: LanguageModel, corpus: Corpus) -> list[Point]:
 
     if model.config.depth.backward == "reversible":
         return []
-    anew = load(run.checkpoint or run.path)
+    anew = load(run.checkpoint or run.path).to(model.embedding.weight.device)
     if model.weights_precision != "float32":
         round_weights(anew, model.weights_precision)
     return measure_halting(anew, sample(corpus, SAMPLE_BYTES))

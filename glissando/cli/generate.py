@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from glissando.cli.options import (
     Options,
     add_checkpoint_option,
+    add_device_option,
     add_inference_options,
     add_step_option,
     add_threads_option,
     add_weights_option,
     choose_threads,
+    device_of,
     inference_overrides,
     named_values,
     number,
@@ -69,6 +71,7 @@ def main(arguments: Sequence[str]) -> None:
     add_step_option(parser)
     add_inference_options(parser)
     add_checkpoint_option(parser)
+    add_device_option(parser)
     add_threads_option(parser)
     options = take_checkpoint(parse(parser, arguments))
     if options.max_tokens < 1:
@@ -116,7 +119,8 @@ def _write(o: Options) -> None:
     from glissando.generation import generate, visible
     from glissando.loading import load
 
-    model = load(o.run, inference_overrides(o))
+    device = device_of(o)
+    model = load(o.run, inference_overrides(o)).to(device)
     round_as_asked(o, model)
     compiled = o.diagnostics is None and require_step(o, model)
     # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a

@@ -301,6 +301,23 @@ def add_weights_option(parser: Parser) -> None:
     )
 
 
+def add_device_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="to compute on: cpu, cuda, cuda:1, mps, ...; auto: the accelerator that PyTorch finds, else the CPU",
+    )
+
+
+def device_of(options: Options) -> Any:
+    """The device of --device, found before anything is loaded. Raises ConfigError for one that is not there."""
+    if options.device == "cpu":
+        return options.device
+    from glissando.devices import find_device
+
+    return find_device(options.device)
+
+
 def add_step_option(parser: Parser) -> None:
     parser.add_argument(
         "--step",
@@ -364,9 +381,11 @@ def _threads(text: str) -> int | None:
 
 def choose_threads(options: Options, rows: int, width: int, before: int | None = None) -> None:
     """Compute with as many threads as --threads says, else as `glissando.threads.use_threads` finds; says what was
-    measured."""
+    measured. A model on an accelerator leaves the number as it is, unless --threads says it."""
     from glissando.threads import use_threads
 
+    if options.threads is None and str(getattr(options, "device", "cpu")) != "cpu":
+        return
     if line := use_threads(options.threads, rows, width, before):
         print(line, file=sys.stderr, flush=True)
 

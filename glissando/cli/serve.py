@@ -14,11 +14,13 @@ from typing import Any
 
 from glissando.cli.options import (
     Options,
+    add_device_option,
     add_inference_options,
     add_step_option,
     add_threads_option,
     add_weights_option,
     choose_threads,
+    device_of,
     inference_overrides,
     number,
     parse,
@@ -58,6 +60,7 @@ def main(arguments: Sequence[str]) -> None:
         "--prefix_mib", type=whole, default=256, help="kept for prompts' states, to go on from; 0: none"
     )
     parser.add_argument("--memory", metavar="SIZE", help="of this process, as 2GiB; default: half of what is free")
+    add_device_option(parser)
     add_threads_option(parser)
     add_weights_option(parser)
     add_step_option(parser)
@@ -149,10 +152,11 @@ def serve(o: Options) -> None:
     from glissando.allocator import return_freed_memory
     from glissando.loading import load
 
+    device = device_of(o)
     keys, memory = _keys(o), None if o.memory is None else _bytes(o.memory)
     runs = _named(o)
 
-    models = {name: load(run, inference_overrides(o)) for name, run in runs.items()}
+    models = {name: load(run, inference_overrides(o)).to(device) for name, run in runs.items()}
     for model in models.values():
         round_as_asked(o, model)
         require_step(o, model)

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from glissando.cli.options import (
     Options,
     Parser,
+    add_device_option,
     add_inference_options,
     add_threads_option,
     boolean,
     choose_threads,
+    device_of,
     inference_overrides,
     number,
     numbers,
@@ -98,6 +100,7 @@ def _parser() -> Parser:
         "--selection_prompts", type=whole, default=12, help="other beginnings, to choose the baselines' options by"
     )
     add_inference_options(parser)
+    add_device_option(parser)
     add_threads_option(parser)
     return parser
 
@@ -136,7 +139,8 @@ def _measure(options: Options, report: Report) -> Any:
     from glissando.evaluation.word_sets import read_word_sets, word_rows, word_sweep
     from glissando.loading import load, load_base
 
-    model = load(options.run, inference_overrides(options))
+    device = device_of(options)
+    model = load(options.run, inference_overrides(options)).to(device)
     choose_threads(options, options.prompts if isinstance(options.prompts, int) else 32, model.config.hidden_size)
     names, values, pair_values, strengths = _checked(options, model)
     sets = read_word_sets(options.words) if options.words else None
@@ -150,6 +154,7 @@ def _measure(options: Options, report: Report) -> Any:
             "probabilities a dial should move, --words good.txt bad.txt"
         )
     base = load_base(options.run, inference_overrides(options))
+    base = None if base is None else base.to(device)
     selection = _selection(options, trial, names) if judged and options.baselines and base is not None else None
     dials = Dials(model, trial)
     report.base = None if base is None else trial.read(base)

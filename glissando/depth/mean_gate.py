@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glissando.mixers import Context
+from glissando.ops.precise import add, cumulative, rounded, wide_zeros, widest
 from glissando.ops.scan import scan
 from glissando.precision import exact, without_autocast
 
 
 class MeanState(NamedTuple):
     mean: Tensor  # (B, D), at least float32
-    time: Tensor  # (B,) float64, what has passed
+    time: Tensor  # (B,) wide, what has passed
 
 
 class MeanGate(nn.Module):
@@ -34,16 +35,19 @@ class MeanGate(nn.Module):
         like = self.up.weight
         device, dtype = device or like.device, torch.promote_types(dtype or like.dtype, torch.float32)
         mean = torch.zeros(batch_size, like.shape[1], device=device, dtype=dtype)
-        return MeanState(mean, torch.zeros(batch_size, dtype=torch.float64, device=device))
+        return MeanState(mean, wide_zeros(batch_size, device=device))
 
     def forward(self, y: Tensor, state: MeanState | None, ctx: Context) -> tuple[Tensor, MeanState | None]:
         """y (B, T, D) -> the gate (B, T, 1)."""
         before = self.init_state(len(y), y.device, y.dtype) if state is None else state
-        weight = torch.ones(y.shape[:2], dtype=torch.float64, device=y.device) if ctx.dt is None else ctx.dt.double()
+        most = widest(y.device)
+        weight = torch.ones(y.shape[:2], dtype=most, device=y.device) if ctx.dt is None else ctx.dt.to(most)
         if ctx.mask is not None:
             weight = weight * ctx.mask
-        passed = before.time.unsqueeze(1) + weight.cumsum(1)
-        share = weight / torch.where(passed > 0, passed, 1.0)  # before any time there is nothing to take a mean of
+        passed = add(before.time.unsqueeze(1), cumulative(weight, 1))
+        share = weight / torch.where(
+            rounded(passed) > 0, rounded(passed), 1.0
+        )  # before any time there is nothing to take a mean of
         share = share.to(before.mean.dtype).unsqueeze(-1)
         # A number that does not count may be NaN, which no share of 0 takes away.
         added = share * torch.where(share > 0, exact(y), 0.0)

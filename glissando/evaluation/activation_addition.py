@@ -24,6 +24,7 @@ from glissando.evaluation.scoring import to_device
 from glissando.evaluation.steering import Cost, Trial
 from glissando.generation import tokenizer_of
 from glissando.model import LanguageModel
+from glissando.ops.precise import double
 
 
 class Place(NamedTuple):
@@ -95,7 +96,7 @@ def _means(model: LanguageModel, texts: Sequence[Sequence[int]]) -> dict[str, Te
                 stack.enter_context(changed(place, _noting(seen, name)))
             model.features(batch.ids, mask=batch.mask)
         for name, x in seen.items():
-            total = x.double()[batch.mask].sum(0)
+            total = double(x[batch.mask]).sum(0)
             totals[name] = totals[name] + total if name in totals else total
     count = sum(len(row.ids) for row in rows)
     return {name: total / count for name, total in totals.items()}

@@ -111,7 +111,7 @@ def gather(model: LanguageModel, calls: list[Call]) -> Diagnostics:
         raise ValueError("diagnostics are of one text: record calls of one row")
     count = len(calls[0].layers)
     columns = {
-        name: torch.stack([torch.cat([call.layers[i][name][0] for call in calls]) for i in range(count)]).double().cpu()
+        name: torch.stack([torch.cat([call.layers[i][name][0] for call in calls]) for i in range(count)]).cpu().double()
         for name in calls[0].layers[0]
     }
     return Diagnostics(

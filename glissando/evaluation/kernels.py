@@ -52,7 +52,7 @@ MIXER_PICTURES[Spectral] = ("kernels.png", plot_kernels)
 
 def _rates(mixer: Spectral) -> tuple[Tensor, Tensor]:
     decay, turn = mixer.base_rates()
-    return decay.detach().double().cpu(), turn.detach().double().cpu()
+    return decay.detach().cpu().double(), turn.detach().cpu().double()
 
 
 def _draw_channels(axes: Any, rates: Mapping[int, tuple[Tensor, Tensor]]) -> None:

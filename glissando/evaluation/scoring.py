@@ -22,6 +22,7 @@ from glissando.data.base import IGNORED, Batch
 from glissando.decoding import computing
 from glissando.errors import DataError
 from glissando.model import LanguageModel
+from glissando.ops.precise import double
 from glissando.sharding import all_gathered, is_sharded
 
 _LOGITS = 1 << 27  # at most so many are held at once: 512 MiB in float32
@@ -55,8 +56,8 @@ class Score:
         """Take in one batch and its logits (B, T, V), whole or in parts of consecutive rows."""
         row = 0
         for part in [logits] if isinstance(logits, Tensor) else logits:
-            mine = batch.targets[row : row + len(part)]
-            self.nats += token_losses(part, mine).double().sum(1).tolist()
+            mine = batch.targets[row : row + len(part)].to(part.device)
+            self.nats += double(token_losses(part, mine)).sum(1).tolist()
             self.correct += (part.argmax(-1) == mine).sum(1).tolist()
             row += len(part)
         targets = (batch.targets != IGNORED).sum(1).tolist()

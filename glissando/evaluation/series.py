@@ -67,7 +67,7 @@ def predictions(model: SeriesModel, held: Windows, data: SeriesData, batch: int 
     model.eval()
     parts = [predict(model, held.batch(slice(i, i + batch)), data) for i in range(0, len(held.x), batch)]
     model.train(was)
-    return torch.cat(parts).double().cpu()
+    return torch.cat(parts).cpu().double()
 
 
 def score(model: SeriesModel, held: Windows, data: SeriesData, classes: list[str], y: Tensor | None = None) -> Score:
@@ -82,11 +82,11 @@ def score(model: SeriesModel, held: Windows, data: SeriesData, classes: list[str
         found = {who: {"accuracy": float(hit.double().mean())} for who, hit in hits.items()}
         found["model"]["cross_entropy"] = loss
         return Score(loss, len(want), {data.target[0]: found})
-    want, scale = held.target[real], model.output_scale.double().cpu()
+    want, scale = held.target[real], model.output_scale.cpu().double()
     predicted = {"model": y[real]}
     if data.task == "forecast":
         predicted["last value"] = held.last[real]
-    predicted["mean"] = model.output_mean.double().cpu().expand_as(want)
+    predicted["mean"] = model.output_mean.cpu().double().expand_as(want)
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for number, name in enumerate(data.target):
         errors = {who: (each - want)[:, number] for who, each in predicted.items()}

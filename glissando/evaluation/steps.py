@@ -29,6 +29,7 @@ from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.scoring import accepted_control, score
 from glissando.generation import tokens_left
 from glissando.model import LanguageModel
+from glissando.ops.precise import has_float64
 from glissando.progress import track
 
 STEPS = (1, 2, 4, 8, 16)
@@ -250,7 +251,7 @@ def distances(model: LanguageModel, chosen: list[Setting], batch: Batch) -> dict
 @torch.no_grad()
 def flow_ends(model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """H(0) and H(1) of a batch, in float64. The model, one of `solved_with`, is made float64 by it."""
-    model = model.double()
+    model = (model if has_float64(model.embedding.weight.device) else model.cpu()).double()
     depth, seen = model.depth, {}
     assert isinstance(depth, FlowDepth)
 

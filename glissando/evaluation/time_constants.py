@@ -227,8 +227,8 @@ def _log_tau(model: Backbone, pattern: Pattern, seeds: int, length: int) -> Tens
     rows = torch.stack([pattern(torch.Generator().manual_seed(seed), length) for seed in range(seeds)])
     like = next(model.parameters())
     rows = rows.to(like.device, like.dtype if rows.is_floating_point() else None)
-    settled = [tau[:, length // 4 :].double().log().mean((1, 2)) for tau in _every_time_constant(model, rows)]
-    return torch.stack(settled).mean(0).cpu()
+    settled = [tau[:, length // 4 :].cpu().double().log().mean((1, 2)) for tau in _every_time_constant(model, rows)]
+    return torch.stack(settled).mean(0)
 
 
 def signals(model: Backbone) -> dict[str, Pattern]:

@@ -32,6 +32,7 @@ from glissando.mixers.slots import append as append_slots
 from glissando.mixers.slots import at_last, cut, latest_of, shifted
 from glissando.ops.attention import attention
 from glissando.ops.loop import exporting
+from glissando.ops.precise import add, difference, rounded, wide, wide_zeros
 from glissando.ops.rope import rotate, rotation_after
 from glissando.state import zeros_position
 
@@ -91,8 +92,8 @@ class AttentionState(NamedTuple):
 
     k: Tensor  # (B, G, slots, K), already rotated
     v: Tensor  # (B, G, slots, K)
-    decay: Tensor | None  # (B, H, slots) float64: C - g at each key
-    total: Tensor | None  # (B, H) float64: C at the latest token
+    decay: Tensor | None  # (B, H, slots) wide: C - g at each key
+    total: Tensor | None  # (B, H) wide: C at the latest token
     latest: Tensor | None  # (B, H, K): rotated query of the latest token, the next one's key; 0 before any
     length: Tensor  # (B,) int64
     position: Tensor  # (B,) int64, tokens seen
@@ -149,8 +150,8 @@ class Attention(Mixer):
         position = zeros_position(batch_size, place["device"])
         decay = total = None
         if self.forget is not None or self.importance is not None:
-            decay = torch.zeros(batch_size, self.heads, 0, device=place["device"], dtype=torch.float64)
-            total = None if self.forget is None else decay.new_zeros(batch_size, self.heads)
+            decay = wide_zeros(batch_size, self.heads, 0, device=place["device"])
+            total = None if self.forget is None else wide_zeros(batch_size, self.heads, device=place["device"])
         latest = empty.new_zeros(batch_size, self.heads, self.head_size) if self.shifts else None
         return AttentionState(empty, empty, decay, total, latest, position, position)
 
@@ -173,9 +174,9 @@ class Attention(Mixer):
         q, k, v = (part.transpose(1, 2) for part in parts)  # (B, H, T, K), and twice (B, G, T, K)
         if self.shifts:
             k = shifted(q, None if state is None else state.latest)
-        # C over the tokens of x alone, and g: (B, H, T) float64, so that differences stay exact at any length.
+        # C over the tokens of x alone, and g: (B, H, T) wide, so that differences stay exact at any length.
         decay = None if self.forget is None else log_kept(self.forget, x)
-        importance = None if self.importance is None else self.importance(x).double().transpose(1, 2)
+        importance = None if self.importance is None else wide(self.importance(x).transpose(1, 2))
         visible: Tensor | str = "causal"
         if state is None:
             lowered = _lowered(decay, importance)
@@ -187,8 +188,7 @@ class Attention(Mixer):
         if lowered is not None:
             # Any constant per row may be added. With C at the middle query the keys that matter, those near the
             # queries, have small exponents however long the past is.
-            middle = 0 if decay is None else _middle(decay.detach())
-            bias = middle - lowered
+            bias = -rounded(lowered) if decay is None else difference(_middle(decay.detach()), lowered)
         window = c.window if isinstance(visible, str) and visible == "causal" and self._windowed(k.shape[2]) else None
         dropout = c.dropout if self.training else 0.0
         y = attention(q, k, v, visible=visible, window=window, key_bias=bias, scale=c.scale, dropout=dropout)  # type: ignore[arg-type]
@@ -223,18 +223,18 @@ class Attention(Mixer):
         keys, values = append(state.k, k), append(state.v, v)
         decays, total = None, None
         if decay is not None and state.total is not None:
-            decay = decay + state.total.unsqueeze(-1)
+            decay = add(decay, state.total.unsqueeze(2))
             total = at_last(decay, counts, state.total)
         lowered = _lowered(decay, importance)
         if lowered is not None and state.decay is not None:
-            decays = append(state.decay.unsqueeze(-1), lowered.unsqueeze(-1)).squeeze(-1)
+            decays = append(state.decay, lowered)
         # Slots that have left every row's window may still be there, see _keep_window.
         first = 0 if self.config.window is None else max(0, min(lengths, default=0) + 1 - self.config.window)
         visible = self._visible_with_past(state.length, new, first, end, uniform)
         latest = latest_of(q, counts, state.latest)
         after = AttentionState(keys, values, decays, total, latest, state.length + counts, state.position + counts)
         seen_keys, seen_values = (slots[:, :, first:end].to(q.dtype) for slots in (keys, values))
-        lowered = None if decays is None else decays[..., first:end]
+        lowered = None if decays is None else decays[:, :, first:end]
         return seen_keys, seen_values, lowered, decay, visible, self._keep_window(after, end, donate)
 
     def _visible_with_past(self, start: Tensor, new: int, first: int, end: int, uniform: bool) -> Tensor | str:
@@ -281,11 +281,11 @@ def _middle(decay: Tensor) -> Tensor:
     """C (B, H, 1) about the middle query of decay (B, H, T)."""
     if exporting():  # an index of half the length holds for one length alone
         return decay.mean(-1, keepdim=True)
-    return decay[..., decay.shape[-1] // 2].unsqueeze(-1)
+    return decay.narrow(2, decay.shape[2] // 2, 1)
 
 
 def _lowered(decay: Tensor | None, importance: Tensor | None) -> Tensor | None:
     """C - g: what a key's logit is lowered by."""
     if decay is None or importance is None:
         return -importance if decay is None and importance is not None else decay
-    return decay - importance
+    return add(decay, -importance)

@@ -46,6 +46,7 @@ from glissando.mixers.base import Context, Mixer, initialized, last_real, placem
 from glissando.mixers.memory import Horizons
 from glissando.ops.delta import delta_rule
 from glissando.ops.loop import delayed, exporting
+from glissando.ops.precise import angle_sum
 from glissando.ops.rms_norm import rms_norm
 from glissando.precision import exact, without_autocast
 
@@ -185,7 +186,7 @@ class Delta(Mixer):
             if self.omega is not None:
                 # In the frame that turns with the state only keys and queries do; differences of angles count alone.
                 turn = 2 * torch.sigmoid(exact(turn)).unsqueeze(-1) * exact(self.omega) * dt
-                angle = turn.double().cumsum(1)
+                angle = angle_sum(turn, 1)
                 k = _turned(k, -(angle - 0.5 * turn).unsqueeze(2))
                 q = _turned(q, -angle)
             if c.writes > 1:

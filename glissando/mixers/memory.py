@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from glissando.ops.precise import cumulative, widest
+
 #: of the first head and of the last, in tokens
 Horizons = tuple[Annotated[float, Field(gt=1, allow_inf_nan=False)], Annotated[float, Field(gt=1, allow_inf_nan=False)]]
 
@@ -23,9 +25,10 @@ def start_forget_gate(forget: nn.Linear, horizons: tuple[float, float]) -> None:
 
 
 def log_kept(forget: nn.Linear, x: Tensor) -> Tensor:
-    """C (B, H, T), the sum of log sigmoid(forget(x)) up to each token, for x (B, T, D): float64, as the sum grows and
-    only differences of it count."""
-    return F.logsigmoid(forget(x).double()).transpose(1, 2).cumsum(-1)
+    """C (B, H, T), the sum of log sigmoid(forget(x)) up to each token, for x (B, T, D): a wide number, as the sum grows
+    and only differences of it count."""
+    logits = forget(x)
+    return cumulative(F.logsigmoid(logits.to(widest(logits.device))).transpose(1, 2), 2)
 
 
 #: the best of 3, 6, 15 and 40 tokens and of none (docs/continuous-transformer.md)

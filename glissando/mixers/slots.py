@@ -32,10 +32,12 @@ def cut(slots: Tensor, capacity: int) -> Tensor:
 
 
 def append(slots: Tensor, new: Tensor, start: Tensor, end: int, uniform: bool, donate: bool) -> Tensor:
-    """`new` (B, G, T, K) written behind each row's `start` slots; in place, with spare slots, if donated.
+    """`new` (B, G, T, K) or (B, G, T) written behind each row's `start` slots; in place, with spare slots, if donated.
 
     The cache keeps its own type, which need not be that of what is computed.
     """
+    if slots.ndim == 3:
+        return append(slots.unsqueeze(-1), new.unsqueeze(-1), start, end, uniform, donate).squeeze(-1)
     new = new.to(slots.dtype)
     begin = end - new.shape[2]
     if not donate and uniform:

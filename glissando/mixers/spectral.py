@@ -142,7 +142,7 @@ class Spectral(Mixer):
             nn.init.zeros_(self.gate_beta)
         if not c.projections:
             nn.init.normal_(self.log_gamma, -2.0, 0.5)
-            roots = torch.sqrt(2 * torch.arange(n, dtype=torch.float64) + 1)
+            roots = torch.sqrt(2 * torch.arange(n, dtype=torch.float64, device="cpu") + 1)
             self.omega.copy_(torch.exp(-roots / roots.max() * math.log(1e4)))
             return
         horizons = torch.logspace(0, math.log10(c.horizon or _HORIZON), n)

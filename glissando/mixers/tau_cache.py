@@ -26,6 +26,7 @@ from torch import Tensor
 
 from glissando.mixers.base import require_parts
 from glissando.mixers.slots import append, at_last, cut, latest_of
+from glissando.ops.precise import add, difference, filled, rounded, wide, wide_zeros, widest
 from glissando.ops.tau_attention import attend, exponents
 from glissando.precision import without_autocast
 from glissando.state import zeros_position
@@ -39,7 +40,7 @@ class Projected(NamedTuple):
     v: Tensor  # (B, G, T, K)
     temperature: Tensor  # (H,)
     importance: Tensor | None  # g (B, H, T)
-    decay: Tensor | None  # C (B, H, T) float64, from the first token of the call
+    decay: Tensor | None  # C (B, H, T) wide, from the first token of the call
 
 
 class ExactState(NamedTuple):
@@ -47,8 +48,8 @@ class ExactState(NamedTuple):
 
     k: Tensor  # lambda_k (B, H, slots), at least float32
     v: Tensor  # (B, G, slots, K)
-    e: Tensor | None  # (B, H, slots) float64
-    total: Tensor | None  # (B, H) float64: C at the latest token
+    e: Tensor | None  # (B, H, slots) wide
+    total: Tensor | None  # (B, H) wide: C at the latest token
     latest: Tensor | None  # (B, H), at least float32: lambda^q of the latest token, the next one's key; 0 before any
     position: Tensor  # (B,) int64: tokens seen
 
@@ -68,9 +69,10 @@ class ExactState(NamedTuple):
 class BinnedState(NamedTuple):
     up: Tensor  # (B, H, M, K + 1), at least float32
     down: Tensor  # (B, H, M, K + 1)
-    up_level: Tensor  # (B, H, M) float64: the largest exponent in each bin so far, to which its sum is relative
-    down_level: Tensor  # (B, H, M) float64
-    total: Tensor | None  # (B, H) float64: C at the latest token
+    up_level: Tensor  # (B, H, M) in the widest type: about the largest exponent in each bin so far, to which its sum
+    #                   is relative
+    down_level: Tensor  # (B, H, M)
+    total: Tensor | None  # (B, H) wide: C at the latest token
     latest: Tensor | None  # (B, H) as in ExactState
     position: Tensor  # (B,) int64
 
@@ -81,7 +83,7 @@ TauState = ExactState | BinnedState
 #: 1 % of a weight at T = 0.05
 _BINS = 1024
 #: the level of an empty bin, in place of -inf: differences of it stay numbers
-_NOTHING = -1e300
+_NOTHING = {torch.float64: -1e300, torch.float32: -1e30}
 #: queries that attend to all bins at once
 _QUERIES = 256
 
@@ -97,9 +99,9 @@ class ExactCache:
         exact = torch.promote_types(dtype, torch.float32)
         k = torch.zeros(batch_size, self.heads, 0, device=device, dtype=exact)
         v = torch.zeros(batch_size, self.groups, 0, self.size, device=device, dtype=dtype)
-        total = k.new_zeros(batch_size, self.heads, dtype=torch.float64) if self.has_decay else None
+        total = wide_zeros(batch_size, self.heads, device=device) if self.has_decay else None
         latest = k.new_zeros(batch_size, self.heads) if self.shifts else None
-        return ExactState(k, v, k.double() if self.has_e else None, total, latest, zeros_position(batch_size, device))
+        return ExactState(k, v, wide(k) if self.has_e else None, total, latest, zeros_position(batch_size, device))
 
     def attend(self, p: Projected, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, ExactState]:
         require_parts(state, e=self.has_e, total=self.has_decay, latest=self.shifts)
@@ -108,8 +110,6 @@ class ExactCache:
         uniform = len(set(lengths)) <= 1
 
         def grown(slots: Tensor, latest: Tensor) -> Tensor:
-            if slots.ndim == 3:
-                return grown(slots.unsqueeze(-1), latest.unsqueeze(-1)).squeeze(-1)
             return append(slots, latest, state.position, end, uniform, donate)
 
         keys, values, e, total = grown(state.k, p.k), grown(state.v, p.v), state.e, state.total
@@ -120,7 +120,7 @@ class ExactCache:
         # A step of decoding reads what it sees; cutting the rest off would copy all of the cache.
         end = keys.shape[2] if p.q.shape[2] == 1 else end
         seen = keys[:, :, :end].to(p.q.dtype)
-        near = exponents(seen, None, None) if e is None else e[..., :end]
+        near = exponents(seen, None, None) if e is None else e[:, :, :end]
         y, _ = attend(p.q, seen, values[:, :, :end].to(p.v.dtype), p.temperature, near, past=state.position)
         latest = latest_of(p.q, counts, state.latest)
         return y, ExactState(keys, values, e, total, latest, state.position + counts)
@@ -136,8 +136,9 @@ class BinnedCache:
     def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> BinnedState:
         exact = torch.promote_types(dtype, torch.float32)
         up = torch.zeros(batch_size, self.heads, self.bins, self.size + 1, device=device, dtype=exact)
-        level = torch.full(up.shape[:3], _NOTHING, device=device, dtype=torch.float64)
-        total = level.new_zeros(batch_size, self.heads) if self.has_decay else None
+        most = widest(device)
+        level = torch.full(up.shape[:3], _NOTHING[most], device=device, dtype=most)
+        total = wide_zeros(batch_size, self.heads, device=device) if self.has_decay else None
         latest = up.new_zeros(batch_size, self.heads) if self.shifts else None
         return BinnedState(up, up.clone(), level, level.clone(), total, latest, zeros_position(batch_size, device))
 
@@ -148,9 +149,10 @@ class BinnedCache:
         own, lse = attend(p.q, p.k, p.v, p.temperature, e)
         sums, top = self._past(p, state)
         # Both are sums relative to an exponent: the larger of the two becomes the common one.
-        highest = torch.maximum(top, lse).detach()
-        ratio = (lse - highest).exp().to(sums.dtype).unsqueeze(-1)
-        sums = sums * (top - highest).exp().to(sums.dtype).unsqueeze(-1)
+        highest = torch.maximum(rounded(top), rounded(lse)).detach()
+        highest = wide(highest)
+        ratio = difference(lse, highest).exp().to(sums.dtype).unsqueeze(-1)
+        sums = sums * difference(top, highest).exp().to(sums.dtype).unsqueeze(-1)
         y = (own.to(sums.dtype) * ratio + sums[..., :-1]) / (ratio + sums[..., -1:])
         total = None if decay is None else at_last(decay, counts, state.total)
         latest = latest_of(p.q, counts, state.latest)
@@ -158,23 +160,31 @@ class BinnedCache:
         return y.to(own.dtype), after._replace(position=state.position + counts)
 
     def _past(self, p: Projected, state: BinnedState) -> tuple[Tensor, Tensor]:
-        """sum of weight [v, 1] over the bins (B, H, T, K + 1), and the exponent (B, H, T) that it is relative to."""
+        """sum of weight [v, 1] over the bins (B, H, T, K + 1), relative to the exponent (B, H, T), wide, beside it."""
         pieces = [self._attend_to_bins(q, p.temperature.view(-1, 1, 1), state) for q in p.q.split(_QUERIES, -1)]
         sums, tops = zip(*pieces, strict=True)
         return torch.cat(sums, 2), torch.cat(tops, 2)
 
     def _attend_to_bins(self, queries: Tensor, t: Tensor, state: BinnedState) -> tuple[Tensor, Tensor]:
-        q, own = queries.double().unsqueeze(-1), self._bin(queries).unsqueeze(-1)
+        most = widest(queries.device)
+        q, own = queries.to(most).unsqueeze(-1), self._bin(queries).unsqueeze(-1)
         index = torch.arange(self.bins, device=q.device)
-        left = index.double() / self.bins
+        left = index.to(most) / self.bins
         half = torch.where(index == own, math.log(2), torch.inf)  # of its own bin a query takes half of either sum
         below = torch.where(index < own, (q - left - 1 / self.bins).clamp_min(0) / t, half)
         above = torch.where(index > own, (left - q).clamp_min(0) / t, half)
-        below, above = state.up_level.unsqueeze(2) - below, state.down_level.unsqueeze(2) - above
-        top = torch.maximum(below.amax(-1), above.amax(-1)).detach().clamp_min(_NOTHING)
+        up_level, down_level = state.up_level.unsqueeze(2), state.down_level.unsqueeze(2)
+        origin = None
+        if most != torch.float64:  # a level of thousands leaves float32 no digits for a distance
+            origin = torch.maximum(up_level.amax(-1), down_level.amax(-1))
+            up_level, down_level = up_level - origin.unsqueeze(-1), down_level - origin.unsqueeze(-1)
+        below, above = up_level - below, down_level - above
+        top = torch.maximum(below.amax(-1), above.amax(-1)).detach().clamp_min(_NOTHING[most])
         up, down = ((x - top.unsqueeze(-1)).exp().to(state.up.dtype) for x in (below, above))
         with without_autocast(q.device.type):
-            return up @ state.up + down @ state.down, top
+            sums = up @ state.up + down @ state.down
+        top = wide(top)
+        return sums, top if origin is None else add(top, wide(origin.expand(top.shape[:3])))
 
     def _bin(self, values: Tensor) -> Tensor:
         return (values.detach() * self.bins).long().clamp(0, self.bins - 1)
@@ -183,23 +193,25 @@ class BinnedCache:
         real = None
         if isinstance(counts, Tensor):
             real = torch.arange(e.shape[2], device=e.device) < counts.unsqueeze(-1)
-            e = e.masked_fill(~real.unsqueeze(1), -torch.inf)
+            e = filled(e, ~real.unsqueeze(1), -torch.inf)
         bins = self._bin(p.k)
-        left, t = bins.double() / self.bins, p.temperature.view(-1, 1)
+        left, t = bins.to(state.up_level.dtype) / self.bins, p.temperature.view(-1, 1)
         v = p.v.to(state.up.dtype).repeat_interleave(self.heads // self.groups, 1)
         entry = torch.cat([v, torch.ones_like(v[..., :1])], -1)
         index = bins.unsqueeze(-1).expand_as(entry)
 
         def added(sums: Tensor, level: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
-            exponent = e - distance.clamp_min(0) / t
+            exponent = add(e, -wide(distance.clamp_min(0) / t))
+            largest = rounded(exponent).detach()
             if e.shape[2] == 1:  # a step of decoding changes one bin a head, and need not read the others
                 before = level.gather(2, bins)
-                highest = torch.maximum(before, exponent.detach()).clamp_min(_NOTHING)
-                kept, weight = ((x - highest).exp().to(sums.dtype).unsqueeze(-1) for x in (before, exponent))
+                highest = torch.maximum(before, largest).clamp_min(_NOTHING[level.dtype])
+                gaps = (before - highest, difference(exponent, wide(highest)))
+                kept, weight = (gap.exp().to(sums.dtype).unsqueeze(-1) for gap in gaps)
                 put = torch.Tensor.scatter_ if donate else torch.scatter
                 return put(sums, 2, index, sums.gather(2, index) * kept + entry * weight), put(level, 2, bins, highest)
-            highest = level.scatter_reduce(2, bins, exponent.detach(), "amax").clamp_min(_NOTHING)
-            weight = (exponent - highest.gather(2, bins)).exp().to(sums.dtype)
+            highest = level.scatter_reduce(2, bins, largest, "amax").clamp_min(_NOTHING[level.dtype])
+            weight = difference(exponent, wide(highest.gather(2, bins))).exp().to(sums.dtype)
             kept = sums * (level - highest).exp().to(sums.dtype).unsqueeze(-1)
             return kept.scatter_add(2, index, entry * weight.unsqueeze(-1)), highest
 
@@ -215,4 +227,4 @@ def bin_error(bins: int, temperature: float) -> float:
 
 
 def _continued(decay: Tensor | None, total: Tensor | None) -> Tensor | None:
-    return None if decay is None or total is None else decay + total.unsqueeze(-1)
+    return None if decay is None or total is None else add(decay, total.unsqueeze(2))

@@ -20,6 +20,7 @@ from glissando.mixers import EMPTY, Context, Liquid, Mixer, Tau
 from glissando.model import LanguageModel
 from glissando.observation.liquid import observe_liquid
 from glissando.observation.tau import collapses, observe_tau
+from glissando.ops.precise import double
 
 #: shown a mixer's input: (mixer, x (B, T, D), context)
 Watcher = Callable[[Any, Tensor, Context], None]
@@ -86,9 +87,9 @@ def observe(
     def note(mixer: Mixer, x: Tensor, ctx: Context) -> None:
         observer = OBSERVERS[type(mixer)]
         for name, value in zip(observer.names, observer.measure(mixer, x, ctx), strict=True):
-            found.setdefault(name, []).append(value.double())
+            found.setdefault(name, []).append(double(value))
             if name in observer.first:
-                found.setdefault(f"{name}/first", [value.double()])
+                found.setdefault(f"{name}/first", [double(value)])
 
     show(model, mixers, note, ids, mask, control)
     names = columns(model)

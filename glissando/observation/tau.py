@@ -10,6 +10,7 @@ from torch import Tensor
 
 from glissando.mixers import Context, Tau
 from glissando.mixers.tau_cache import Projected
+from glissando.ops.precise import double, wide_to_double
 from glissando.ops.tau_attention import exponents
 
 #: attention entropy is the mean over so many queries of a row
@@ -40,7 +41,7 @@ def observe_tau(mixer: Tau, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
     queries = _late_positions(ctx.counts(x), min(_QUERIES, x.shape[1] - x.shape[1] // 2))
     entropy = attention_entropy(projected, queries)
     effective = entropy.exp()
-    share = effective / (queries + 1).unsqueeze(1)
+    share = effective / (queries.to(effective.device) + 1).unsqueeze(1)
     return p05, p50, p95, mixer.tau, projected.temperature.mean(), entropy.mean(), effective.mean(), share.mean()
 
 
@@ -48,9 +49,9 @@ def attention_entropy(p: Projected, queries: Tensor) -> Tensor:
     """-sum_j p_ij log p_ij in nats (B, H, Q) float64, over the keys j <= i of the queries i at positions (B, Q)."""
     where = queries.unsqueeze(1).expand(-1, p.q.shape[1], -1)
     gap = (p.q.gather(-1, where).unsqueeze(-1) - p.k.unsqueeze(-2)).abs()
-    near = exponents(p.k, p.importance, p.decay).unsqueeze(-2)
-    logits = near - gap / p.temperature.double().view(-1, 1, 1)
-    visible = torch.arange(gap.shape[-1], device=gap.device) <= queries.unsqueeze(-1)
+    near = wide_to_double(exponents(p.k, p.importance, p.decay)).unsqueeze(-2)
+    logits = near - gap.to(near.device) / double(p.temperature).view(-1, 1, 1)
+    visible = torch.arange(gap.shape[-1], device=near.device) <= queries.to(near.device).unsqueeze(-1)
     return torch.special.entr(logits.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(-1)).sum(-1)
 
 

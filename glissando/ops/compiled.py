@@ -20,6 +20,7 @@ from numba import njit
 from torch import Tensor
 
 from glissando.errors import ConfigError, unknown_name
+from glissando.ops.precise import has_float64
 
 #: fused multiply-add and reordering, but infinities and NaNs stay what they are
 _FAST = {"contract", "nsz", "reassoc", "arcp"}
@@ -77,11 +78,17 @@ def use_numba(operation: str, backend: str, x: Tensor) -> bool:
     Raises UnknownNameError for another name, ConfigError for `numba` where the tensors are not on a CPU.
     """
     if backend == "auto":
-        return x.device.type == "cpu" and not torch.compiler.is_compiling()
+        return kernels_serve(x.device) and not torch.compiler.is_compiling()
     require_backend(operation, backend, ("auto", "numba", "reference"))
     if backend == "numba" and x.device.type != "cpu":
         raise ConfigError(f"{operation}: backend 'numba' runs on a CPU, the tensors are on {x.device}; use 'auto'")
     return backend == "numba"
+
+
+def kernels_serve(device: torch.device) -> bool:
+    """Whether `auto` means the kernels of the CPU on this device: on a CPU that does not stand in for a device without
+    float64, in which they sum."""
+    return device.type == "cpu" and has_float64(device)
 
 
 def require_backend(operation: str, backend: str, known: tuple[str, ...]) -> None:

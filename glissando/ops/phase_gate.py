@@ -1,6 +1,7 @@
 """The phase gate: u = s tanh(|s| alpha + phi beta), phi_t = (t omega + pi) mod 2 pi - pi, t the absolute position.
 
-The phase is reduced in float64, so that it stays exact at any position. From the Continuous Transformer.
+The phase is reduced in float64, so that it stays exact at any position; where there is none see
+glissando.ops.precise. From the Continuous Transformer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.ops.compiled import as_rows, over_rows, require_kinds, require_shapes, use_numba
+from glissando.ops.precise import angle
 
 
 def phase_gate(
@@ -41,9 +43,11 @@ def phase_gate(
 
 
 def phases(omega: Tensor, position: Tensor, length: int) -> Tensor:
-    """t omega in [-pi, pi), (B, length, N) float64, for t = position, position + 1, ..."""
+    """t omega in [-pi, pi), (B, length, N), for t = position, position + 1, ...; in float64, or in float32 on a device
+    without it: within 1e-6 to position 2^24, on either side of pi where the phase is as near to it."""
     t = position.unsqueeze(1) + torch.arange(length, device=position.device)
-    return torch.remainder(t.unsqueeze(-1).double() * omega.double() + math.pi, 2 * math.pi) - math.pi
+    turned = angle(t.unsqueeze(-1), omega)
+    return torch.remainder(turned + math.pi, 2 * math.pi) - math.pi
 
 
 def _gates(s: Tensor, alpha: Tensor, beta: Tensor, omega: Tensor, position: Tensor) -> Tensor:

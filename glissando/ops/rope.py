@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from glissando.ops.compiled import over_rows, require_backend
+from glissando.ops.compiled import kernels_serve, over_rows, require_backend
 from glissando.ops.loop import exporting
+from glissando.ops.precise import angle_of_constants, has_float64
 
 #: positions whose rotations are kept once they are needed: 16 MiB at head size 64
 _TABLE = 1 << 16
@@ -25,21 +26,19 @@ _TABLE = 1 << 16
 _LARGE = 1 << 13
 
 
-def _angle_dtype(device: torch.device) -> torch.dtype:
-    # Angles grow with position: float32 loses 1e-3 rad at position 10^4. Apple's GPU has no float64.
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def rotation(positions: Tensor, head_size: int, base: float, width: int, dtype: torch.dtype) -> Tensor:
-    """cos and sin (2, *positions.shape, K/2) at int64 `positions`.
+    """cos and sin (2, *positions.shape, K/2) at int64 `positions`, within 1e-6 to 2^24 on a device without float64.
 
     Raises ValueError for an odd head size, which has no pairs to rotate.
     """
     if head_size % 2:
         raise ValueError(f"RoPE rotates pairs: head size must be even, got {head_size}")
-    exact = _angle_dtype(positions.device)
-    pairs = torch.arange(0, head_size, 2, device=positions.device, dtype=exact)
-    angle = positions.to(exact).unsqueeze(-1) * base ** (-pairs / width)
+    # Angles grow with position: plain float32 loses 1e-3 rad at position 10^4.
+    if has_float64(positions.device):
+        pairs = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64)
+        angle = positions.double().unsqueeze(-1) * base ** (-pairs / width)
+    else:
+        angle = angle_of_constants(positions, [base ** (-pair / width) for pair in range(0, head_size, 2)])
     return torch.stack([angle.cos(), angle.sin()]).to(dtype)
 
 
@@ -108,7 +107,7 @@ def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "
 
 def _turn(x: Tensor, cos_sin: Tensor) -> Tensor:
     cos, sin = cos_sin[0], cos_sin[1]
-    if x.device.type == "cpu" and x.ndim == 4 and x.numel() >= _LARGE and _has_kernel(x, cos):
+    if kernels_serve(x.device) and x.ndim == 4 and x.numel() >= _LARGE and _has_kernel(x, cos):
         from glissando.ops.rope_numba import turn
 
         # In the table's precision, rounded once.

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.ops.compiled import HAS_TRITON
+from glissando.ops.compiled import HAS_TRITON, kernels_serve
 from glissando.ops.loop import exporting, over_time
 
 Backend = Literal["auto", "reference", "numba", "doubling", "triton"]
@@ -185,7 +185,7 @@ _operation.register_autograd(_gradients, setup_context=_keep)
 def _automatic(x: Tensor) -> str:
     if x.shape[1] == 1:
         return "reference"  # a step of decoding: one product and one sum
-    if x.device.type == "cpu":
+    if kernels_serve(x.device):
         return "numba"
     return "triton" if x.device.type == "cuda" and HAS_TRITON else "doubling"
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.ops.compiled import HAS_TRITON, require_shapes
+from glissando.ops.compiled import HAS_TRITON, kernels_serve, require_shapes
 from glissando.ops.loop import exporting
+from glissando.ops.precise import add, has_float64, is_pair, rounded, two_product, two_sum, wide, widest
 from glissando.precision import without_autocast
 
 Backend = Literal["auto", "fast", "triton", "reference"]
@@ -97,9 +98,15 @@ def _require_a_key(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, past: Tens
 
 
 def exponents(lambda_k: Tensor, key_bias: Tensor | None, cumulative_log_forget: Tensor | None) -> Tensor:
-    """e_j = g_j - C_j (B, H, L) in float64. C_i is the same for all keys of a query, and cancels."""
-    e = torch.zeros_like(lambda_k, dtype=torch.float64) if key_bias is None else key_bias.double()
-    return e if cumulative_log_forget is None else e - cumulative_log_forget.double()
+    """e_j = g_j - C_j (B, H, L), wide. C_i is the same for all keys of a query, and cancels.
+
+    cumulative_log_forget  a wide number (see glissando.ops.precise), or of the keys' own shape in any type
+    """
+    e = wide(torch.zeros_like(lambda_k) if key_bias is None else key_bias)
+    if cumulative_log_forget is None:
+        return e
+    c = cumulative_log_forget
+    return add(e, -(wide(c) if c.ndim == lambda_k.ndim else c))
 
 
 def attend(
@@ -111,7 +118,7 @@ def attend(
     backend: Backend = "auto",
     past: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o as above for logits e_j - |lambda^q_i - lambda^k_j| / T, and log sum_j exp of them (B, H, T) in float64.
+    """o as above for logits e_j - |lambda^q_i - lambda^k_j| / T, e wide, and log sum_j exp of them (B, H, T), wide.
 
     Attention to two sets of keys together is the mean of the two o by their exp(lse).
     """
@@ -137,8 +144,9 @@ def attend(
         run = tau_kernels.Fast.apply if torch.is_grad_enabled() else tau_kernels.forward
         o, lse, _ = run(q, k, v, e, inverse, past)
     else:
+        run = _reference_pairs if is_pair(e) else _reference
         with without_autocast(q.device.type):
-            o, lse = _reference(q, k, v, e, inverse, past)
+            o, lse = run(q, k, v, e, inverse, past)
     return o.to(given), lse
 
 
@@ -159,7 +167,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, e: Tensor, past: Tensor | None) -> T
         "tau_attention",
         lambda_k=(k, (batch, heads, n_keys)),
         v=(v, (batch, groups, n_keys, v.shape[3])),
-        key_bias=(e, (batch, heads, n_keys)),
+        key_bias=(rounded(e), (batch, heads, n_keys)),
     )
     if past is None:
         if n_keys < length:
@@ -178,23 +186,29 @@ def _check(q: Tensor, k: Tensor, v: Tensor, e: Tensor, past: Tensor | None) -> T
 
 
 def _inverse(temperature: Tensor | float, q: Tensor) -> Tensor:
-    """1 / T (H,) in float64."""
+    """1 / T (H,), wide."""
     heads = q.shape[1]
     if not isinstance(temperature, Tensor | float | int):
         raise ValueError(f"tau_attention: temperature must be a number or a tensor, got {temperature!r}")
-    each = torch.as_tensor(temperature, dtype=torch.float64, device=q.device)
+    each = torch.as_tensor(temperature, dtype=widest(q.device), device=q.device)
     if each.shape not in ((), (1,), (heads,)):
         raise ValueError(
             f"tau_attention: temperature must be a number or one for each of {heads} heads, got {tuple(each.shape)}"
         )
     if not isinstance(temperature, Tensor) and not temperature > 0:
         raise ValueError(f"tau_attention: temperature must be above 0, got {temperature}")
-    return (1 / each).expand(heads)
+    inverse = (1 / each).expand(heads)
+    if has_float64(q.device):
+        return inverse
+    with torch.no_grad():
+        product, rest = two_product(inverse, each.expand(heads))
+        low = ((1 - product) - rest) * inverse
+    return torch.stack([inverse, low], -1)
 
 
 def _is_step(backend: str, q: Tensor, *others: Tensor) -> bool:
     """One query without gradients on a CPU: a step of decoding, for which nothing needs sorting."""
-    if backend == "reference" or q.shape[2] != 1 or q.device.type != "cpu" or torch.compiler.is_compiling():
+    if backend == "reference" or q.shape[2] != 1 or not kernels_serve(q.device) or torch.compiler.is_compiling():
         return False
     return backend in ("auto", "fast") and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others)))
 
@@ -208,7 +222,12 @@ def _use_triton(backend: str, q: Tensor, v: Tensor) -> bool:
 def _use_fast(backend: str, q: Tensor, k: Tensor) -> bool:
     on_cpu = q.device.type == "cpu"
     if backend == "auto":
-        return on_cpu and q.shape[2] > 1 and k.shape[2] >= _CROSSOVER and not torch.compiler.is_compiling()
+        return (
+            kernels_serve(q.device)
+            and q.shape[2] > 1
+            and k.shape[2] >= _CROSSOVER
+            and not torch.compiler.is_compiling()
+        )
     if backend not in ("fast", "reference"):
         raise unknown_name("tau_attention backend", backend, ["auto", "fast", "reference", "triton"])
     if backend == "fast" and not on_cpu:
@@ -234,3 +253,37 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past
     weights = (logits - lse).exp().unflatten(1, (v.shape[1], -1)).flatten(2, 3)
     lse = lse.double() + most - nearest * scale
     return (weights @ v).view(*q.shape, v.shape[3]), lse.squeeze(-1)
+
+
+def _reference_pairs(
+    q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same where there is no float64: e (B, H, L, 2) and 1 / T (H, 2) are pairs, and logits are within 1e-6 of
+    themselves and 1e-12 of the exponents and distances that cancel in them."""
+    length, n_keys = q.shape[2], k.shape[2]
+    own = past.to(q.device).unsqueeze(1) + torch.arange(length, device=q.device)
+    visible = (torch.arange(n_keys, device=q.device) <= own.unsqueeze(-1)).unsqueeze(1)
+    signed, rest = two_sum(q.unsqueeze(-1), -k.unsqueeze(-2))
+    gap, gap_low = signed.abs(), rest * signed.detach().sign()
+    (high, low), (scale, scale_low) = e.unsqueeze(-3).unbind(-1), inverse.view(-1, 1, 1, 2).unbind(-1)
+    low = low.detach()
+    with torch.no_grad():  # nearly the heaviest key will do: what is taken off its logit is taken off all
+        best = (high - gap * scale).masked_fill_(~visible, -torch.inf).argmax(-1, keepdim=True)
+        most, most_low, nearest, nearest_low = (
+            part.expand_as(gap).gather(-1, best) for part in (high.clamp_min(-1e30), low, gap, gap_low)
+        )
+    closer, lost = two_sum(nearest, -gap)
+    closer_low = lost + (nearest_low - gap_low)
+    term, term_low = two_product(closer, scale)
+    logits, logits_low = two_sum(high - most, term)
+    _, apart = two_sum(high, -most)
+    with torch.no_grad():
+        logits_low = logits_low + apart + (low - most_low) + term_low + closer * scale_low + closer_low * scale
+    logits = (logits + logits_low).masked_fill(~visible, -torch.inf)
+    lse = logits.logsumexp(-1, keepdim=True)
+    weights = (logits - lse).exp().unflatten(1, (v.shape[1], -1)).flatten(2, 3)
+    reach, reach_low = two_product(nearest, scale)
+    top = torch.stack([most, most_low], -1)
+    away = torch.stack([reach, reach_low + nearest * scale_low + nearest_low * scale], -1)
+    lse = add(add(wide(lse), top), -away)
+    return (weights @ v).view(*q.shape, v.shape[3]), lse.squeeze(-2)

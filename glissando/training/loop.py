@@ -23,6 +23,7 @@ from glissando.generation import generate, tokens_left, visible
 from glissando.growth.shares import shares
 from glissando.metrics import Metrics, append, part_norms, part_of
 from glissando.model import LanguageModel
+from glissando.ops.precise import widest
 from glissando.random_state import restore_rng, rng_state
 from glissando.runs import METRICS, MODULE_PREFIX, Run
 from glissando.sharding import (
@@ -226,7 +227,7 @@ class Loop:
         self.state.seconds, self.budget.asked = self.clock.elapsed(), self.stopping.asked is not None
         if self.fabric.world_size > 1:
             mine = [self.state.seconds if self.fabric.is_global_zero else 0.0, float(self.budget.asked)]
-            both = torch.tensor(mine, dtype=torch.float64, device=self.fabric.device)
+            both = torch.tensor(mine, dtype=widest(self.fabric.device), device=self.fabric.device)
             torch.distributed.all_reduce(both)
             self.state.seconds, self.budget.asked = both[0].item(), both[1].item() > 0
 
@@ -381,7 +382,7 @@ class Loop:
     def _require_finite_weights(self) -> None:
         """Raises DivergenceError, on every process, if a weight has overflowed: it must not be saved."""
         named = dict(self.model.named_parameters())
-        bad = (~local_norms(named.values()).isfinite()).double()
+        bad = (~local_norms(named.values()).isfinite()).float()
         if self.fabric.world_size > 1:
             torch.distributed.all_reduce(bad)
         if bad.any():

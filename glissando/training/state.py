@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from glissando.errors import RunError
+from glissando.ops.precise import widest
 from glissando.runs import Run
 from glissando.sharding import local, local_norms
 from glissando.storage import find_published, publish_directory, verify_manifest
@@ -41,10 +42,11 @@ def over_processes(mine: Sums, gradients: list[Tensor], world_size: int) -> tupl
     if world_size == 1:
         *values, nats, neutral, hits = torch.cat([norms, sums.to(norms.dtype)]).tolist()
         return dataclasses.replace(mine, nats=nats, neutral=neutral, hits=hits), values
-    counts = sums.new_tensor([mine.targets, mine.n_bytes, mine.flops], dtype=torch.float64)
+    most = widest(sums.device)
+    counts = sums.new_tensor([mine.targets, mine.n_bytes, mine.flops], dtype=most)
     # Of a sharded gradient no process has the whole norm.
-    squares = norms.double().square() if local(gradients[0]) is not gradients[0] else norms.new_zeros(0)
-    total = torch.cat([sums.double(), counts, squares])
+    squares = norms.to(most).square() if local(gradients[0]) is not gradients[0] else norms.new_zeros(0)
+    total = torch.cat([sums.to(most), counts, squares])
     torch.distributed.all_reduce(total)
     nats, neutral, hits, targets, n_bytes, flops, *squared = total.tolist()
     values = [math.sqrt(square) for square in squared] or norms.tolist()

@@ -67,4 +67,4 @@ def _look(model: LanguageModel, kind: type[Mixer], look: MixerLook, ids: Tensor,
     if mixers:
         show(model, mixers, lambda mixer, x, ctx: seen.append(look.measure(mixer, x, ctx)), ids, control=control)
     rows = [f"layer {number}" for number in layer_numbers(model, kind, len(seen))]
-    return Look(*look[:-1], rows, [row.double().cpu().tolist() for row in seen])
+    return Look(*look[:-1], rows, [row.cpu().double().tolist() for row in seen])

@@ -16,7 +16,7 @@ def _speed(model: LanguageModel, ids: Tensor, control: Tensor | None) -> Look:
 
     def watch(tau: float, slope: Tensor) -> None:
         rows.append(f"tau {tau:.2f}")
-        values.append(slope[0].norm(dim=-1).double().cpu().tolist())
+        values.append(slope[0].norm(dim=-1).cpu().double().tolist())
 
     hook = model.depth.register_forward_pre_hook(lambda _, x, given: (x, given | {"watch": watch}), with_kwargs=True)
     try:

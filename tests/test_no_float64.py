@@ -1,0 +1,163 @@
+"""Devices without float64: the CPU stands in for one, where any tensor of float64 raises."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+from subjects import CASES, build, random_ids
+from test_laws import gradients, in_pieces, ragged, weigh
+from tolerances import assert_close, assert_tensors_close
+
+from glissando.mixers.memory import log_kept
+from glissando.ops import precise
+from glissando.ops.phase_gate import phases
+from glissando.ops.rope import rotation
+from glissando.ops.tau_attention import attend, exponents
+from glissando.state import leaves
+from glissando.testing import no_float64
+
+#: one of each form for such devices: these run every time, the others with the slow ones
+QUICK = (
+    "mixer:attention-helpers", "mixer:delta-rotate", "mixer:liquid-default", "mixer:spectral-everything",
+    "mixer:tau-gated", "preset:liquid-ssm",
+)  # fmt: skip
+cases = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES]
+)
+
+
+@cases
+def test_laws_without_float64(case: str):
+    """Values and gradients are those of float64; the split law and that of a batch hold at float32's tolerance."""
+    model = build(case, torch.float32)
+    ids = random_ids(model, 3, 40, seed=5)
+    masked = "mask" in model.depth.accepts
+    mask = ragged(*ids.shape, seed=5) if masked else torch.ones_like(ids, dtype=torch.bool)
+    given = {"mask": mask} if masked else {}
+    with no_float64():
+        whole = model(ids, **given)[0]
+        grads = gradients(model, weigh(whole, mask))
+        pieces, state = in_pieces(model, ids, [5, 6, 20], mask if masked else None)
+        split_grads = gradients(model, weigh(pieces, mask))
+        assert not [leaf for leaf in leaves(state) if leaf.dtype in (torch.float64, torch.complex128)]
+        with torch.no_grad():
+            donated, _ = in_pieces(model, ids, [7, *range(20, 40)], mask if masked else None, donate=True)
+            alone = model(ids[1:2, mask[1]])[0]
+    assert_close(pieces[mask], whole[mask], "split")
+    assert_close(donated[mask], whole[mask], "token by token")
+    assert_close(alone[0], whole[1, mask[1]], "a row alone")
+    assert_tensors_close(split_grads, grads, "split gradient of")
+    exact = build(case)
+    exact.load_state_dict(model.state_dict())
+    expected = exact(ids, **given)[0]
+    assert_close(whole[mask], expected[mask].float(), "values")
+    expected_grads = gradients(exact, weigh(expected, mask))
+    assert_tensors_close(grads, {n: g.float() for n, g in expected_grads.items()}, "gradient of")
+
+
+def test_float64_raises_where_the_cpu_stands_in():
+    with no_float64():
+        assert not precise.has_float64("cpu")
+        for mistake in (
+            lambda: torch.zeros(2, dtype=torch.float64),
+            lambda: torch.ones(2).double(),
+            lambda: torch.tensor([1.0], dtype=torch.float64),
+            lambda: torch.ones(2, dtype=torch.complex64).to(torch.complex128),
+        ):
+            with pytest.raises(TypeError, match="stands in for one without float64"):
+                mistake()
+    assert precise.has_float64("cpu")
+    assert not precise.has_float64("mps")
+
+
+def test_phases_at_ten_million():
+    """t omega modulo 2 pi within 1e-6 rad at position 10^7, and its gradient, which is t."""
+    omega = torch.tensor([3.1, 1.0, 0.7312, 1e-4, 0.05]).requires_grad_()
+    start = torch.tensor([10_000_000 - 3])
+    expected = torch.remainder((start + 3).double() * omega.detach().double() + math.pi, 2 * math.pi) - math.pi
+    with no_float64():
+        found = phases(omega, start, 4)[0, -1]
+        found.sum().backward()
+    gap = (found.detach().double() - expected).abs()
+    assert torch.minimum(gap, 2 * math.pi - gap).max() < 1e-6
+    assert torch.equal(omega.grad, torch.full_like(omega, 10_000_000.0))
+
+
+def test_rotations_at_ten_million():
+    where = torch.tensor([0, 1, 12_345, 10_000_000])
+    expected = rotation(where, 64, 1e4, 64, torch.float32)
+    with no_float64():
+        found = rotation(where, 64, 1e4, 64, torch.float32)
+    assert (found - expected).abs().max() < 1e-6
+    plain = (where.float().unsqueeze(-1) * 1e4 ** (-torch.arange(0, 64, 2) / 64)).cos()
+    assert (plain - expected[0]).abs().max() > 0.01, "what float32 alone makes of it"
+
+
+def forget_and_x(tokens: int) -> tuple[torch.nn.Linear, torch.Tensor]:
+    forget = torch.nn.Linear(2, 3)
+    torch.nn.init.constant_(forget.bias, 2.0)
+    return forget, torch.randn(1, tokens, 2)
+
+
+def test_forget_gates_after_64k_tokens():
+    """Differences of C are within 1e-6, relative, wherever they are taken; of float32 sums they are not within 1e-3."""
+    forget, x = forget_and_x(65_536)
+    pairs = [(65_535, 65_534), (65_000, 64_990), (40_000, 39_000), (65_535, 0)]
+    log_f = torch.nn.functional.logsigmoid(forget(x)).transpose(1, 2)
+    exact = log_f.double().cumsum(-1)
+    with no_float64():
+        c = log_kept(forget, x)
+        found = [precise.difference(c[:, :, i], c[:, :, j]) for i, j in pairs]
+    short = log_f.cumsum(-1)
+    worst = 0.0
+    for (i, j), got in zip(pairs, found, strict=True):
+        expected = exact[..., i] - exact[..., j]
+        assert ((got - expected) / expected).abs().max() < 1e-6
+        worst = max(worst, ((short[..., i] - short[..., j] - expected) / expected).abs().max().item())
+    assert worst > 1e-3
+
+
+def test_gradients_of_a_cumulative_sum():
+    x = torch.randn(2, 3, 50)
+    outcomes = []
+    for run in (lambda: precise.cumulative(x, 2), lambda: precise.angle_sum(x, 2)):
+        x.requires_grad_().grad = None
+        weights = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(1))
+        with no_float64():
+            total = run()
+            (precise.rounded(total) if total.ndim == 4 else total).mul(weights).sum().backward()
+        outcomes.append(x.grad)
+    expected = weights.flip(-1).cumsum(-1).flip(-1)
+    for grad in outcomes:
+        assert_close(grad, expected, tolerance=1e-5)
+
+
+def test_tau_attention_where_exponents_and_distances_cancel():
+    """Both are in the thousands after 30,000 tokens of forgetting, and what is left of their difference decides."""
+    generator = torch.Generator().manual_seed(3)
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=generator)
+
+    q, k, v, temperature = uniform(2, 2, 9), uniform(2, 2, 60), uniform(2, 2, 60, 4), torch.tensor([3e-4, 2e-4])
+    # C rises by what the distance falls: a key far back and near is as heavy as one that is late and far away.
+    c = 20_000 - (k - 0.5).abs().double() / temperature.double().view(-1, 1)
+    g, weights = uniform(2, 2, 60), torch.randn(2, 2, 9, 4, generator=generator)
+    outcomes = []
+    for wide in (True, False):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, g, temperature)]
+        of_c = c
+        if not wide:  # what is known of C there: 48 bits
+            high = c.float()
+            of_c = torch.stack([high, (c - high).float()], -1)
+        with nullcontext() if wide else no_float64():
+            o, lse = attend(*leaves[:3], leaves[4], exponents(leaves[1], leaves[3], of_c), "reference")
+            lse = precise.rounded(precise.add(lse, precise.wide(torch.full((2, 2, 9), 20_000.0))))
+            ((o * weights).sum() + lse.sum()).backward()
+        names = ("q", "k", "v", "g", "temperature")
+        grads = {n: x.grad / x.grad.abs().max() for n, x in zip(names, leaves, strict=True)}
+        outcomes.append({"o": o.detach(), "lse": lse.detach().float(), **grads})
+    assert_tensors_close(outcomes[1], outcomes[0])
