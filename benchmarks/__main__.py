@@ -1,4 +1,4 @@
-"""Print one line for each row: `python -m benchmarks [rows] --rounds N`."""
+"""Print one line a row: `python -m benchmarks [rows] --rounds N`; `python -m benchmarks gpu` is benchmarks.gpu."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["gpu"]:
+        from benchmarks import gpu
+
+        return gpu.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure speed against named peers.")
     parser.add_argument("rows", nargs="*", help="names, or how they begin (scan, spectral); all by default")
     parser.add_argument("--rounds", type=int, default=5, help="paired rounds; the median counts")

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from subjects import CASES, build, random_ids
-from test_laws import gradients, in_pieces, ragged, weigh
+from test_laws import gradients, in_pieces, ragged
 from tolerances import assert_close, assert_tensors_close
 
 from glissando.mixers.memory import log_kept
@@ -27,6 +27,12 @@ QUICK = (
 cases = pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES]
 )
+
+
+def weigh(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """A scalar that depends on every logit at a real position, with the same weights in every type."""
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    return (logits * weights.to(logits.dtype))[mask].sum()
 
 
 @cases

@@ -27,7 +27,7 @@ def _marked(name: str):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [_marked(name) for name in preset_names()])
+@pytest.mark.parametrize("name", [_marked(name) for name in preset_names() if not name.endswith("-124m")])
 def test_every_preset_trains_evaluates_and_generates(name, tmp_path, capsys):
     run = str(tmp_path / "run")
     given = [] if name == "minimal-transformer" else ["--data.valid_stories", "2"]

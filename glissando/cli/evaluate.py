@@ -84,7 +84,8 @@ def _score(options: Options) -> None:
         open_file(options.file, "--file")
     trained = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
     config = _scored(options, to_dict(trained))
-    model = load(options.run, inference_overrides(options)).to(device_of(options))
+    device = device_of(options)
+    model = load(options.run, inference_overrides(options)).to(device)
     round_as_asked(options, model)
     choose_threads(options, config.batch_size * config.seq_len, model.config.hidden_size)
     corpus = build_corpus(config, model.tokenizer)
@@ -189,7 +190,8 @@ def _tasks(options: Options) -> None:
         print("\n".join(task_names()))
         return
     names = [name.strip() for name in options.tasks.split(",")]
-    model = load(options.run, inference_overrides(options)).to(device_of(options))
+    device = device_of(options)
+    model = load(options.run, inference_overrides(options)).to(device)
     round_as_asked(options, model)
     choose_threads(options, _TASK_ROWS, model.config.hidden_size)
     results = run_tasks(model, names, options.limit)
