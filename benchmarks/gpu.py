@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.cards import CARDS, Card
 from benchmarks.plain_gpt import PlainGPT
@@ -228,17 +228,17 @@ def _tau_bars() -> list[tuple[int, float, float]]:
 
 def tau_call(bench: Bench, length: int, gradients: bool) -> Callable[[], object]:
     """Values in the type of SDPA's; lambdas, importance and gate in float32, as a model has them."""
-    heads, place = bench.sizes.heads, {"device": bench.device}
-    q, k, g = (torch.rand(1, heads, length, **place) for _ in range(3))  # type: ignore[arg-type]
-    v = torch.randn(1, heads, length, 64, **place).to(_half(bench))  # type: ignore[arg-type]
-    c = -0.1 * torch.rand(1, heads, length, **place).cumsum(-1)  # type: ignore[arg-type]
-    t = torch.full((heads,), 0.05, **place)  # type: ignore[arg-type]
+    heads, device = bench.sizes.heads, bench.device
+    q, k, g = (torch.rand(1, heads, length, device=device) for _ in range(3))
+    v = torch.randn(1, heads, length, 64, device=device).to(_half(bench))
+    c = -0.1 * torch.rand(1, heads, length, device=device).cumsum(-1)
+    t = torch.full((heads,), 0.05, device=device)
     return _called(lambda: tau_attention(q, k, v, t, g, c), (q, k, v, t, g, c), gradients)
 
 
 def standard_call(bench: Bench, length: int, gradients: bool) -> Callable[[], object]:
-    place = {"device": bench.device, "dtype": _half(bench)}
-    q, k, v = (torch.randn(1, bench.sizes.heads, length, 64, **place) for _ in range(3))  # type: ignore[arg-type]
+    heads, device = bench.sizes.heads, bench.device
+    q, k, v = (torch.randn(1, heads, length, 64, device=device, dtype=_half(bench)) for _ in range(3))
     return _called(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), gradients)
 
 
@@ -289,12 +289,11 @@ def training_table(bench: Bench) -> str:
 def training_rate(bench: Bench, name: str, found: dict[str, float]) -> float:
     """Tokens/s of whole steps: forward, backward and AdamW. `found` gets the parameters, and operations a token."""
     s = bench.sizes
-    model: nn.Module = plain_gpt(bench) if name == PLAIN else built(bench, name)
-    vocabulary = model.embedding.weight.shape[0]  # type: ignore[union-attr]
-    ids = torch.randint(0, vocabulary, (s.rows, s.length + 1), device=bench.device)
+    model = plain_gpt(bench) if name == PLAIN else built(bench, name)
+    ids = torch.randint(0, model.embedding.weight.shape[0], (s.rows, s.length + 1), device=bench.device)
     found["parameters"] = float(sum(p.numel() for p in model.parameters()))
     of_plain = isinstance(model, PlainGPT)
-    found["flops"] = model.training_flops(s.length) if of_plain else training_flops(model, s.length)  # type: ignore[arg-type, operator]
+    found["flops"] = model.training_flops(s.length) if isinstance(model, PlainGPT) else training_flops(model, s.length)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=bench.device.type == "cuda")
 
     def loss(given: Tensor) -> Tensor:

@@ -37,8 +37,8 @@ def test_the_clock_counts_what_is_called(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(now) ** 2))
     calls: list[int] = []
-    # Clocks of 0 1, 4 9, ...: two calls warm up, and of 9, 13 and 17 the median counts.
-    assert bench.seconds(lambda: calls.append(1)) == 13
+    # Clocks of 0 and 1 begin the two calls that warm up; of 9 - 4, 25 - 16 and 49 - 36 the median counts.
+    assert bench.seconds(lambda: calls.append(1)) == 9
     assert len(calls) == 5
 
 
