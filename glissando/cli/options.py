@@ -310,12 +310,15 @@ def add_device_option(parser: Parser) -> None:
 
 
 def device_of(options: Options) -> Any:
-    """The device of --device, found before anything is loaded. Raises ConfigError for one that is not there."""
-    if options.device == "cpu":
-        return options.device
-    from glissando.devices import find_device
+    """The device of --device, found before anything is loaded; `auto` is replaced by what it is here.
 
-    return find_device(options.device)
+    Raises ConfigError for one that is not there.
+    """
+    if options.device != "cpu":
+        from glissando.devices import find_device
+
+        options.device = str(find_device(options.device))
+    return options.device
 
 
 def add_step_option(parser: Parser) -> None:
