@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 
 from glissando.errors import InputError, unknown_name
 from glissando.ops import newton
-from glissando.ops.compiled import as_rows, kernels_serve, over_rows, require_shapes, require_types, use_numba
+from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, use_numba
 from glissando.ops.loop import exporting, over_time
 from glissando.ops.scan import scan
 
