@@ -12,8 +12,9 @@ TORCH_INDEX := --extra-index-url $(CPU_INDEX)
 endif
 endif
 
-.PHONY: help demo test lint types tests examples slow bench clean
+.PHONY: help play demo test lint types tests examples slow bench clean
 help:
+	@echo "make play   a trained model with two dials, in the browser"
 	@echo "make demo   five systems and a Transformer learn the built-in stories, and a report (5 minutes)"
 	@echo "make test   lint, types, tests, examples"
 	@echo "make slow   the checks that train or time for minutes"
@@ -26,6 +27,9 @@ help:
 	$(PIP) install --quiet --no-deps $(TORCH_INDEX) -c constraints.txt torch
 	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
+
+play: .venv/.installed
+	$(BIN)/python -m glissando serve dial --port 0 --open
 
 demo: .venv/.installed
 	$(BIN)/python -m glissando.demo

@@ -31,6 +31,7 @@ from typing import Any
 import yaml
 from torch import Tensor
 
+from glissando import pretrained
 from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_step, checkpoints, is_checkpoint, latest_checkpoint
 from glissando.config import read_yaml
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
@@ -129,7 +130,8 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """The finished run at `path`, or the run and its checkpoint if `path` is a checkpoint directory.
+        """The finished run at `path`, or the run and its checkpoint if `path` is a checkpoint directory; a packaged
+        model if `path` is its name, see glissando.pretrained.
 
         Checks the digests of the small files and, for a checkpoint, of all of its files. Where one of the run's own is
         missing or damaged, or its manifest is, the copies in a checkpoint are read in the place of all of them, and a
@@ -137,7 +139,7 @@ class Run:
         Raises RunError if there is no such directory, or it is no run, or it is incomplete or damaged and has no
         checkpoint with such copies.
         """
-        path = Path(path).expanduser()
+        path = pretrained.resolve(path)
         if path.name == BEST:
             path = find_published(path)
         require_directory(path)
@@ -464,7 +466,12 @@ def require_directory(path: Path) -> None:
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
     siblings = [sibling.name for sibling in beside if sibling.is_dir() and sibling.name[0] != "."]
     close = nearest(path.name, siblings)
-    hint = f"Did you mean {path.parent / close}?" if close else f"Nothing in {str(path.parent)!r} is called like it."
+    packaged = pretrained.names() if len(path.parts) == 1 else []
+    if close or (similar := nearest(path.name, packaged)):
+        hint = f"Did you mean {path.parent / close if close else similar}?"
+    else:
+        trained = f"; trained models in the package: {', '.join(packaged)}" if packaged else ""
+        hint = f"Nothing in {str(path.parent)!r} is called like it{trained}."
     raise RunError(f"no run at {path}. {hint}")
 
 
@@ -473,7 +480,7 @@ def choose_checkpoint(path: str | Path, name: str) -> Path:
 
     Raises RunError where there is no run at `path`, ConfigError, saying what there is, for a checkpoint that is not.
     """
-    run = Run(Path(path).expanduser())
+    run = Run(pretrained.resolve(path))
     run.require_run()
     kept = checkpoints(run.path / CHECKPOINTS)
     best, last = run.best_checkpoint(), run.latest_checkpoint()

@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": "train several models under one budget and write a report",
     "steer": "turn a model's dials over held-out prompts, judge the texts, draw the dial",
     "series": "train a model of numbers on a CSV or Parquet file, and measure it",
+    "models": "list the trained models in the package, or show one's card",
     "presets": "list the presets, or show one",
     "corpora": "list the corpora, or show samples of one",
     "laplacian": "build a graph over features for a Tauformer, or show one",

@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+import sys
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--memory", metavar="SIZE", help="of this process, as 2GiB; default: half of what is free")
     add_device_option(parser)
+    parser.add_argument("--open", action="store_true", help="open the page in this machine's web browser")
     add_threads_option(parser)
     add_weights_option(parser)
     add_step_option(parser)
@@ -183,11 +186,11 @@ def serve(o: Options) -> None:
     )  # fmt: skip
     if hosts is None and not keys:
         print(f"anyone who reaches {o.host} can use this server: set --api_key_file, or {KEY}, to ask for a key")
-    _run(server.config(host=o.host, port=o.port), ", ".join(models), server.pool.close)
+    _run(server.config(host=o.host, port=o.port), ", ".join(models), server.pool.close, o.open)
 
 
-def _run(config: Any, name: str, give_up: Callable[[], None]) -> None:
-    """`give_up` ends the answers in progress, so that stopping waits for no text to end."""
+def _run(config: Any, name: str, give_up: Callable[[], None], show: bool = False) -> None:
+    """`give_up` ends the answers in progress, so that stopping waits for no text to end; `show`: open the page."""
     import uvicorn
 
     class Announcing(uvicorn.Server):
@@ -201,6 +204,8 @@ def _run(config: Any, name: str, give_up: Callable[[], None]) -> None:
                 host, port = self.servers[0].sockets[0].getsockname()[:2]
                 host = f"[{host}]" if ":" in host else host
                 print(f"{name} at http://{host}:{port} (page at /, completions at /v1); Ctrl-C stops", flush=True)
+                if show and not webbrowser.open(f"http://{host}:{port}"):
+                    print("no web browser was found; open the page's address yourself", file=sys.stderr)
 
         async def shutdown(self, sockets: Any = None) -> None:
             give_up()

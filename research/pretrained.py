@@ -1,0 +1,175 @@
+"""Train a model of the package, pack its weights as int8, measure what was packed and write its card.
+
+    python -m research.pretrained stories                   # models/stories.yaml -> glissando/pretrained/stories
+    python -m research.pretrained dial --run runs/dial      # pack a finished training, or finish an interrupted one
+    python -m research.pretrained --quick                   # a moment of training, into a temporary folder
+
+models/NAME.yaml is what `glissando train --config` reads; models/NAME.md is the part of the card that no measurement
+changes. The packed folder is a run: configuration, weights, tokenizer, manifest and the card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import glissando
+from glissando.cli import main as command
+from glissando.cli.evaluate import measure
+from glissando.config import from_dict
+from glissando.data.corpora import CORPORA, build_corpus
+from glissando.errors import RunError
+from glissando.evaluation.steering import Dials, sweep, trial
+from glissando.generation import tokenizer_of
+from glissando.metrics import read_metrics
+from glissando.pretrained import CARD
+from glissando.pretrained import ROOT as PACKAGED
+from glissando.quantisation import reduced
+from glissando.runs import METRICS, MODEL, Run
+from glissando.storage import write_atomic
+
+SOURCES = Path(__file__).parent.parent / "models"
+LARGEST = 3_000_000  # bytes of a packed model's weights
+
+_SAMPLE = "Once upon a time"
+
+
+def main() -> None:
+    options = _options()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "packed" if options.quick else PACKAGED / options.name
+        made = Path(options.run or (Path(folder) / "run" if options.quick else f"runs/models/{options.name}"))
+        parts = train(options.name, made, options.quick)
+        packed = Path(folder) / options.name
+        pack(options.name, parts, packed)
+        if out.exists():
+            shutil.rmtree(out)
+        shutil.copytree(packed, out)
+        print((out / CARD).read_text())
+
+
+def train(name: str, run: Path, quick: bool) -> list[Path]:
+    """The runs of the training at `run`, which is begun or finished if need be: one, or one a stage."""
+    given = ["--resume", str(run)] if run.exists() else ["--config", str(SOURCES / f"{name}.yaml"), "--out", str(run)]
+    stages = sorted(run.glob("*/summary.json"))
+    wanted = len(yaml.safe_load((SOURCES / f"{name}.yaml").read_text()).get("stages", [()]))
+    done = [run] if (run / "summary.json").is_file() else [found.parent for found in stages]
+    if len(done) < wanted:
+        short = ["--training.tokens", "2000"] if quick and not run.exists() else []
+        if status := command(["train", *given, *short]):
+            raise RunError(f"the training at {run} ended with status {status}")
+        return train(name, run, quick)
+    return done
+
+
+def pack(name: str, parts: list[Path], out: Path) -> None:
+    """The last of the runs with int8 matrices and a card that holds what the packed file measures."""
+    source = Run.open(parts[-1])
+    config = {key: value for key, value in source.read_config().items() if key in ("model", "data", "training")}
+    for option in ("path", "valid_path"):
+        if config["data"].get(option):
+            config["data"][option] = Path(config["data"][option]).name  # wherever it lies
+    out.mkdir()
+    original, run = glissando.load(source.path), Run(out)
+    run.write_tokenizer(tokenizer_of(original))
+    run.write_model(reduced(original, "int8"), config)
+    size = (out / MODEL).stat().st_size
+    if size > LARGEST:
+        raise RunError(f"the packed weights have {size:,} bytes, and at most {LARGEST:,} are packaged")
+    _, head, body = (SOURCES / f"{name}.md").read_text().split("---\n", 2)
+    front = yaml.safe_load(head) | figures(out, source.path) | {"training": _training(parts)}
+    text = (
+        f"---\n{yaml.safe_dump(front, sort_keys=False, width=110)}---\n{body.rstrip()}\n\n{_sections(out, name, front)}"
+    )
+    write_atomic(out / CARD, text.encode())
+
+
+def figures(packed: Path, data_of: Path) -> dict[str, Any]:
+    """Of the packed file, on the held-out text of the run at `data_of`."""
+    model = glissando.load(packed)
+    corpus = build_corpus(
+        from_dict(CORPORA.section(), Run.open(data_of).read_config()["data"], "data"), tokenizer_of(model)
+    )
+    result = measure(model, corpus, 1)
+    found: dict[str, Any] = {"bits_per_byte": round(float(str(result["bits_per_byte"])), 4)}
+    if corpus.entropy_floor is not None:
+        found["floor"] = round(corpus.entropy_floor, 4)
+    found["held_out_bytes"] = result["bytes"]
+    if model.config.controls and corpus.has_oracle:
+        dials = Dials(model, trial(corpus, prompts=32, cost_rows=8, max_tokens=400))
+        found["dials"] = {}
+        for dial in model.config.controls:
+            turned = sweep(dials, dial, (-1.0, 0.0, 1.0)).as_dict()
+            found["dials"][dial] = {
+                "success_at_-1": round(turned["success_at_-1"], 3),
+                "success_at_+1": round(turned["success_at_+1"], 3),
+            }
+    return {"parameters": model.num_parameters(), "figures": found}
+
+
+def _training(parts: list[Path]) -> dict[str, Any]:
+    rows = [read_metrics(part / METRICS)[-1] for part in parts]
+    record = Run.open(parts[-1]).read_environment()
+    return {
+        "tokens": int(sum(float(row["tokens"]) for row in rows)),
+        "minutes_on_one_core": round(sum(float(row["seconds"]) for row in rows) / 60),
+        "commit": record.get("commit"),
+        "date": str(record.get("date", ""))[:10],
+    }
+
+
+def _sections(packed: Path, name: str, front: dict[str, Any]) -> str:
+    """What is measured, in words, and a text."""
+    f = front["figures"]
+    floor = f"; the entropy of the text is {f['floor']:.3f}" if "floor" in f else ""
+    lines = [
+        "## Figures",
+        "",
+        f"Measured with this file, whose matrices are int8: {f['bits_per_byte']:.4f} bits per byte on "
+        f"{f['held_out_bytes']:,} held-out bytes{floor}.",
+    ]
+    for dial, rates in f.get("dials", {}).items():
+        low, high = rates["success_at_-1"], rates["success_at_+1"]
+        lines.append(f"Dial `{dial}`, of 32 held-out prompts: {low:.0%} end as asked at -1, {high:.0%} at +1.")
+    t = front["training"]
+    model = glissando.load(packed)
+    (sample,) = glissando.generate(model, _SAMPLE, max_tokens=120, temperature=0.7, seed=0)
+    lines += [
+        "",
+        "## Training",
+        "",
+        f"    python -m research.pretrained {name}",
+        "",
+        f"Trained as `models/{name}.yaml` says: {t['tokens']:,} tokens, {t['minutes_on_one_core']} minutes on one core "
+        "that other programs shared.",
+        "",
+        "## A text",
+        "",
+        f"`glissando generate {name} --prompt {json.dumps(_SAMPLE)} --max_tokens 120 --temperature 0.7`:",
+        "",
+        *(f"> {line}" for line in (_SAMPLE + sample.removeprefix(_SAMPLE)).strip().splitlines()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = sorted(file.stem for file in SOURCES.glob("*.yaml"))
+    parser.add_argument(
+        "name", nargs="?", choices=names, default="stories", help="of a file in models/ (default: stories)"
+    )
+    parser.add_argument("--run", help="where the training lies, or is to lie; default runs/models/NAME")
+    parser.add_argument("--quick", action="store_true", help="train for a moment and keep nothing")
+    options = parser.parse_args()
+    return options
+
+
+if __name__ == "__main__":
+    main()

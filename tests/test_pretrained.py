@@ -1,0 +1,102 @@
+"""Trained models of the package: each opens by its name, and its card's figures are those of its file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+import glissando
+from glissando import pretrained
+from glissando.cli import main
+from glissando.cli.evaluate import measure
+from glissando.config import from_dict
+from glissando.data.corpora import CORPORA, build_corpus
+from glissando.errors import RunError
+from glissando.generation import tokenizer_of
+from glissando.runs import MODEL, Run
+
+NAMES = pretrained.names()
+MODELS = Path(__file__).parent.parent / "models"
+
+
+def test_there_are_models():
+    assert {"dial", "stories"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_holds_a_small_run_and_a_whole_card(name):
+    folder = pretrained.ROOT / name
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 3_000_000
+    front, text = pretrained.card(name)
+    assert {"about", "license", "parameters", "figures", "training"} <= set(front)
+    assert all(f"\n## {section}\n" in text for section in ("Data", "Limits", "Figures", "Training"))
+    config = Run.open(name).read_config()
+    trained = yaml.safe_load((MODELS / f"{name}.yaml").read_text())
+    assert config["data"]["tokenizer"] == trained["data"]["tokenizer"]
+    assert not [line for line in (folder / "config.yaml").read_text().splitlines() if ": /" in line], "a machine's path"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cards_figures_are_those_of_the_file(name):
+    model, figures = glissando.load(name), pretrained.card(name)[0]["figures"]
+    assert model.num_parameters() == pretrained.card(name)[0]["parameters"]
+    corpus = build_corpus(
+        from_dict(CORPORA.section(), Run.open(name).read_config()["data"], "data"), tokenizer_of(model)
+    )
+    result = measure(model, corpus, 1)
+    assert result["bytes"] == figures["held_out_bytes"]
+    assert float(str(result["bits_per_byte"])) == pytest.approx(figures["bits_per_byte"], abs=2e-4)
+    if "floor" in figures:
+        assert corpus.entropy_floor == pytest.approx(figures["floor"], abs=1e-4)
+        assert figures["floor"] < figures["bits_per_byte"]
+
+
+def test_a_name_stands_for_a_run_directory(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["generate", "stories", "--prompt", "Once upon a time", "--max_tokens", "8", "--step", "plain"]) == 0
+    assert len(capsys.readouterr().out) > 20
+    assert main(["generate", "storys"]) == 1
+    assert "Did you mean stories?" in capsys.readouterr().err
+    with pytest.raises(RunError, match=r"trained models in the package: .*dial"):
+        Run.open("nothing-like-it-at-all")
+    with pytest.raises(RunError, match="no run at elsewhere/stories"):
+        Run.open("elsewhere/stories")
+
+
+def test_a_directory_of_that_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stories").mkdir()
+    with pytest.raises(RunError, match="stories is not a run"):
+        Run.open("stories")
+    assert pretrained.resolve(Path("dial")) == pretrained.ROOT / "dial"
+
+
+def test_the_command_lists_them_and_prints_a_card(capsys):
+    assert main(["models"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"\n{name}" in f"\n{listed}" for name in NAMES)
+    assert main(["models", "dial"]) == 0
+    assert capsys.readouterr().out.startswith("# dial\n")
+    assert main(["models", "dail"]) == 2
+    assert "Did you mean 'dial'?" in capsys.readouterr().err
+
+
+def test_a_training_starts_from_one(tmp_path):
+    out = tmp_path / "run"
+    assert (
+        main(["train", "--from", "stories", "--training.steps", "1", "--data.valid_stories", "4", "--out", str(out)])
+        == 0
+    )
+    assert math.isfinite(float(glissando.load(out).embedding.weight.sum()))
+    assert not any(path.name.endswith((".lock", ".tmp")) for path in (pretrained.ROOT / "stories").iterdir())
+
+
+def test_the_weights_are_int8():
+    from safetensors import safe_open
+
+    for name in NAMES:
+        with safe_open(pretrained.ROOT / name / MODEL, "pt") as file:
+            assert any(key.endswith(".int8") for key in file.keys()), name  # noqa: SIM118
