@@ -119,7 +119,7 @@ def _training(parts: list[Path]) -> dict[str, Any]:
     return {
         "tokens": int(sum(float(row["tokens"]) for row in rows)),
         "minutes_on_one_core": round(sum(float(row["seconds"]) for row in rows) / 60),
-        "commit": record.get("commit"),
+        "commit": record.get("git", {}).get("commit"),
         "date": str(record.get("date", ""))[:10],
     }
 
@@ -128,11 +128,12 @@ def _sections(packed: Path, name: str, front: dict[str, Any]) -> str:
     """What is measured, in words, and a text."""
     f = front["figures"]
     floor = f"; the entropy of the text is {f['floor']:.3f}" if "floor" in f else ""
+    given = ", each story's labels given as dials" if "dials" in f else ""
     lines = [
         "## Figures",
         "",
         f"Measured with this file, whose matrices are int8: {f['bits_per_byte']:.4f} bits per byte on "
-        f"{f['held_out_bytes']:,} held-out bytes{floor}.",
+        f"{f['held_out_bytes']:,} held-out bytes{given}{floor}.",
     ]
     for dial, rates in f.get("dials", {}).items():
         low, high = rates["success_at_-1"], rates["success_at_+1"]
