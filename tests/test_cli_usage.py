@@ -21,6 +21,7 @@ LEAST = {
     "compare": ["nowhere.yaml", "transformer-nano", "--budget", "tokens=1000", "--out", "x"],
     "series": ["evaluate", "nowhere"],
     "steer": ["nowhere", "--out", "x"],
+    "models": ["storys"],
     "presets": ["transformer-nan"],
     "corpora": ["storys"],
     "laplacian": ["show", "nowhere.safetensors"],
@@ -77,6 +78,6 @@ def test_a_usage_error_ends_with_2(command, tmp_path, monkeypatch, capsys):
 def test_other_errors_end_with_1(command, tmp_path, monkeypatch, capsys):
     """What is not there is no mistake of usage; an unknown name, or a file of options that cannot be read, is one."""
     monkeypatch.chdir(tmp_path)
-    assert main([command, *LEAST[command]]) == (2 if command in ("presets", "corpora", "compare") else 1)
+    assert main([command, *LEAST[command]]) == (2 if command in ("models", "presets", "corpora", "compare") else 1)
     assert capsys.readouterr().err.startswith(f"glissando {command}: ")
     assert not list(tmp_path.iterdir())
