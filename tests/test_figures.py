@@ -38,7 +38,8 @@ def test_every_marked_figure_of_the_documents_is_that_of_its_record(figures):
         f"{wrong}; `python docs/figures.py --write` writes what the records say"
     )
     marks = {page.name: len(figures.MARK.findall(page.read_text())) for page in figures.PAGES}
-    assert marks["README.md"] > 20
+    assert marks["README.md"] > 10
+    assert marks["results.md"] > 20
     assert marks["comparison.md"] > 30
 
 

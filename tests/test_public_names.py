@@ -31,7 +31,7 @@ def test_they_are_listed_without_pytorch():
 def test_a_public_name_is_importable_and_documented(name):
     assert inspect.getdoc(getattr(glissando, name))
     table = DOCUMENTS[DOCUMENTS.index("`import glissando` offers") :].split("\n\n")[1]
-    assert f"`{name}`" in table, "the table of names in README.md"
+    assert f"`{name}`" in table, "the table of names in docs/tour.md"
 
 
 def test_what_the_documents_call_is_there():
