@@ -14,8 +14,8 @@ Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. 
     python docs/figures.py --write        writes what the records say
     python docs/figures.py --list PATH    the records below a path
 
-Records: docs/audit/*.json (audit/NAME/...), docs/comparison/*.csv (compare/..., runs/..., gap/...), the code
-(parameters/..., floor/...) and, for what has no other record, docs/figures.yaml (kept/..., and some of runs/...).
+Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., gap/...), the
+code (parameters/..., floor/...) and, for what has no other record, docs/figures.yaml (kept/..., and some of runs/...).
 """
 
 from __future__ import annotations
@@ -164,8 +164,21 @@ def floor() -> dict[str, float]:
     return {"expected": entropy_floor(), "held_out": of(stories), "reported": of(stories[1::2])}
 
 
+@cache
+def verdicts() -> dict[str, dict[str, int]]:
+    """FORM/VERDICT: how many claims of the audit, `corrected` or `published`, have it; FORM/all of them."""
+    found: dict[str, dict[str, int]] = {}
+    for claim in audit().values():
+        for form in ("published", "corrected"):
+            if form in claim:
+                counts = found.setdefault(form, {"all": 0})
+                for name in ("all", claim[form]["outcome"]):
+                    counts[name] = counts.get(name, 0) + 1
+    return found
+
+
 RECORDS: dict[str, Callable[[], Mapping[str, Any]]] = {
-    each.__name__: each for each in (audit, compare, runs, gap, parameters, floor, kept)
+    each.__name__: each for each in (audit, verdicts, compare, runs, gap, parameters, floor, kept)
 }
 
 
