@@ -13,8 +13,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 #: the folders and files of a checkout that tests read
-NEEDED = ("benchmarks", "docs", "examples", "glissando", "research", "tests")
-FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml")
+NEEDED = ("benchmarks", "docs", "examples", "glissando", "models", "research", "tests")
+FILES = (
+    *("CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
+    *("SECURITY.md", "constraints.txt", "mkdocs.yml", "pyproject.toml"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,8 @@ def test_its_tests_run(sdist):
         "test_layers.py",
         "test_figures.py",
         "test_public_names.py",
+        "test_docs.py",
+        "test_pretrained.py",
         "test_presets.py",
     ]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(sdist)}
