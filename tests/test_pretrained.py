@@ -14,7 +14,7 @@ from glissando.cli import main
 from glissando.cli.evaluate import measure
 from glissando.config import from_dict
 from glissando.data.corpora import CORPORA, build_corpus
-from glissando.errors import RunError
+from glissando.errors import DataError, RunError
 from glissando.generation import tokenizer_of
 from glissando.runs import MODEL, Run
 
