@@ -50,7 +50,7 @@ def test_a_key_is_what_was_typed(key, monkeypatch):
     monkeypatch.setattr(serve, "serve", asked.append)
     for name in ("--api_key", "--name", "--chat_template"):
         assert main(["serve", "run", name, key]) == 0
-        assert getattr(asked.pop(), name.removeprefix("--")) == key
+        assert getattr(asked.pop(), name.removeprefix("--")) == ([key] if name == "--name" else key)
 
 
 def test_an_empty_key_in_the_environment_is_no_key(monkeypatch, capsys):

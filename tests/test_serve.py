@@ -157,7 +157,7 @@ def test_a_chat_goes_on_behind_its_messages(client, model):
 def test_models(client):
     assert [model.id for model in client.models.list()] == [NAME]
     assert client.models.retrieve(NAME).id == NAME
-    with pytest.raises(openai.NotFoundError, match="no 'other'"):
+    with pytest.raises(openai.NotFoundError, match="no model 'other' here; choose 'tiny'"):
         client.models.retrieve("other")
 
 
@@ -172,7 +172,7 @@ def test_a_control_and_a_dial_turned_while_text_streams():
             text += piece.choices[0].text
             if number == 3:
                 turned = httpx.post(f"{url}/v1/completions/{piece.id}/control", json={"control": {"mood": 1}})
-                assert turned.json() == {"id": piece.id, "control": {"mood": 1.0, "speech": 0.0}}
+                assert turned.json() == {"id": piece.id, "control": {"mood": 1.0, "speech": 0.0}, "pace": None}
         assert text[:3] == plain[:3]
         assert text != plain
         gone = httpx.post(f"{url}/v1/completions/{piece.id}/control", json={"control": {"mood": 1}})
@@ -205,7 +205,7 @@ def test_a_control_and_a_dial_turned_while_text_streams():
         ({"prompt": "\x1b[2J"}, "prompt", "control byte 0x1b"),
         ({"prompt": "\ud800"}, "prompt", "half of a surrogate pair"),
         ({"prompt": "x" * 200}, "prompt", "201 tokens with its beginning, and 200 may be sent"),
-        ({"model": "other"}, "model", "no 'other'"),
+        ({"model": "other"}, "model", "no model 'other' here"),
         ({"model": None}, "model", "valid string"),
         ({"logprobs": 50}, "logprobs", "less than or equal to 20"),
         ({"temprature": 1}, "temprature", "Did you mean 'temperature'"),
@@ -348,7 +348,7 @@ def test_greedily_the_model_never_comes_to_an_end(client):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_disconnects_frees_the_place(server, web, stream):
-    engine = server[0].engine
+    engine = server[0].served[NAME].engine
     body = json.dumps({**ENDLESS, "stream": stream}).encode()
     with connected(server[1]) as link:
         link.sendall(head(len(body)) + body)
@@ -363,7 +363,7 @@ def test_who_disconnects_frees_the_place(server, web, stream):
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_sent_a_further_request_and_leaves_frees_the_place(server, stream):
     """It waits its turn, and the connection is heard all the same."""
-    engine = server[0].engine
+    engine = server[0].served[NAME].engine
     body = json.dumps({**ENDLESS, "stream": stream}).encode()
     with connected(server[1]) as link:
         link.sendall(head(len(body)) + body)
@@ -391,10 +391,10 @@ def test_who_sends_ahead_without_end_is_cut_off(server):
     body = json.dumps(ENDLESS).encode()
     with connected(server[1]) as link:
         link.sendall(head(len(body)) + body)
-        wait_until(lambda: server[0].engine.running == 1)
+        wait_until(lambda: server[0].served[NAME].engine.running == 1)
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             link.sendall(b"GET /health HTTP/1.1\r\nx: " + b"x" * 2**25)
-    wait_until(lambda: server[0].engine.running == 0, 2)
+    wait_until(lambda: server[0].served[NAME].engine.running == 0, 2)
 
 
 def connected(url: str) -> socket.socket:
@@ -440,7 +440,7 @@ def test_who_drips_is_cut_off(server):
 
 
 def test_who_reads_slowly_holds_nobody_up(server, client):
-    engine = server[0].engine
+    engine = server[0].served[NAME].engine
     body = json.dumps({**ENDLESS, "stream": True, "logprobs": 20}).encode()
     with connected(server[1]) as link:
         link.sendall(head(len(body)) + body)

@@ -28,6 +28,10 @@ class Share:
         return self.share * self.released
 
     @property
+    def decay(self) -> float:
+        return 1 / self.rate
+
+    @property
     def eps(self) -> float:
         return 1 / (self.copies * self.share)
 

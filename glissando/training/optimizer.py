@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ def build_optimizer(
     linear = [m for m in model.get_submodule("depth").modules() if isinstance(m, nn.Linear)]
     maps = {id(m.weight) for m in linear}
     matrices = {name for name, p in model.named_parameters() if id(p) in maps} & decayed_names(model)
-    by_muon = optimizer_groups(model, grown, options.weight_decay, options.eps, matrices, growth_rate)
+    by_muon = optimizer_groups(model, grown, options.weight_decay, options.eps, matrices, muon=True)
     others = {name for name, _ in model.named_parameters()} - matrices
     rest = optimizer_groups(model, grown, options.weight_decay, options.eps, others)
     return MuonWithAdamW(by_muon, rest, options, fused)
@@ -67,10 +67,10 @@ def optimizer_groups(
     weight_decay: float,
     eps: float,
     names: Collection[str] | None = None,
-    rate_of: Callable[[Share], float] = lambda share: share.rate,
+    muon: bool = False,
 ) -> list[dict[str, Any]]:
     """The trained parameters, of `names` if given, in groups: those that decay and those that do not, of one `Share`
-    together.
+    together; for Muon, or for AdamW.
 
     `rate` multiplies the learning rate, `names` are the parameters'.
     """
@@ -80,8 +80,8 @@ def optimizer_groups(
         if not parameter.requires_grad or (names is not None and name not in names):
             continue
         decays, share = name in decayed, own[name]
-        rate = rate_of(share)
-        factors = {"weight_decay": weight_decay / rate if decays else 0.0, "eps": eps * share.eps, "rate": rate}
+        rate, decay = (growth_rate(share), 1 / growth_rate(share)) if muon else (share.rate, share.decay)
+        factors = {"weight_decay": weight_decay * decay if decays else 0.0, "eps": eps * share.eps, "rate": rate}
         group = groups.setdefault((decays, share), {"params": [], "names": [], **factors})
         group["params"].append(parameter)
         group["names"].append(name)
