@@ -14,8 +14,9 @@ Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. 
     python docs/figures.py --write        writes what the records say
     python docs/figures.py --list PATH    the records below a path
 
-Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., gap/...), the
-code (parameters/..., floor/...) and, for what has no other record, docs/figures.yaml (kept/..., and some of runs/...).
+Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., muon/...,
+gap/...), the code (parameters/..., floor/...) and, for what has no other record, docs/figures.yaml (kept/..., and some
+of runs/...).
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -90,26 +92,42 @@ def compare() -> dict[str, Any]:
 
 @cache
 def runs() -> dict[str, Any]:
-    """CORPUS/BYTES/MODEL: held-out bits per byte by SEED, `seeds` (all of them), their `mean`, `range` and `count`."""
-    seeds: dict[str, Any] = {}
+    """CORPUS/BYTES/MODEL, trained with AdamW: held-out bits per byte by SEED, `seeds` (all of them), their `mean`,
+    `range` and `count`."""
+    first = (
+        ("stories", "2M", row["model"], row["seed"], row["value"])
+        for row in _rows("stories")
+        if row["section"] == "one run" and row["measure"] == "bits_per_byte"
+    )
+    others = (
+        (corpus, size, model, seed, bits)
+        for corpus, sizes in kept()["runs"].items()
+        for size, models in sizes.items()
+        for model, found in models.items()
+        for seed, bits in found.items()
+    )
+    return _by_model(chain(first, _trainings("runs"), others))
 
-    def add(corpus: str, size: str, model: str, seed: str, bits: float) -> None:
+
+@cache
+def muon() -> dict[str, Any]:
+    """As `runs`, trained with Muon, one story a step."""
+    return _by_model(_trainings("muon"))
+
+
+def _trainings(name: str) -> Iterator[tuple[str, str, str, str, str]]:
+    for row in _rows(name):
+        model = row["model"] + (" with labels" if row["labels_told"] else "")
+        yield row["corpus"], f"{int(row['bytes']) / 1e6:g}M", model, row["seed"], row["bits_per_byte"]
+
+
+def _by_model(trainings: Iterable[tuple[str, str, str, Any, Any]]) -> dict[str, Any]:
+    seeds: dict[str, Any] = {}
+    for corpus, size, model, seed, bits in trainings:
         of_model = seeds.setdefault(corpus, {}).setdefault(size, {}).setdefault(model, {})
         if str(seed) in of_model:
             raise ValueError(f"two records of {corpus}, {size}, {model}, seed {seed}")
         of_model[str(seed)] = float(bits)
-
-    for row in _rows("stories"):
-        if row["section"] == "one run" and row["measure"] == "bits_per_byte":
-            add("stories", "2M", row["model"], row["seed"], float(row["value"]))
-    for row in _rows("runs"):
-        model = row["model"] + (" with labels" if row["labels_told"] else "")
-        add(row["corpus"], f"{int(row['bytes']) // 1_000_000}M", model, row["seed"], float(row["bits_per_byte"]))
-    for corpus, sizes in kept()["runs"].items():
-        for size, models in sizes.items():
-            for model, found in models.items():
-                for seed, bits in found.items():
-                    add(corpus, size, model, seed, bits)
     return {
         corpus: {size: {model: _summary(of) for model, of in models.items()} for size, models in sizes.items()}
         for corpus, sizes in seeds.items()
@@ -178,7 +196,7 @@ def verdicts() -> dict[str, dict[str, int]]:
 
 
 RECORDS: dict[str, Callable[[], Mapping[str, Any]]] = {
-    each.__name__: each for each in (audit, verdicts, compare, runs, gap, parameters, floor, kept)
+    each.__name__: each for each in (audit, verdicts, compare, runs, muon, gap, parameters, floor, kept)
 }
 
 
