@@ -7,7 +7,15 @@ import pytest
 import torch
 from hypothesis import settings
 
-from glissando import precision
+from glissando import imports, precision
+from glissando.cache_directory import cache_dir
+from glissando.compare.probes import PROBES
+from glissando.data.corpora import CORPORA
+from glissando.depth import DEPTHS
+from glissando.mixers import MIXERS
+
+# Tests move the user's cache directory, and the programs that they start would compile every kernel anew.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_dir("kernels")))
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -28,3 +36,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 @pytest.fixture(autouse=True)
 def _reproducible():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_they_were(monkeypatch):
+    """What a test registers, itself or through a file or a page that it executes, is forgotten after it."""
+    for registry in (MIXERS, DEPTHS, CORPORA):
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+        monkeypatch.setattr(registry, "options", dict(registry.options))
+    monkeypatch.setattr(imports, "_imported", dict(imports._imported))
+    probes = dict(PROBES)
+    yield
+    for name in [name for name in sys.modules if name.startswith("imported_")]:
+        del sys.modules[name]
+    PROBES.clear()
+    PROBES.update(probes)

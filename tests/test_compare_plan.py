@@ -14,7 +14,6 @@ from comparisons import comparison, model_file
 
 import glissando
 from glissando.compare import plan as compare_plan
-from glissando.compare import probes as compare_probes
 from glissando.compare import run as compare
 from glissando.compare.measure import MEASURED, _digest, training_digest
 from glissando.compare.plan import Amount, Comparison, Job
@@ -279,9 +278,7 @@ def test_probes_are_chosen_by_name_and_by_beginning():
         select_probes(["inductoin"])
 
 
-def test_a_probe_can_be_registered_anywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr(compare_probes, "PROBES", PROBES.copy())
-    monkeypatch.setattr(compare_plan, "PROBES", compare_probes.PROBES)
+def test_a_probe_can_be_registered_anywhere(tmp_path):
     data = {"kind": "recall", "pairs": 4, "seq_len": 16}
     glissando.register_probe("few", data, "4 pairs")
     assert select_probes(["few"]) == ["few"]

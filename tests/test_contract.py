@@ -65,10 +65,9 @@ class Average(Mixer):
 
 @pytest.fixture
 def registered():
-    """Average under a name of its own, which no other test sees."""
+    """Average under a name of its own."""
     register_mixer("throwaway-average", AverageConfig)(Average)
-    yield "throwaway-average"
-    del MIXERS._classes["throwaway-average"], MIXERS.options["throwaway-average"]
+    return "throwaway-average"
 
 
 # ---------------------------------------------------------------------- a mixer from outside

@@ -18,8 +18,7 @@ from torch import nn
 import glissando
 from glissando import imports
 from glissando.cli import main
-from glissando.data.corpora import CORPORA
-from glissando.depth import DEPTHS, Depth, DepthOptions
+from glissando.depth import Depth, DepthOptions
 from glissando.depth.base import through
 from glissando.errors import ConfigError, RunError
 from glissando.mixers import MIXERS, Context
@@ -44,18 +43,6 @@ def place(tmp_path_factory) -> Path:
     assert done.returncode == 0, done.stderr
     (place / "stdout").write_text(done.stdout)
     return place
-
-
-@pytest.fixture(autouse=True)
-def _as_in_a_new_process(monkeypatch):
-    """Nothing is imported, and what a test registers is forgotten after it."""
-    for registry in (MIXERS, DEPTHS, CORPORA):
-        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
-        monkeypatch.setattr(registry, "options", dict(registry.options))
-    monkeypatch.setattr(imports, "_imported", {})
-    yield
-    for name in [name for name in sys.modules if name.startswith("imported_")]:
-        del sys.modules[name]
 
 
 @pytest.fixture

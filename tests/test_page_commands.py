@@ -1,0 +1,71 @@
+"""Every `glissando` command in a code block of the README and the docs is one that the program takes today."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glissando.cli import COMMANDS, options
+from glissando.cli import main as glissando
+
+ROOT = Path(__file__).parent.parent
+#: dated records, whose commands belong to the commits that they name
+RECORDS = {"experiments.md", "audit.md"}
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in RECORDS)]
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Of fenced and of indented blocks, continued lines joined and comments cut."""
+    fenced = False
+    block: list[str] = []
+    for line in page.read_text().splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            block.append(line.strip())
+    for line in "\n".join(block).replace("\\\n", " ").split("\n"):
+        for part in re.split(r" \| | && ", line):
+            if part.startswith("glissando "):
+                yield re.sub(r"\s+#\s.*$", "", part).strip()
+
+
+CASES = sorted({command for page in PAGES for command in commands(page) if not command.endswith("--help")})
+
+
+class Parsed(Exception):
+    """Raised in the place of running a command."""
+
+
+@pytest.mark.parametrize("command", CASES)
+def test_the_commands_of_the_pages_are_understood(command, monkeypatch, tmp_path, capsys):
+    """A command line ends as soon as its options are read; `train` goes on to resolve its configuration."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    shutil.copy(ROOT / "examples" / "add_a_mixer.py", "my_mixer.py")
+    Path("book.yaml").write_text("preset: transformer-nano\n")
+    words = shlex.split(command)[1:]
+    if words[0] == "train" and not {"--resume", "--extend", "--from"} & {word.partition("=")[0] for word in words}:
+        assert glissando([*(word for word in words if word != "--print_config"), "--print_config"]) == 0, (
+            capsys.readouterr().err
+        )
+        return
+    module = importlib.import_module(f"glissando.cli.{words[0]}")
+
+    def parse(*given):
+        options.parse(*given)
+        raise Parsed
+
+    monkeypatch.setattr(module, "parse", parse)
+    with pytest.raises(Parsed):
+        module.main(words[1:])
+
+
+def test_there_are_commands_to_check():
+    assert len(CASES) > 30
+    assert {command.split()[1] for command in CASES} <= set(COMMANDS)
