@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 
 from glissando.errors import RunError
+from glissando.urls import is_url
 
 
 def refuse_taken(path: str | Path) -> None:
     """Raise RunError for a file, a directory of other things or of a training with a checkpoint, and one that cannot be
     made. `Run.create` decides about the rest, such as what a training left that was killed before it saved anything.
     """
+    if is_url(path):
+        return  # `train` asks the storage
     path = Path(path).expanduser()
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; choose another name for the run directory.")

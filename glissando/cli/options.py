@@ -7,16 +7,17 @@ import difflib
 import re
 import sys
 import tempfile
-import threading
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
+from glissando.cli.compiling import announced_compilation
 from glissando.cli.help import Formatter, command_lines, described, is_section
 from glissando.config import hints_of, merge, registry_of, section_class
 from glissando.errors import ConfigError, RunError, nearest
+from glissando.urls import is_url
 
 
 class Options(argparse.Namespace):
@@ -352,14 +353,8 @@ def require_step(options: Options, model: Any) -> bool:
         if options.step == "auto":
             print(f"tokens are computed by PyTorch: {found}", file=sys.stderr, flush=True)
         return False
-    message = "compiling the decoding step, once on this machine: about half a minute"
-    notice = threading.Timer(2.0, lambda: print(message, file=sys.stderr, flush=True))
-    notice.daemon = True
-    notice.start()
-    try:
+    with announced_compilation():
         found.warm_up()
-    finally:
-        notice.cancel()
     return True
 
 
@@ -404,6 +399,11 @@ def take_checkpoint(options: Options) -> Options:
     """`options` with the run's checkpoint in the place of the run, where one is asked for."""
     from glissando.runs import choose_checkpoint
 
+    if options.checkpoint is not None and is_url(options.run):
+        raise ConfigError(
+            f"--checkpoint chooses among those of a run on this machine; name one at a URL by its own, such as "
+            f"{options.run}/checkpoints/best"
+        )
     if options.checkpoint is not None:
         options.run = str(choose_checkpoint(options.run, options.checkpoint))
     return options

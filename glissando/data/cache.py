@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from glissando.cache_directory import cache_dir
 from glissando.data.textfile import FileArray, pieces
 from glissando.data.tokenizers import Tokenizer
-from glissando.errors import DataError
 from glissando.storage import write_atomic
 
 _log = logging.getLogger(__name__)
@@ -21,21 +20,6 @@ _PIECES_AT_ONCE = 32
 _SEAL = hashlib.sha256().digest_size
 # Part of every key: raised when the way text is cut into pieces, or what a file holds, changes.
 _FORMAT = 2
-
-
-def cache_dir(kind: str) -> Path:
-    """The directory for files of one `kind`: under $GLISSANDO_CACHE, or ~/.cache/glissando.
-
-    Raises DataError if it cannot be made.
-    """
-    path = Path(os.environ.get("GLISSANDO_CACHE") or Path.home() / ".cache" / "glissando") / kind
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"cannot make the cache directory {path} ({error}); name a writable one in GLISSANDO_CACHE"
-        ) from None
-    return path
 
 
 def sealed(data: bytes) -> bytes:

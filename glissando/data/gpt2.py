@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from urllib.request import urlopen
 
-from glissando.data.cache import cache_dir
+from glissando.cache_directory import cache_dir
 from glissando.data.tokenizers import END_OF_TEXT, HFTokenizer
 from glissando.errors import DataError
 from glissando.storage import write_atomic

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from glissando.data.cache import cache_dir
+from glissando.cache_directory import cache_dir
 from glissando.data.corpora import HubOptions
 from glissando.data.text import TextCorpus
 from glissando.data.tokenizers import END_OF_TEXT, Tokenizer

@@ -8,7 +8,8 @@ import json
 from bisect import bisect_right
 from pathlib import Path
 
-from glissando.data.cache import cache_dir, sealed, unsealed
+from glissando.cache_directory import cache_dir
+from glissando.data.cache import sealed, unsealed
 from glissando.data.documents import Place
 from glissando.data.packing import Mark
 from glissando.errors import DataError, RunError

@@ -7,20 +7,23 @@ import os
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
+from numba import config, njit
 from torch import Tensor
 
-from glissando.errors import ConfigError, unknown_name
+from glissando.cache_directory import cache_dir
+from glissando.errors import ConfigError, DataError, unknown_name
 from glissando.ops.precise import has_float64
+from glissando.version import __version__
 
 #: fused multiply-add and reordering, but infinities and NaNs stay what they are
 _FAST = {"contract", "nsz", "reassoc", "arcp"}
@@ -32,6 +35,9 @@ _WORK_A_THREAD = 1 << 22
 #: Looked for once: torch.compile cannot follow the search.
 HAS_TRITON = find_spec("triton") is not None
 
+#: Numba's settings, a module whose names are made when it is imported
+_NUMBA: Any = config
+
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _PARTS = {torch.complex64: np.float32, torch.complex128: np.float64}
 
@@ -39,20 +45,35 @@ _PARTS = {torch.complex64: np.float32, torch.complex128: np.float64}
 def kernel(function: Callable[..., Any]) -> Any:
     """The function compiled at its first call, and kept on disk for the next process where that is possible.
 
+    It is kept under $NUMBA_CACHE_DIR, or in the user's cache directory under this version's name: never in the package.
     Numba's cache notices a change of the function's own file alone, and would go on with old code where a constant or
     an inner kernel of another changed: here it notices a change of any file beside it that defines kernels.
     """
+    jit: Any = partial(njit, nogil=True, fastmath=_FAST, error_model="numpy")
+    named = _NUMBA.CACHE_DIR
     try:
-        compiled = njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")(function)
-    except RuntimeError as error:
-        if "cannot cache" not in str(error):
+        _NUMBA.CACHE_DIR = named or _kernel_directory()
+        compiled = jit(cache=True)(function)
+    except (DataError, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "cannot cache" not in str(error):
             raise
         _warn_once(f"{error}; kernels are compiled anew in every process. Set NUMBA_CACHE_DIR to a writable folder.")
-        return njit(nogil=True, fastmath=_FAST, error_model="numpy")(function)
+        return jit()(function)
+    finally:
+        _NUMBA.CACHE_DIR = named
     index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)  # no such thing with NUMBA_DISABLE_JIT
     if index is not None:
         index._source_stamp = (*index._source_stamp, _sources(Path(function.__code__.co_filename).parent))
     return compiled
+
+
+@cache
+def _kernel_directory() -> str:
+    """Raises DataError or OSError where nothing can be written: Numba would go on to the package's directory."""
+    folder = cache_dir("kernels") / __version__
+    folder.mkdir(exist_ok=True)
+    TemporaryFile(dir=folder).close()
+    return str(folder)
 
 
 @cache

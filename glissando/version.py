@@ -1,0 +1,3 @@
+"""The version, where every module can import it."""
+
+__version__ = "0.1.0"
