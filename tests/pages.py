@@ -165,7 +165,7 @@ def title(bits: float, count: int) -> str:
 def spans(page) -> list[tuple[str, str, str]]:
     """What is written: (text, class, what is said of it)."""
     found = page.locator("#written > *").evaluate_all(
-        "all => all.map(s => [s.textContent, s.className, s.dataset.told])"
+        "all => all.map(s => [s.textContent, s.className, s.dataset.description])"
     )
     return [tuple(span) for span in found]
 

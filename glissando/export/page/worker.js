@@ -128,12 +128,12 @@ async function written({ id, prompt, length, temperature, seed }) {
   const random = new Random(seed);
   const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
   const begun = performance.now();
-  let looked = begun;
+  let yielded = begun;
   let state = start();
   let logits = null;
   for (let at = 0; at < ids.length; at += PART) {
     [logits, state] = await read(ids.slice(at, at + PART), state);
-    looked = await heard(looked);
+    yielded = await yieldToMessages(yielded);
     if (stopped) return "left";
   }
   const first = performance.now();
@@ -145,7 +145,7 @@ async function written({ id, prompt, length, temperature, seed }) {
     postMessage({ id, piece, tokens, seconds: (performance.now() - first) / 1000 });
     if (tokens >= length) return flushed(id, decoder, "length");
     if (made.capacity && position >= made.capacity) return flushed(id, decoder, "full");
-    looked = await heard(looked);
+    yielded = await yieldToMessages(yielded);
     if (stopped) return flushed(id, decoder, "left");
     [logits, state] = await read([token], state);
   }
@@ -157,8 +157,8 @@ function flushed(id, decoder, reason) {
   return reason;
 }
 
-/** Lets the page's messages in, if it was some time ago -> when they were. */
-async function heard(before) {
+/** Handles waiting messages of the page if PATIENCE has passed since `before` -> the time of the last such pause. */
+async function yieldToMessages(before) {
   if (performance.now() - before < PATIENCE) return before;
   await new Promise((resolve) => {
     const { port1, port2 } = new MessageChannel();

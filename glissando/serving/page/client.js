@@ -1,4 +1,4 @@
-// The server's answers: JSON, events, and failures as something that can be told to a person.
+// The server's answers: JSON, events, and failures as something that can be shown to a person.
 
 const KEY = "glissando-key";
 
@@ -64,15 +64,15 @@ const latin = (text) => String.fromCharCode(...new TextEncoder().encode(text));
 
 async function refusal(response) {
   const text = await response.text().catch(() => "");
-  const told = errorOf(text) ?? { message: text.slice(0, 300) || `the server answered ${response.status}` };
-  return new Failure(response.status, told.message, told);
+  const reported = errorOf(text) ?? { message: text.slice(0, 300) || `the server answered ${response.status}` };
+  return new Failure(response.status, reported.message, reported);
 }
 
 function errorOf(text) {
   try {
     return JSON.parse(text).error ?? null;
   } catch {
-    return null; // a proxy's page, say: its text is told as it is
+    return null; // a proxy's page, say: its text is shown as it is
   }
 }
 

@@ -10,7 +10,7 @@ const ENDS = { stop: "the model ended it", length: "at its limit of tokens", lef
 const NEAR_END = 40; // pixels from the end of the text within which it is followed
 
 /**
- * `on` has what happens outside: looked(column), pointed(column, place or null), told(words), failed(error),
+ * `on` has what happens outside: activated(column), pointed(column, place or null), described(words), failed(error),
  * branched(column, kept).
  */
 export class Column {
@@ -33,8 +33,8 @@ export class Column {
     this.dials = new Dials(this.$("dials"), this.$("dial-list"), this.$("use-dials"), suffix, () => this.dialsTurned());
     this.turn = paced(() => this.send(), () => TURN_PAUSE);
     this.$("model").addEventListener("change", () => this.choose(this.model));
-    this.root.addEventListener("pointerdown", () => on.looked(this));
-    this.root.addEventListener("focusin", () => on.looked(this));
+    this.root.addEventListener("pointerdown", () => on.activated(this));
+    this.root.addEventListener("focusin", () => on.activated(this));
     explore(this.$("text"), (token) => this.tokenTold(token));
     alternatives.watch(this.$("text"), (at) => this.text.spans[at], (at, token) => this.branch(at, token));
   }
@@ -135,7 +135,7 @@ export class Column {
       this.running = null;
       this.$("text").setAttribute("aria-busy", "false");
       this.dials.hold(false);
-      this.on.looked(this, true);
+      this.on.activated(this, true);
       if (finish) this.end(ENDS[finish], running);
     }
   }
@@ -174,7 +174,7 @@ export class Column {
       running.id = id;
       if (running.turned) this.turn();
     }
-    this.on.looked(this, true);
+    this.on.activated(this, true);
     return choice.finish_reason;
   }
 
@@ -190,8 +190,8 @@ export class Column {
   }
 
   end(why, running = this.running) {
-    const told = running.text ? `${running.text.summary}; ${why}. Seed ${running.seed}.` : "Stopped before it began.";
-    this.$("ending").textContent = told;
+    const summary = running.text ? `${running.text.summary}; ${why}. Seed ${running.seed}.` : "Stopped before it began.";
+    this.$("ending").textContent = summary;
   }
 
   stop() {
@@ -201,7 +201,7 @@ export class Column {
   // -------------------------------------------------------------- dials
 
   dialsTurned() {
-    if (!this.running) return this.on.looked(this, true);
+    if (!this.running) return this.on.activated(this, true);
     this.dials.hold(true);
     this.running.byHand = true;
     this.change({ control: true });
@@ -249,7 +249,7 @@ export class Column {
   tokenTold(token) {
     const place = token ? Number(token.dataset.at) : null;
     this.on.pointed(this, place);
-    if (token) this.on.told(`${JSON.stringify(token.textContent)}: ${token.dataset.told}`);
+    if (token) this.on.described(`${JSON.stringify(token.textContent)}: ${token.dataset.description}`);
   }
 
   /** Show which part of the text a picture's column is; null: none. */

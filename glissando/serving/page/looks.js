@@ -10,7 +10,7 @@ const PAUSE = 500; // ms, and as long again as a look took, so that looking slow
 /** What the server would not take as text, an untrained model's control bytes, is replaced. */
 export const clean = (text) => text.replace(/[\0-\x08\x0b\x0c\x0e-\x1f\x7f]/g, "\ufffd");
 
-/** `current` gives the column that is looked at. */
+/** `current` gives the active column. */
 export class Looks {
   constructor({ section, error, box }, current) {
     Object.assign(this, { section, error, current, blind: new Set(), took: 0, shown: null });

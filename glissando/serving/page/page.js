@@ -26,10 +26,10 @@ const SLOW = "5"; // tokens a second where there are dials to turn meanwhile
 const $ = (id) => document.getElementById(id);
 const alternatives = new Alternatives($("alternatives"));
 const columns = [];
-let told = null; // what the server says of its models
-let looked = null; // the column whose inner pictures are shown
+let serverInfo = null; // what the server says of its models
+let activeColumn = null; // the column whose inner pictures are shown
 
-const looks = new Looks({ section: $("looks"), error: $("looks-error"), box: $("pictures") }, () => looked);
+const looks = new Looks({ section: $("looks"), error: $("looks-error"), box: $("pictures") }, () => activeColumn);
 const past = new History($("undo"), $("redo"), state, (before) => (state(before), link()));
 const running = () => columns.some((column) => column.running);
 
@@ -40,13 +40,13 @@ async function meet() {
   try {
     met = await json("v1/glissando");
   } catch (error) {
-    if (!told) $("about").textContent = "The model is not known yet.";
+    if (!serverInfo) $("about").textContent = "The model is not known yet.";
     return tell(error);
   }
   // Asked again, for a key: what was set meanwhile stays.
-  if (JSON.stringify(met) === JSON.stringify(told)) return;
-  const first = told === null;
-  told = met;
+  if (JSON.stringify(met) === JSON.stringify(serverInfo)) return;
+  const first = serverInfo === null;
+  serverInfo = met;
   const dials = met.models.some((model) => model.controls.length);
   $("max_tokens").value = Math.min(LENGTH, met.max_tokens);
   $("max_tokens").max = met.max_tokens;
@@ -59,9 +59,9 @@ async function meet() {
 }
 
 function introduce() {
-  const names = told.models.map((model) => model.model).join(", ");
+  const names = serverInfo.models.map((model) => model.model).join(", ");
   document.title = `${names} · glissando`;
-  $("about").textContent = told.models.map((model) => aboutOf({ ...told, ...model })).join("\n");
+  $("about").textContent = serverInfo.models.map((model) => aboutOf({ ...serverInfo, ...model })).join("\n");
 }
 
 function aboutOf({ model: name, parameters, mixers, depth, trained_on: corpus, max_prompt, max_tokens, max_length }) {
@@ -79,26 +79,26 @@ function arrange(number) {
   while (columns.length > number) columns.pop().root.remove();
   while (columns.length < number) {
     const column = new Column($("column"), $("columns"), columns.length ? "-b" : "", alternatives, {
-      looked: (which, changed = false) => see(which, changed),
+      activated: (which, changed = false) => see(which, changed),
       pointed: (which, place) => looks.pointAtPicture(which, place),
-      told: (words) => ($("readout").textContent = words),
+      described: (words) => ($("readout").textContent = words),
       failed: tell,
       branched: (which, kept) => branch(which, kept),
     });
     columns.push(column);
-    if (told) column.build(told.models);
+    if (serverInfo) column.build(serverInfo.models);
     const settings = columns[0].settings;
     if (column !== columns[0]) column.settings = settings;
     column.$("temperature").addEventListener("input", namePreset);
   }
   $("columns").classList.toggle("two", number === 2);
-  looked = columns.includes(looked) ? looked : columns[0];
+  activeColumn = columns.includes(activeColumn) ? activeColumn : columns[0];
 }
 
 /** The pictures are those of the column that was touched last; `changed`: there is something new to see of this one. */
 function see(column, changed) {
-  if ((column === looked) !== changed) return;
-  looked = column;
+  if ((column === activeColumn) !== changed) return;
+  activeColumn = column;
   looks.ask();
 }
 
@@ -107,7 +107,7 @@ function offer() {
   const choices = [["one", "One text"]];
   for (const dial of columns[0].about.controls) choices.push([`dial ${dial}`, `${poles(dial).join(" and ")} (${dial})`]);
   choices.push(["temperatures", "two temperatures"]);
-  if (told.models.length > 1) choices.push(["models", "two models"]);
+  if (serverInfo.models.length > 1) choices.push(["models", "two models"]);
   choices.push(["own", "two settings of your own"]);
   const before = $("compare").value;
   $("compare").replaceChildren(...choices.map(([value, name]) => new Option(name, value)));
@@ -131,7 +131,7 @@ function compare() {
     one.$("temperature").value = "0.3";
     namePreset();
   }
-  if (what === "models") other.choose(told.models.find(({ model }) => model !== one.model).model);
+  if (what === "models") other.choose(serverInfo.models.find(({ model }) => model !== one.model).model);
 }
 
 // ---------------------------------------------------------------- writing
@@ -140,8 +140,8 @@ function compare() {
 async function write(how = {}, which = columns) {
   if (running()) return;
   hush();
-  if (!told) await meet();
-  if (!told || running()) return;
+  if (!serverInfo) await meet();
+  if (!serverInfo || running()) return;
   alternatives.hide();
   let begun = false;
   try {

@@ -55,7 +55,7 @@ class Picture {
     this.low = append(scale, "span");
     append(scale, "span", "ramp").setAttribute("aria-hidden", "true");
     this.high = append(scale, "span");
-    this.told = append(this.figure, "p", "told");
+    this.readout = append(this.figure, "p", "readout");
     this.about = append(this.figure, "p");
     this.canvas.addEventListener("pointermove", (event) => this.tell(event));
     this.canvas.addEventListener("pointerleave", () => {
@@ -69,7 +69,7 @@ class Picture {
   show(look, tokens) {
     Object.assign(this, { look, tokens, range: rangeOf(look) });
     if (this.chosen && look.values[this.chosen[0]]?.[this.chosen[1]] === undefined) this.chosen = null;
-    this.told.setAttribute("aria-live", "off");
+    this.readout.setAttribute("aria-live", "off");
     const { low, middle, high } = this.range;
     this.title.textContent = look.title;
     this.about.textContent = look.about;
@@ -89,7 +89,7 @@ class Picture {
       return;
     }
     const count = this.tokens.length;
-    this.told.textContent = `Median ${amount(this.range.middle, this.look.unit)}; the last ${count} tokens, the newest at the right.`;
+    this.readout.textContent = `Median ${amount(this.range.middle, this.look.unit)}; the last ${count} tokens, the newest at the right.`;
   }
 
   draw() {
@@ -179,7 +179,7 @@ class Picture {
   choose(cell) {
     this.chosen = cell;
     this.pointed(cell ? cell[1] : null);
-    this.told.setAttribute("aria-live", cell ? "polite" : "off"); // not each new answer's median
+    this.readout.setAttribute("aria-live", cell ? "polite" : "off"); // not each new answer's median
     this.rest();
     this.draw();
   }
@@ -195,7 +195,7 @@ class Picture {
     const { rows, values, unit } = this.look;
     const value = values[row]?.[column];
     if (value === undefined) this.rest();
-    else this.told.textContent = `${JSON.stringify(this.tokens[column])}, ${rows[row]}: ${amount(value, unit)}`;
+    else this.readout.textContent = `${JSON.stringify(this.tokens[column])}, ${rows[row]}: ${amount(value, unit)}`;
   }
 }
 

@@ -104,9 +104,9 @@ export class Text {
 
 /** Its words are not part of the text: they are drawn by the style. */
 function label(mark, moved) {
-  const told = Object.entries(moved).map(([name, value]) => position(name, value)).join(", ");
-  mark.dataset.told = told;
-  mark.setAttribute("aria-label", `Dials moved here: ${told}`);
+  const moves = Object.entries(moved).map(([name, value]) => position(name, value)).join(", ");
+  mark.dataset.description = moves;
+  mark.setAttribute("aria-label", `Dials moved here: ${moves}`);
 }
 
 /** [[part of the text, its tokens]]: a part is as short as its tokens' spelling can tell. */
@@ -153,15 +153,15 @@ function spanOf({ text, tokens, chosen }) {
   if (tokens.length) {
     const bits = bitsOf(tokens);
     span.classList.add(`bits-${levelOf(bits)}`);
-    span.dataset.told = `${bits.toFixed(2)} bits${tokens.length > 1 ? `, the mean of ${tokens.length} tokens` : ""}`;
+    span.dataset.description = `${bits.toFixed(2)} bits${tokens.length > 1 ? `, the mean of ${tokens.length} tokens` : ""}`;
   }
   return span;
 }
 
 /** Arrow keys from token to token; `tell` is given the token under the pointer or with the focus, null for none. */
 export function explore(box, tell) {
-  const told = (event) => tell(event.target.closest(".token"));
-  for (const kind of ["pointerover", "focusin", "click"]) box.addEventListener(kind, told);
+  const describe = (event) => tell(event.target.closest(".token"));
+  for (const kind of ["pointerover", "focusin", "click"]) box.addEventListener(kind, describe);
   box.addEventListener("pointerleave", () => tell(null));
   box.addEventListener("keydown", (event) => {
     const next = neighbour(box, event.key);
