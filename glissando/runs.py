@@ -40,6 +40,7 @@ from glissando.imports import IMPORTS, missing_copies, require_registered
 from glissando.machine import environment
 from glissando.migration import migrated
 from glissando.quantisation import restored
+from glissando.remote import resolve
 from glissando.storage import (
     MANIFEST,
     RETRAIN,
@@ -57,6 +58,7 @@ from glissando.storage import (
     write_atomic,
 )
 from glissando.trees import load_tree
+from glissando.urls import is_url
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +133,7 @@ class Run:
     @classmethod
     def open(cls, path: str | Path) -> Run:
         """The finished run at `path`, or the run and its checkpoint if `path` is a checkpoint directory; a packaged
-        model if `path` is its name, see glissando.pretrained.
+        model if `path` is its name, see glissando.pretrained; a copy of the run at a URL, see glissando.remote.
 
         Checks the digests of the small files and, for a checkpoint, of all of its files. Where one of the run's own is
         missing or damaged, or its manifest is, the copies in a checkpoint are read in the place of all of them, and a
@@ -139,7 +141,7 @@ class Run:
         Raises RunError if there is no such directory, or it is no run, or it is incomplete or damaged and has no
         checkpoint with such copies.
         """
-        path = pretrained.resolve(path)
+        path = resolve(path)
         if path.name == BEST:
             path = find_published(path)
         require_directory(path)
@@ -430,6 +432,8 @@ def require_new(path: str | Path) -> None:
 
     `save` and `train` check it themselves, before anything else; before a training loop of one's own it saves the loop.
     """
+    if is_url(path):
+        raise RunError(f"{path} is a URL, which `glissando train` alone writes to; name a directory of this machine.")
     path = Path(path).expanduser()
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; choose another name for the run directory.")

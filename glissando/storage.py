@@ -250,10 +250,10 @@ def write_manifest(directory: str | Path, names: Iterable[str] | None = None) ->
 
 def save_manifest(directory: Path, files: Mapping[str, Any]) -> None:
     """Writes `manifest.json` from records; a record may hold a "previous" one, which is accepted as well."""
-    write_atomic(directory / MANIFEST, _manifest_text(files))
+    write_atomic(directory / MANIFEST, manifest_text(files))
 
 
-def _manifest_text(files: Mapping[str, Any], version: Any = 2) -> bytes:
+def manifest_text(files: Mapping[str, Any], version: Any = 2) -> bytes:
     """With a digest of itself: damage to it is not taken for damage to a file. Version 1 had none."""
     records: dict[str, Any] = {"format": version, "files": dict(files)}
     if version != 1:
@@ -272,7 +272,7 @@ def read_manifest(directory: str | Path) -> dict[str, dict[str, Any]]:
     try:
         read = _parsed(path, text, problem)
         files = read["files"]
-        if all(isinstance(entry, dict) for entry in files.values()) and text == _manifest_text(files, read["format"]):
+        if all(isinstance(entry, dict) for entry in files.values()) and text == manifest_text(files, read["format"]):
             return files
         cause = None
     except (RunError, KeyError, AttributeError, RecursionError) as error:
@@ -283,7 +283,7 @@ def read_manifest(directory: str | Path) -> dict[str, dict[str, Any]]:
         if is_listed or "/" not in name:
             found = record(Path(directory) / name)
             files |= {name: found} if is_listed or found["sha256"].encode() in text else {}
-    fresh = _manifest_text(files)
+    fresh = manifest_text(files)
     # Of a file that is damaged, most of the 64 characters of its digest differ.
     if len(fresh) == len(text) and sum(a != b for a, b in zip(fresh, text, strict=True)) <= 8:
         log.warning("%s is damaged in a few places, and no file that it lists is", path)

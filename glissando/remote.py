@@ -1,0 +1,342 @@
+"""Runs at URLs that fsspec reaches: s3://bucket/book, gs://..., https://..., memory://... .
+
+A run is read from a copy in the cache, which holds the files that the run's manifest lists, each checked. It is trained
+in a directory on this machine, and what is saved there is copied: files first, the manifest last, so that a reader
+finds the run as it was at one save. A file that changes is announced by a manifest that holds for the old and the new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from glissando import pretrained
+from glissando.checkpoints import CHECKPOINTS, checkpoint_step, latest_checkpoint
+from glissando.data.cache import cache_dir
+from glissando.errors import GlissandoError, RunError
+from glissando.storage import (
+    MANIFEST,
+    is_leftover,
+    manifest_text,
+    publish_directory,
+    read_manifest,
+    record,
+    verify_manifest,
+)
+from glissando.urls import is_url, whole_url
+
+_TRIES = 5  # to read a run that is written meanwhile
+_BASE, _SAMPLES, _ENVIRONMENT = "base", "samples.txt", "environment.json"
+
+
+class Place(NamedTuple):
+    """A directory that fsspec reaches."""
+
+    fs: Any
+    root: str
+    url: str
+
+    def __truediv__(self, name: str) -> Place:
+        return Place(self.fs, f"{self.root.rstrip('/')}/{name}", f"{self.url}/{name}")
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None where there is none."""
+        with _reaching("read", f"{self.url}/{name}"):
+            try:
+                return bytes(self.fs.cat_file((self / name).root))
+            except FileNotFoundError:
+                return None
+
+    def get(self, name: str, into: Path) -> None:
+        into.parent.mkdir(parents=True, exist_ok=True)
+        with _reaching("read", f"{self.url}/{name}"):
+            self.fs.get_file((self / name).root, str(into))
+
+    def put(self, name: str, source: Path | bytes) -> None:
+        """Write a file, whole or not at all where the storage keeps to that, as object stores do."""
+        with _reaching("write", f"{self.url}/{name}"):
+            try:
+                self._write(name, source)
+            except (
+                FileNotFoundError
+            ):  # storages with directories; with others, making one asks for rights on the bucket
+                self.fs.makedirs(self.fs._parent((self / name).root), exist_ok=True)
+                self._write(name, source)
+
+    def _write(self, name: str, source: Path | bytes) -> None:
+        if isinstance(source, bytes):
+            self.fs.pipe_file((self / name).root, source)
+        else:
+            self.fs.put_file(str(source), (self / name).root)
+
+    def names(self) -> list[str]:
+        """What lies in it; nothing where there is no such directory."""
+        with _reaching("list", self.url):
+            self.fs.invalidate_cache()
+            try:
+                found = self.fs.ls(self.root, detail=False)
+            except FileNotFoundError:
+                return []
+            # An object store may list the directory itself.
+            return sorted({p.rstrip("/").rpartition("/")[2] for p in found if p.strip("/") != self.root.strip("/")})
+
+    def remove(self) -> None:
+        """Delete it, the manifest first: half of it is then no directory that is read."""
+        inside = self.names()
+        with _reaching("delete", self.url):
+            if not inside:
+                return
+            if MANIFEST in inside:
+                self.fs.rm_file((self / MANIFEST).root)
+            self.fs.rm(self.root, recursive=True)
+
+
+def place(url: str) -> Place:
+    """Raises RunError for a protocol that is not known, or whose package is not installed."""
+    import fsspec
+
+    url = whole_url(url)
+    try:
+        fs, root = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise RunError(f"{url} needs a package that is not installed: {error}") from error
+    except ValueError as error:
+        raise RunError(f"no storage is known by the protocol of {url}: {error}") from error
+    return Place(fs, root, url)
+
+
+@contextlib.contextmanager
+def _reaching(verb: str, url: str) -> Iterator[None]:
+    """Storages raise errors of their own: RunError that names the URL."""
+    try:
+        yield
+    except (GlissandoError, FileNotFoundError):
+        raise
+    except Exception as error:
+        raise RunError(f"could not {verb} {url}: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """One process of this machine after another."""
+    with (folder.with_name(f".{folder.name}.lock")).open("w") as file, contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):  # Windows, and file systems without locks
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
+        yield
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def resolve(path: str | Path) -> Path:
+    """The copy of the run at a URL, the folder of a packaged model, or `path` itself; raises as `fetched`."""
+    return fetched(str(path)) if is_url(path) else pretrained.resolve(path)
+
+
+def fetched(url: str) -> Path:
+    """A copy of the run or of the checkpoint at `url`; another one is made where its manifest has changed.
+
+    Raises RunError where there is none, it is damaged, or it cannot be reached.
+    """
+    url = whole_url(url)
+    whole, _, checkpoint = url.partition(f"/{CHECKPOINTS}/")
+    run, parts = place(whole), ["", f"{CHECKPOINTS}/{checkpoint}"] if checkpoint else [""]
+    manifests = [_require_manifest(run / part if part else run) for part in parts]
+    base = run / _BASE
+    if (text := base.read(MANIFEST)) is not None:
+        parts, manifests = [*parts, _BASE], [*manifests, text]
+    digest = hashlib.sha256(b"".join([whole.encode(), *manifests])).hexdigest()[:16]
+    folder = cache_dir("runs") / f"{_name(whole)}-{digest}"
+
+    def fill(directory: Path) -> None:
+        for part in parts:
+            _download(run / part if part else run, directory / part)
+
+    with _turn(folder):
+        if not (folder / MANIFEST).is_file():
+            publish_directory(folder, fill)
+    return folder / CHECKPOINTS / checkpoint if checkpoint else folder
+
+
+def _require_manifest(where: Place) -> bytes:
+    text = where.read(MANIFEST)
+    if text is None:
+        raise RunError(f"no run at {where.url}: it has no {MANIFEST}, which is written last")
+    return text
+
+
+def _download(where: Place, into: Path) -> None:
+    """What the manifest of `where` lists, checked; anew where it was written to meanwhile."""
+    for left in reversed(range(_TRIES)):
+        into.mkdir(parents=True, exist_ok=True)
+        (into / MANIFEST).write_bytes(_require_manifest(where))
+        listed = read_manifest(into)
+        for name in listed:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise RunError(f"{where.url}/{MANIFEST} lists {name!r}, which lies outside the run: nothing is fetched")
+            try:
+                where.get(name, into / name)
+            except FileNotFoundError as error:
+                raise RunError(f"{where.url} is incomplete: {name} is missing") from error
+        try:
+            verify_manifest(into, listed, f"Fetched from {where.url}.")
+        except RunError:
+            if not left or where.read(MANIFEST) == (into / MANIFEST).read_bytes():
+                raise
+        else:
+            return
+
+
+# ---------------------------------------------------------------------- training
+
+
+def work_directory(url: str) -> Path:
+    """Where on this machine the run at `url` is trained."""
+    url = whole_url(url)
+    return cache_dir("training") / f"{_name(url)}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+
+
+def require_free(url: str) -> None:
+    """Raise RunError where anything lies at `url`."""
+    if place(url).names():
+        raise RunError(f"{url} exists and is not empty. Resume that run, or choose a new name: nothing is overwritten.")
+
+
+def take_up(url: str) -> Path:
+    """The directory of this machine in which the run at `url` goes on: what it had here, if that is as far; else the
+    checkpoints of `url`, fetched, and what it had here is put aside.
+
+    Raises RunError where there is no run at `url` with a checkpoint, nor one here.
+    """
+    url, work = whole_url(url), work_directory(url)
+    with _turn(work):
+        there = place(url)
+        saved = {name: checkpoint_step(name) for name in (there / CHECKPOINTS).names()}
+        complete = [n for n in saved if (there / CHECKPOINTS / n).read(MANIFEST) is not None and n[0] != "."]
+        newest = max((saved[name] for name in complete), default=-1)
+        here = latest_checkpoint(work / CHECKPOINTS)
+        if here is not None and checkpoint_step(here) >= newest and _is_copy(work, there):
+            return work
+        if newest < 0:
+            raise RunError(f"no run at {url} with a complete checkpoint to resume from")
+        if work.exists():
+            aside = next(p for n in itertools.count(1) if not (p := work.with_name(f"{work.name}.{n}")).exists())
+            print(f"{work} is behind {url}, or of another run, and is put aside, as {aside}", file=sys.stderr)
+            work.rename(aside)
+        parts = ["", *(f"{CHECKPOINTS}/{name}" for name in complete)]
+        parts += [_BASE] if (there / _BASE).read(MANIFEST) is not None else []
+        with tempfile.TemporaryDirectory(dir=work.parent) as temporary:
+            for part in parts:
+                _download(there / part if part else there, Path(temporary) / "run" / part)
+            if (text := there.read(_SAMPLES)) is not None:
+                (Path(temporary) / "run" / _SAMPLES).write_bytes(text)
+            (Path(temporary) / "run").rename(work)
+    return work
+
+
+def _is_copy(work: Path, there: Place) -> bool:
+    """Whether both were made by the same training, or nothing is there yet."""
+    ours, theirs = (work / _ENVIRONMENT).read_bytes(), there.read(_ENVIRONMENT)
+    made = [{k: v for k, v in json.loads(text).items() if k != "resumed"} for text in (ours, theirs or ours)]
+    return made[0] == made[1]
+
+
+class Mirror:
+    """The run directory `path`, copied to `url` after every save, what has changed alone."""
+
+    def __init__(self, url: str, path: Path) -> None:
+        self.url, self.path = whole_url(url), path
+        self._there = place(url)
+        self._sent: dict[str, bytes | None] = {}  # the manifests there, by directory
+
+    def push(self) -> None:
+        """Checkpoints first, then what the run's manifest lists, then logs, and last the manifest; checkpoints that are
+        no more are deleted. Raises RunError, which says where the run is, if the storage does not take it."""
+        try:
+            folder = self.path / CHECKPOINTS
+            kept = [p for p in sorted(folder.glob("*")) if (p / MANIFEST).is_file() and not is_leftover(p)]
+            for each in [*kept, self.path / _BASE]:
+                if (each / MANIFEST).is_file():
+                    self._push_directory(each.relative_to(self.path).as_posix())
+            self._push_run()
+            for gone in {*(self._there / CHECKPOINTS).names()} - {path.name for path in kept}:
+                (self._there / CHECKPOINTS / gone).remove()
+                self._sent.pop(f"{CHECKPOINTS}/{gone}", None)
+        except (FileNotFoundError, RunError) as error:
+            raise RunError(
+                f"the run was not copied to {self.url}: {error}. All of it is in {self.path}; "
+                f"glissando train --resume {shlex.quote(self.url)} goes on from there and copies it again."
+            ) from error
+
+    def _manifest_there(self, name: str) -> bytes | None:
+        if name not in self._sent:
+            self._sent[name] = (self._there / name if name else self._there).read(MANIFEST)
+        return self._sent[name]
+
+    def _push_directory(self, name: str) -> None:
+        """One that is published whole: without a manifest while it is written."""
+        ours, there = (self.path / name / MANIFEST).read_bytes(), self._there / name
+        before = self._manifest_there(name)
+        if before == ours:
+            return
+        self._sent.pop(name)  # until it is written
+        if before is not None:
+            there.remove()
+        for each in read_manifest(self.path / name):
+            there.put(each, self.path / name / each)
+        there.put(MANIFEST, ours)
+        self._sent[name] = ours
+
+    def _push_run(self) -> None:
+        before = self._manifest_there("")
+        old = {} if before is None else {name: self._settled(name, e) for name, e in _listed(before).items()}
+        new = {name: record(self.path / name) for name in read_manifest(self.path)}
+        changed = [name for name, entry in new.items() if old.get(name) != entry]
+        self._sent.pop("")  # until it is written
+        for name in [each for each in changed if each not in old]:
+            self._there.put(name, self.path / name)
+        if before is not None and changed:
+            both = {
+                name: entry | ({"previous": old[name]} if old.get(name, entry) != entry else {})
+                for name, entry in new.items()
+            }
+            self._there.put(MANIFEST, manifest_text(both))
+        for name in [*(each for each in changed if each in old), *self._logs(new)]:
+            self._there.put(name, self.path / name)
+        text = manifest_text(new)
+        self._there.put(MANIFEST, text)
+        self._sent[""] = text
+
+    def _settled(self, name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """The one record that holds there, where an earlier copy was cut short between the two."""
+        if "previous" in entry and (found := self._there.read(name)) is not None:
+            return {"sha256": hashlib.sha256(found).hexdigest(), "size": len(found)}
+        return {key: entry[key] for key in ("sha256", "size")}
+
+    def _logs(self, listed: Mapping[str, Any]) -> list[str]:
+        """Files that only grow and are in no manifest: samples.txt, and the events of TensorBoard."""
+        found = [self.path / _SAMPLES, *(self.path / "tensorboard").rglob("*")]
+        return [n for p in found if p.is_file() and (n := p.relative_to(self.path).as_posix()) not in listed]
+
+
+def _listed(text: bytes) -> dict[str, dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / MANIFEST).write_bytes(text)
+        return read_manifest(folder)
+
+
+def _name(url: str) -> str:
+    """What a directory for `url` is called, beside a digest."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", url.rstrip("/").rpartition("/")[2])[:40] or "run"
