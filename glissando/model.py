@@ -15,6 +15,7 @@ from glissando.config import from_dict, merge, options
 from glissando.errors import ConfigError, InputError, LengthError
 from glissando.mixers import Context, Memo
 from glissando.ops.loop import exporting
+from glissando.relay import Relay
 
 if TYPE_CHECKING:
     from glissando.data.tokenizers import Tokenizer
@@ -151,6 +152,7 @@ class LanguageModel(Backbone):
         mask: Tensor | None = None,
         donate: bool = False,
         memo: Memo | None = None,
+        relay: Relay | None = None,
         head: bool = True,
     ) -> tuple[Tensor, ModelState | None]:
         """ids (B, T) int64 -> logits (B, T, V) and the state after them.
@@ -159,6 +161,8 @@ class LanguageModel(Backbone):
         donate   lets the given state be changed in place; only without gradients.
         memo     a dictionary, empty at first, that calls share while the weights stand still: what follows from these
                  alone is kept in it and not computed at every token; only without gradients.
+        relay    ids are this process's part of rows that are cut over processes, and the state is that of nothing read,
+                 with the position of the part's first token: what was read comes from the process before.
         head     False returns what the head reads, (B, T, D), in place of the logits.
         Logits at masked positions have no meaning.
 
@@ -174,11 +178,12 @@ class LanguageModel(Backbone):
                 f"ids must be (batch, time >= 1) int64, got {tuple(ids.shape)} {ids.dtype}; "
                 "a single text needs ids.unsqueeze(0)"
             )
-        ctx = Context(mask, dt, control, donate, memo)
+        ctx = Context(mask, dt, control, donate, memo, relay)
         ids, ctx, order = self._prepared(ids, state, ctx)
         x = self._embed(ids, None if state is None else state.position, ctx)
         try:
-            x, inner = self.depth(x, None if state is None else state.depth, ctx)
+            before = None if state is None else state.depth
+            x, inner = self.depth(x, before, ctx) if relay is None else self._relayed(x, before, ctx, relay)
         except Exception as error:
             self._require_own_state(state, error)
             raise

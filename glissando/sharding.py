@@ -13,12 +13,26 @@ from glissando.block import Block
 
 
 def shard(objective: Any, mesh: Any) -> Any:
-    """FSDP2: `objective.model` cut into shards over the processes of `mesh`, each of its blocks a unit."""
+    """FSDP2: `objective.model` cut into shards over the processes of `mesh`, each of its blocks a unit.
+
+    A flow's field is in the unit of what no block holds: that is gathered once for all evaluations, those of the
+    backward pass too. A scalar cannot be cut: each process holds it, and its gradient is averaged over them.
+    """
     from torch.distributed.fsdp import fully_shard
 
-    for module in [m for m in objective.modules() if isinstance(m, Block)]:
-        fully_shard(module, mesh=mesh["data_parallel"])
-    fully_shard(objective.model, mesh=mesh["data_parallel"])
+    over, model = mesh["data_parallel"], objective.model
+    scalars = {p for p in model.parameters() if p.ndim == 0}
+    for module in [m for m in model.modules() if isinstance(m, Block) and m is not getattr(model.depth, "field", None)]:
+        fully_shard(module, mesh=over, ignored_params=scalars)
+    fully_shard(model, mesh=over, ignored_params=scalars)
+
+    def average(scalar: Tensor) -> None:
+        assert scalar.grad is not None
+        torch.distributed.all_reduce(scalar.grad, group=over.get_group())
+        scalar.grad /= over.size()
+
+    for scalar in scalars:
+        scalar.register_post_accumulate_grad_hook(average)
     return objective
 
 

@@ -20,6 +20,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,10 +36,11 @@ from glissando.run_files import alone, put_texts
 from glissando.runs import Run, config_text
 from glissando.storage import MANIFEST, write_atomic
 from glissando.training import launch
-from glissando.training.config import RunConfig, Stage
-from glissando.training.fit import machine_only, resume, train
+from glissando.training.config import RunConfig, Stage, TrainingConfig
+from glissando.training.fit import JOB, machine_only, resume, train
 from glissando.training.length import BUDGETS
 from glissando.training.start import plan_starts
+from glissando.urls import is_url
 
 STAGES = "stages.yaml"
 
@@ -48,13 +50,26 @@ def train_stages(config: RunConfig, out: str | Path) -> list[Run]:
 
     Raises ConfigError for a stage that makes no sense before any of them is trained; else as `train`.
     """
+    if is_url(out):
+        raise ConfigError(f"stages train into a directory of this machine, got {out}; --out URL is of one training")
     out = Path(out).expanduser()
-    plans(config, out)  # which also refuses several processes
-    Run(out).require_free()
-    with alone(out):
+    staged, is_first = plans(config, out), launch.rank() == 0
+    if _begun_by_this_job(config, out, staged[0]):
+        return resume_stages(out)
+    if is_first:
         Run(out).require_free()
-        write_atomic(out / STAGES, config_text(config.as_dict()))
-        return _run_all(config, out, {}, {})
+    with alone(out) if is_first else nullcontext():
+        if is_first:
+            Run(out).require_free()
+            write_atomic(out / STAGES, config_text(config.as_dict()))
+        return _run_all(staged, config.training, {}, {})
+
+
+def _begun_by_this_job(config: RunConfig, out: Path, first: Plan) -> bool:
+    """Whether torchrun has started these very stages before, as `train` asks of a run."""
+    same = (out / STAGES).is_file() and (out / STAGES).read_bytes() == config_text(config.as_dict())
+    made = Run(first.path).read_environment().get(JOB) if same else None
+    return launch.job() is not None and same and made in (None, launch.job())
 
 
 def resume_stages(
@@ -69,8 +84,9 @@ def resume_stages(
         values = read_options(out / STAGES)
     except ConfigError as error:
         raise RunError(f"{error}; train again into another directory") from error
-    with alone(out):
-        return _run_all(from_dict(RunConfig, migrated(values), STAGES), out, machine or {}, texts or {})
+    config, machine = from_dict(RunConfig, migrated(values), STAGES), machine_only(machine or {})
+    with alone(out) if launch.rank() == 0 else nullcontext():
+        return _run_all(plans(config, out), replace(config.training, **machine), machine, texts or {})
 
 
 class Plan(NamedTuple):
@@ -91,12 +107,12 @@ def plans(config: RunConfig, out: Path) -> list[Plan]:
 
     Raises ConfigError for names that are no names or not unique, unknown options, and budgets that make no sense.
     """
-    shares = any(stage.training.get(name, 1) != 1 for stage in config.stages for name in ("devices", "num_nodes"))
-    if shares or math.prod(launch.processes(config.training)) > 1:
-        raise ConfigError(
-            "stages train in one process, as each process would start the next stage by itself; train them one by one, "
-            "each with --from the run of the one before"
-        )
+    for name, ours in (("devices", config.training.devices), ("num_nodes", config.training.num_nodes)):
+        if (other := next((s for s in config.stages if s.training.get(name, ours) != ours), None)) is not None:
+            raise ConfigError(
+                f"all stages train in the same processes: training.{name} is {ours}, and {other.training[name]!r} in "
+                f"stage {other.name}; give it once, outside the stages"
+            )
     names = [stage.name for stage in config.stages]
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
@@ -143,21 +159,29 @@ def _grown(stage: Stage, before: Plan | None, ever: bool, where: str) -> tuple[G
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _run_all(config: RunConfig, out: Path, machine: Mapping[str, Any], texts: Mapping[str, str]) -> list[Run]:
-    machine_only(machine)
-    staged, runs = plans(config, out), list[Run]()
-    for plan in staged:
-        print(f"stage {plan.path.name}", file=sys.stderr)
-        if plan.growth is not None and not (plan.start / MANIFEST).is_file():
-            grow_run(runs[-1].path, plan.start, plan.growth)
-        if not plan.path.exists() or Run(plan.path).has_only_begun():
-            plan.config.training = replace(plan.config.training, **machine)
-            put_texts(plan.config.data, texts)
-            runs.append(train(plan.config, plan.path))
-        else:
-            runs.append(resume(plan.path, machine, texts=texts))
-    if any(plan.growth for plan in staged):
-        from glissando.evaluation.plots import plot_stages
+def _run_all(
+    staged: list[Plan], training: TrainingConfig, machine: Mapping[str, Any], texts: Mapping[str, str]
+) -> list[Run]:
+    """Every stage in the same processes, which are as many as `training` says; the first alone grows and draws."""
+    # It only connects them: how weights are shared and computed with is each stage's own.
+    fabric, runs = launch.build_fabric(replace(training, strategy="auto", precision="32-true")), list[Run]()
+    with launch.quiet(), launch.ended_together(fabric):
+        fabric.launch()
+        for plan in staged:
+            if fabric.is_global_zero:
+                print(f"stage {plan.path.name}", file=sys.stderr)
+                if plan.growth is not None and not (plan.start / MANIFEST).is_file():
+                    grow_run(runs[-1].path, plan.start, plan.growth)
+            # The others begin a stage once the first has ended the one before, and do as it does.
+            is_new = fabric.is_global_zero and (not plan.path.exists() or Run(plan.path).has_only_begun())
+            if fabric.broadcast(is_new):
+                plan.config.training = replace(plan.config.training, **machine)
+                put_texts(plan.config.data, texts)
+                runs.append(train(plan.config, plan.path))
+            else:
+                runs.append(resume(plan.path, machine, texts=texts))
+        if fabric.is_global_zero and any(plan.growth for plan in staged):
+            from glissando.evaluation.plots import plot_stages
 
-        print(f"picture: {plot_stages(runs, out / 'loss.png')}", file=sys.stderr)
+            print(f"picture: {plot_stages(runs, staged[0].path.with_name('loss.png'))}", file=sys.stderr)
     return runs

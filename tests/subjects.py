@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from glissando.config import merge
 from glissando.depth import DEPTHS
@@ -130,3 +131,21 @@ def build(case: str, dtype: torch.dtype = torch.float64) -> LanguageModel:
 def random_ids(model: LanguageModel, batch: int, length: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, model.config.vocab_size, (batch, length), generator=generator)
+
+
+def weigh(logits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A scalar that depends on every logit, or on every one at a real position."""
+    generator = torch.Generator().manual_seed(1)
+    weighted = logits * torch.randn(logits.shape, generator=generator, dtype=logits.dtype)
+    return (weighted if mask is None else weighted[mask]).sum()
+
+
+def ragged(batch: int, length: int, seed: int) -> Tensor:
+    """(B, T) masks: padding on the right, on the left, holes anywhere, and nothing missing, in turn."""
+    generator = torch.Generator().manual_seed(seed)
+    position, mask = torch.arange(length), torch.ones(batch, length, dtype=torch.bool)
+    for row in range(batch):
+        edge = int(torch.randint(1, length, (), generator=generator))
+        holes = torch.rand(length, generator=generator) < 0.7
+        mask[row] = [position < edge, position >= edge, holes, mask[row]][row % 4]
+    return mask

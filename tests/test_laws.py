@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from subjects import CASES, build, random_ids
+from subjects import CASES, build, ragged, random_ids, weigh
 from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 
@@ -46,24 +46,6 @@ def gradients(model: LanguageModel, value: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     value.backward()
     return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-
-
-def weigh(logits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """A scalar that depends on every logit, or on every one at a real position."""
-    generator = torch.Generator().manual_seed(1)
-    weighted = logits * torch.randn(logits.shape, generator=generator, dtype=logits.dtype)
-    return (weighted if mask is None else weighted[mask]).sum()
-
-
-def ragged(batch: int, length: int, seed: int) -> Tensor:
-    """(B, T) masks: padding on the right, on the left, holes anywhere, and nothing missing, in turn."""
-    generator = torch.Generator().manual_seed(seed)
-    position, mask = torch.arange(length), torch.ones(batch, length, dtype=torch.bool)
-    for row in range(batch):
-        edge = int(torch.randint(1, length, (), generator=generator))
-        holes = torch.rand(length, generator=generator) < 0.7
-        mask[row] = [position < edge, position >= edge, holes, mask[row]][row % 4]
-    return mask
 
 
 def require_masks(model: LanguageModel) -> None:

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from subjects import CASES, build, random_ids
-from test_laws import gradients, in_pieces, ragged
+from subjects import CASES, build, ragged, random_ids
+from test_laws import gradients, in_pieces
 from tolerances import assert_close, assert_tensors_close
 
 from glissando.mixers.memory import log_kept

@@ -8,10 +8,11 @@ import sys
 
 import pytest
 import torch
+from numba import config as numba_config
 from tolerances import assert_close
 from torch import Tensor
-from training_runs import call
 
+import glissando
 from glissando.errors import ConfigError
 from glissando.flops import applications
 from glissando.mixers.spectral import Spectral
@@ -207,23 +208,43 @@ def test_a_kernel_is_compiled_anew_when_another_file_that_it_uses_changes(tmp_pa
         assert importlib.import_module("outer_kernels").run(1.0) == scale
 
 
-def test_a_folder_that_cannot_be_written_is_no_obstacle():
-    """Numba keeps compiled kernels beside their source or in the home directory; where it cannot, it says so."""
-    program = """
-import warnings, numba.core.caching as caching
-def refuse(*_):
-    raise RuntimeError("cannot cache function 'x': no locator available")
-caching.CacheImpl.__init__ = refuse
-import torch
-with warnings.catch_warnings(record=True) as seen:
-    warnings.simplefilter("always")
-    from glissando.ops.scan import scan
-    h, _ = scan(torch.full((1,), 0.5), torch.ones(1, 3, 1))
-assert h.flatten().tolist() == [1.0, 1.5, 1.75], h
-assert [w for w in seen if "NUMBA_CACHE_DIR" in str(w.message)], seen
-"""
-    ended = call([sys.executable, "-c", program])
-    assert ended.returncode == 0, ended.stderr
+@pytest.fixture
+def compiled_in(tmp_path, monkeypatch):
+    """compiled_in(cache): a new module's kernel, compiled with that cache -> its value at 1 and the module's folder."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(numba_config, "CACHE_DIR", "")
+    monkeypatch.syspath_prepend(tmp_path / "package")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "package").mkdir()
+    text = "from glissando.ops.compiled import kernel\n@kernel\ndef run(x):\n    return 2 * x\n"
+    (tmp_path / "package" / "one_kernel.py").write_text(text)
+
+    def compile_in(cache):
+        monkeypatch.setenv("GLISSANDO_CACHE", str(cache))
+        monkeypatch.delitem(sys.modules, "one_kernel", raising=False)
+        compiled._kernel_directory.cache_clear()
+        importlib.invalidate_caches()
+        return importlib.import_module("one_kernel").run(1.0), tmp_path / "package"
+
+    yield compile_in
+    compiled._kernel_directory.cache_clear()
+
+
+def test_compiled_kernels_are_kept_in_the_users_cache_by_version_and_not_in_the_package(tmp_path, compiled_in):
+    value, package = compiled_in(tmp_path / "cache")
+    assert value == 2
+    assert len([*(tmp_path / "cache" / "kernels" / glissando.__version__).rglob("one_kernel.run-*.nbi")]) == 1
+    assert [path.name for path in package.rglob("*")] == ["one_kernel.py"]
+    assert numba_config.CACHE_DIR == "", "other packages' kernels go where they went"
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_is_no_obstacle(tmp_path, compiled_in):
+    (tmp_path / "file").write_text("")
+    compiled._warn_once.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"cannot make .*Set NUMBA_CACHE_DIR to a writable folder"):
+        value, package = compiled_in(tmp_path / "file")
+    assert value == 2
+    assert [path.name for path in package.rglob("*")] == ["one_kernel.py"]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings

@@ -228,20 +228,9 @@ def test_each_of_three_stages_starts_from_the_one_before_with_its_tokenizer(tmp_
     assert len({(run.path / "tokenizer.json").read_bytes() for run in runs}) == 1
 
 
-@pytest.mark.parametrize("where", [{"training.devices": 2}, {"stages": [{"name": "a", "training": {"devices": 2}}]}])
-def test_stages_of_several_processes_are_refused(tmp_path, where):
-    with pytest.raises(ConfigError, match="stages train in one process"):
-        train_stages(configuration(tmp_path, SMALL, {"stages": TWO}, where), tmp_path / "out")
-
-
 def test_dials_without_labels_rest_and_that_is_said(tmp_path, capsys):
     train(configuration(tmp_path, SMALL, DIALS), tmp_path / "run")
     assert "no labels: the dials mood, speech are not trained" in capsys.readouterr().err
-
-
-def test_a_flow_is_not_sharded(tmp_path):
-    with pytest.raises(ConfigError, match="cannot shard a flow"):
-        train(configuration(tmp_path, SMALL, {"training.strategy": "fsdp"}), tmp_path / "run")
 
 
 def test_a_stage_without_a_checkpoint_is_told(tmp_path):

@@ -315,7 +315,7 @@ def ask_in(monkeypatch, step, asking):
     monkeypatch.setattr(Progress, "after_step", after_step)
 
 
-@pytest.mark.parametrize("asking", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("asking", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_interrupt_in_the_same_process_raises_once_saved(tmp_path, monkeypatch, asking):
     ask_in(monkeypatch, 5, asking)
     before = signal.getsignal(asking)

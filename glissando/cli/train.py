@@ -113,7 +113,7 @@ def _choose_threads(options: Options, config: RunConfig) -> None:
 def _parser() -> Parser:
     parser = parser_for("train", "Train a model into a run directory.", EXAMPLE, _USAGE)
     parser.add_argument("--preset", help="a system with its habits of training; see glissando presets")
-    parser.add_argument("--out", metavar="DIR", help="run directory to make")
+    parser.add_argument("--out", metavar="DIR", help="run directory to make, or a URL such as s3://bucket/book")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line comes after it")
     parser.add_argument(
         "--from", dest="start_from", metavar="RUN", help="run whose weights, tokenizer and options to start with"
@@ -193,9 +193,10 @@ def _go_on(options: Options) -> None:
     from glissando.stages import STAGES, resume_stages
     from glissando.threads import threads_of
     from glissando.training.fit import extend, resume
+    from glissando.training.mirroring import old_place
 
     keep_freed_memory()
-    folder = Path(path).expanduser()
+    folder = old_place(path)[0] if verb == "resume" else Path(path).expanduser()
     staged = (folder / STAGES).is_file()
     first = next(iter(sorted(folder.glob("1-*"))), folder) if staged else folder
     choose_threads(options, *_USUAL, before=threads_of(first))  # with others sums may round otherwise

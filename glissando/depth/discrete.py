@@ -36,6 +36,8 @@ class DiscreteConfig(DepthOptions):
 class DiscreteDepth(Depth):
     """A Transformer's depth. State: each block's, and with `mean_gate` its mean beside it."""
 
+    relays = True
+
     def __init__(self, config: DiscreteConfig, make_block: BlockFactory) -> None:
         super().__init__()
         self.gradient_checkpointing = False

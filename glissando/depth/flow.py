@@ -85,6 +85,8 @@ class FlowState(NamedTuple):
 class FlowDepth(Depth):
     """`layers` blocks, half of them (rounded down) before a flow of `n_steps` steps and the others after it."""
 
+    relays = True
+
     def __init__(self, config: FlowConfig, make_block: BlockFactory) -> None:
         super().__init__()
         if config.n_steps is None:

@@ -38,6 +38,8 @@ class TiedConfig(DepthOptions):
 class TiedDepth(Depth):
     """`layers` blocks in turn, `n_steps` applications in all; one state for each application."""
 
+    relays = True
+
     def __init__(self, config: TiedConfig, make_block: BlockFactory) -> None:
         super().__init__()
         self.gradient_checkpointing = False

@@ -17,7 +17,7 @@ from glissando.training.length import BUDGET_OPTIONS, Length, Positive
 from glissando.training.schedules import SCHEDULES, WarmupCosineOptions
 
 #: options of the machine, not of the training: a run may be resumed with others
-MACHINE = ("devices", "num_nodes", "accelerator", "strategy")
+MACHINE = ("devices", "num_nodes", "context_parallel", "accelerator", "strategy")
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -94,6 +94,8 @@ class TrainingConfig(Length):
     log_every                steps between rows of metrics.csv
     keep_checkpoints         how many of the latest stay
     devices, num_nodes, accelerator, strategy   Lightning's; strategy `auto`, `ddp` or `fsdp`
+    context_parallel         processes that share each row, cut into as many consecutive parts; each holds the
+                             activations of its own part alone. The number of processes is a multiple of it
     tensorboard              write TensorBoard events beside metrics.csv
     """
 
@@ -117,6 +119,7 @@ class TrainingConfig(Length):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     devices: PositiveInt = 1
     num_nodes: PositiveInt = 1
+    context_parallel: PositiveInt = 1
     accelerator: str = "auto"
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     tensorboard: bool = False
@@ -169,11 +172,40 @@ class RunConfig:
                 f"mixer is {', '.join(mixers)}, which has no tau: leave training.calibration out, or set "
                 "model.mixer: tau"
             )
+        self._check_context_parallel(processes)
+        processes //= self.training.context_parallel
         parts = self.training.accumulate * processes
         if self.data.batch_size % parts:
+            sharing = "process(es)" if self.training.context_parallel == 1 else "group(s) of processes"
             raise ConfigError(
-                f"data.batch_size {self.data.batch_size} cannot be shared by {processes} process(es) x "
+                f"data.batch_size {self.data.batch_size} cannot be shared by {processes} {sharing} x "
                 f"training.accumulate {self.training.accumulate}; use a multiple of {parts}"
+            )
+
+    def _check_context_parallel(self, processes: int) -> None:
+        t, size = self.training, self.training.context_parallel
+        if size == 1:
+            return
+        if processes % size:
+            raise ConfigError(
+                f"training.context_parallel {size} cuts each row over {size} processes, and there are {processes}: "
+                f"give --training.devices {size} or a multiple, or --training.context_parallel 1"
+            )
+        if t.strategy == "fsdp":
+            raise ConfigError(
+                "training.strategy `fsdp` cannot cut rows over processes: to gather a layer's shards waits for "
+                "all processes, and those that share a row are each in another layer. Use `ddp`, or leave "
+                f"training.context_parallel {size} out"
+            )
+        if t.compile:
+            raise ConfigError(
+                "training.compile cannot follow states from process to process: leave it out, or "
+                f"training.context_parallel {size}"
+            )
+        if self.data.seq_len < size:
+            raise ConfigError(
+                f"data.seq_len {self.data.seq_len} cannot be cut into training.context_parallel {size} parts: lower "
+                f"training.context_parallel to {self.data.seq_len} or less, or give longer rows"
             )
 
     def as_dict(self) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from glissando.checkpoints import BEST, CHECKPOINTS, saved_step
 from glissando.config import from_dict, merge
 from glissando.data.base import Corpus
 from glissando.data.corpora import CORPORA, build_corpus
-from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, RunError, Stopped
 from glissando.fabric import seed_everything
 from glissando.growth.moments import read_moments
@@ -30,6 +29,7 @@ from glissando.model import LanguageModel, ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS
 from glissando.observation.log import Observation
 from glissando.precision import resolved_precision
+from glissando.remote import require_free
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
 from glissando.runs import CONFIG, METRICS, SUMMARY, Run, config_text
 from glissando.storage import MANIFEST, publish_directory
@@ -38,16 +38,27 @@ from glissando.training.config import MACHINE, RunConfig, fitted_vocabulary
 from glissando.training.hook import Hook
 from glissando.training.length import BUDGETS
 from glissando.training.loop import Loop
+from glissando.training.mirroring import Mirroring, new_place, old_place
 from glissando.training.progress import Progress
 from glissando.training.start import keep_base, load_start, start_tokenizer
 from glissando.training.state import TrainState
+from glissando.urls import is_url
+
+#: of environment.json: the id of torchrun's job that made the run
+JOB = "torchrun"
 
 
 def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> Run:
     """Train as `config` says into the new run directory `out`; `progress` shows it, a bar by default.
 
-    Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C, SIGTERM and SIGHUP
-    raise Stopped, a KeyboardInterrupt, once the step in progress is saved.
+    Where `out` is a URL, the run is made in a directory of this machine, which is returned, and copied there after
+    every save.
+
+    Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C, SIGTERM, SIGHUP
+    and SIGUSR1 raise Stopped, a KeyboardInterrupt, once the step in progress is saved.
+
+    What torchrun has started before, in a job of the same id and with the same configuration, goes on from its newest
+    checkpoint.
     """
     config = copy.deepcopy(config)  # what is found out about this run is not the caller's
     config.check(math.prod(launch.processes(config.training)))
@@ -57,35 +68,46 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
         tokenizer, config.grown, moments = start_tokenizer(start, config.data), remembered(start), read_moments(start)
     elif config.grown:
         raise ConfigError("grown is what `glissando grow` left in a run: start from that with --from, or leave it out")
-    if moments and config.training.strategy == "fsdp":
-        raise ConfigError(
-            f"{config.start_from} comes with its optimizer's state, which training.strategy `fsdp` cannot take up: use "
-            "`ddp` or `auto`"
-        )
     config.training.precision = resolved_precision(config.training.precision, config.training.accelerator)
     seed_everything(config.training.seed, verbose=False)
     corpus, progress = build_corpus(config.data, tokenizer), progress or Progress()
     notes = fit_to_corpus(config, corpus)
-    loop = _build(config, Run(Path(out).expanduser()), corpus, progress, resuming=False)
+    path, mirroring = new_place(out)
+    loop = _build(config, Run(path), corpus, progress, resuming=False)
     loop.moments = {name: own.state() for name, own in moments.items()}
     if config.start_from is None:
         loop.model.require_started()
     else:
         notes += load_start(config.start_from, config.model, loop.model)
     config_text(config.as_dict())
+    if _begun_by_this_job(loop.run, config):
+        return resume(out, progress=progress)
+    if mirroring is not None and launch.rank() == 0:
+        require_free(mirroring.mirror.url)
     # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
     if launch.rank() > 0:
-        return _fit(loop)
+        return _fit(loop, None, mirroring)
     loop.run.require_free(anew=True)
     with alone(loop.run.path) as locked:
         for note in notes:
             progress.message(note)
-        run = Run.create(out, {TEXTS: fingerprints(config.data)}, anew=locked)
+        notes_of_making = {TEXTS: fingerprints(config.data)} | ({JOB: job} if (job := launch.job()) else {})
+        run = Run.create(path, notes_of_making, anew=locked)
         run.write_config(config.as_dict())
         run.write_tokenizer(corpus.tokenizer)
         if config.training.neutral_kl:
             keep_base(str(config.start_from), run)
-        return _fit(loop)
+        return _fit(loop, None, mirroring)
+
+
+def _begun_by_this_job(run: Run, config: RunConfig) -> bool:
+    """Whether torchrun has started this very training before, and it has saved something: a process was killed since,
+    or the job was put into its queue again."""
+    job = launch.job()
+    if job is None or not (run.path / CONFIG).is_file() or run.read_environment().get(JOB) != job:
+        return False
+    same = (run.path / CONFIG).read_bytes() == config_text(config.as_dict())
+    return same and (run.latest_checkpoint() or run.best_checkpoint()) is not None
 
 
 def resume(
@@ -103,10 +125,13 @@ def resume(
 
     `texts` says where files of the corpus lie now, {"data.path": "book.txt"}; the run keeps that.
 
+    A run at a URL goes on in a directory of this machine; its checkpoints are fetched where that has none as new.
+
     Raises RunError if there is no checkpoint to resume from, a text is not what it was, or another process trains
     there, ConfigError for another option; else as `train`.
     """
-    run = Run(Path(path).expanduser())
+    path, mirroring = old_place(path)
+    run = Run(path)
     run.require_run()
     is_first = launch.rank() == 0
     with alone(run.path) if is_first else contextlib.nullcontext():
@@ -124,7 +149,7 @@ def resume(
             run.note_resumed()
             if texts:
                 run.write_config(merge(run.read_config(), texts))
-        return _fit(loop, checkpoint)
+        return _fit(loop, checkpoint, mirroring)
 
 
 def extend(
@@ -143,6 +168,8 @@ def extend(
     Raises ConfigError for other options and where nothing is left to train, RunError where `out` exists; else as
     `resume`.
     """
+    if urls := [str(given) for given in (path, out) if is_url(given)]:
+        raise ConfigError(f"a run is extended from a directory of this machine into another one; got {urls[0]}")
     run, out = Run(Path(path).expanduser()), Path(out).expanduser()
     machine_only(options, beside=(*BUDGETS, "early_stopping"))
     run.require_run()
@@ -217,10 +244,10 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
             f"model.depth.control is {model.controls}, and the corpus's labels are {labels}: give both the same names "
             "in the same order"
         )
-    if config.training.strategy == "fsdp" and isinstance(model.depth, FlowConfig):
-        raise ConfigError(
-            "training.strategy `fsdp` cannot shard a flow, whose field is evaluated by parts and again in the backward "
-            "pass; use `ddp`"
+    if config.training.context_parallel > 1 and getattr(model.depth, "backward", "direct") != "direct":
+        notes.append(
+            f"training.context_parallel {config.training.context_parallel} computes a flow's gradients directly: "
+            f"model.depth.backward {model.depth.backward} saves no memory"
         )
     if config.training.neutral_kl and not (config.start_from and labels and model.controls):
         raise ConfigError(
@@ -261,8 +288,13 @@ def _build(config: RunConfig, run: Run, corpus: Corpus, progress: Hook, resuming
     return Loop(config, run, corpus, model, base, hooks)
 
 
-def _fit(loop: Loop, checkpoint: Path | None = None) -> Run:
+def _fit(loop: Loop, checkpoint: Path | None, mirroring: Mirroring | None) -> Run:
     run, is_first, lines = loop.run, launch.rank() == 0, list[str]()
+    name = str(run.path) if mirroring is None else mirroring.mirror.url
+    if mirroring is not None:
+        loop.hooks.append(mirroring)
+        if is_first:
+            loop.hooks[0].message(f"trained in {run.path}, copied to {name} after every save")
     with loop.stopping, launch.quiet(), launch.ended_together(loop.fabric):
         try:
             loop.train(checkpoint)
@@ -271,17 +303,19 @@ def _fit(loop: Loop, checkpoint: Path | None = None) -> Run:
     nothing_done = checkpoint is not None and loop.state.step == saved_step(checkpoint)
     if is_first:
         lines = _finish(loop, nothing_done)
-    where = shlex.quote(str(run.path))
+        if mirroring is not None:
+            mirroring.mirror.push()
+    where = shlex.quote(name)
     if loop.budget.interrupted:
         lines.append(f"\nstopped and saved at step {loop.state.step}; go on with: glissando train --resume {where}")
     else:
         if nothing_done:
-            lines.append(f"{run.path} is finished, at step {loop.state.step}: nothing is left to train")
+            lines.append(f"{name} is finished, at step {loop.state.step}: nothing is left to train")
         if loop.corpus.problems:
             lines.append(loop.corpus.problems)
         prompt = loop.corpus.prompts(1)[0]
         given = f" --prompt={shlex.quote(prompt)}" if prompt.isprintable() else ""
-        lines.append(f"run: {run.path}   (try: glissando generate {where}{given})")
+        lines.append(f"run: {name}   (try: glissando generate {where}{given})")
     if is_first:
         for line in lines:
             for hook in loop.hooks:

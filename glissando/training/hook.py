@@ -19,6 +19,9 @@ class Hook:
     def logged(self, loop: Any) -> None:
         """Once the step is validated and logged, before it is saved."""
 
+    def saved(self, loop: Any) -> None:
+        """Once a checkpoint and the run's own weights are whole on the disk; on the first process alone."""
+
     def message(self, line: str) -> None:
         """A line for a person: a sample, a note."""
 

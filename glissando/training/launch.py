@@ -12,6 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from glissando.sharding import shard
 from glissando.training.config import TrainingConfig
 
 _ASIDES = (".*available but not used.*", ".*Dynamo detected a call to a `functools.lru_cache`.*")
+
+_together = ContextVar("_together", default=False)
 
 
 def processes(training: TrainingConfig) -> tuple[int, int]:
@@ -44,6 +47,12 @@ def rank() -> int:
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"]) + 1000 * int(os.environ.get("NODE_RANK", 0))
     return int(os.environ.get("SLURM_PROCID", 0))
+
+
+def job() -> str | None:
+    """The id of the job whose process torchrun has started this is (--rdzv-id, or one of its own with --standalone)."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    return None if name == "none" else name  # torchrun's word for no name
 
 
 def build_fabric(training: TrainingConfig) -> Fabric:
@@ -93,8 +102,15 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_together(fabric: Fabric) -> Iterator[None]:
-    """An error of the first process ends those that it has started; one that all raise is reported by the first."""
+    """An error of the first process ends those that it has started; one that all raise is reported by the first.
+
+    Trainings in a row share their processes: inside such a context another one does nothing.
+    """
+    if _together.get():
+        yield
+        return
     atexit.register(_leave_group)  # not here: leaving may wait for other processes, and an error is reported at once
+    within = _together.set(True)
     try:
         yield
     except BaseException as error:
@@ -114,6 +130,8 @@ def ended_together(fabric: Fabric) -> Iterator[None]:
         if rank() > 0 and any(re.search("(closed|reset) by peer", text) for text in texts):
             sys.exit(f"process {rank()}: the connection to another process is lost; its error is reported there")
         raise
+    finally:
+        _together.reset(within)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         _leave_group()

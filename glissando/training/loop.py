@@ -37,6 +37,7 @@ from glissando.sharding import (
 )  # fmt: skip
 from glissando.training.budget import Budget, Clock
 from glissando.training.config import RunConfig
+from glissando.training.context_parallel import own_targets, row_parts
 from glissando.training.hook import Hook
 from glissando.training.launch import build_fabric
 from glissando.training.objective import Objective
@@ -99,10 +100,13 @@ class Loop:
         """
         forward, optimizer = self._set_up(checkpoint)
         t, fabric, budget, state = self.config.training, self.fabric, self.budget, self.state
-        sharded, first = is_sharded(self.model), fabric.global_rank * t.accumulate
+        sharded, parts = is_sharded(self.model), t.accumulate
+        first, shards = (
+            fabric.global_rank // t.context_parallel * parts,
+            fabric.world_size // t.context_parallel * parts,
+        )
         streams = [
-            self.corpus.batches("train", start=state.step, shard=Shard(first + part, fabric.world_size * t.accumulate))
-            for part in range(t.accumulate)
+            self.corpus.batches("train", start=state.step, shard=Shard(first + part, shards)) for part in range(parts)
         ]
         while not budget.stopping:
             batches = [next(stream) for stream in streams]
@@ -112,7 +116,7 @@ class Loop:
             # forward, backward and accumulation; gradients are averaged over processes with the last part
             is_logged = (state.step + 1) % t.log_every == 0
             for part, batch in enumerate(batches, 1):
-                targets = int((batch.targets != IGNORED).sum())
+                targets = int((own_targets(self.objective.parts, batch.targets) != IGNORED).sum())
                 with fabric.no_backward_sync(forward, enabled=part < len(batches) and not sharded):
                     fabric.backward(forward(to_device(batch, fabric.device), targets, is_logged))
 
@@ -162,6 +166,7 @@ class Loop:
         """Start the processes, put model and optimizer on their device, and take up the checkpoint."""
         t, fabric = self.config.training, self.fabric
         fabric.launch()
+        self.objective.parts = row_parts(t.context_parallel)
         self.objective.scale = fabric.world_size / self.nominal
         forward = fabric.setup_module(self.objective.train())
         self.optimizer = build_optimizer(self.model, t.optimizer, self.config.grown)
@@ -372,6 +377,8 @@ class Loop:
                     weights = {name.removeprefix(MODULE_PREFIX): value for name, value in state.model.items()}
                     self.run.write_model(weights, self.run.read_config())
                     keep_newest(folder, self.config.training.keep_checkpoints)
+                    for hook in self.hooks:
+                        hook.saved(self)
             except (OSError, RunError) as error:
                 problem = error
         # Only the first process writes: the others would wait for it for ever if it raised alone.

@@ -42,12 +42,8 @@ class Muon(torch.optim.Optimizer):
         super().__init__(list(groups), {"lr": learning_rate, "momentum": momentum, "weight_decay": 0.0})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One step; `closure` computes the loss anew."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step."""
         for group in self.param_groups:
             mu = group["momentum"]
             by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
@@ -64,7 +60,6 @@ class Muon(torch.optim.Optimizer):
                 for (weight, _), direction in zip(pairs, directions, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"])
                     weight.add_(place(direction, weight), alpha=-0.2 * group["lr"] * max(rows, columns) ** 0.5)
-        return loss
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -101,8 +96,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self._parts.append(torch.optim.AdamW(list(rest), o.learning_rate, betas=betas, eps=o.eps, fused=fused))
         super().__init__([group for part in self._parts for group in part.param_groups], {})
         for part in self._parts:
-            part.state = self.state
-            part.param_groups = [group for group in self.param_groups if ("momentum" in group) == _is_muon(part)]
+            part.state, by_muon = self.state, isinstance(part, Muon)
+            part.param_groups = [group for group in self.param_groups if ("momentum" in group) == by_muon]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -114,7 +109,3 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for part in self._parts:
             part.step()
         return loss
-
-
-def _is_muon(part: torch.optim.Optimizer) -> bool:
-    return isinstance(part, Muon)

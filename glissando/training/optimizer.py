@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from glissando.errors import ConfigError
 from glissando.growth.shares import Share, shares
-from glissando.sharding import is_sharded, place, whole
+from glissando.sharding import is_sharded, local, place, whole
 from glissando.training.config import AdamWOptions, MuonOptions
 from glissando.training.muon import MuonWithAdamW, growth_rate
 
@@ -69,20 +69,22 @@ def optimizer_groups(
     names: Collection[str] | None = None,
     muon: bool = False,
 ) -> list[dict[str, Any]]:
-    """The trained parameters, of `names` if given, in groups: those that decay and those that do not, of one `Share`
-    together; for Muon, or for AdamW.
+    """The trained parameters, of `names` if given, in groups: those that decay and those that do not, of one `Share`,
+    and all sharded or none, together; for Muon, or for AdamW.
 
     `rate` multiplies the learning rate, `names` are the parameters'.
     """
     decayed, own = decayed_names(model), shares(model, grown)
-    groups: dict[tuple[bool, Share], dict[str, Any]] = {}
+    groups: dict[tuple[bool, Share, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or (names is not None and name not in names):
             continue
         decays, share = name in decayed, own[name]
         rate, decay = (growth_rate(share), 1 / growth_rate(share)) if muon else (share.rate, share.decay)
         factors = {"weight_decay": weight_decay * decay if decays else 0.0, "eps": eps * share.eps, "rate": rate}
-        group = groups.setdefault((decays, share), {"params": [], "names": [], **factors})
+        group = groups.setdefault(
+            (decays, share, local(parameter) is parameter), {"params": [], "names": [], **factors}
+        )
         group["params"].append(parameter)
         group["names"].append(name)
     return list(groups.values())

@@ -44,8 +44,9 @@ def over_processes(mine: Sums, gradients: list[Tensor], world_size: int) -> tupl
         return dataclasses.replace(mine, nats=nats, neutral=neutral, hits=hits), values
     most = widest(sums.device)
     counts = sums.new_tensor([mine.targets, mine.n_bytes, mine.flops], dtype=most)
-    # Of a sharded gradient no process has the whole norm.
-    squares = norms.to(most).square() if local(gradients[0]) is not gradients[0] else norms.new_zeros(0)
+    # Of a sharded gradient no process has the whole norm, of another each of them.
+    shares = [1.0 if local(gradient) is not gradient else 1 / world_size for gradient in gradients]
+    squares = norms.to(most).square() * norms.new_tensor(shares, dtype=most) if 1.0 in shares else norms.new_zeros(0)
     total = torch.cat([sums.to(most), counts, squares])
     torch.distributed.all_reduce(total)
     nats, neutral, hits, targets, n_bytes, flops, *squared = total.tolist()

@@ -6,8 +6,10 @@ import signal
 import threading
 from typing import Any
 
-#: Ctrl-C; `kill`, batch systems and containers; a terminal that is closed, where there is such a signal
-ASKING = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+#: Ctrl-C; `kill`, batch systems and containers; a terminal that is closed; Slurm, before a job's time is over, where it
+#: is asked to (--signal=USR1): those that this system has
+ASKING = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
 
 
 class Stopping:
