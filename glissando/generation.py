@@ -220,7 +220,10 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
             "that has them, such as --from RUN --data.labelled true"
         )
     if not names:
-        raise ConfigError("this model takes no control; train one whose depth.control names its dimensions")
+        raise ConfigError(
+            "this model takes no control: it has no dials. Use one that has, such as `dial` of the package, or train "
+            "the preset hybrid-ode-nano with --data.labelled true"
+        )
     if not isinstance(control, Mapping):
         if len(control) != len(names):
             raise ConfigError(f"this model's control has {len(names)} values ({', '.join(names)}), got {len(control)}")

@@ -475,7 +475,7 @@ def require_directory(path: Path) -> None:
         hint = f"Did you mean {path.parent / close if close else similar}?"
     else:
         trained = f"; trained models in the package: {', '.join(packaged)}" if packaged else ""
-        hint = f"Nothing in {str(path.parent)!r} is called like it{trained}."
+        hint = f"No directory in {str(path.parent)!r} has a similar name{trained}."
     raise RunError(f"no run at {path}. {hint}")
 
 

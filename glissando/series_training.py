@@ -185,10 +185,16 @@ def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
     given = options.get("dt")
     if data.time is None and given not in (None, "step"):
         raise ConfigError(f"model.dt is {given!r}, and no column holds times: name it with data.time")
-    if given is None and data.time is not None:
+    if given in (None, "step") and data.time is not None:
         with torch.device("meta"):
             accepts = SeriesModel.from_config({**options, **sizes}).depth.accepts
-        options = {**options, "dt": "both" if "dt" in accepts else "input"}
+        if given == "step" and "dt" not in accepts:
+            raise ConfigError(
+                "model.dt is 'step', and this model does not take time steps: use a mixer that does (liquid, delta) "
+                "and block.conv_width 0, or leave model.dt out, so that the model reads the time as one more number"
+            )
+        if given is None:
+            options = {**options, "dt": "both" if "dt" in accepts else "input"}
     model = SeriesModel.from_config({**options, **sizes})
     model.set_scales(**prepared.scales._asdict())
     return model

@@ -8,6 +8,7 @@ import pytest
 
 import glissando
 from glissando.cli import main
+from glissando.decoding.decoder import Decoder
 from glissando.errors import ConfigError
 
 TINY = [
@@ -62,3 +63,10 @@ def test_those_that_labels_have_trained_are(runs, name):
 
 def test_a_model_of_ones_own_loop_is_believed():
     assert glissando.LanguageModel.from_preset("hybrid-ode-nano", hidden_size=16).config.dials == ["mood", "speech"]
+
+
+@pytest.mark.parametrize("options", [["--control", "moood=1"], ["--control", "mood"], ["--temperature", "-1"]])
+def test_a_wrong_dial_is_refused_before_anything_is_compiled(runs, options, monkeypatch, capsys):
+    monkeypatch.setattr(Decoder, "warm_up", lambda decoder: pytest.fail("a kernel was compiled"))
+    assert main(["generate", str(runs / "steered"), "--max_tokens", "3", *options]) == 2
+    assert "compil" not in capsys.readouterr().err

@@ -116,11 +116,16 @@ def _check_states(o: Options) -> None:
 
 
 def _write(o: Options) -> None:
-    from glissando.generation import generate, visible
+    from glissando.generation import Sampling, control_values, generate, visible
     from glissando.loading import load
 
     device = device_of(o)
+    seed = random.randrange(2**32) if o.seed is None else o.seed
+    Sampling(o.temperature, o.top_k, o.top_p, seed)
+    control = None if o.control is None else named_values(o.control)
     model = load(o.run, inference_overrides(o)).to(device)
+    if control is not None:  # a wrong name is an error before anything is compiled
+        control_values(model, control)
     round_as_asked(o, model)
     compiled = o.diagnostics is None and require_step(o, model)
     # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a
@@ -138,13 +143,11 @@ def _write(o: Options) -> None:
     keywords: dict[str, Any] = {
         k: getattr(o, k) for k in ("max_tokens", "temperature", "top_k", "top_p", "stop", "step")
     }
-    keywords["seed"] = random.randrange(2**32) if o.seed is None else o.seed
-    if o.control is not None:
-        keywords["control"] = named_values(o.control)
+    keywords |= {"seed": seed, "control": control}
     full: list[bool] = []
     keywords["when_full"] = lambda: full.append(True)
-    # Said once the options have proved right, and only where it decides something.
-    seed_line = f"seed {keywords['seed']}\n" if o.seed is None and o.load_state is None and o.temperature > 0 else ""
+    # Printed after the checks of the options, and only where it decides something.
+    seed_line = f"seed {seed}\n" if o.seed is None and o.load_state is None and o.temperature > 0 else ""
     if len(o.prompt) == 1:
         _write_one(o, model, keywords, shown, seed_line)
     else:

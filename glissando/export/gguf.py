@@ -101,7 +101,10 @@ def require_llama(model: LanguageModel) -> None:
     c = model.config
     mixer = c.mixers[0]
     if len(c.mixers) > 1 or not isinstance(mixer, AttentionConfig) or not isinstance(c.depth, DiscreteConfig):
-        raise Refused(f"GGUF is for a stack of attention blocks, as Llama is: {_LLAMA}")
+        raise Refused(
+            "GGUF holds models that compute as Llama does, a stack of attention blocks, and this model is none: "
+            f"{_LLAMA}"
+        )
     size = model.depth.blocks[0].mixer.head_size  # type: ignore[index,union-attr]
     expected: dict[str, tuple[Any, Any]] = {
         "representation": (c.representation, "real"),
