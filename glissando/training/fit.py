@@ -79,8 +79,7 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
         loop.model.require_started()
     else:
         notes += load_start(config.start_from, config.model, loop.model)
-    config_text(config.as_dict())
-    if _begun_by_this_job(loop.run, config):
+    if _begun_by_this_job(loop.run, config_text(config.as_dict())):
         return resume(out, progress=progress)
     if mirroring is not None and launch.rank() == 0:
         require_free(mirroring.mirror.url)
@@ -100,14 +99,13 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
         return _fit(loop, None, mirroring)
 
 
-def _begun_by_this_job(run: Run, config: RunConfig) -> bool:
-    """Whether torchrun has started this very training before, and it has saved something: a process was killed since,
-    or the job was put into its queue again."""
+def _begun_by_this_job(run: Run, config: bytes) -> bool:
+    """Whether torchrun has started this training, with this config.yaml, before and it has saved a checkpoint: a process
+    was killed since, or the job was put into its queue again."""
     job = launch.job()
     if job is None or not (run.path / CONFIG).is_file() or run.read_environment().get(JOB) != job:
         return False
-    same = (run.path / CONFIG).read_bytes() == config_text(config.as_dict())
-    return same and (run.latest_checkpoint() or run.best_checkpoint()) is not None
+    return (run.path / CONFIG).read_bytes() == config and (run.latest_checkpoint() or run.best_checkpoint()) is not None
 
 
 def resume(
