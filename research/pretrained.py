@@ -2,9 +2,10 @@
 
     python -m research.pretrained stories                   # models/stories.yaml -> glissando/pretrained/stories
     python -m research.pretrained dial --run runs/dial      # pack a finished training, or finish an interrupted one
+    python -m research.pretrained series                    # the forecaster; its table is generated first
     python -m research.pretrained --quick                   # a moment of training, into a temporary folder
 
-models/NAME.yaml is what `glissando train --config` reads; models/NAME.md is the part of the card that no measurement
+models/NAME.yaml is what `glissando train --config` reads, or `glissando series train --config`; models/NAME.md is the part of the card that no measurement
 changes. The packed folder is a run: configuration, weights, tokenizer, manifest and the card.
 """
 
@@ -28,14 +29,17 @@ from glissando.errors import RunError
 from glissando.evaluation.steering import Dials, sweep, trial
 from glissando.generation import tokenizer_of
 from glissando.metrics import read_metrics
+from glissando.presets import preset_names
 from glissando.pretrained import CARD
 from glissando.pretrained import ROOT as PACKAGED
 from glissando.quantisation import reduced
 from glissando.runs import METRICS, MODEL, Run
+from glissando.series_training import evaluate as evaluate_series
 from glissando.storage import write_atomic
 
 SOURCES = Path(__file__).parent.parent / "models"
 LARGEST = 3_000_000  # bytes of a packed model's weights
+SERIES = 500  # that the forecaster is trained on
 
 _SAMPLE = "Once upon a time"
 
@@ -56,38 +60,74 @@ def main() -> None:
 
 def train(name: str, run: Path, quick: bool) -> list[Path]:
     """The runs of the training at `run`, which is begun or finished if need be: one, or one a stage."""
+    recipe = yaml.safe_load((SOURCES / f"{name}.yaml").read_text())
     given = ["--resume", str(run)] if run.exists() else ["--config", str(SOURCES / f"{name}.yaml"), "--out", str(run)]
+    verb, short = ["train"], ["--training.tokens", "2000"]
+    if _is_series(recipe):
+        table, series = run.parent / "oscillators.csv", (2, 1) if quick else (SERIES, 1)
+        if not table.exists():
+            table.parent.mkdir(parents=True, exist_ok=True)
+            _run("series", "example", "--out", table, "--count", series[0], "--seed", series[1])
+        verb, short = ["series", "train", "--data.path", str(table)], ["--training.steps", "2"]
     stages = sorted(run.glob("*/summary.json"))
-    wanted = len(yaml.safe_load((SOURCES / f"{name}.yaml").read_text()).get("stages", [()]))
     done = [run] if (run / "summary.json").is_file() else [found.parent for found in stages]
-    if len(done) < wanted:
-        short = ["--training.tokens", "2000"] if quick and not run.exists() else []
-        if status := command(["train", *given, *short]):
-            raise RunError(f"the training at {run} ended with status {status}")
+    if len(done) < len(recipe.get("stages", [()])):
+        _run(*verb, *given, *(short if quick and not run.exists() else []))
         return train(name, run, quick)
     return done
 
 
+def _is_series(recipe: dict[str, Any]) -> bool:
+    return recipe.get("preset") in preset_names("series")
+
+
+def _run(*arguments: object) -> None:
+    if status := command([str(each) for each in arguments]):
+        raise RunError(f"`glissando {' '.join(map(str, arguments))}` ended with status {status}")
+
+
 def pack(name: str, parts: list[Path], out: Path) -> None:
-    """The last of the runs with int8 matrices and a card that holds what the packed file measures."""
+    """The last of the runs, its matrices as int8 if it is a language model, and a card that holds what the packed file
+    measures."""
     source = Run.open(parts[-1])
-    config = {key: value for key, value in source.read_config().items() if key in ("model", "data", "training")}
+    is_series = _is_series(yaml.safe_load((SOURCES / f"{name}.yaml").read_text()))
+    kept = ("kind", "model", "data", "training", "classes")
+    whole = source.read_config(kind="series" if is_series else None)
+    config = {key: value for key, value in whole.items() if key in kept}
     for option in ("path", "valid_path"):
         if config["data"].get(option):
             config["data"][option] = Path(config["data"][option]).name  # wherever it lies
     out.mkdir()
-    original, run = glissando.load(source.path), Run(out)
-    run.write_tokenizer(tokenizer_of(original))
-    run.write_model(reduced(original, "int8"), config)
+    run = Run(out)
+    if is_series:
+        run.write_model(glissando.SeriesModel.load(source.path).state_dict(), config)
+    else:
+        original = glissando.load(source.path)
+        run.write_tokenizer(tokenizer_of(original))
+        run.write_model(reduced(original, "int8"), config)
     size = (out / MODEL).stat().st_size
     if size > LARGEST:
         raise RunError(f"the packed weights have {size:,} bytes, and at most {LARGEST:,} are packaged")
     _, head, body = (SOURCES / f"{name}.md").read_text().split("---\n", 2)
-    front = yaml.safe_load(head) | figures(out, source.path) | {"training": _training(parts)}
-    text = (
-        f"---\n{yaml.safe_dump(front, sort_keys=False, width=110)}---\n{body.rstrip()}\n\n{_sections(out, name, front)}"
-    )
+    measured = series_figures(out) if is_series else figures(out, source.path)
+    front = yaml.safe_load(head) | measured | {"training": _training(parts)}
+    sections = _series_sections(name, front) if is_series else _sections(out, name, front)
+    text = f"---\n{yaml.safe_dump(front, sort_keys=False, width=110)}---\n{body.rstrip()}\n\n{sections}"
     write_atomic(out / CARD, text.encode())
+
+
+def series_figures(packed: Path) -> dict[str, Any]:
+    """Of the packed file, on the series of `glissando series example`, none of which it was trained on."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "oscillators.csv"
+        _run("series", "example", "--out", table)
+        found = evaluate_series(packed, str(table))
+    rmse = {
+        who: {target: round(each[who]["rmse"], 4) for target, each in found.figures.items()}
+        for who in ("model", "last value", "mean")
+    }
+    parameters = glissando.SeriesModel.load(packed).num_parameters()
+    return {"parameters": parameters, "figures": {"rmse": rmse, "steps": found.steps}}
 
 
 def figures(packed: Path, data_of: Path) -> dict[str, Any]:
@@ -116,8 +156,9 @@ def figures(packed: Path, data_of: Path) -> dict[str, Any]:
 def _training(parts: list[Path]) -> dict[str, Any]:
     rows = [read_metrics(part / METRICS)[-1] for part in parts]
     record = Run.open(parts[-1]).read_environment()
+    counted = "tokens" if "tokens" in rows[0] else "step"
     return {
-        "tokens": int(sum(float(row["tokens"]) for row in rows)),
+        "steps" if counted == "step" else counted: int(sum(float(row[counted]) for row in rows)),
         "minutes_on_one_core": round(sum(float(row["seconds"]) for row in rows) / 60),
         "commit": record.get("git", {}).get("commit"),
         "date": str(record.get("date", ""))[:10],
@@ -155,6 +196,30 @@ def _sections(packed: Path, name: str, front: dict[str, Any]) -> str:
         f"`glissando generate {name} --prompt {json.dumps(_SAMPLE)} --max_tokens 120 --temperature 0.7`:",
         "",
         *(f"> {line}" for line in (_SAMPLE + sample.removeprefix(_SAMPLE)).strip().splitlines()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _series_sections(name: str, front: dict[str, Any]) -> str:
+    """What is measured, in words."""
+    f, t = front["figures"], front["training"]
+    lines = [
+        "## Figures",
+        "",
+        f"Root mean square error of the next value, on the {f['steps']:,} steps that `glissando series example` writes, "
+        "none of which it was trained on:",
+        "",
+        "| | a | b |",
+        "|---|---|---|",
+        *(f"| {who} | {each['a']:.3f} | {each['b']:.3f} |" for who, each in f["rmse"].items()),
+        "",
+        "## Training",
+        "",
+        f"    python -m research.pretrained {name}",
+        "",
+        f"Trained as `models/{name}.yaml` says, on {SERIES} series of another seed: {t['steps']:,} steps, "
+        f"{t['minutes_on_one_core']} minutes on one core that other programs shared.",
         "",
     ]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -19,11 +20,14 @@ from glissando.generation import tokenizer_of
 from glissando.runs import MODEL, Run
 
 NAMES = pretrained.names()
+SERIES = [name for name in NAMES if yaml.safe_load((pretrained.ROOT / name / "config.yaml").read_text()).get("kind")]
+TEXT = [name for name in NAMES if name not in SERIES]
 MODELS = Path(__file__).parent.parent / "models"
 
 
 def test_there_are_models():
-    assert {"dial", "stories"} <= set(NAMES)
+    assert {"dial", "stories"} <= set(TEXT)
+    assert "series" in SERIES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -33,13 +37,30 @@ def test_a_folder_holds_a_small_run_and_a_whole_card(name):
     front, text = pretrained.card(name)
     assert {"about", "license", "parameters", "figures", "training"} <= set(front)
     assert all(f"\n## {section}\n" in text for section in ("Data", "Limits", "Figures", "Training"))
-    config = Run.open(name).read_config()
+    config = Run.open(name).read_config(kind="series" if name in SERIES else None)
     trained = yaml.safe_load((MODELS / f"{name}.yaml").read_text())
-    assert config["data"]["tokenizer"] == trained["data"]["tokenizer"]
+    assert all(config["data"][option] == value for option, value in trained["data"].items())
     assert not [line for line in (folder / "config.yaml").read_text().splitlines() if ": /" in line], "a machine's path"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERIES)
+def test_the_figures_of_a_forecaster_are_those_of_the_file(name, tmp_path, capsys):
+    table, card = tmp_path / "example.csv", pretrained.card(name)[0]
+    assert main(["series", "example", "--out", str(table)]) == 0
+    capsys.readouterr()
+    assert main(["series", "evaluate", name, "--file", str(table), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["scored"] == card["figures"]["steps"]
+    for target, by_predictor in measured["targets"].items():
+        for who, each in by_predictor.items():
+            assert each["rmse"] == pytest.approx(card["figures"]["rmse"][who][target], abs=2e-4)
+        assert by_predictor["model"]["rmse"] < 0.75 * by_predictor["last value"]["rmse"]
+    assert glissando.SeriesModel.load(name).num_parameters() == card["parameters"]
+    assert main(["generate", name]) == 1
+    assert "glissando.SeriesModel.load" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", TEXT)
 def test_the_cards_figures_are_those_of_the_file(name):
     model, figures = glissando.load(name), pretrained.card(name)[0]["figures"]
     assert model.num_parameters() == pretrained.card(name)[0]["parameters"]
@@ -99,6 +120,6 @@ def test_a_training_starts_from_one(tmp_path):
 def test_the_weights_are_int8():
     from safetensors import safe_open
 
-    for name in NAMES:
+    for name in TEXT:
         with safe_open(pretrained.ROOT / name / MODEL, "pt") as file:
             assert any(key.endswith(".int8") for key in file.keys()), name  # noqa: SIM118

@@ -349,6 +349,17 @@ def test_patience_ends_a_training_at_its_best(table, tmp_path):
 # ---------------------------------------------------------------------- the command
 
 
+def test_series_of_another_seed(tmp_path, monkeypatch, capsys):
+    """They can be read: of seed 1 two rows are nearer in time than the digits that are written."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["series", "example", "--out", "few.csv", "--count", "12", "--seed", "1"]) == 0
+    table = read_table("few.csv")
+    assert len(read_series(resolved(SeriesData(path="few.csv", time="t", group="series"), table), table)) == 12
+    assert main(["series", "example", "--out", "none.csv", "--count", "0"]) == 2
+    assert "--count is 0: give 1 or more" in capsys.readouterr().err
+    assert not Path("none.csv").exists()
+
+
 def test_the_documented_example(tmp_path, monkeypatch, capsys):
     """A CSV is written, trained on and scored by commands; a configuration file stands for options."""
     monkeypatch.chdir(tmp_path)

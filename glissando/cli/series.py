@@ -15,6 +15,7 @@ from glissando.cli.options import (
     parse,
     parser_for,
     require_out,
+    whole,
 )
 from glissando.config import flat, merge, read_options
 from glissando.errors import ConfigError, nearest
@@ -24,7 +25,7 @@ EXAMPLE = "glissando series train --data.path traces.csv --data.time t --out run
 _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series train --resume RUN
        glissando series evaluate RUN [--file FILE] [--out FILE]
-       glissando series example --out FILE"""
+       glissando series example --out FILE [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path")
 #: rows and width of activations for which threads are chosen
@@ -33,7 +34,7 @@ _USUAL = (1024, 64)
 _ACTIONS = {
     "train": ("preset", "config", "out", "resume", "threads", "import"),
     "evaluate": ("file", "out", "json", "threads", "import"),
-    "example": ("out",),
+    "example": ("out", "count", "seed"),
 }
 
 
@@ -73,6 +74,8 @@ def _parser() -> Parser:
     parser.add_argument("--resume", metavar="RUN", help="for train: run to go on with, exactly as it was")
     parser.add_argument("--file", help="for evaluate: score all of this file in the place of what was held out")
     parser.add_argument("--json", action="store_true", help="for evaluate: print JSON")
+    parser.add_argument("--count", type=whole, default=31, help="for example: number of series (default 31)")
+    parser.add_argument("--seed", type=whole, default=0, help="for example: another seed draws other series (default 0)")
     add_threads_option(parser)
     add_import_option(parser)
     for name, section in (("data", SeriesData), ("model", SeriesConfig), ("training", SeriesTraining)):
@@ -114,7 +117,7 @@ def _evaluate(options: Options) -> None:
 
 
 def _example(options: Options) -> None:
-    """31 series of two values, a and b, at uneven times t."""
+    """Series of two values, a and b, at uneven times t."""
     from glissando.data.series import oscillators
     from glissando.storage import write_atomic
 
@@ -122,13 +125,17 @@ def _example(options: Options) -> None:
     out = Path(options.out).expanduser()
     if out.exists():
         raise ConfigError(f"{out} exists; nothing is overwritten: name another --out")
-    rows = [
-        f"{number},{t:.4f},{a:.5f},{b:.5f}"
-        for number, (values, times) in enumerate(oscillators(31, 700))
-        for t, (a, b) in zip(times, values, strict=True)
-    ]
+    for name, least in (("count", 1), ("seed", 0)):
+        if (given := getattr(options, name)) < least:
+            raise ConfigError(f"--{name} is {given}: give {least} or more")
+    rows = []
+    for number, (values, times) in enumerate(oscillators(options.count, 700, options.seed)):
+        tick = -1
+        for t, (a, b) in zip(times, values, strict=True):
+            tick = max(round(1e4 * t), tick + 1)  # time rises in four digits too
+            rows.append(f"{number},{tick / 1e4:.4f},{a:.5f},{b:.5f}")
     write_atomic(out, ("\n".join(["series,t,a,b", *rows]) + "\n").encode())
     print(
-        f"{out}: 31 series of 700 steps; train on it: glissando series train --data.path {out} --data.time t "
+        f"{out}: {options.count} series of 700 steps; train on it: glissando series train --data.path {out} --data.time t "
         "--data.group series --out runs/series"
     )

@@ -390,10 +390,10 @@ def order(data: SeriesData, count: int, step: int) -> Iterator[Tensor]:
 # ---------------------------------------------------------------------- generated series
 
 
-def oscillators(count: int, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def oscillators(count: int, length: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     """Values (T, 2) and the time of each (T,): Re z of two oscillators with dz/dt = (-d + i w) z, kicked now and then,
     where w is one of two; gaps are exponential, 1 on average."""
-    rng, made = np.random.default_rng(0), []
+    rng, made = np.random.default_rng(seed), []
     decay, turn = np.array([0.02, 0.1]), np.array([[0.3, 1.1], [0.9, 0.4]])
     for _ in range(count):
         regime, z = int(rng.integers(2)), rng.normal(size=2) + 1j * rng.normal(size=2)
