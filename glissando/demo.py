@@ -26,6 +26,7 @@ LONGEST, LEAST = 600.0, 0.5
 TURNS = 5
 #: seconds of a whole demo for one of bare training steps: validations, turns, measurements, the report
 _WHOLE = 2.0
+_BEGINNING = "Once upon a time"
 #: the baseline, then the five systems, all of about 1M parameters
 PRESETS = (
     "transformer-nano",
@@ -87,6 +88,7 @@ def _comparison(options: argparse.Namespace, out: Path) -> Comparison:
     )  # fmt: skip
     comparison.check()
     print(f"glissando demo: {len(comparison.names)} models learn the built-in stories", flush=True)
+    _show_trained()
     if kept and options.tokens is None:
         comparison.budget = Amount("tokens", float(kept["budget"].split()[0].replace(",", "")))
     elif options.tokens is None:
@@ -95,6 +97,17 @@ def _comparison(options: argparse.Namespace, out: Path) -> Comparison:
         comparison.budget = Amount("tokens", tokens)
         print(line, flush=True)
     return comparison
+
+
+def _show_trained() -> None:
+    """What the packaged model `stories` writes, to read while the others learn."""
+    import glissando
+
+    model = glissando.load("stories")
+    (text,) = glissando.generate(model, _BEGINNING, max_tokens=90, temperature=0.7, step="plain")  # compiles nothing
+    shown = textwrap.shorten((_BEGINNING + text).split("\n")[0], 400, placeholder=" ...")
+    print("What a trained model writes (`glissando generate stories`), while these learn:\n")
+    print(textwrap.fill(shown, 80, initial_indent="   ", subsequent_indent="   ") + "\n", flush=True)
 
 
 def affordable(planned: int, rates: Mapping[str, float]) -> tuple[int, str]:

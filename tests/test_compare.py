@@ -61,8 +61,14 @@ def test_a_whole_comparison(finished):
     page = (finished / "report.html").read_text()
     for name in ("transformer-nano", "liquid-ssm-nano", "entropy floor", "epiplexity", "recall-8", "R1"):
         assert name in page
-    assert page.count("<svg") == 7
-    assert "<script" not in page
+    assert page.count("<svg") == 6  # the seventh picture, of the bits, is a list of bars here
+    assert re.search(r"<h1>(transformer|liquid-ssm)-nano \w.* bits per byte.*</h1>", page)
+    ranking = re.findall(r"<h3>(\d)\. ([\w-]+)</h3>.*?width: ([\d.]+)%.*?<div class=\"bits\">([\d.]+)", page, re.DOTALL)
+    assert [place for place, *_ in ranking] == ["1", "2"]
+    assert float(ranking[0][3]) <= float(ranking[1][3])
+    assert float(ranking[0][2]) <= float(ranking[1][2]) <= 100
+    assert 'class="floor"' in page
+    assert not re.findall(r"https?://(?!www\.w3\.org)", page)
     assert not re.findall(r"""(?:src|href)=["'](?!#)(?!data:)[^"']*["']""", page)
     assert "None" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
     ids = re.findall(r'\bid="([^"]+)"', page)

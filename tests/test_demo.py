@@ -31,6 +31,8 @@ def test_two_models_for_a_moment(tmp_path, monkeypatch, capsys):
     assert "2,000 tokens would take about 13:20 minutes; each reads 1,500 tokens, in turns: about 10:00" in told
     budgets = [Run(path).read_config()["training"]["tokens"] for path in out.glob("runs/*/*")]
     assert budgets == [1500, 1500]
+    assert re.search(r"^What a trained model writes .*:\n\n   Once upon a time\w*\W.{150}", told, re.M | re.DOTALL)
+    assert told.index("What a trained model") < told.index("Held-out stories in bits per byte")
     ranked = re.findall(r"^(\d)\. ([\w-]+) +(\d\.\d{3}) \(95 %: .*\)\n   (\S.*)", told, re.M)
     assert [place for place, *_ in ranked] == ["1", "2"]
     assert {name for _, name, *_ in ranked} == set(TWO)
@@ -38,7 +40,7 @@ def test_two_models_for_a_moment(tmp_path, monkeypatch, capsys):
     assert told.splitlines()[-1] == f"report: {out / 'report.html'}"
     assert re.findall(r"^turn (\d) of 3, about \d+:\d\d of training left, \w", shown, re.M) == ["1", "2"]
     page = (out / "report.html").read_text()
-    assert "2 models, 1,500 tokens each" in page
+    assert re.search(rf"<h1>({'|'.join(TWO)}) .* after 1,500 tokens.*</h1>", page)
     assert "One seed a model" in page
     assert "interrupted" not in page
     # Going on takes its models and its tokens from there, whatever this machine is worth now.

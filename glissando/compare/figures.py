@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from glissando.compare.results import ModelResult, bits_on
@@ -37,32 +37,31 @@ def colour_name(index: int) -> str:
     return f"var(--series-{index % len(_SERIES)})"
 
 
-def figures(results: Sequence[ModelResult], floor: float | None, key: bool = False) -> dict[str, str]:
-    """name -> SVG, of those for which there is data; `key`: with a legend of the models' colours."""
-    models = [result.model for result in results] if key else None
+def figures(results: Sequence[ModelResult], floor: float | None) -> dict[str, str]:
+    """name -> SVG, of those for which there is data."""
     drawn = {
-        "bits": _draw("bits", lambda axes: _bits(axes, results, floor), [] if key else None, len(results)),
-        "tokens": _draw("tokens", lambda axes: _curves(axes, results, "tokens", "tokens read", floor), models),
-        "flops": _draw("flops", lambda axes: _curves(axes, results, "flops", "training FLOPs", floor), models),
-        "seconds": _draw("seconds", lambda axes: _curves(axes, results, "seconds", "seconds", floor), models),
-        "decode": _draw("decode", lambda axes: _decode(axes, results), models),
-        "state": _draw("state", lambda axes: _state(axes, results), models),
-        "sweep": _draw("sweep", lambda axes: _sweep(axes, results), models),
+        "bits": _draw("bits", lambda axes: _bits(axes, results, floor), 0.9 + 0.32 * len(results)),
+        "tokens": _draw("tokens", lambda axes: _curves(axes, results, "tokens", "tokens read", floor)),
+        "flops": _draw("flops", lambda axes: _curves(axes, results, "flops", "training FLOPs", floor)),
+        "seconds": _draw("seconds", lambda axes: _curves(axes, results, "seconds", "seconds", floor)),
+        "decode": _draw("decode", lambda axes: _decode(axes, results)),
+        "state": _draw("state", lambda axes: _state(axes, results)),
+        "sweep": _draw("sweep", lambda axes: _sweep(axes, results)),
     }
     return {name: picture for name, picture in drawn.items() if picture}
 
 
-def files(results: Sequence[ModelResult], floor: float | None) -> dict[str, str]:
-    """name -> SVG that stands by itself, with its key and both sets of colours."""
+def as_files(pictures: Mapping[str, str]) -> dict[str, str]:
+    """name -> SVG that stands by itself, with both sets of colours."""
     style = f"<style>{COLOURS}text {{ font-family: system-ui, sans-serif }}</style>"
     return {
         name: svg.replace(">", f">{style}<rect width='100%' height='100%' fill='var(--paper)'/>", 1)
-        for name, svg in figures(results, floor, key=True).items()
+        for name, svg in pictures.items()
     }
 
 
-def _draw(name: str, fill: Callable[[Any], bool], models: Sequence[str] | None = None, rows: int = 0) -> str:
-    """The SVG of what `fill` draws, with a key of the `models` and the floor unless None; "" if there is nothing."""
+def _draw(name: str, fill: Callable[[Any], bool], height: float = 3.2) -> str:
+    """The SVG of what `fill` draws; "" if it draws nothing."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -73,33 +72,37 @@ def _draw(name: str, fill: Callable[[Any], bool], models: Sequence[str] | None =
         "xtick.labelcolor": _INK, "ytick.labelcolor": _INK,
     }  # fmt: skip
     with rc_context(style):
-        height = 0.9 + 0.32 * rows if rows else 3.1
-        if models is not None:
-            height += 0.2 * (len(models) // 2 + 1)
-        figure = Figure(figsize=(4.4, height), layout="constrained")
+        figure = Figure(figsize=(5.6, height), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.35, linewidth=0.6)
         if not fill(axes):
             return ""
-        if models is not None:
-            _key(figure, axes, models)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return _themed(text.getvalue(), name)
 
 
-def _key(figure: Any, axes: Any, models: Sequence[str]) -> None:
-    from matplotlib.lines import Line2D
-
-    lines = [Line2D([], [], marker=_MARKERS[i % 8], markersize=4, **_style(i)) for i in range(len(models))]
-    names = list(models)
-    if any(line.get_color() == _FLOOR for line in axes.lines):
-        lines.append(Line2D([], [], color=_FLOOR, linewidth=1.2, linestyle="--"))
-        names.append("entropy floor")
-    if names:
-        figure.legend(lines, names, loc="outside lower center", ncols=2, frameon=False, fontsize=7.5)
+def _label_ends(axes: Any, ends: Sequence[tuple[float, int, str]]) -> None:
+    """Each curve's model, in its colour, right of the axes at the height (data coordinates) where the curve ends; labels
+    that would overlap are moved apart."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    heights = {i: float(to_axes.transform((axes.get_xlim()[0], y))[1]) for y, i, _ in ends}
+    names, gap = {i: name for _, i, name in ends}, 0.062
+    order = sorted(heights, key=lambda i: heights[i])
+    placed: list[float] = []
+    for i in order:
+        placed.append(max(heights[i], placed[-1] + gap if placed else heights[i]))
+    overflow = max(0.0, placed[-1] - 1.0) if placed else 0.0
+    for at in range(len(placed) - 1, -1, -1):  # back into the axes, from the top down
+        above = placed[at + 1] - gap if at + 1 < len(placed) else placed[at] - overflow
+        placed[at] = min(placed[at], above)
+    for i, height in zip(order, placed, strict=True):
+        axes.annotate(
+            names[i], (1.015, height), xycoords="axes fraction", va="center", fontsize=7.5,
+            color=_SERIES[i % len(_SERIES)], annotation_clip=False,
+        )  # fmt: skip
 
 
 def _themed(svg: str, name: str) -> str:
@@ -124,11 +127,6 @@ def _style(index: int) -> dict[str, Any]:
     return {"color": _SERIES[index % len(_SERIES)], "linewidth": 1.5}
 
 
-def _floor_line(axes: Any, floor: float | None, upright: bool = False) -> None:
-    if floor is not None:
-        (axes.axvline if upright else axes.axhline)(floor, color=_FLOOR, linewidth=1.2, linestyle="--", zorder=1)
-
-
 def _bits(axes: Any, results: Sequence[ModelResult], floor: float | None) -> bool:
     """A line a model: each seed a ring, the mean a dot, the interval a bar."""
     shown = [(i, result) for i, result in enumerate(results) if result.bits is not None]
@@ -138,7 +136,9 @@ def _bits(axes: Any, results: Sequence[ModelResult], floor: float | None) -> boo
         axes.plot(result.bits.seeds, [i] * len(result.bits.seeds), "o", markersize=7, markerfacecolor="none",
                   color=_SERIES[i % len(_SERIES)], linewidth=1)  # fmt: skip
         axes.plot([result.bits.value], [i], "o", markersize=4, **_style(i))
-    _floor_line(axes, floor, upright=True)
+    if floor is not None:
+        axes.axvline(floor, color=_FLOOR, linewidth=1.2, linestyle="--", zorder=1)
+        axes.text(floor, -0.5, f" entropy floor {floor:.3f}", color=_FLOOR, fontsize=7.5, va="bottom")
     axes.set_yticks(range(len(results)), [result.model for result in results])
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_xlabel("bits per byte, held out")
@@ -147,39 +147,41 @@ def _bits(axes: Any, results: Sequence[ModelResult], floor: float | None) -> boo
 
 def _curves(axes: Any, results: Sequence[ModelResult], column: str, label: str, floor: float | None) -> bool:
     """Held-out bits per byte where they were measured, and faintly the training's; a line a seed."""
-    lowest, highest, some = 1e9, 0.0, False
+    curves: list[list[tuple[float, float]]] = []
+    ends: dict[int, float] = {}
     for i, result in enumerate(results):
         for rows in result.curves:
             if column not in rows[-1]:  # FLOPs of a mixer that has no function for them
                 continue
-            held = [(row[column], row["valid_bits_per_byte"]) for row in rows if "valid_bits_per_byte" in row]
             seen = [(row[column], row["train_bits_per_byte"]) for row in rows]
-            axes.plot(*zip(*seen, strict=True), color=_SERIES[i % len(_SERIES)], linewidth=0.7, alpha=0.35)
-            if held:
-                some = True
+            axes.plot(*zip(*seen, strict=True), color=_SERIES[i % len(_SERIES)], linewidth=0.6, alpha=0.25)
+            if held := [(row[column], row["valid_bits_per_byte"]) for row in rows if "valid_bits_per_byte" in row]:
                 axes.plot(*zip(*held, strict=True), marker=_MARKERS[i % 8], markersize=3.2, **_style(i))
-                lowest = min(lowest, min(value for _, value in held))
-                highest = max(highest, max(value for _, value in held))
-    _floor_line(axes, floor)
-    axes.set(xlabel=label, ylabel="bits per byte")
-    if some:
-        _loss_axis(axes, lowest if floor is None else min(floor, lowest), highest)
+                curves.append(held)
+                ends.setdefault(i, held[-1][1])
+    axes.set(xlabel=label, ylabel="bits per byte, held out")
     _engineering(axes.xaxis)
-    return some
+    if not curves:
+        return False
+    _loss_axis(axes, curves, floor)
+    _label_ends(axes, [(y, i, results[i].model) for i, y in ends.items()])
+    return True
 
 
-def _loss_axis(axes: Any, bottom: float, top: float) -> None:
-    """From a little below `bottom`; logarithmic where the end would else be a strip, and nothing forbids it."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    if bottom > 0 and top / bottom > 3:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylim(bottom * (bottom / top) ** 0.05, top * (top / bottom) ** 0.05)
-    else:
-        axes.set_ylim(bottom - 0.06 * (top - bottom), top + 0.05 * (top - bottom))
+def _loss_axis(axes: Any, curves: Sequence[Sequence[tuple[float, float]]], floor: float | None) -> None:
+    """The range of the curves after their first fifth, in which all fall alike; with the floor, where that leaves the
+    curves at least half of the height."""
+    bottom = min(y for curve in curves for _, y in curve)
+    top = max(y for curve in curves for x, y in curve if x >= 0.2 * curve[-1][0])
+    top = max(top, bottom + 0.02)
+    if floor is not None and bottom - floor <= top - bottom:
+        bottom = min(bottom, floor)
+        axes.axhline(floor, color=_FLOOR, linewidth=1.2, linestyle="--", zorder=1)
+        axes.text(axes.get_xlim()[0], floor, f" entropy floor {floor:.3f}", color=_FLOOR, fontsize=7.5, va="bottom")
+    elif floor is not None:
+        axes.text(0.01, 0.01, f"entropy floor {floor:.3f}, below this scale", color=_FLOOR, fontsize=7.5,
+                  transform=axes.transAxes)  # fmt: skip
+    axes.set_ylim(bottom - 0.07 * (top - bottom), top + 0.05 * (top - bottom))
 
 
 def _decode(axes: Any, results: Sequence[ModelResult]) -> bool:
@@ -193,42 +195,41 @@ def _state(axes: Any, results: Sequence[ModelResult]) -> bool:
 def _against_context(
     axes: Any, results: Sequence[ModelResult], name: str, label: str, value: Callable[[Any], float]
 ) -> bool:
-    some = False
+    ends = []
     for i, result in enumerate(results):
         points = [(int(context), value(figure)) for context, figure in result.speed.get(name, {}).items()]
-        points = [point for point in points if point[1] > 0]
+        points = sorted(point for point in points if point[1] > 0)
         if points:
-            some = True
-            axes.plot(*zip(*sorted(points), strict=True), marker=_MARKERS[i % 8], markersize=4, **_style(i))
+            ends.append((points[-1][1], i, result.model))
+            axes.plot(*zip(*points, strict=True), marker=_MARKERS[i % 8], markersize=4, **_style(i))
     axes.set(xlabel="tokens of context", ylabel=label)
-    if some:
+    if ends:
         axes.set(xscale="log", yscale="log")
         ticks = sorted({int(c) for result in results for c in result.speed.get(name, {})})
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.minorticks_off()
         _decades(axes.yaxis)
-    return some
+        _label_ends(axes, ends)
+    return bool(ends)
 
 
 def _sweep(axes: Any, results: Sequence[ModelResult]) -> bool:
     """Bits per byte on the rows that choose, by learning rate."""
-    some = False
+    ends = []
     for i, result in enumerate(results):
-        points = [
-            (run.job.learning_rate, bits_on(run.figures, slice(0, None, 2)))
-            for run in result.sweep
-            if run.failed is None
-        ]
+        good = [run for run in result.sweep if run.failed is None]
+        points = sorted((run.job.learning_rate, bits_on(run.figures, slice(0, None, 2))) for run in good)
         if points:
-            some = True
-            axes.plot(*zip(*sorted(points), strict=True), marker=_MARKERS[i % 8], markersize=4, **_style(i))
+            ends.append((points[-1][1], i, result.model))
+            axes.plot(*zip(*points, strict=True), marker=_MARKERS[i % 8], markersize=4, **_style(i))
     axes.set(xlabel="learning rate", ylabel="bits per byte")
-    if some:
+    if ends:
         axes.set_xscale("log")
         ticks = sorted({run.job.learning_rate for result in results for run in result.sweep})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
-    return some
+        _label_ends(axes, ends)
+    return bool(ends)
 
 
 def _amount(value: float, _: object = None) -> str:

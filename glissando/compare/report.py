@@ -1,6 +1,9 @@
 """The report of a comparison: one HTML file that needs nothing else, a CSV and a Markdown of the same figures, and
 the pictures as files beside that.
 
+It begins with what a reader wants first: a sentence, and the models in order with what each writes. Tables follow, and
+folded at the end settings, definitions and every run.
+
 Every figure names the runs it comes from by number; the last table has the directory of each run, and its seed, commit
 and machine.
 """
@@ -14,11 +17,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glissando.compare.as_csv import as_csv
-from glissando.compare.figures import COLOURS, colour_name, figures, files
+from glissando.compare.figures import COLOURS, as_files, figures
 from glissando.compare.plan import TOLERANCE, Comparison
 from glissando.compare.probes import PROBES
+from glissando.compare.ranking import extent, headline, places, prompt, ranked
 from glissando.compare.results import Estimate, Finished, ModelResult, Runs, accuracy, bits_on, reported
 from glissando.storage import write_atomic
+
+#: a time is marked as noisy where the slowest measurement took so many times the fastest
+NOISY = 1.5
 
 HTML, CSV, MARKDOWN, PICTURES = "report.html", "results.csv", "report.md", "pictures"
 
@@ -37,14 +44,15 @@ def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path
     runs = Runs(comparison, results)
     floor = next((result.floor for result in results if result.floor is not None), None)
     about, notes, tables = _about(comparison, results, runs), _notes(comparison, results, runs), _tables(results, runs)
-    page = _html(comparison, results, runs, floor, about, notes, tables)
+    pictures = figures(results, floor)
+    page = _html(comparison, results, floor, about, notes, tables, pictures)
     write_atomic(comparison.out / HTML, page.encode())
     write_atomic(comparison.out / CSV, as_csv(results, runs).encode())
-    pictures = files(results, floor)
     (comparison.out / PICTURES).mkdir(exist_ok=True)
-    for name, picture in pictures.items():
+    for name, picture in as_files(pictures).items():
         write_atomic(comparison.out / PICTURES / f"{name}.svg", picture.encode())
-    write_atomic(comparison.out / MARKDOWN, _markdown(about, notes, tables, results, list(pictures)).encode())
+    title = headline(comparison, results)
+    write_atomic(comparison.out / MARKDOWN, _markdown(title, about, notes, tables, results, list(pictures)).encode())
     return comparison.out / HTML
 
 
@@ -184,8 +192,8 @@ def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
         [
             r.model,
             _interval(r.bits),
-            _number(r.excess, ".4f"),
-            "(the first)" if i == 0 else _interval(r.against_first, "+.4f"),
+            _number(r.excess, ".3f"),
+            "(the first)" if i == 0 else _interval(r.against_first, "+.3f"),
             _number(r.mean("epiplexity", "bits"), ",.0f"),
             f"{r.parameters:,}",
             _number(r.learning_rate, "g"),
@@ -193,7 +201,8 @@ def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
         ]
         for i, r in enumerate(results)
     ]
-    headings = ["model", "bits per byte", "above the floor", "against the first", "epiplexity, bits", "parameters",
+    headings = ["model", "bits per byte", "bits per byte above the floor",
+                f"difference from {results[0].model}, bits per byte", "epiplexity, bits", "parameters",
                 "learning rate", "runs"]  # fmt: skip
     seeds = max((len(result.good) for result in results), default=0)
     wide = {1: " over held-out rows alone", 2: "; those of two seeds are wide", 3: "; those of three seeds are wide"}
@@ -202,6 +211,9 @@ def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
         "bits per byte are better. Epiplexity: a model that learns slowly has more of it as well."
     )
     return Table("Learned", headings, rows, note)
+
+
+_NOISE = f"A time marked ~ is noisy: the machine was busy, and the slowest took more than {NOISY:g} times the fastest. "
 
 
 def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
@@ -222,7 +234,9 @@ def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
                 "memory, MiB", "runs"]  # fmt: skip
     note = (
         "Means over seeds. As trained: the median of the log, whatever else the machine did then. In turn: the models "
-        "take turns at single steps, median (lowest to highest). Memory: the weights, and the peak of two steps over "
+        "take turns at single steps, median (lowest to highest). "
+        + _NOISE
+        + "Memory: the weights, and the peak of two steps over "
         "what a process of its own holds after one: imports and compiled kernels are no part of it. "
         + _timed_where(results, runs)
     )
@@ -248,8 +262,10 @@ def _contexts(results: Sequence[ModelResult], runs: Runs) -> Table:
         times = [_spread(r.speed.get("decode", {}).get(str(c)), ".3g") for c in contexts]
         rows.append([r.model, *times, *(_number(r.speed.get("state", {}).get(str(c)), ",d") for c in contexts)])
     note = (
-        "Greedy, batch 1, behind so many tokens; models take turns: median (lowest to highest). A dash: no positions "
-        "for so many. " + _timed_where(results, runs)
+        "Greedy, batch 1, behind so many tokens; models take turns: median (lowest to highest). "
+        + _NOISE
+        + "A dash: no positions for so many. "
+        + _timed_where(results, runs)
     )
     return Table("Decoding", headings, rows, note)
 
@@ -271,7 +287,7 @@ def _sweep(results: Sequence[ModelResult], runs: Runs) -> Table:
 def _tried(run: Finished, chosen: bool) -> str:
     if run.failed is not None:
         return "diverged"
-    return f"{bits_on(run.figures, slice(0, None, 2)):.4f}{' *' if chosen else ''}"
+    return f"{bits_on(run.figures, slice(0, None, 2)):.3f}{' *' if chosen else ''}"
 
 
 def _probes(results: Sequence[ModelResult], runs: Runs) -> Table:
@@ -297,7 +313,7 @@ def _all_runs(runs: Runs) -> Table:
 
 def _one_run(run: Finished, runs: Runs) -> list[str]:
     origin = run.figures["provenance"]
-    bits = "failed" if run.failed else f"{bits_on(run.figures, slice(None)):.4f}"
+    bits = "failed" if run.failed else f"{bits_on(run.figures, slice(None)):.3f}"
     commit = (origin["commit"] or "unknown")[:10] + (" (modified)" if origin["modified"] else "")
     seed, rate = str(runs.seed(run)), f"{run.job.learning_rate:g}"
     return [f"R{runs.numbers[run.path]}", runs.place(run), seed, rate, bits, commit, _machine(run), origin["date"]]
@@ -310,7 +326,7 @@ def _number(value: float | None, form: str) -> str:
     return "—" if value is None else format(value, form)
 
 
-def _interval(estimate: Estimate | None, form: str = ".4f") -> str:
+def _interval(estimate: Estimate | None, form: str = ".3f") -> str:
     if estimate is None:
         return "—"
     if estimate.low == estimate.high:  # of one seed and one row, whose spread nobody knows
@@ -325,7 +341,8 @@ def _percent(estimate: Estimate | None) -> str:
 def _spread(figure: dict[str, float] | None, form: str) -> str:
     if figure is None:
         return "—"
-    return f"{figure['median']:{form}} ({figure['low']:{form}} to {figure['high']:{form}})"
+    noisy = "~" if figure["high"] > NOISY * figure["low"] else ""
+    return f"{noisy}{figure['median']:{form}} ({figure['low']:{form}} to {figure['high']:{form}})"
 
 
 # ---------------------------------------------------------------------- the files
@@ -334,39 +351,34 @@ def _spread(figure: dict[str, float] | None, form: str) -> str:
 def _html(
     comparison: Comparison,
     results: Sequence[ModelResult],
-    runs: Runs,
     floor: float | None,
     about: list[tuple[str, str]],
     notes: list[str],
     tables: dict[str, Table],
+    pictures: Mapping[str, str],
 ) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((resources.files(__package__) / "report.html.j2").read_text("utf-8"))
-    pictures = {name: Markup(svg) for name, svg in figures(results, floor).items()}
-    names = [(result.model, colour_name(number)) for number, result in enumerate(results)]
-    samples = [
-        (f"R{runs.numbers[run.path]}", result.model, run.figures["sample"])
-        for result in results
-        for run in _first_good(result)
-    ]
     return template.render(
-        colours=Markup(COLOURS), title=f"{len(results)} models, {comparison.budget} each",
-        about=about, notes=notes, tables=tables, pictures=pictures,
-        floor=floor, names=names, samples=samples, half=reported(comparison) != slice(None),
+        colours=Markup(COLOURS), title=headline(comparison, results), places=places(results), prompt=prompt(results),
+        floor=floor, floor_at=None if floor is None else 100 * floor / extent(results),
+        about=about, notes=notes, tables=tables, pictures={name: Markup(svg) for name, svg in pictures.items()},
+        half=reported(comparison) != slice(None),
     )  # fmt: skip
 
 
 def _markdown(
+    title: str,
     about: list[tuple[str, str]],
     notes: list[str],
     tables: dict[str, Table],
     results: Sequence[ModelResult],
     pictures: Sequence[str],
 ) -> str:
-    lines = ["# Comparison", "", *(f"- {name}: {text}" for name, text in about), ""]
+    lines = [f"# {title}", "", *(f"- {name}: {text}" for name, text in about), ""]
     lines += [f"> {note}\n" for note in notes]
     for table in tables.values():
         lines += [f"## {table.title}", "", _markdown_row(table.headings), "|---" * len(table.headings) + "|"]
@@ -374,17 +386,11 @@ def _markdown(
     if pictures:
         legend = "Rings: seeds; dots: means; bars: 95 % intervals. Losses: marked, held out; faint, training."
         lines += ["## Pictures", "", legend, "", *(f"![{name}]({PICTURES}/{name}.svg)" for name in pictures), ""]
-    samples = [run for result in results for run in _first_good(result)]
-    for run in samples:
-        sample = run.figures["sample"]
+    for result in ranked(results):
+        sample = result.good[0].figures["sample"]
         quoted = f"{sample['prompt']}|{sample['text']}".replace("\n", "\n    ")
-        lines += [f"## Sample of {run.job.model}, after the bar", "", f"    {quoted}", ""]
+        lines += [f"## Sample of {result.model}, after the bar", "", f"    {quoted}", ""]
     return "\n".join(lines)
-
-
-def _first_good(result: ModelResult) -> list[Finished]:
-    """The first run that ended well, or none."""
-    return result.good[:1]
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
