@@ -1,11 +1,20 @@
-"""The wheel alone, outside the checkout: its models write, and it trains, evaluates and exports."""
+"""The wheel alone, outside the checkout: its models write, and it trains, evaluates, compares, serves and exports.
+
+Once beside this environment's packages, once in an environment of its own with the oldest versions of the dependencies
+that pyproject.toml allows, and once with the newest. torch is the pinned one.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
+import urllib.request
+import venv
 import zipfile
 from pathlib import Path
 
@@ -18,8 +27,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    """The wheel of this tree, unpacked as pip does it."""
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of this tree."""
     place = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT / "glissando", place / "tree" / "glissando", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("README.md", "LICENSE", "pyproject.toml"):
@@ -27,9 +36,15 @@ def site(tmp_path_factory) -> Path:
     command = [sys.executable, "-c", BUILD, str(place)]
     done = subprocess.run(command, cwd=place / "tree", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(next(place.glob("*.whl"))) as archive:
-        archive.extractall(place / "site")
-    return place / "site"
+    return next(place.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def site(wheel) -> Path:
+    """The wheel, unpacked as pip does it."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(wheel.parent / "site")
+    return wheel.parent / "site"
 
 
 def test_it_holds_every_file_of_the_package(site):
@@ -53,3 +68,80 @@ def test_it_is_all_that_is_needed(site, tmp_path):
     assert "bits_per_byte" in glissando("evaluate", "run", "--json")
     glissando("export", "run", "--to", "safetensors-int8", "--out", "small")
     assert (tmp_path / "small" / "README.md").is_file()
+
+
+def lower_bounds() -> list[str]:
+    """Of the package and of its extra `serve`, as constraints."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
+    found = [re.match(r"([\w.-]+)(?:\[.*?\])?>=([\d.]+)", requirement) for requirement in wanted]
+    assert all(found), wanted
+    return [f"{each[1]}=={each[2]}" for each in found if each and each[1] != "torch"]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("versions", ["oldest", "newest"])
+def test_it_runs_in_a_fresh_environment(versions, wheel, tmp_path):
+    venv.create(tmp_path / "environment", with_pip=True)
+    program = str(tmp_path / "environment" / "bin" / "python")
+    pinned = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    (tmp_path / "versions.txt").write_text("\n".join([pinned, *(lower_bounds() if versions == "oldest" else [])]))
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "NUMBA_CACHE_DIR")}
+    environment |= {"GLISSANDO_CACHE": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def run(*arguments: object) -> str:
+        command = [program, "-m", *map(str, arguments)]
+        done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (arguments, done.stderr[-3000:])
+        return done.stdout
+
+    install = ["pip", "install", "--quiet", "--disable-pip-version-check", "-c", tmp_path / "versions.txt"]
+    environment |= {"HOME": os.environ["HOME"]}  # pip's own settings and cache
+    run(*install, "--no-deps", "--extra-index-url", "https://download.pytorch.org/whl/cpu", pinned)
+    run(*install, f"{wheel}[serve]")
+    environment |= {"HOME": str(tmp_path)}
+    before = {path for path in (tmp_path / "environment").rglob("glissando/**/*") if "__pycache__" not in path.parts}
+
+    tiny = ["--model.hidden_size", 32, "--data.valid_stories", 4]
+    assert "stories" in run("glissando", "models")
+    assert len(run("glissando", "generate", "stories", "--max_tokens", 20)) > 40
+    run("glissando", "train", "--preset", "liquid-ssm-nano", *tiny, "--training.steps", 2, "--out", "run")
+    assert "bits_per_byte" in run("glissando", "evaluate", "run", "--json")
+    compared = ["transformer-nano", "continuous-transformer-nano", *tiny, "--budget", "steps=2", "--contexts", 16]
+    run("glissando", "compare", *compared, "--allow_unequal", "--out", "compared")
+    assert "bits per byte" in (place / "compared" / "report.html").read_text()
+    run("glissando", "export", "run", "--to", "safetensors-int8", "--out", "small")
+    run("glissando", "series", "example", "--out", "example.csv")
+    assert "rmse" in run("glissando", "series", "evaluate", "series", "--file", "example.csv")
+    run(
+        "glissando",
+        "steer",
+        "dial",
+        "--out",
+        "steered",
+        "--prompts",
+        2,
+        "--cost_rows",
+        2,
+        "--values=-1,1",
+        "--max_tokens",
+        20,
+    )
+
+    server = [program, "-m", "glissando", "serve", "stories", "--port", "0"]
+    with subprocess.Popen(server, cwd=place, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = next(
+                found[0] for line in process.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line))
+            )
+            body = json.dumps({"model": "stories", "prompt": "Once", "max_tokens": 8}).encode()
+            request = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=300) as answer:
+                assert json.load(answer)["choices"][0]["text"]
+        finally:
+            process.terminate()
+    after = {path for path in (tmp_path / "environment").rglob("glissando/**/*") if "__pycache__" not in path.parts}
+    assert after == before, "something was written into the package's directory"
