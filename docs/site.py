@@ -19,8 +19,8 @@ import glissando
 from glissando.cli import COMMANDS, main, usage
 
 ROOT = Path(__file__).resolve().parent.parent
-#: a link to a file of the repository that is no page
-_OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+([^)#]+)(?:#[^)]*)?\)")
+#: a link upwards: to a page of another folder, or to a file of the repository that is no page
+_UPWARDS = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#]+)(?:#[^)]*)?\)")
 #: what arithmatex makes of $...$ and $$...$$
 _FORMULA = re.compile(r'<(div|span) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
@@ -44,9 +44,17 @@ def on_page_content(html: str, **_: Any) -> str:
     return _FORMULA.sub(drawn, html)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Name a file of the repository in place of a link that leads out of the site."""
-    return _OUTSIDE.sub(r"\1 (`\2` in the repository)", markdown)
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+
+    def named(found: re.Match[str]) -> str:
+        target = (folder / found[2]).resolve()
+        if target.is_relative_to(ROOT / "docs"):
+            return found[0]
+        return f"{found[1]} (`{target.relative_to(ROOT)}` in the repository)"
+
+    return _UPWARDS.sub(named, markdown)
 
 
 def commands() -> str:

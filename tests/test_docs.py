@@ -16,7 +16,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "research" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -47,7 +47,7 @@ def test_the_site_has_every_page():
     read = re.sub(r"^hooks.*$", "", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
     listed = [page for section in yaml.safe_load(read)["nav"] for pages in section.values() for each in pages
               for page in each.values()]  # fmt: skip
-    written = {page.name for page in (ROOT / "docs").glob("*.md")}
+    written = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     assert len(listed) == len(set(listed))
     assert written | {"index.md", "api.md", "cli.md"} == set(listed)
 

@@ -17,7 +17,8 @@ from glissando.cli import main as glissando
 ROOT = Path(__file__).parent.parent
 #: dated records, whose commands belong to the commits that they name, and the page that test_troubleshooting.py runs
 OTHERS = {"experiments.md", "audit.md", "troubleshooting.md"}
-PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in OTHERS)]
+GUIDES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in OTHERS)]
+PAGES = [*GUIDES, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 
 
 def commands(page: Path) -> Iterator[str]:
@@ -31,8 +32,8 @@ def commands(page: Path) -> Iterator[str]:
             block.append(line.strip())
     for line in "\n".join(block).replace("\\\n", " ").split("\n"):
         for part in re.split(r" \| | && ", line):
-            if part.startswith("glissando "):
-                yield re.sub(r"\s+#\s.*$", "", part).strip()
+            if command := re.match(r"(?:glissando|.* -m glissando) ([a-z]+(?: .*)?)$", part):
+                yield "glissando " + re.sub(r"\s+#\s.*$|\s+>.*$|\s*&$", "", command[1]).strip()
 
 
 CASES = sorted({command for page in PAGES for command in commands(page) if not command.endswith("--help")})
