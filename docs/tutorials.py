@@ -13,7 +13,7 @@ The blocks of a page run in their order in one temporary directory:
                              its place, stands for lines that are left out
 
 Two outputs agree if their words do, and their whole numbers; other numbers agree within a tenth of the written one, and
-numbers such as 1e-07, which are rounding, if the new one is at most ten times as large. What depends on the machine may
+numbers such as 1e-07, which are rounding, if the new one is at most ten times as large, or 1e-6. What depends on the machine may
 be anything: seconds, tokens/s, memory, threads, precision. A comment before a block says otherwise:
 
     <!-- output within 0.05 -->      numbers with a decimal point agree within 0.05
@@ -237,7 +237,7 @@ def _same(written: str, printed: str, within: str | None) -> bool:
 def _close(old: str, new: str, within: str | None) -> bool:
     one, other = float(old.replace(",", "")), float(new.replace(",", ""))
     if "e-" in old:
-        return abs(other) <= 10 * abs(one)
+        return abs(other) <= max(10 * abs(one), 1e-6)
     if "." not in old:
         return one == other
     amount = within or "10 %"

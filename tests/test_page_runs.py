@@ -115,7 +115,16 @@ def shrunk(words: list[str]) -> list[str]:
     if words[0] == "generate":
         reduced += ["--max_tokens", "4"]
     if words[0] == "steer":
-        reduced += ["--values", "[-1, 1]", "--pair_values", "[-1, 1]", "--strengths", "[4]", "--selection_prompts", "2"]
+        reduced += [
+            "--values",
+            "[-1, 0, 1]",
+            "--pair_values",
+            "[-1, 1]",
+            "--strengths",
+            "[4]",
+            "--selection_prompts",
+            "2",
+        ]
         reduced += ["--max_tokens", "8", "--cost_rows", "2"]
         reduced += [] if "--prompts" in words else ["--prompts", "2"]
     if words[0] == "evaluate" and "--tasks" in words and "list" not in words and "--limit" not in words:
@@ -158,7 +167,8 @@ def shrunk_training(words: list[str]) -> list[str]:
     if "--from" in words:
         return words
     stories = "--data.kind" not in words
-    return with_options(words, SMALL | (STORIES if stories else {}) | LAYERS | few_heads(value(words, "--preset")))
+    heads = {} if "--model.mixer" in words else few_heads(value(words, "--preset"))
+    return with_options(words, SMALL | (STORIES if stories else {}) | LAYERS | heads)
 
 
 def few_heads(preset: str | None) -> dict[str, str]:
