@@ -13,8 +13,8 @@ The blocks of a page run in their order in one temporary directory:
                              its place, stands for lines that are left out
 
 Two outputs agree if their words do, and their whole numbers; other numbers agree within a tenth of the written one, and
-numbers such as 1e-07, which are rounding, if the new one is at most ten times as large, or 1e-6. What depends on the machine may
-be anything: seconds, tokens/s, memory, threads, precision. A comment before a block says otherwise:
+numbers such as 1e-07, which are rounding, if the new one is at most ten times as large, or 1e-6. What depends on the
+machine may be anything: seconds, tokens/s, memory, threads, precision. A comment before a block says otherwise:
 
     <!-- output within 0.05 -->      numbers with a decimal point agree within 0.05
     <!-- output within 30 % -->      within 30 % of the written one

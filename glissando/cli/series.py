@@ -75,7 +75,7 @@ def _parser() -> Parser:
     parser.add_argument("--file", help="for evaluate: score all of this file in the place of what was held out")
     parser.add_argument("--json", action="store_true", help="for evaluate: print JSON")
     parser.add_argument("--count", type=whole, default=31, help="for example: number of series (default 31)")
-    parser.add_argument("--seed", type=whole, default=0, help="for example: another seed draws other series (default 0)")
+    parser.add_argument("--seed", type=whole, default=0, help="for example: another seed draws others (default 0)")
     add_threads_option(parser)
     add_import_option(parser)
     for name, section in (("data", SeriesData), ("model", SeriesConfig), ("training", SeriesTraining)):
@@ -136,6 +136,6 @@ def _example(options: Options) -> None:
             rows.append(f"{number},{tick / 1e4:.4f},{a:.5f},{b:.5f}")
     write_atomic(out, ("\n".join(["series,t,a,b", *rows]) + "\n").encode())
     print(
-        f"{out}: {options.count} series of 700 steps; train on it: glissando series train --data.path {out} --data.time t "
-        "--data.group series --out runs/series"
+        f"{out}: {options.count} series of 700 steps; train on it: glissando series train --data.path {out} "
+        "--data.time t --data.group series --out runs/series"
     )

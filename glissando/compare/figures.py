@@ -85,8 +85,8 @@ def _draw(name: str, fill: Callable[[Any], bool], height: float = 3.2) -> str:
 
 
 def _label_ends(axes: Any, ends: Sequence[tuple[float, int, str]]) -> None:
-    """Each curve's model, in its colour, right of the axes at the height (data coordinates) where the curve ends; labels
-    that would overlap are moved apart."""
+    """Each curve's model, in its colour, right of the axes at the height (data coordinates) where the curve ends;
+    labels that would overlap are moved apart."""
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = {i: float(to_axes.transform((axes.get_xlim()[0], y))[1]) for y, i, _ in ends}
     names, gap = {i: name for _, i, name in ends}, 0.062

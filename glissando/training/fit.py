@@ -100,8 +100,8 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
 
 
 def _begun_by_this_job(run: Run, config: bytes) -> bool:
-    """Whether torchrun has started this training, with this config.yaml, before and it has saved a checkpoint: a process
-    was killed since, or the job was put into its queue again."""
+    """Whether torchrun has started this training, with this config.yaml, before and it has saved a checkpoint: a
+    process was killed since, or the job was put into its queue again."""
     job = launch.job()
     if job is None or not (run.path / CONFIG).is_file() or run.read_environment().get(JOB) != job:
         return False
