@@ -5,8 +5,9 @@
     python -m research.pretrained series                    # the forecaster; its table is generated first
     python -m research.pretrained --quick                   # a moment of training, into a temporary folder
 
-models/NAME.yaml is what `glissando train --config` reads, or `glissando series train --config`; models/NAME.md is the part
-of the card that no measurement changes. The packed folder is a run: configuration, weights, tokenizer, manifest and the card.
+models/NAME.yaml is what `glissando train --config` reads, or `glissando series train --config`; models/NAME.md is the
+part of the card that no measurement changes. The packed folder is a run: configuration, weights, tokenizer, manifest
+and the card.
 """
 
 from __future__ import annotations

@@ -73,9 +73,11 @@ def places(results: Sequence[ModelResult]) -> list[Place]:
         assert bits is not None
         at = len(text) if len(text) <= _SHOWN else text.rfind(" ", 0, _SHOWN) if " " in text[:_SHOWN] else _SHOWN
         interval = "" if bits.low == bits.high else f"{bits.low:.3f} to {bits.high:.3f}"
-        percent = [100 * value / widest for value in (bits.value, bits.low, bits.high)]
+        bar, low, high = [100 * value / widest for value in (bits.value, bits.low, bits.high)]
         found.append(
-            Place(result.model, colours[result.model], f"{bits.value:.3f}", interval, *percent, text[:at], text[at:])
+            Place(
+                result.model, colours[result.model], f"{bits.value:.3f}", interval, bar, low, high, text[:at], text[at:]
+            )
         )
     return found
 
