@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from glissando.errors import RunError, TrainingError
+from glissando.loggers import Logger
 from glissando.storage import write_atomic
 
 COLUMNS = (
@@ -20,30 +21,25 @@ COLUMNS = (
 
 
 class Metrics:
-    """The file, and TensorBoard's events where they are requested; `latest` are the newest values of all columns."""
+    """The file, and the loggers that receive its rows too; `latest` are the newest values of all columns."""
 
-    def __init__(self, path: Path, columns: list[str], step: int, tensorboard: bool) -> None:
+    def __init__(self, path: Path, columns: list[str], step: int, loggers: Sequence[Logger]) -> None:
         """Rows after `step`, of a training that got further than its checkpoint, are dropped."""
-        self.path, self.columns, self.latest, self.events = path, [*COLUMNS, *columns], dict[str, Any](), None
+        self.path, self.columns, self.latest = path, [*COLUMNS, *columns], dict[str, Any]()
+        self.loggers = loggers
         rows = [row for row in read_metrics(path) if int(row["step"]) <= step]
         write_atomic(path, _csv([self.columns, *[[row.get(c, "") for c in self.columns] for row in rows]]))
-        if tensorboard:
-            from tensorboardX import SummaryWriter
-
-            self.events = SummaryWriter(str(path.parent / "tensorboard"), purge_step=step + 1)
 
     def write(self, row: dict[str, Any]) -> None:
         self.latest |= row
         values = [row.get(name, "") for name in self.columns]
         append(self.path, _csv([[f"{v:.7g}" if isinstance(v, float) else v for v in values]]))
-        if self.events is not None:
-            for name, value in row.items():
-                if value != "":
-                    self.events.add_scalar(name, value, row["step"])
+        for logger in self.loggers:
+            logger.log(row)
 
     def close(self) -> None:
-        if self.events is not None:
-            self.events.close()
+        for logger in self.loggers:
+            logger.close()
 
 
 def append(path: Path, data: bytes) -> int:

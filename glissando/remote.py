@@ -23,6 +23,7 @@ from glissando import pretrained
 from glissando.checkpoints import CHECKPOINTS, checkpoint_step, latest_checkpoint
 from glissando.data.cache import cache_dir
 from glissando.errors import GlissandoError, RunError
+from glissando.loggers import ID, TENSORBOARD, WANDB
 from glissando.storage import (
     MANIFEST,
     is_leftover,
@@ -326,8 +327,8 @@ class Mirror:
         return {key: entry[key] for key in ("sha256", "size")}
 
     def _logs(self, listed: Mapping[str, Any]) -> list[str]:
-        """Files that only grow and are in no manifest: samples.txt, and the events of TensorBoard."""
-        found = [self.path / _SAMPLES, *(self.path / "tensorboard").rglob("*")]
+        """Files that are in no manifest: samples.txt, TensorBoard's events, the id of the run at Weights & Biases."""
+        found = [self.path / _SAMPLES, *(self.path / TENSORBOARD).rglob("*"), self.path / WANDB / ID]
         return [n for p in found if p.is_file() and (n := p.relative_to(self.path).as_posix()) not in listed]
 
 

@@ -37,6 +37,7 @@ from glissando.config import read_yaml
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, RunError, nearest
 from glissando.imports import IMPORTS, missing_copies, require_registered
+from glissando.loggers import TENSORBOARD, WANDB
 from glissando.machine import environment
 from glissando.migration import migrated
 from glissando.quantisation import restored
@@ -125,7 +126,7 @@ class Run:
             verify_manifest(self.path, [name for name in _SMALL if name in names])
         except RunError:
             return not names - {CHECKPOINTS, LOCK} and not checkpoints(kept)
-        logs = {METRICS, "samples.txt", "tensorboard", "base", IMPORTS} if ENVIRONMENT in names else set()
+        logs = {METRICS, "samples.txt", TENSORBOARD, WANDB, "base", IMPORTS} if ENVIRONMENT in names else set()
         known = {CHECKPOINTS, LOCK, MANIFEST, *_SMALL, *logs}
         has_checkpoint = kept.is_dir() and any(not is_leftover(found) for found in kept.iterdir())
         return names <= known and MODEL not in listed and not has_checkpoint and not checkpoints(kept)

@@ -125,7 +125,7 @@ def test_it_runs_in_a_fresh_environment(versions, wheel, tmp_path):
         2,
         "--cost_rows",
         2,
-        "--values=-1,1",
+        "--values=-1,0,1",
         "--max_tokens",
         20,
     )

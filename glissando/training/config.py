@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from glissando.config import Registry, new_registry, options, to_dict
 from glissando.data.corpora import CORPORA, StoriesOptions
 from glissando.errors import ConfigError
+from glissando.loggers import import_wandb
 from glissando.mixers import MIXERS
 from glissando.model import ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS, FixedOptions
@@ -97,6 +98,7 @@ class TrainingConfig(Length):
     context_parallel         processes that share each row, cut into as many consecutive parts; each holds the
                              activations of its own part alone. The number of processes is a multiple of it
     tensorboard              write TensorBoard events beside metrics.csv
+    wandb                    project of Weights & Biases that the rows of metrics.csv go to as well (needs wandb)
     """
 
     optimizer: OPTIMIZERS.section() = field(default_factory=AdamWOptions)  # type: ignore[valid-type]
@@ -123,6 +125,7 @@ class TrainingConfig(Length):
     accelerator: str = "auto"
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     tensorboard: bool = False
+    wandb: str | None = None
 
 
 @options
@@ -172,6 +175,8 @@ class RunConfig:
                 f"mixer is {', '.join(mixers)}, which has no tau: leave training.calibration out, or set "
                 "model.mixer: tau"
             )
+        if self.training.wandb is not None:
+            import_wandb()
         self._check_context_parallel(processes)
         processes //= self.training.context_parallel
         parts = self.training.accumulate * processes

@@ -21,6 +21,7 @@ from glissando.evaluation.scoring import Score, merged, score_part, to_device
 from glissando.fabric import seed_everything
 from glissando.generation import generate, tokens_left, visible
 from glissando.growth.shares import shares
+from glissando.loggers import loggers
 from glissando.metrics import Metrics, append, part_norms, part_of
 from glissando.model import LanguageModel
 from glissando.ops.precise import widest
@@ -192,7 +193,8 @@ class Loop:
             columns = ["neutral_kl"] if self.objective.base is not None else []
             columns += [name for hook in self.hooks for name in hook.columns(self)]
             columns += [f"grad_norm/{part}" for part in parts]
-            self.metrics = Metrics(self.run.path / METRICS, columns, self.state.step, t.tensorboard)
+            also = loggers(self.run.path, self.state.step, t.tensorboard, t.wandb, self.run.read_config())
+            self.metrics = Metrics(self.run.path / METRICS, columns, self.state.step, also)
             samples = self.run.path / SAMPLES
             if samples.is_file() and samples.stat().st_size > self.state.samples:
                 os.truncate(samples, self.state.samples)  # written after the checkpoint
