@@ -52,11 +52,11 @@ class MLPConfig:
 class BlockConfig:
     """Options of every residual block.
 
-    order          where the norms stand, see the module
-    mixer_scale    a learned number that multiplies the mixer's output, started here; none if None
-    conv_width     taps of the causal convolution before the mixer; 0 for none
-    mixer_dropout  on the mixer's output
-    mlp_dropout    on the MLP's output
+    order          position of the norms, see glissando.block
+    mixer_scale    initial value of a learned factor of the mixer's output; None: no factor
+    conv_width     width of the causal convolution before the mixer; 0: none
+    mixer_dropout  dropout of the mixer's output
+    mlp_dropout    dropout of the MLP's output
     """
 
     order: Literal["pre", "post", "post-shared"] = "pre"

@@ -31,15 +31,15 @@ class ModelConfig(BackboneConfig):
     block        the residual block around each mixer
     depth        {kind: NAME, ...}, see glissando.depth
     norm         kind of the norms
-    final_norm   a norm before the head
-    head_bias    a bias on the logits
-    init         how weights start: scaled, torch or xavier, see glissando.initialization
-    representation  `real`: D numbers a token; `complex`: D complex ones, kept as 2 D reals in pairs, which a linear
-                 map lifts from the embedding and two linear maps bring to the logits
+    final_norm   whether there is a norm before the head
+    head_bias    whether the logits have a bias
+    init         initial weights: scaled, torch or xavier, see glissando.initialization
+    representation  `real`: D numbers a token; `complex`: D complex numbers, stored as 2 D real ones, with a linear map
+                    from the embedding and two to the logits
     positions    `learned` adds a table of max_length positions to the embedding
-    max_length   longest input where positions are learned
-    tied_head    the head is the embedding transposed
-    logit_scale  multiplies what the head reads; growth pins it
+    max_length   number of learned positions
+    tied_head    the head is the transposed embedding
+    logit_scale  factor of the head's input; set by growth
     """
 
     vocab_size: int = 256

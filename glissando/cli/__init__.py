@@ -16,12 +16,12 @@ COMMANDS = {
     "train": "train a preset on text, or resume a run",
     "generate": "write text with a trained model",
     "evaluate": "bits per byte, perplexity and accuracy on held-out text",
-    "serve": "answer HTTP requests as OpenAI's interface does, with a page to play on",
-    "export": "write a model for ONNX Runtime, PyTorch or llama.cpp, or with smaller weights",
+    "serve": "serve models over HTTP with OpenAI's API, with a playground in the browser",
+    "export": "write a model for ONNX Runtime, PyTorch, llama.cpp or a browser, or with smaller weights",
     "grow": "make a run's model larger without changing what it computes",
     "compare": "train several models under one budget and write a report",
-    "steer": "turn a model's dials over held-out prompts, judge the texts, draw the dial",
-    "series": "train a model of numbers on a CSV or Parquet file, and measure it",
+    "steer": "measure what a model's dials do to the texts of held-out prompts",
+    "series": "train and evaluate a model of time series on a CSV or Parquet file",
     "models": "list the trained models in the package, or show one's card",
     "presets": "list the presets, or show one",
     "corpora": "list the corpora, or show samples of one",
@@ -33,7 +33,7 @@ _MAKERS = ("train", "series", "serve", "export", "grow", "compare", "steer")
 
 _USAGE = """usage: glissando COMMAND [options]
 
-Language models that flow: continuous time, continuous depth, one contract.
+Small sequence models in continuous time and continuous depth: train, generate, compare, serve.
 
 commands:
 {commands}

@@ -94,27 +94,41 @@ def _parser() -> Parser:
         nargs="*",
         default=[],
         help="presets, YAML files of options as `train --config` reads them, and models of transformers as "
-        "hf:CONFIG.json; others are held to the first",
+        "hf:CONFIG.json; the first is the reference",
     )
     parser.add_argument(
-        "--out", metavar="DIR", help="directory of the comparison; the same command again does what is missing"
+        "--out", metavar="DIR", help="directory of the comparison; a repeated command does only what is missing"
     )
-    parser.add_argument("--budget", help="of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
-    parser.add_argument("--seeds", type=whole, default=1, help="trainings of each model")
-    parser.add_argument("--learning_rates", help="with commas, tried for each model; by default each preset's own")
-    parser.add_argument("--sweep_share", type=number, default=0.25, help="of the budget, to try a learning rate")
+    parser.add_argument("--budget", help="budget of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
+    parser.add_argument("--seeds", type=whole, default=1, help="number of trainings of each model")
     parser.add_argument(
-        "--sweep_beyond", type=whole, default=3, help="rates to try beyond the lowest or highest while it is the best"
-    )
-    parser.add_argument("--probes", help="with commas: recall, mqar, copy, induction, selective_copy, parity, tracking")
-    parser.add_argument("--probe_budget", default="steps=500", help="of each training on a probe")
-    parser.add_argument(
-        "--contexts", default="256,1024,4096", help="with commas, tokens behind which decoding is timed"
+        "--learning_rates", help="rates to try for each model, separated by commas; by default that of each preset"
     )
     parser.add_argument(
-        "--turns", type=whole, default=1, help="trainings of one seed take turns, so many each, to share a busy machine"
+        "--sweep_share", type=number, default=0.25, help="fraction of the budget to try a learning rate"
     )
-    parser.add_argument("--allow_unequal", action="store_true", help="compare models of different size")
+    parser.add_argument(
+        "--sweep_beyond",
+        type=whole,
+        default=3,
+        help="largest number of rates to try beyond the lowest or highest if it is the best",
+    )
+    parser.add_argument(
+        "--probes", help="separated by commas: recall, mqar, copy, induction, selective_copy, parity, tracking"
+    )
+    parser.add_argument("--probe_budget", default="steps=500", help="budget of each training on a probe")
+    parser.add_argument(
+        "--contexts",
+        default="256,1024,4096",
+        help="numbers of tokens after which decoding is timed, separated by commas",
+    )
+    parser.add_argument(
+        "--turns",
+        type=whole,
+        default=1,
+        help="number of turns in which the trainings of one seed alternate, for a busy machine",
+    )
+    parser.add_argument("--allow_unequal", action="store_true", help="allow models of different size")
     add_threads_option(parser)
     add_import_option(parser)
     add_sections(parser)

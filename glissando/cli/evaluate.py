@@ -47,16 +47,20 @@ def main(arguments: Sequence[str]) -> None:
     parser = parser_for("evaluate", "Score a run on held-out text.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--file", help="score every byte of this text file")
-    parser.add_argument("--exact_match", type=whole, default=256, help="pairs to answer, where the corpus is of pairs")
+    parser.add_argument(
+        "--exact_match", type=whole, default=256, help="number of pairs to answer, for a corpus of pairs"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plots", metavar="DIR", help="directory for pictures: loss, gradients, steps of a flow")
-    parser.add_argument("--steps", type=boolean, default=False, help="measure every solver and step number of a flow")
+    parser.add_argument("--plots", metavar="DIR", help="directory for plots: loss, gradients, steps of a flow")
+    parser.add_argument(
+        "--steps", type=boolean, default=False, help="measure every solver and number of steps of a flow"
+    )
     parser.add_argument(
         "--diagnostics", metavar="DIR", help="directory for tables and pictures of a liquid model, token by token"
     )
-    parser.add_argument("--prompt", help="the text of --diagnostics; if absent, the beginning of the held-out one")
-    parser.add_argument("--tasks", help="tasks of lm-eval with commas between, or `list`; glissando_* need no network")
-    parser.add_argument("--limit", type=whole, help="documents of each of the --tasks")
+    parser.add_argument("--prompt", help="the text for --diagnostics; by default the beginning of the held-out text")
+    parser.add_argument("--tasks", help="tasks of lm-eval, separated by commas, or `list`; glissando_* need no network")
+    parser.add_argument("--limit", type=whole, help="number of documents of each task")
     add_weights_option(parser)
     add_inference_options(parser)
     add_checkpoint_option(parser)

@@ -28,11 +28,11 @@ EXAMPLE = "glissando export runs/first --to onnx --out exported"
 #: --to, and what comes out
 TO = {
     "onnx": "one streaming step and a prefill of any length, for ONNX Runtime",
-    "web": "a page that runs these in the browser, with nothing but files behind it",
-    "torch": "the same as exported programs of PyTorch, .pt2",
-    "gguf": "for llama.cpp; of models that compute as Llama does, such as the preset transformer",
-    "safetensors-bf16": "a run again, its matrices in bfloat16",
-    "safetensors-int8": "a run again, its matrices in int8 with a scale for each output channel",
+    "web": "a static page that runs these in the browser",
+    "torch": "the same as exported programs of PyTorch (.pt2)",
+    "gguf": "for llama.cpp; only models that compute as Llama does, such as the preset transformer",
+    "safetensors-bf16": "a run with matrices in bfloat16",
+    "safetensors-int8": "a run with matrices in int8, with a scale for each output channel",
 }
 #: held-out tokens for the check, of which it reads some hundreds
 _TOKENS = 1024
@@ -44,18 +44,18 @@ def main(arguments: Sequence[str]) -> None:
     parser = parser_for("export", "Write a run's model for other programs, and check it.", EXAMPLE, usage)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--to", metavar="KIND", help="; ".join(f"{name}: {about}" for name, about in TO.items()))
-    parser.add_argument("--out", metavar="DIR", help="folder to make; nothing is overwritten")
+    parser.add_argument("--out", metavar="DIR", help="folder to create; nothing is overwritten")
     parser.add_argument(
         "--capacity",
         type=whole,
-        help="of onnx, web, torch: tokens that a text may have, where the state grows with it (attention, tau); 1024",
+        help="for onnx, web, torch: largest number of tokens of a text if the state grows (attention, tau); 1024",
     )
     parser.add_argument(
         "--runtime",
         metavar="FILE",
-        help="of web: the npm package of onnxruntime-web; fetched once by npm if it is not given",
+        help="for web: the npm package of onnxruntime-web; by default npm downloads it once",
     )
-    parser.add_argument("--file", help="text that the check reads; by default the run's own held-out text")
+    parser.add_argument("--file", help="text for the check; by default the held-out text of the run")
     add_inference_options(parser)
     add_checkpoint_option(parser)
     options = take_checkpoint(parse(parser, arguments))

@@ -51,21 +51,25 @@ def main(arguments: Sequence[str]) -> None:
         "--prompt",
         type=_prompts,
         action="extend",
-        help='a text, a list: \'["a", "b"]\', or - to read it from stdin; may be repeated',
+        help='a text, a list such as \'["a", "b"]\', or - to read stdin; may be repeated',
     )
-    parser.add_argument("--max_tokens", type=whole, default=300, help="tokens to write at most")
-    parser.add_argument("--temperature", type=number, default=0.8, help="0 takes the likeliest token")
-    parser.add_argument("--top_k", type=whole, help="only the k likeliest tokens")
-    parser.add_argument("--top_p", type=number, help="only the likeliest that reach p")
-    parser.add_argument("--seed", type=whole, help="of drawing; by default another each time, which is printed")
-    parser.add_argument("--stop", type=texts, default=[], help="stop before this text, or any of a list")
-    parser.add_argument("--control", metavar="NAME=VALUE", help="the dials, with commas between: mood=0.7,speech=-1")
+    parser.add_argument("--max_tokens", type=whole, default=300, help="largest number of tokens")
+    parser.add_argument("--temperature", type=number, default=0.8, help="0 chooses the most likely token")
+    parser.add_argument("--top_k", type=whole, help="sample only from the k most likely tokens")
+    parser.add_argument(
+        "--top_p", type=number, help="sample only from the most likely tokens that together have probability p"
+    )
+    parser.add_argument("--seed", type=whole, help="seed of sampling; by default a random one, which is printed")
+    parser.add_argument("--stop", type=texts, default=[], help="stop before this text, or before any text of a list")
+    parser.add_argument(
+        "--control", metavar="NAME=VALUE", help="values of dials, separated by commas: mood=0.7,speech=-1"
+    )
     parser.add_argument(
         "--diagnostics", metavar="DIR", help="directory for a table and a picture of a liquid model, token by token"
     )
-    parser.add_argument("--save_state", metavar="FILE", help="file to write, from which --load_state goes on")
+    parser.add_argument("--save_state", metavar="FILE", help="save the state to this file, for --load_state")
     parser.add_argument(
-        "--load_state", metavar="FILE", help="go on as if the text had never stopped; --prompt is read behind it"
+        "--load_state", metavar="FILE", help="continue the text exactly where it stopped; --prompt is appended first"
     )
     add_weights_option(parser)
     add_step_option(parser)

@@ -267,17 +267,17 @@ def add_import_option(parser: Parser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="Python file to run first, which registers mixers, depths or corpora of your own; may be repeated",
+        help="Python file to execute first, which registers your own mixers, depths or corpora; may be repeated",
     )
 
 
 #: what may be changed of a trained model: how its depth is computed, and what it remembers
 _INFERENCE = {
-    "depth.n_steps": (whole, "steps of a flow, if other than trained"),
-    "depth.method": (str, "a flow's solver, if other than trained"),
-    "depth.tolerance": (number, "relative error at which a token halts in a flow"),
-    "mixer.cache": (str, "of tau: exact, or binned, whose memory is constant"),
-    "mixer.bins": (whole, "of tau: how many bins a binned cache has"),
+    "depth.n_steps": (whole, "steps of a flow, if not those of the training"),
+    "depth.method": (str, "solver of a flow, if not that of the training"),
+    "depth.tolerance": (number, "relative error below which a token halts in a flow"),
+    "mixer.cache": (str, "for tau: exact, or binned, with constant memory"),
+    "mixer.bins": (whole, "for tau: number of bins of a binned cache"),
 }
 
 
@@ -298,7 +298,7 @@ def add_weights_option(parser: Parser) -> None:
         "--weights",
         choices=["float32", "bf16", "int8"],
         default="float32",
-        help="round the matrices: int8 has a scale for each output, and arithmetic stays float32",
+        help="round the matrices (int8 with a scale for each output); arithmetic stays in float32",
     )
 
 
@@ -306,7 +306,7 @@ def add_device_option(parser: Parser) -> None:
     parser.add_argument(
         "--device",
         default="cpu",
-        help="to compute on: cpu, cuda, cuda:1, mps, ...; auto: the accelerator that PyTorch finds, else the CPU",
+        help="cpu, cuda, cuda:1, mps, ...; auto: the accelerator that PyTorch finds, or else the CPU",
     )
 
 
@@ -327,8 +327,8 @@ def add_step_option(parser: Parser) -> None:
         "--step",
         choices=["auto", "compiled", "plain"],
         default="auto",
-        help="how tokens are computed: by a compiled kernel (float32 on a CPU) or PyTorch; auto: compiled where the "
-        "model has such a step. The kernel is compiled once on a machine, in half a minute",
+        help="how tokens are computed: compiled (a kernel, in float32 on a CPU) or plain (PyTorch); auto: compiled if "
+        "the model has such a step. The kernel is compiled once on a machine, in half a minute",
     )
 
 
@@ -364,7 +364,7 @@ def add_threads_option(parser: Parser) -> None:
         type=_threads,
         default="auto",
         metavar="N",
-        help="to compute with; auto: OMP_NUM_THREADS if set, else as many as are fastest now, by a short measurement",
+        help="number of threads; auto: OMP_NUM_THREADS if set, or else the fastest number in a short measurement",
     )
 
 

@@ -43,27 +43,37 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def main(arguments: Sequence[str]) -> None:
     """Serve until Ctrl-C."""
     parser = parser_for("serve", "Serve a run over HTTP, as OpenAI's interface does, and a page at /.", EXAMPLE)
-    parser.add_argument("run", nargs="+", help="run directory, or one of its checkpoints; several for several models")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at; the default is this machine alone")
-    parser.add_argument("--port", type=whole, default=8000, help="0 takes a free one")
+    parser.add_argument("run", nargs="+", help="run directory or checkpoint; give several for several models")
     parser.add_argument(
-        "--name", action="append", help="the model's name, by default its folder's; once for each run, in their order"
+        "--host", default="127.0.0.1", help="address to listen on; by default only reachable from this machine"
     )
-    parser.add_argument("--api_key", help=f"asked of clients; also read from {KEY}, which `ps` does not show")
-    parser.add_argument("--api_key_file", metavar="FILE", help="keys, one a line: each a client of its own")
-    parser.add_argument("--chat_template", metavar="FILE", help="Jinja file: messages to a prompt")
-    parser.add_argument("--max_sessions", type=whole, default=64, help="texts written at a time; others wait")
-    parser.add_argument("--max_waiting", type=whole, default=256, help="texts that may wait; beyond, 429")
-    parser.add_argument("--max_prompt", type=whole, default=16384, help="tokens of a prompt")
-    parser.add_argument("--max_tokens", type=whole, default=4096, help="tokens that a text may ask for")
-    parser.add_argument("--max_body", type=whole, default=2**20, help="bytes of a request")
-    parser.add_argument("--patience", type=number, default=30.0, help="seconds to send a request and to take an answer")
+    parser.add_argument("--port", type=whole, default=8000, help="port; 0 chooses a free one")
     parser.add_argument(
-        "--prefix_mib", type=whole, default=256, help="kept for prompts' states, to go on from; 0: none"
+        "--name",
+        action="append",
+        help="name of the model, by default that of its folder; once for each run, in the same order",
     )
-    parser.add_argument("--memory", metavar="SIZE", help="of this process, as 2GiB; default: half of what is free")
+    parser.add_argument("--api_key", help=f"key that clients must send; also read from {KEY}, which `ps` does not show")
+    parser.add_argument("--api_key_file", metavar="FILE", help="file of keys, one a line, each for one client")
+    parser.add_argument("--chat_template", metavar="FILE", help="Jinja template that turns messages into a prompt")
+    parser.add_argument("--max_sessions", type=whole, default=64, help="largest number of active texts; others wait")
+    parser.add_argument(
+        "--max_waiting", type=whole, default=256, help="largest number of waiting texts; others get status 429"
+    )
+    parser.add_argument("--max_prompt", type=whole, default=16384, help="largest number of tokens of a prompt")
+    parser.add_argument("--max_tokens", type=whole, default=4096, help="largest number of tokens of a text")
+    parser.add_argument("--max_body", type=whole, default=2**20, help="largest number of bytes of a request")
+    parser.add_argument(
+        "--patience", type=number, default=30.0, help="seconds for a client to send a request and to receive an answer"
+    )
+    parser.add_argument("--prefix_mib", type=whole, default=256, help="MiB for cached states of prompts; 0: none")
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="memory limit of the process, such as 2GiB; by default half of the available memory",
+    )
     add_device_option(parser)
-    parser.add_argument("--open", action="store_true", help="open the page in this machine's web browser")
+    parser.add_argument("--open", action="store_true", help="open the playground in a web browser")
     add_threads_option(parser)
     add_weights_option(parser)
     add_step_option(parser)

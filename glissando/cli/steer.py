@@ -69,8 +69,8 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> Parser:
     parser = parser_for("steer", "Turn a model's dials and judge what it writes.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument("--out", metavar="DIR", help="directory to make for the tables, the texts and the pictures")
-    parser.add_argument("--dials", metavar="NAMES", type=texts, default=[], help="which dials, a list; all by default")
+    parser.add_argument("--out", metavar="DIR", help="directory to create for tables, texts and plots")
+    parser.add_argument("--dials", metavar="NAMES", type=texts, default=[], help="a list of dials; by default all")
     parser.add_argument("--values", type=numbers, default=[], help="values of u; by default -1.5 to 1.5 in quarters")
     parser.add_argument(
         "--pair_values", type=numbers, default=[], help="values of two dials turned at once; by default -1, 0, 1"
@@ -79,25 +79,31 @@ def _parser() -> Parser:
         "--prompts",
         type=whole_or_text,
         default=32,
-        help="how many held-out beginnings, or a file of your own, one a line",
+        help="number of held-out beginnings, or a file with one prompt a line",
     )
     parser.add_argument(
-        "--words", nargs="+", default=[], help="two files, one word or phrase a line: P(set | prompt) at every value"
+        "--words", nargs="+", default=[], help="two files with one word or phrase a line, to measure P(set | prompt)"
     )
     parser.add_argument(
-        "--cost_rows", type=whole, default=32, help="held-out rows to read at every value, for the cost; 0: all"
+        "--cost_rows", type=whole, default=32, help="number of held-out rows for the cost of each value; 0: all"
     )
-    parser.add_argument("--max_tokens", type=whole, default=700, help="of each text")
-    parser.add_argument("--temperature", type=number, default=0.8, help="of drawing")
-    parser.add_argument("--seed", type=whole, default=0, help="of the prompts and of drawing")
+    parser.add_argument("--max_tokens", type=whole, default=700, help="largest number of tokens of each text")
+    parser.add_argument("--temperature", type=number, default=0.8, help="temperature of sampling")
+    parser.add_argument("--seed", type=whole, default=0, help="seed of prompts and of sampling")
     parser.add_argument(
-        "--baselines", type=boolean, default=True, help="prefixes and activation addition, where the run holds its base"
+        "--baselines",
+        type=boolean,
+        default=True,
+        help="measure prefixes and activation addition, if the run has its base",
     )
     parser.add_argument(
-        "--strengths", type=numbers, default=[], help="of activation addition; by default 2, 4, ..., 64"
+        "--strengths", type=numbers, default=[], help="strengths of activation addition; by default 2, 4, ..., 64"
     )
     parser.add_argument(
-        "--selection_prompts", type=whole, default=12, help="other beginnings, to choose the baselines' options by"
+        "--selection_prompts",
+        type=whole,
+        default=12,
+        help="number of other beginnings, for choosing the baselines' options",
     )
     add_inference_options(parser)
     add_device_option(parser)

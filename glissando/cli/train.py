@@ -112,19 +112,23 @@ def _choose_threads(options: Options, config: RunConfig) -> None:
 
 def _parser() -> Parser:
     parser = parser_for("train", "Train a model into a run directory.", EXAMPLE, _USAGE)
-    parser.add_argument("--preset", help="a system with its habits of training; see glissando presets")
+    parser.add_argument("--preset", help="model and training options by name; see glissando presets")
     parser.add_argument("--out", metavar="DIR", help="run directory to make, or a URL such as s3://bucket/book")
-    parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line comes after it")
     parser.add_argument(
-        "--from", dest="start_from", metavar="RUN", help="run whose weights, tokenizer and options to start with"
+        "--config", metavar="FILE", help="YAML file of options; those on the command line take precedence"
     )
     parser.add_argument(
-        "--resume", metavar="RUN", help="run to go on with; beside it only options of the machine, and of moved texts"
+        "--from", dest="start_from", metavar="RUN", help="run whose weights, tokenizer and options to start from"
     )
     parser.add_argument(
-        "--extend", metavar="RUN", help="run to train further under a larger budget, into --out or else RUN-extended"
+        "--resume",
+        metavar="RUN",
+        help="run to continue; only options of the machine, and paths of moved texts, may be given too",
     )
-    parser.add_argument("--print_config", action="store_true", help="print the resolved options and stop")
+    parser.add_argument(
+        "--extend", metavar="RUN", help="finished run to train further with a larger budget, into --out or RUN-extended"
+    )
+    parser.add_argument("--print_config", action="store_true", help="print the values of all options and stop")
     add_threads_option(parser)
     add_import_option(parser)
     add_sections(parser)

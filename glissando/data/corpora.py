@@ -47,7 +47,7 @@ class FileOptions:
     """A tokenizer.json.
 
     path  the file
-    eos   the token that ends a document, where its name is unusual
+    eos   the token that ends a document, if it has an unusual name
     """
 
     path: str
@@ -73,11 +73,11 @@ TOKENIZERS.add("file", FileOptions, "glissando.data.tokenizers:HFTokenizer")
 
 @options
 class DataOptions:
-    """What every corpus has.
+    """Options of every corpus.
 
     seq_len     tokens of a row
-    batch_size  rows of a global batch, over all processes
-    seed        of the order, or of what is generated
+    batch_size  rows of a batch, over all processes
+    seed        of the order of rows, or of generated data
     tokenizer   {kind: NAME, ...}: bytes, bpe, gpt2 or file; or the path of a tokenizer.json
     """
 
@@ -102,9 +102,9 @@ class StoriesOptions(DataOptions):
     """The built-in children's stories, whose entropy is known exactly.
 
     labelled       one story a row, with its mood and other labels
-    cut            rows of at most seq_len tokens, held out too, stories cut where rows end: for models of a limited
-                   length; the entropy floor is that of whole stories, which such rows cannot reach
-    valid_stories  how many are held out
+    cut            cut stories so that rows have at most seq_len tokens, in held-out rows too, for models of limited
+                   length; such rows cannot reach the entropy floor, which is that of whole stories
+    valid_stories  number of held-out stories
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -119,13 +119,13 @@ class TextOptions(DataOptions):
     """A local text file.
 
     path             the file, UTF-8
-    valid_fraction   of `path`, where it is held out from that
-    max_valid_bytes  of the held-out text, so many are read; none: all
+    valid_fraction   fraction of `path` that is held out, without a valid_path
+    max_valid_bytes  bytes of the held-out text to use; None: all
     encoding_errors  bytes that are not UTF-8 are an error (strict) or dropped (ignore)
-    valid_path       a file to validate on; without it the end of `path` is
-    stride           tokens between training windows; none: random windows
-    eval_stride      tokens between validation windows; none: seq_len
-    ascii_only       drop every other byte
+    valid_path       a file to validate on; without it, the end of `path` is held out
+    stride           tokens between training windows; None: random windows
+    eval_stride      tokens between validation windows; None: seq_len
+    ascii_only       drop all bytes that are not ASCII
     """
 
     path: File | None = None
@@ -142,15 +142,15 @@ class TextOptions(DataOptions):
 class JsonlOptions(DataOptions):
     """A JSONL file, read in its order.
 
-    path            the file, an object a line
-    text_field      the name of its text
-    control_field   the name of its labels, a list of numbers
-    route_every     one batch of so many is held out
-    valid_batches   so many held-out batches are scored
-    max_line_bytes  a longer line is a bad one
-    valid_path      a file to validate on; without it every route_every-th batch is
-    control_names   names the labels; then a row is one document
-    strict          stop at a bad line rather than count it
+    path            the file, one object a line
+    text_field      the field with the text
+    control_field   the field with the labels, a list of numbers
+    route_every     one of this many batches is held out
+    valid_batches   number of held-out batches to score
+    max_line_bytes  a longer line counts as malformed
+    valid_path      a file to validate on; without it, every route_every-th batch is held out
+    control_names   names of the labels; each row is then one document
+    strict          stop at a malformed line instead of counting it
     """
 
     path: File | None = None
@@ -168,12 +168,12 @@ class JsonlOptions(DataOptions):
 class ShiftOptions(DataOptions):
     """Generated pairs: printable characters moved by `by` places, or random answers.
 
-    by                how far characters move
+    by                how far characters are shifted
     min_len, max_len  characters of a text
-    rule              shift, or random: answers that follow from nothing
-    valid_pairs       how many are held out
-    train_pairs       none: never the same twice
-    fixed_length      pad to seq_len rather than to the longest row
+    rule              shift, or random: answers that do not depend on the input
+    valid_pairs       number of held-out pairs
+    train_pairs       number of different training pairs; None: always new ones
+    fixed_length      pad to seq_len instead of the longest row
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -191,9 +191,9 @@ class PairsOptions(DataOptions):
     """A file of pairs, one base64 text `input TAB output` a line.
 
     path          the file
-    valid_path    a file to validate on; without it the end of `path` is
-    strict        stop at a bad line rather than count it
-    fixed_length  pad to seq_len rather than to the longest row
+    valid_path    a file to validate on; without it, the end of `path` is held out
+    strict        stop at a malformed line instead of counting it
+    fixed_length  pad to seq_len instead of the longest row
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -216,10 +216,10 @@ class TaskOptions(DataOptions):
 
 @options
 class RecallOptions(TaskOptions):
-    """Generated keys with their values, and then the keys again; the values are to be given
+    """Generated keys with their values, then the keys again; the model answers with the values
 
-    pairs    keys, at most 47
-    queries  how many of them are queried; none: all
+    pairs    number of keys, at most 47
+    queries  number of keys that are queried; None: all
     """
 
     pairs: Annotated[int, Field(ge=1, le=47)] = 16
@@ -228,11 +228,11 @@ class RecallOptions(TaskOptions):
 
 @options
 class MqarOptions(TaskOptions):
-    """Generated pairs of numbers, and then the keys among random numbers; the values are to be given
+    """Generated pairs of numbers, then the keys among random numbers; the model answers with the values
 
-    pairs       keys, each with its value; a row has 4 * pairs tokens at least
-    vocabulary  numbers in all: keys are from its lower half, values from its upper one
-    power       gaps of g are as likely as (g + 1)^(power - 1): 1 is even, near 0 a key is queried soon
+    pairs       number of keys, each with its value; a row has at least 4 * pairs tokens
+    vocabulary  number of different tokens: keys are from the lower half, values from the upper one
+    power       a gap of g has a probability proportional to (g + 1)^(power - 1): uniform for 1, mostly short near 0
     """
 
     pairs: PositiveInt = 16
@@ -249,10 +249,10 @@ class MqarOptions(TaskOptions):
 
 @options
 class ParityOptions(TaskOptions):
-    """Generated bits, the parity so far is to be given after each.
+    """Generated bits; after each, the model answers with the parity so far.
 
-    min_len, max_len  bits of a row
-    valid_len         bits of a held-out row; none: as in training
+    min_len, max_len  number of bits of a row
+    valid_len         number of bits of a held-out row; None: as in training
     """
 
     min_len: int = 1
@@ -262,11 +262,11 @@ class ParityOptions(TaskOptions):
 
 @options
 class TrackingOptions(ParityOptions):
-    """Generated moves of things in a row; their arrangement is to be given after each.
+    """Generated moves of things in a row; after each, the model answers with their arrangement.
 
-    items             how many things, 2 to 5
-    min_len, max_len  moves of a row
-    valid_len         moves of a held-out row; none: as in training
+    items             number of things, 2 to 5
+    min_len, max_len  number of moves in a row
+    valid_len         number of moves in a held-out row; None: as in training
     """
 
     items: Annotated[int, Field(ge=2, le=5)] = 3

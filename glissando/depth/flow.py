@@ -41,13 +41,13 @@ class FlowConfig(DepthOptions):
     """Options of the `flow` depth.
 
     layers     blocks around the flow, half of them (rounded down) before it
-    n_steps    steps of the solver
-    control    names of the control's dimensions; none if empty
-    control_trained  set by training: whether labels have trained the control; where false, no dial can be turned
+    n_steps    number of steps of the solver
+    control    names of the control's dimensions; empty: no control
+    control_trained  set by training: whether labels have trained the control; if not, dials cannot be turned
     method     euler, midpoint, heun or rk4
     backward   how gradients are computed: direct, checkpoint or reversible, see glissando.depth.solvers
-    alpha      the scale of the flow at the start
-    tolerance  relative error below which a token's slope is extrapolated and not evaluated; None: always evaluated
+    alpha      initial speed of the flow
+    tolerance  relative error below which a token's slope is extrapolated instead of evaluated; None: always evaluate
     """
 
     n_steps: PositiveInt | None = None

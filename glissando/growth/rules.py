@@ -22,15 +22,16 @@ class Growth:
     """By how much a model grows: factors, numbers of what is added, and new sizes.
 
     width      factor of the width
-    heads      factor of the heads; that of the width if None
-    ffn        factor of the MLPs' hidden units; that of the width if None
-    state      factor of the channels of `spectral` or the state of `liquid`; that of the width if None
-    layers     new blocks
-    steps      new applications of a tied depth
+    heads      factor of the heads; None: that of the width
+    ffn        factor of the MLPs' hidden units; None: that of the width
+    state      factor of the channels of `spectral` or the state of `liquid`; None: that of the width
+    layers     number of new blocks
+    steps      number of new applications of a tied depth
     head_size  new size of a head
     vocab      new size of the vocabulary
-    noise      deviation of the noise between copies, relative to that of the weights; 0 keeps copies alike for ever
-    seed       of the noise and of what is new
+    noise      standard deviation of the noise between copies, relative to that of the weights; with 0, copies stay
+               equal
+    seed       of the noise and of new parameters
     dropout    `kept`, or `published`: min(0.1, 0.5 D / 256) at the new width D before each residual sum; the logits in
                evaluation mode are the same
     """

@@ -41,21 +41,21 @@ from glissando.state import zeros_position
 class AttentionConfig:
     """Options of the `attention` mixer.
 
-    heads            H; hidden_size must be a multiple unless head_size is given
-    kv_heads         G key/value heads shared by groups of query heads; H if None
-    head_size        K; hidden_size / heads if None
-    keys             `own`: a projection of their own; `previous`: a key is the query of the token before it
-    scale            multiplies q . k; 1 / sqrt(K) if None
-    window           how many latest tokens are visible; all if None
+    heads            H; hidden_size must be a multiple of it unless head_size is given
+    kv_heads         G key/value heads, shared by groups of query heads; None: H
+    head_size        K; None: hidden_size / heads
+    keys             `own`: keys have their own projection; `previous`: a key is the query of the token before it
+    scale            factor of q . k; None: 1 / sqrt(K)
+    window           number of latest tokens that are visible; None: all
     bias             biases on the four projections
     rope             rotate queries and keys by position
-    rope_base        slowest rotation is about 1 / rope_base
-    rope_width       denominator of the frequencies' exponent; the head size if None
-    rope_on_value    rotate values too (not rotated back): the Minimal Transformer's text
-    forget_gate      C: data-dependent decay of the logits
-    horizons         forget gates start with these horizons in tokens, from the first head to the last
-    importance       g: a linear map of x, a number for each key and head
-    output_gate      silu of a linear map of x multiplies the attention's output
+    rope_base        the slowest rotation is about 1 / rope_base
+    rope_width       denominator of the frequencies' exponent; None: the head size
+    rope_on_value    also rotate values, without rotating back, as the publication of the Minimal Transformer describes
+    forget_gate      data-dependent decay of the logits, C
+    horizons         initial horizons of the forget gates in tokens, from the first head to the last
+    importance       add a linear map of x to the logits of each key, a number for each head
+    output_gate      multiply the output of the attention by silu of a linear map of x
     dropout          on the attention weights
     """
 

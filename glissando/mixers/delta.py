@@ -56,14 +56,14 @@ class DeltaConfig:
     """Options of the `delta` mixer.
 
     heads        H
-    key_size     K; hidden_size / heads if None
-    value_size   V; K if None
-    keys         `own`: a projection of their own; `previous`: a key is the query of the token before it
+    key_size     K; None: hidden_size / heads
+    value_size   K_v; None: K
+    keys         `own`: keys have their own projection; `previous`: a key is the query of the token before it
     decay        one for each `head`, or one for each `channel` of the key
     transition   of the state along the key: `decay`, `rotate` or `reflect`
-    writes       keys and values written at each token
+    writes       number of keys and values written at each token
     output_gate  multiply what is read by silu of a linear map of x
-    horizons     decay times tau start with these numbers of tokens, from the first head to the last
+    horizons     initial decay times tau in tokens, from the first head to the last
     """
 
     heads: PositiveInt = 4

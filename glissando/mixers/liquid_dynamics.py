@@ -31,20 +31,19 @@ class LiquidConfig:
     """Options of the `liquid` mixer.
 
     dynamics          `diagonal` or `dense`, see glissando/mixers/liquid.py
-    state_size        N real numbers, two for a mode of `diagonal`; hidden_size if None
-    layer             what stands around the dynamics: `gated` or `published`
-    state_dependence  tau depends on the state, not on the input alone
-    adaptation        a starts here: how far tau moves
-    tau               tau0 starts here, between 0.01 and 10
-    init              dense: A starts from 0.1 times HiPPO-LegS (`hippo`, if None), or as 0.1 times normal numbers
-                      (`random`)
-    dt                dense: the time that a token takes where none is given, and the unit of a given one; 1 if None
-    steps             diagonal: steps of the modes start spread from the first to the second, in their logarithm;
-                      [0.001, 0.1] if None
-    coupled           diagonal: the input is divided by tau, as in a liquid time-constant cell
-    turns             diagonal: the modes' turning starts from HiPPO-LegS (`legs`, if None), or `matched` to the steps,
-                      fast where they decay fast
-    dropout           published layer: before its last matrix
+    state_size        N real numbers, two for each mode of `diagonal`; None: hidden_size
+    layer             the layer around the dynamics: `gated` or `published`
+    state_dependence  tau depends on the state, and not only on the input
+    adaptation        initial range in which tau may change, between 0.001 and 0.999
+    tau               initial tau0, between 0.01 and 10
+    init              dense: initial A, 0.1 times HiPPO-LegS (`hippo`, or None) or 0.1 times normal numbers (`random`)
+    dt                dense: the time of a token if none is given, and the unit of given times; None: 1
+    steps             diagonal: initial steps of the modes are spread logarithmically from the first to the second;
+                      None: [0.001, 0.1]
+    coupled           diagonal: divide the input by tau, as in a liquid time-constant cell
+    turns             diagonal: initial frequencies of the modes, from HiPPO-LegS (`legs`, or None) or `matched` to the
+                      steps: high where they decay fast
+    dropout           published layer: dropout before its last matrix
     """
 
     dynamics: Literal["diagonal", "dense"] = "diagonal"

@@ -46,13 +46,13 @@ from glissando.state import zeros_position
 class SpectralConfig:
     """Options of the `spectral` mixer.
 
-    projections   learned maps into the channels and out of them; without, the pairs of x are the channels
-    channels      N with projections; hidden_size if None
-    decay         with projections: `input` (if None) lets each token choose how much is kept, `constant` does not
-    output_gate   with projections: multiply what leaves the channels by silu of a linear map of x; true if None
+    projections   learned maps into and out of the channels; without them, pairs of entries of x are the channels
+    channels      N, with projections; None: hidden_size
+    decay         with projections: `input` (or None): depends on the token; `constant`: does not
+    output_gate   with projections: multiply the channels by silu of a linear map of x; None: true
     filter        the rational filter over channels
     phase_gate    the gate by modulus and phase
-    horizon       with projections: decay times 1 / gamma start spread from 1 to this many tokens; 32 if None
+    horizon       with projections: initial decay times 1 / gamma are spread from 1 to this many tokens; None: 32
     """
 
     projections: bool = True

@@ -52,30 +52,33 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class TauConfig:
     """Options of the `tau` mixer.
 
-    heads              H lambdas a token
-    value_heads        G heads of values, each read by H / G lambdas; H if None
-    head_size          K of a value; hidden_size / value_heads if None
-    key_size           S, the features that L is over; the head size if None
-    keys               `own`: a projection of their own; `previous`: a key is the lambda of the token before it
+    heads              H, number of lambdas of a token
+    value_heads        G heads of values, each used by H / G lambdas; None: H
+    head_size          K, entries of a value; None: hidden_size / value_heads
+    key_size           entries of a query or key, the size of L; None: the head size
+    keys               `own`: keys have their own projection; `previous`: a key is the lambda of the query of the token
+                       before it
     rope               rotate queries and keys by position
-    rope_base          slowest rotation is about 1 / rope_base
-    rope_repeat        the key's features come so many times over, each part rotated alike: growth tiles them
+    rope_base          the slowest rotation is about 1 / rope_base
+    rope_repeat        number of equal parts of a key, each rotated alike; set by growth
     eps                added to x'x
-    value_rotation     values rotate by position, the slowest pair by one radian in about so many tokens; None: never
-    value_width        denominator of the exponent of those frequencies; the head size if None
-    tau                where tau starts; calibration moves it
+    value_rotation     rotate values by position, the slowest pair by one radian in about this many tokens; None: no
+                       rotation
+    value_width        denominator of the exponent of those frequencies; None: the head size
+    tau                initial tau; calibration changes it
     laplacian          `chain`, a file of `glissando laplacian build`, or `saved` with the weights
-    laplacian_weights  `fixed`; `diagonal`: a learned positive diagonal in place of L; `learned`: learned edges of L
-    temperature        where T starts: one number, or from the first head to the last, spread evenly in the logarithm
-    learn_temperature  T is trained, as its logarithm
-    gradient_temperature  what flows back into the lambdas of a head with a smaller T is scaled by T over this, as the
-                       gradient of a logit is 1 / T and steep heads drown the others; None: it is not scaled
-    importance         g: a linear map of x, a number for each key and head
-    forget_gate        C: data-dependent decay of the logits
-    horizons           forget gates start with these horizons in tokens, from the first head to the last
-    output_gate        silu of a linear map of x multiplies the attention's output
+    laplacian_weights  `fixed`; `diagonal`: a learned positive diagonal instead of L; `learned`: learned edges of L
+    temperature        initial temperatures: one number, or those of the first and the last head, spread evenly in the
+                       logarithm
+    learn_temperature  train the logarithm of the temperatures
+    gradient_temperature  for heads with a smaller temperature T, multiply the gradient of the lambdas by T over this
+                          value, because the gradient of a logit is 1 / T; None: no scaling
+    importance         add a linear map of x to the logits of each key, a number for each head
+    forget_gate        data-dependent decay of the logits, C
+    horizons           initial horizons of the forget gates in tokens, from the first head to the last
+    output_gate        multiply the output of the attention by silu of a linear map of x
     cache              `exact`, or `binned`: constant memory with a bounded error
-    bins               of `binned`, over lambda in [0, 1); 1024 if None
+    bins               number of bins of `binned`, over lambda in [0, 1); None: 1024
     """
 
     heads: PositiveInt = 4

@@ -37,8 +37,8 @@ class _Release:
 class AdamWOptions(_Release):
     """AdamW. Weight decay applies to matrices alone, not to gains, biases and vectors.
 
-    release   of a grown model: steps at the shares of the learning rate that growth left its matrices; in as many again
-              they go to the whole rate, geometrically; none: they stay
+    release   for a grown model: the matrices keep their reduced learning rates for this many steps, and reach the full
+              rate geometrically after as many more; None: they keep them
     """
 
     learning_rate: Positive = 2e-3
@@ -57,8 +57,8 @@ class MuonOptions(_Release):
 
     momentum      of Muon
     beta1, beta2, eps   of AdamW
-    weight_decay  of matrices, the embedding's among them
-    release       of a grown model, as of AdamW
+    weight_decay  of matrices, including the embedding
+    release       for a grown model, as with AdamW
     """
 
     learning_rate: Positive = 2e-3
@@ -80,23 +80,24 @@ OPTIMIZERS.add("muon", MuonOptions, "glissando.training.muon:MuonWithAdamW")
 class TrainingConfig(Length):
     """How to train.
 
-    clip                     largest global gradient norm; none if None
-    accumulate               micro-batches a step: data.batch_size rows are processed in so many parts
-    precision                32-true, bf16-mixed, 64-true; auto: bf16-mixed where the device computes so, else 32-true
+    clip                     largest norm of the gradient of all parameters; None: no clipping
+    accumulate               parts in which the data.batch_size rows of a step are processed
+    precision                32-true, bf16-mixed or 64-true; auto: bf16-mixed if the device has bfloat16, else 32-true
     compile                  torch.compile the model (needs a C++ compiler)
     gradient_checkpointing   recompute each block in the backward pass: less memory, a third more time
     freeze                   parameters not to train, by shell pattern: ["embedding.*"]
-    neutral_kl               weight in the loss of KL(base || model at u = 0); the base is what was started from
-    early_stopping           stop after so many validations without a new best; never if None; the weights of the best
-                             are then the run's own
-    validate_every, save_every, sample_every   in steps; None: 10 times a run, or every 1000 steps without a budget; of
-                             a budget in seconds validations then take a fifth at most: they score fewer batches
-    sample_prompt            what samples go on from; a held-out beginning if None
+    neutral_kl               weight of KL(base || model at u = 0) in the loss; the base is the model that training
+                             started from
+    early_stopping           stop after this many validations without a new best, and keep the best weights; None: never
+    validate_every, save_every, sample_every   in steps; None: 10 times a run, or every 1000 steps without a budget;
+                             with a budget in seconds, validations then score fewer batches and take at most a fifth of
+                             it
+    sample_prompt            the beginning of samples; None: a held-out beginning
     log_every                steps between rows of metrics.csv
-    keep_checkpoints         how many of the latest stay
-    devices, num_nodes, accelerator, strategy   Lightning's; strategy `auto`, `ddp` or `fsdp`
-    context_parallel         processes that share each row, cut into as many consecutive parts; each holds the
-                             activations of its own part alone. The number of processes is a multiple of it
+    keep_checkpoints         how many of the latest checkpoints to keep
+    devices, num_nodes, accelerator, strategy   as in Lightning; strategy `auto`, `ddp` or `fsdp`
+    context_parallel         number of processes that share each row, each with a consecutive part of it; the number of
+                             all processes is a multiple of it
     tensorboard              write TensorBoard events beside metrics.csv
     wandb                    project of Weights & Biases that the rows of metrics.csv go to as well (needs wandb)
     """

@@ -20,9 +20,11 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Length:
     """How long to train.
 
-    steps, epochs, tokens, seconds, flops   the budget: at most one of them, to the end of a step; without one, training
-                             ends at Ctrl-C; epochs are passes over a text or over pairs, tokens targets scored, flops
-                             three times those of the forward pass, padding included (glissando.flops)
+    steps    budget in optimizer steps; give at most one budget; without one, training ends at Ctrl-C
+    epochs   budget in passes over a text or over pairs
+    tokens   budget in scored targets
+    seconds  budget in seconds of wall time
+    flops    budget in FLOPs: three times those of the forward pass, padding included (glissando.flops)
     """
 
     steps: PositiveInt | None = None
