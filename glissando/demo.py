@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"glissando demo: {error}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
-        print(f"\nstopped; go on with: {sys.executable} -m glissando.demo --out {out}", file=sys.stderr)
+        print(f"\nstopped; continue with: {sys.executable} -m glissando.demo --out {out}", file=sys.stderr)
         return 130
     _print_results(results)
     print(f"report: {report}")
@@ -146,7 +146,7 @@ def _print_results(results: Sequence[ModelResult]) -> None:
         assert result.bits is not None
         sample = result.good[0].figures["sample"]
         if place == 1:
-            print(f"\nHeld-out stories in bits per byte, and how each goes on from: {sample['prompt']}\n")
+            print(f"\nHeld-out stories in bits per byte, and how each continues: {sample['prompt']}\n")
         low, high = result.bits.low, result.bits.high
         print(f"{place}. {result.model:28} {result.bits.value:.3f} (95 %: {low:.3f} to {high:.3f})")
         story = textwrap.shorten(sample["text"].strip().split("\n")[0], 400, placeholder=" ...")
@@ -156,8 +156,8 @@ def _print_results(results: Sequence[ModelResult]) -> None:
             print(f"{result.model}: its training failed")
     floors = [result.floor for result in known if result.floor is not None]
     if floors:
-        print(f"The entropy floor is {floors[0]:.3f}: no model can get below it but by chance.")
-    print("So early the order is of speed of learning, not of what is learned: `glissando compare` trains longer.")
+        print(f"The entropy floor is {floors[0]:.3f}: no model can be below it, except by chance.")
+    print("At this stage the order shows who learns fastest, not who learns most: `glissando compare` trains longer.")
 
 
 def _positive(text: str) -> int:

@@ -94,7 +94,7 @@ def training_flops_or_nan(model: LanguageModel, length: int) -> float:
 def mixer_flops(mixer: Mixer, length: int) -> Flops:
     """Operations per token at `length` tokens, beside those of the mixer's linear maps."""
     raise ConfigError(
-        f"nothing is registered for how many FLOPs the mixer {type(mixer).__name__} takes; register a function "
+        f"no FLOPs are registered for the mixer {type(mixer).__name__}; register a function "
         "with glissando.flops.mixer_flops.register"
     )
 

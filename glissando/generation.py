@@ -157,8 +157,8 @@ def _require_finite(logits: Tensor) -> None:
     """Raise NotFiniteError; drawing would raise without a reason, and the likeliest of NaNs is some token."""
     if not bool(logits.isfinite().all()):
         raise NotFiniteError(
-            "the model's logits are not finite, so that no token can be drawn: its training diverged, or its numbers "
-            "overflow in this precision. Take an earlier checkpoint, or load it in float32"
+            "the model's logits are not finite, so that no token can be sampled: its training diverged, or its numbers "
+            "overflow in this precision. Load an earlier checkpoint, or use float32"
         )
 
 
@@ -216,7 +216,8 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
     names = model.config.controls
     if names and not model.config.dials:
         raise ConfigError(
-            f"the dials of this model ({', '.join(names)}) were not trained, as its corpus had no labels: train on one "
+            f"the dials of this model ({', '.join(names)}) were not trained, because its corpus had no labels: train "
+            "on one "
             "that has them, such as --from RUN --data.labelled true"
         )
     if not names:
@@ -232,7 +233,7 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
         if name not in names:
             raise unknown_name("control", name, names)
         if not math.isfinite(value):
-            raise ConfigError(f"a dial is turned to a finite number, such as 0.7; got {name}={value}")
+            raise ConfigError(f"the value of a dial must be finite, such as 0.7; got {name}={value}")
     return [float(control.get(name, 0.0)) for name in names]
 
 

@@ -56,7 +56,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None, trust_imp
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise RunError(
             f"{path} has a tokenizer of {tokenizer.vocab_size:,} tokens and a model of {config.vocab_size:,}: put the "
-            f"{TOKENIZER} that it was trained with back there"
+            f"{TOKENIZER} that it was trained with back"
         )
     model = with_weights_of(run, lambda: LanguageModel(for_saved_weights(config), tokenizer))
     model.config = config  # as it was given, files of its start included

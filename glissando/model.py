@@ -228,7 +228,7 @@ class LanguageModel(Backbone):
             furthest = int((start + counts).max()) if len(counts) else 0
         if furthest > limit:
             raise LengthError(
-                f"this model has learned positions for {limit} tokens, and was given {furthest}. Shorten the input, "
+                f"this model has learned positions for {limit} tokens, but was given {furthest}. Shorten the input, "
                 "or use a preset with RoPE or without positions (the -nano ones), which takes any length."
             )
         where = start.unsqueeze(1) + torch.arange(ids.shape[1], device=ids.device)

@@ -30,7 +30,7 @@ def restore_rng(states: list[dict[str, Any]], rank: int) -> None:
     Logs a warning if the checkpoint was saved with fewer processes: this one keeps the state that it has.
     """
     if rank >= len(states):
-        log.warning("the checkpoint has no random state for process %d, which starts afresh", rank)
+        log.warning("the checkpoint has no random state for process %d, which starts with a new one", rank)
         return
     version, internal, gauss = states[rank]["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -49,13 +49,13 @@ def require_texts(data: Any, run: Run) -> None:
     for option, path in _texts(data).items():
         if not path.is_file():
             raise DataError(
-                f"there is no file {path}, which {run.path} is trained on; if it has moved, name its place: "
+                f"there is no file {path}, which {run.path} is trained on; if it has moved, give its new path: "
                 f"glissando train --resume {run.path} --{option} FILE"
             )
         if option in known and (now := _fingerprint(path)) != (then := known[option]):
             raise RunError(
                 f"{path} is not the text that {run.path} was trained on: it has {_shown(now)}, and that had "
-                f"{_shown(then)}. Name that one with --{option} FILE, or train on this one: "
+                f"{_shown(then)}. Give the original with --{option} FILE, or train on this one: "
                 f"glissando train --from {run.path}"
             )
 
@@ -85,8 +85,8 @@ def alone(run: Path) -> Iterator[bool]:
         except BlockingIOError as error:
             file.seek(0)
             raise RunError(
-                f"another process is training in {run} (pid {file.read() or 'unknown'}): wait for it or end it; two "
-                "would write over each other's checkpoints"
+                f"another process is training in {run} (pid {file.read() or 'unknown'}): wait for it or stop it; two "
+                "trainings would overwrite each other's checkpoints"
             ) from error
         except (ImportError, OSError):
             pass  # Windows, and file systems without locks

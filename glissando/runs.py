@@ -100,7 +100,7 @@ class Run:
         """
         run = cls(Path(path).expanduser())
         if inside := run.require_free(anew):
-            print(f"{path} was ended before its first checkpoint: it is started anew", file=sys.stderr)
+            print(f"{path} was stopped before its first checkpoint: it is started again", file=sys.stderr)
         for found in sorted(inside, key=lambda found: (found.name == MANIFEST, found.name == ENVIRONMENT)):
             delete(found)  # killed here, what is left still has only begun
         try:
@@ -263,8 +263,8 @@ class Run:
             return found
         if self.has_only_begun():
             raise RunError(
-                f"{self.path} was ended before its first checkpoint, so that there is nothing to go on from: the "
-                f"command that made it, with --out {self.path} as before, starts it anew"
+                f"{self.path} was stopped before its first checkpoint, so that it cannot be resumed: the "
+                f"command that made it, with --out {self.path} as before, starts it again"
             )
         if damaged := checkpoints(self.path / CHECKPOINTS):
             try:
@@ -393,13 +393,13 @@ class Run:
         good = self.latest_checkpoint()
         if good is None and name != MODEL:
             return (
-                "Copy it back from where the run was; or, if it was killed before the first checkpoint, train again: "
-                "the same command starts it anew."
+                "Copy it back from where the run was; or, if it was killed before the first checkpoint, train again "
+                "with the same command."
             )
         if good is None:
             return "It has no complete checkpoint (killed before the first one?): train again; the same command does."
         if name != MODEL and not (good / CONFIG).is_file():  # one of an earlier version
-            return f"Put the {name} that it was trained with back there; its checkpoints need it as well."
+            return f"Put the {name} that it was trained with back; its checkpoints need it as well."
         return f"This checkpoint is complete and loads instead: {good}"
 
     def note_resumed(self) -> None:
@@ -434,7 +434,7 @@ def require_new(path: str | Path) -> None:
     `save` and `train` check it themselves, before anything else; before a training loop of one's own it saves the loop.
     """
     if is_url(path):
-        raise RunError(f"{path} is a URL, which `glissando train` alone writes to; name a directory of this machine.")
+        raise RunError(f"{path} is a URL, which only `glissando train` can write to; give a local directory.")
     path = Path(path).expanduser()
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; choose another name for the run directory.")

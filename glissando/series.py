@@ -197,7 +197,7 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     unused = [name for name in values if name in language]
     if unused:
         raise ConfigError(
-            f"model.{unused[0]} is an option of a language model, and a series model has no use for it; leave it out. "
+            f"model.{unused[0]} is an option of language models only; leave it out of a series model. "
             f"Known here: {', '.join(sorted(own))}"
         )
     missing = [name for name in ("inputs", "outputs") if name not in values]

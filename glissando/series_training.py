@@ -347,7 +347,7 @@ class _Fit:
         """Of a finished training the run's own weights become those of the best validation; the summary."""
         path, best = self.run.path, self.run.best_checkpoint()
         if not ended:
-            return [f"stopped and saved at step {self.step}; go on with: glissando series train --resume {path}"]
+            return [f"stopped and saved at step {self.step}; continue with: glissando series train --resume {path}"]
         if best is None or saved_step(best) != self.best_step:
             raise RunError(f"{path} has lost the checkpoint of its best validation, step {self.best_step}: train again")
         self.model.load_state_dict(load_tree(best, "model"))

@@ -51,7 +51,7 @@ def train_stages(config: RunConfig, out: str | Path) -> list[Run]:
     Raises ConfigError for a stage that makes no sense before any of them is trained; else as `train`.
     """
     if is_url(out):
-        raise ConfigError(f"stages train into a directory of this machine, got {out}; --out URL is of one training")
+        raise ConfigError(f"stages need a local directory, got {out}; --out URL is only for a single training")
     out = Path(out).expanduser()
     staged, is_first = plans(config, out), launch.rank() == 0
     if _begun_by_this_job(config, out, staged[0]):

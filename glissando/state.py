@@ -53,7 +53,7 @@ def map_state(f: Callable[..., Tensor], state: State, *others: State) -> State:
     if isinstance(state, tuple):
         children = [map_state(f, *group) for group in zip(state, *others, strict=True)]
         return type(state)(*children) if hasattr(state, "_fields") else tuple(children)
-    raise TypeError(f"a state is a tree of tuples and tensors; found {type(state).__name__}")
+    raise TypeError(f"a state must be a tree of tuples and tensors; found {type(state).__name__}")
 
 
 def state_bytes(state: State) -> int:

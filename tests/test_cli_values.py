@@ -101,7 +101,7 @@ def test_a_file_of_options_does_not_keep_it_either(place, capsys):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--data.tokenizer.kind", "bpe"], "a run's own tokenizer reads the text"),
+        (["--data.tokenizer.kind", "bpe"], "the run's own tokenizer encodes the text"),
         (["--exact_match", "5"], "text is not of pairs"),
         (["--file", "BOOK", "--data.path", "BOOK"], "--data.path would do nothing"),
         (["--file", "BOOK", "--data.valid_fraction", "0.9"], "--data.valid_fraction would do nothing"),

@@ -162,7 +162,7 @@ def test_files_have_names_of_their_own(tmp_path):
     for text, message in (
         (model_file(tmp_path, "preset: transformer-nano", "tauformer-nano.yaml"), "is the name of a preset"),
         (str(tmp_path / "missing.yaml"), "cannot read"),
-        ("transformer-nano", "two models are called 'transformer-nano'"),
+        ("transformer-nano", "two models have the name 'transformer-nano'"),
         (model_file(tmp_path, "preset: transformer-nano", "...yaml"), "gives the model no name"),
     ):
         asked.given = ["transformer-nano", text]

@@ -161,7 +161,7 @@ def test_two_groups_of_two(tmp_path, variant):
         ({"context_parallel": 2, "strategy": "fsdp"}, 2, "cannot cut rows over processes"),
         ({"context_parallel": 2, "compile": True}, 2, "training.compile cannot follow states"),
         ({"context_parallel": 32}, 32, "data.seq_len 16 cannot be cut into training.context_parallel 32 parts"),
-        ({"context_parallel": 2}, 12, r"batch_size 4 cannot be shared by 6 group\(s\) of processes"),
+        ({"context_parallel": 2}, 12, r"batch_size 4 cannot be divided among 6 group\(s\) of processes"),
     ],
 )
 def test_what_cannot_be_cut_is_an_error(tmp_path, changes, processes, message):

@@ -204,7 +204,7 @@ def test_a_model_that_computes_no_numbers_says_so(temperature):
     model = LanguageModel.from_preset("transformer-nano", hidden_size=16)
     with torch.no_grad():
         model.norm.weight.fill_(torch.nan)
-    with pytest.raises(NotFiniteError, match="logits are not finite, so that no token can be drawn"):
+    with pytest.raises(NotFiniteError, match="logits are not finite, so that no token can be sampled"):
         list(continue_ids(model, [[1, 2]], 3, Sampling(temperature=temperature)))
 
 
@@ -316,7 +316,7 @@ def test_a_dial_is_named_and_turns():
         generate(model, "a", control={"mod": 1.0})
     with pytest.raises(ConfigError, match="2 values \\(mood, speech\\), got 1"):
         generate(model, "a", control=[1.0])
-    with pytest.raises(ConfigError, match=r"a finite number, such as .*; got mood=nan"):
+    with pytest.raises(ConfigError, match=r"must be finite, such as .*; got mood=nan"):
         generate(model, "a", control={"mood": float("nan")})
     with pytest.raises(ConfigError, match="takes no control"):
         generate(LanguageModel.from_preset("transformer-nano"), "a", control=[1.0])

@@ -162,7 +162,7 @@ def test_a_grown_model_is_what_its_configuration_says(case):
     ("case", "by", "why"),
     [
         ("depth:flow", {"steps": 1}, "another approximation of the flow"),
-        ("depth:tied", {"layers": 1}, "other turns in a tied depth"),
+        ("depth:tied", {"layers": 1}, "order of applications in a tied depth"),
         ("depth:discrete", {"steps": 1}, "this one is discrete"),
         ("mixer:spectral-default", {"heads": 2}, "heads 2 was given, and this model's mixer is spectral"),
         ("mixer:attention-default", {"state": 2}, "spectral would"),
@@ -223,7 +223,7 @@ def test_what_is_frozen_stays_frozen():
 
 def test_what_is_no_language_model_is_refused():
     model = SeriesModel.from_config({"hidden_size": 8}, inputs=3, outputs=2)
-    with pytest.raises(ConfigError, match=r"grow makes language models larger.*got a SeriesModel"):
+    with pytest.raises(ConfigError, match=r"grow needs a glissando.LanguageModel.*got a SeriesModel"):
         grow(model, width=2)  # type: ignore[arg-type]
 
 

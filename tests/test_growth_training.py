@@ -256,7 +256,7 @@ def test_a_run_of_a_previous_version_grows_without_its_optimizers_state(small, t
     save_tree(checkpoint, {"global_step": 12, "optimizer_states": [{"state": {}}]}, "trainer")
     write_manifest(checkpoint)
     grown = grow_run(old, tmp_path / "grown", Growth(width=2)).path
-    assert "has no state of an optimizer: it starts anew" in capsys.readouterr().err
+    assert "has no optimizer state: the optimizer starts with an empty one" in capsys.readouterr().err
     assert not (grown / OPTIMIZER).exists()
     trained = gone_on(grown, tmp_path, {"training.steps": 2}, out="trained")
     assert int(last_checkpoint(trained).optimizer["embedding.weight"]["step"]) == 2

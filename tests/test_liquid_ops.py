@@ -203,7 +203,7 @@ def test_time_that_cannot_pass_is_refused(value: float, message: str):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.complex128])
 def test_time_is_a_real_number(dtype: torch.dtype):
     b, z, x0, dt = problem(4)
-    with pytest.raises(ValueError, match=f"a real number a step; got {dtype}"):
+    with pytest.raises(ValueError, match=f"a real number for each step; got {dtype}"):
         liquid(b, z, some_modes(), x0, dt.to(dtype))
 
 

@@ -168,9 +168,9 @@ def test_nothing_is_overwritten(tmp_path):
     with pytest.raises(RunError, match=r"memory://book exists and is not empty.*nothing is overwritten"):
         trained(tmp_path, "memory://book")
     assert stored() == {"/book/notes.txt": b"mine"}
-    with pytest.raises(RunError, match="is a URL, which `glissando train` alone writes to"):
+    with pytest.raises(RunError, match="is a URL, which only `glissando train` can write to"):
         glissando.LanguageModel.from_preset("minimal-transformer-nano").save("memory://model")
-    with pytest.raises(ConfigError, match="extended from a directory of this machine"):
+    with pytest.raises(ConfigError, match="extended from one local directory"):
         extend("memory://book", tmp_path / "out", {"steps": 9})
 
 

@@ -168,7 +168,9 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, monkeypa
     crash_in(monkeypatch, 2, Crash())
     with pytest.raises(Crash):
         train(configuration(tmp_path, BPE, late), out)
-    with pytest.raises(RunError, match=r"ended before its first checkpoint.*the command that made it.*starts it anew"):
+    with pytest.raises(
+        RunError, match=r"stopped before its first checkpoint.*the command that made it.*starts it again"
+    ):
         resume(out)
     with files.alone(out), pytest.raises(RunError, match="another process is training"):
         train(configuration(tmp_path, BPE), out)
@@ -183,7 +185,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, monkeypa
     (out / "config.yaml").write_text(config)
     capsys.readouterr()
     train(configuration(tmp_path, BPE), out)
-    assert f"{out} was ended before its first checkpoint: it is started anew" in capsys.readouterr().err
+    assert f"{out} was stopped before its first checkpoint: it is started again" in capsys.readouterr().err
     assert_same_tensors(weights(out), weights(finished))
 
 

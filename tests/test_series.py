@@ -197,7 +197,7 @@ def test_time_that_is_read_as_a_number(mixer: str):
             InputError, match=r"dt must be a tensor of the shape of the steps of x \(2, 8\), got \(2, 7\)"
         ):
             model(x, dt=times[:, :7])
-        with pytest.raises(InputError, match="dt is time that passes and cannot be negative"):
+        with pytest.raises(InputError, match="dt is a duration and cannot be negative"):
             model(x, dt=-times)
     if mixer == "attention":
         with pytest.raises(
@@ -276,7 +276,7 @@ def test_a_dial_needs_a_flow():
         (lambda m, x: m(x.float()), r"x is torch.float32 and the model torch.float64: use"),
         (lambda m, x: m(x, dt=torch.ones(2, 3)), r"dt must have the shape of the steps of x \(2, 4\), got \(2, 3\)"),
         (lambda m, x: m(x, mask=torch.ones(2, 4)), "mask must be bool"),
-        (lambda m, x: m(x, dt=-torch.ones(2, 4).double()), "dt is time that passes and cannot be negative"),
+        (lambda m, x: m(x, dt=-torch.ones(2, 4).double()), "dt is a duration and cannot be negative"),
         (lambda m, x: m(x, dt=torch.full((2, 4), float("nan"))), r"dt is .* must be finite, got nan at \[0, 0\]"),
         (lambda m, x: m(x, dt=torch.ones(2, 4, dtype=torch.bool)), "a real number a step; got torch.bool"),
         (lambda m, x: m(x, dt=1.0), r"dt must be a tensor of the shape \(2, 4\), got a float"),

@@ -209,7 +209,7 @@ def test_a_control_and_a_dial_turned_while_text_streams():
         ({"model": None}, "model", "valid string"),
         ({"logprobs": 50}, "logprobs", "less than or equal to 20"),
         ({"temprature": 1}, "temprature", "Did you mean 'temperature'"),
-        ({"best_of": 3}, None, "best_of is not done"),
+        ({"best_of": 3}, None, "best_of is not supported"),
         ({"suffix": "end"}, None, "left to right"),
         ({"presence_penalty": 1.0}, None, "presence_penalty is not done"),
         ({"tools": [{"type": "function"}]}, None, "tools is not done"),

@@ -250,7 +250,7 @@ def test_names_of_several_runs():
     assert named("runs/dial", "runs/stories") == {"dial": "runs/dial", "stories": "runs/stories"}
     assert named("a/x", "b/x", name=["one", "two"]) == {"one": "a/x", "two": "b/x"}
     with pytest.raises(
-        ConfigError, match="several models would be called 'x'; name each of them, as --name x-1 --name x-2"
+        ConfigError, match="several models would have the name 'x'; name each of them, as --name x-1 --name x-2"
     ):
         named("a/x", "b/x")
     with pytest.raises(ConfigError, match="2 runs and 1 names are given; give --name once for each run"):

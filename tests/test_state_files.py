@@ -132,7 +132,7 @@ def test_the_program_goes_on(model, tmp_path, capsys):
     assert main([*common, "--max_tokens", "20", "--load_state", state]) == 0
     assert got + capsys.readouterr().out == whole
     for wrong, status, message in (
-        (["--save_state", state], 1, "nothing is overwritten but the file of --load_state"),
+        (["--save_state", state], 1, "only the file of --load_state may be overwritten"),
         (["--load_state", state, "--seed", "3"], 2, "--seed would do nothing"),
         (["--load_state", state, "--prompt", '["a", "b"]'], 2, "--load_state is of one text"),
         (["--load_state", str(tmp_path / "run" / "model.safetensors")], 1, "holds no state"),

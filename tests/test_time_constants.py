@@ -336,7 +336,7 @@ def test_diagnostics_while_generating(tmp_path, capsys):
     assert main(given) == 2
     assert "diagnostics.csv exists; nothing is overwritten" in capsys.readouterr().err
     assert main([*given[:2], "--prompt", '["a", "b"]', "--diagnostics", str(tmp_path / "e")]) == 2
-    assert "--diagnostics is of one text, and --prompt is a list of 2" in capsys.readouterr().err
+    assert "--diagnostics needs one text, and --prompt is a list of 2" in capsys.readouterr().err
 
 
 def test_the_verb_draws_and_compares(tmp_path, capsys):

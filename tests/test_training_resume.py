@@ -154,7 +154,7 @@ def test_resume_without_a_checkpoint_says_so(tmp_path, crash_in):
     crash_in(1)
     with pytest.raises(Crash):
         train(configuration(tmp_path), tmp_path / "run")
-    with pytest.raises(RunError, match=r"ended before its first checkpoint.*starts it anew"):
+    with pytest.raises(RunError, match=r"stopped before its first checkpoint.*starts it again"):
         resume(tmp_path / "run")
 
 
@@ -259,7 +259,7 @@ def test_first_interrupt_saves_and_tells_how_to_go_on(tmp_path):
         _, error = process.communicate(timeout=60)
     step = last_checkpoint(run).step
     assert 14 <= step < 400
-    assert f"stopped and saved at step {step}; go on with: glissando train --resume {run}" in error
+    assert f"stopped and saved at step {step}; continue with: glissando train --resume {run}" in error
     assert process.returncode == 130  # a script's `train && evaluate` must not go on with half a run
     assert "Traceback" not in error
     glissando.load(run)
@@ -298,7 +298,7 @@ def test_sigterm_saves_tells_how_to_go_on_and_exits_with_its_status(tmp_path):
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=60)
     step = last_checkpoint(run).step
-    assert f"stopped and saved at step {step}; go on with: glissando train --resume {run}" in error
+    assert f"stopped and saved at step {step}; continue with: glissando train --resume {run}" in error
     assert process.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in error
 

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         report, _ = compare(comparison)
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        print("\nstopped; the same command continues from here", file=sys.stderr)
         raise
     print(f"report: {report}")
 
@@ -64,7 +64,7 @@ def _comparison(options: Options) -> Comparison:
         ("probe_budget", options.probes, "--probes"),
     ):
         if name in options.given and not used:
-            raise ConfigError(f"--{name} would do nothing without {needs}: leave it out, or give those as well")
+            raise ConfigError(f"--{name} has no effect without {needs}: leave it out, or give those as well")
     from glissando.compare.plan import Amount, Comparison
     from glissando.compare.probes import select_probes
 
@@ -140,4 +140,4 @@ def _numbers(text: str | None, option: str, kind: type) -> list[Any]:
         return [kind(word) for word in words(text)]
     except ValueError as error:
         such = "256,1024" if kind is int else "1e-3,2e-3"
-        raise ConfigError(f"{option} takes numbers with commas between, such as {such}; got {text!r}") from error
+        raise ConfigError(f"{option} takes numbers separated by commas, such as {such}; got {text!r}") from error

@@ -136,14 +136,18 @@ def _scored(options: Options, trained: dict[str, Any]) -> Any:
     requested = options.sections.get("data", {})
     if options.file is not None:
         if lost := [name for name in requested if name in _NOT_OF_A_FILE]:
-            raise ConfigError(f"--data.{lost[0]} would do nothing: --file is scored whole. Leave one of the two out")
+            raise ConfigError(
+                f"--data.{lost[0]} would do nothing, because all of --file is scored; leave one of them out"
+            )
         # Every byte of the file, whatever part of its own text the run has held out.
         sizes = {name: trained[name] for name in CORPORA.shared if name in trained}
         whole_file = {"kind": "text", "path": options.file, "valid_path": options.file}
         return from_dict(CORPORA.section(), {**sizes, **requested, **whole_file}, "data")
     config = from_dict(CORPORA.section(), merge({"data": trained}, {"data": requested})["data"], "data")
     if config.tokenizer != from_dict(CORPORA.section(), trained, "data").tokenizer:
-        raise ConfigError("--data.tokenizer would do nothing: a run's own tokenizer reads the text. Leave it out")
+        raise ConfigError(
+            "--data.tokenizer would do nothing, because the run's own tokenizer encodes the text; leave it out"
+        )
     now = to_dict(config)
     require_own_held_out(options.given, now, trained)
     if now["kind"] == trained["kind"] == "jsonl":
@@ -223,7 +227,7 @@ def _require_flow(model: LanguageModel, options: Options) -> None:
 
     if options.steps and not has_flow(model):
         raise ConfigError(
-            f"--steps measures the solver of a flow, and the depth of {options.run} is "
+            f"--steps measures the solver of a flow, but the depth of {options.run} is "
             f"{DEPTHS.kind_of(model.config.depth)}; leave it out"
         )
 
@@ -232,7 +236,7 @@ def _require_liquid(model: LanguageModel, options: Options) -> None:
     from glissando.evaluation.time_constants import require_drawable
 
     if options.prompt == "":
-        raise ConfigError("--prompt is an empty text, of which nothing can be drawn; give one, or leave --prompt out")
+        raise ConfigError("--prompt is an empty text, which cannot be drawn; give a text, or leave --prompt out")
     if options.prompt is not None and options.diagnostics is None:
         raise ConfigError("--prompt is the text of --diagnostics; give that too, or leave --prompt out")
     if options.diagnostics is None:
@@ -250,7 +254,9 @@ def require_diagnostics(model: LanguageModel, run: str, folder: str, more: Seque
 
     if not liquid_mixers(model):
         kinds = ", ".join(dict.fromkeys(MIXERS.kind_of(mixer) for mixer in model.config.mixers))
-        raise ConfigError(f"--diagnostics is of liquid mixers, and {run} has none (its mixer is {kinds}); leave it out")
+        raise ConfigError(
+            f"--diagnostics needs a liquid mixer, and {run} has none (its mixer is {kinds}); leave it out"
+        )
     place = Path(folder).expanduser()
     require_writable("--diagnostics", place)
     _require_none("--diagnostics", [place / name for name in (TABLE, PICTURE, *more)])

@@ -108,14 +108,16 @@ def _take_prompts(o: Options) -> None:
 def _check_states(o: Options) -> None:
     for name in ("save_state", "load_state"):
         if getattr(o, name) is not None and len(o.prompt) > 1:
-            raise ConfigError(f"--{name} is of one text, and --prompt gives {len(o.prompt)}; give one")
+            raise ConfigError(f"--{name} needs one text, and --prompt gives {len(o.prompt)}; give one")
     if o.load_state is not None and o.seed is not None:
-        raise ConfigError("--seed would do nothing: the text of --load_state draws on as it began. Leave it out")
+        raise ConfigError(
+            "--seed would do nothing, because the text of --load_state keeps its own random numbers; leave it out"
+        )
     if o.save_state is not None:
         path = Path(o.save_state).expanduser()
         before = None if o.load_state is None else Path(o.load_state).expanduser().resolve()
         if path.exists() and path.resolve() != before:
-            raise RunError(f"--save_state: {path} exists; nothing is overwritten but the file of --load_state")
+            raise RunError(f"--save_state: {path} exists; only the file of --load_state may be overwritten")
         require_writable("--save_state", path.parent)
 
 
@@ -140,7 +142,7 @@ def _write(o: Options) -> None:
         from glissando.cli.evaluate import require_diagnostics
 
         if len(o.prompt) > 1:
-            raise ConfigError(f"--diagnostics is of one text, and --prompt is a list of {len(o.prompt)}; give one")
+            raise ConfigError(f"--diagnostics needs one text, and --prompt is a list of {len(o.prompt)}; give one")
         require_diagnostics(model, o.run, o.diagnostics)
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
     shown = visible if sys.stdout.isatty() else str

@@ -55,4 +55,4 @@ def main(arguments: Sequence[str]) -> None:
         before, after = (model.config.block.mixer_dropout for model in (small, large))
         print(f"dropout                {before:.4g} -> {after:.4g}")
     out = shlex.quote(str(run.path))
-    print(f"go on with: glissando train --from {out} --training.tokens 1000000 --out {out}-trained")
+    print(f"train it further: glissando train --from {out} --training.tokens 1000000 --out {out}-trained")

@@ -421,7 +421,7 @@ def require_out(options: Options, example: str) -> None:
 def require_empty(out: Path) -> None:
     """Raise RunError where there is something at --out."""
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise RunError(f"{out} exists and is not empty; nothing is overwritten: name another --out")
+        raise RunError(f"{out} exists and is not empty; nothing is overwritten: choose another --out")
 
 
 def require_writable(option: str, folder: Path) -> None:
@@ -470,7 +470,9 @@ def named_values(text: str) -> dict[str, float]:
         except ValueError:
             sign = ""
         if not sign or not name.strip():
-            raise ConfigError(f"--control is NAME=VALUE with commas between, such as mood=0.7,speech=-1; got {text!r}")
+            raise ConfigError(
+                f"--control must be NAME=VALUE pairs separated by commas, such as mood=0.7,speech=-1; got {text!r}"
+            )
     return values
 
 

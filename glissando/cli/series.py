@@ -90,8 +90,8 @@ def _train(options: Options) -> None:
     if options.resume is not None:
         if others := [name for name in options.given if name not in ("resume", "threads", "import", *_TABLES)]:
             raise ConfigError(
-                f"--resume goes on exactly as {options.resume} was trained, and takes only where its tables lie now, "
-                f"--{' and --'.join(_TABLES)}; leave --{others[0]} out"
+                f"--resume continues exactly as {options.resume} was trained, and takes only the new place of "
+                f"its tables, --{' and --'.join(_TABLES)}; leave --{others[0]} out"
             )
         choose_threads(options, *_USUAL, before=threads_of(options.resume))
         series_training.resume(options.resume, flat(options.sections))
@@ -124,7 +124,7 @@ def _example(options: Options) -> None:
     require_out(options, "name the CSV to write, such as --out oscillators.csv")
     out = Path(options.out).expanduser()
     if out.exists():
-        raise ConfigError(f"{out} exists; nothing is overwritten: name another --out")
+        raise ConfigError(f"{out} exists; nothing is overwritten: choose another --out")
     for name, least in (("count", 1), ("seed", 0)):
         if (given := getattr(options, name)) < least:
             raise ConfigError(f"--{name} is {given}: give {least} or more")

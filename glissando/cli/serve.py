@@ -114,7 +114,7 @@ def _keys(o: Options) -> list[str]:
         if not keys:
             raise ConfigError(f"{name} holds no key; write one a line")
     if "" in keys:
-        raise ConfigError(f"{name} is empty, and anyone could come in; give a key, or leave {name} out")
+        raise ConfigError(f"{name} is empty, so that anyone could use the server; give a key, or leave {name} out")
     return keys
 
 
@@ -126,7 +126,7 @@ def _named(o: Options) -> dict[str, str]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         fix = " ".join(f"--name {twice}-{number}" for number in range(1, len(names) + 1))
-        raise ConfigError(f"several models would be called {twice!r}; name each of them, as {fix}")
+        raise ConfigError(f"several models would have the name {twice!r}; name each of them, as {fix}")
     return dict(zip(names, o.run, strict=True))
 
 
@@ -186,7 +186,7 @@ def serve(o: Options) -> None:
         taken = resident_bytes(model.embedding.weight.device)
         if taken >= memory:
             raise ConfigError(
-                f"--memory {o.memory} is less than the {readable(taken)} that this process takes before any text"
+                f"--memory {o.memory} is less than the {readable(taken)} that this process uses before any text"
             )
         memory -= taken
     server = Server(

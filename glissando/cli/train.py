@@ -189,8 +189,8 @@ def _go_on(options: Options) -> None:
     machine = [f"training.{name}" for name in MACHINE]
     if others := [n for n in options.given if n not in (verb, "threads", "import", *budget, *machine, *_TEXTS)]:
         raise ConfigError(
-            f"--{verb} goes on exactly as {path}/config.yaml has it and takes no other options than --"
-            f"{', --'.join([*budget, *machine])}, and where its texts lie now, --{' and --'.join(_TEXTS)}; "
+            f"--{verb} continues exactly with {path}/config.yaml and takes no other options than --"
+            f"{', --'.join([*budget, *machine])}, and the new place of its texts, --{' and --'.join(_TEXTS)}; "
             f"got --{' --'.join(others)}"
         )
     from glissando.allocator import keep_freed_memory

@@ -32,7 +32,9 @@ def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[st
     models: dict[str, dict[str, Any]] = {}
     for number, (name, what) in enumerate(given.items() if isinstance(given, Mapping) else map(_named, given)):
         if name in models:
-            raise ConfigError(f"two models are called {name!r}: {', '.join(given)}; give each once, files by own names")
+            raise ConfigError(
+                f"two models have the name {name!r}: {', '.join(given)}; give each once, and each file its own name"
+            )
         if isinstance(what, str) and what.startswith(_OUTSIDE):
             from glissando.hf.outside import outside_model
 
@@ -57,7 +59,7 @@ def _named(text: str) -> tuple[str, str]:
     if path.suffix not in _SUFFIXES and not text.startswith(_OUTSIDE):
         return text, text
     if not path.stem.strip("."):
-        raise ConfigError(f"{text} gives the model no name: call the file something like mine.yaml")
+        raise ConfigError(f"{text} gives the model no name: rename the file, for example to mine.yaml")
     return path.stem, text
 
 

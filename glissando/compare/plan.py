@@ -165,7 +165,8 @@ class Comparison:
                 require_rows(self.config(Job(kind, name, 0, 1.0, task)), corpus)
             if self.sweeps and not task and _rows(corpus) < 2:
                 raise DataError(
-                    "the held-out text has a single row, and a sweep needs rows to choose by and others to report; "
+                    "the held-out text has a single row, but a sweep needs some rows to choose a rate and others to "
+                    "report; "
                     "give more held-out text, or one learning rate"
                 )
 
@@ -353,7 +354,7 @@ class Comparison:
         """The options and the tokenizer. Raises RunError for a directory that is no comparison."""
         target = self.out / PLAN
         if not target.is_file() and self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out]):
-            raise RunError(f"{self.out} is not empty and holds no {PLAN}; nothing is overwritten: name another --out")
+            raise RunError(f"{self.out} is not empty and holds no {PLAN}; nothing is overwritten: choose another --out")
         options = {
             "models": to_dict(self.given), "budget": str(self.budget), "seeds": self.seeds,
             "learning_rates": {name: self.rates(name) for name in self.names},

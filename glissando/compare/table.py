@@ -63,7 +63,7 @@ class Table:
         if tokens_per_second < _SLOW * fastest:
             self.print(
                 f"warning: {model} reads {tokens_per_second:,.0f} tokens/s, and {fastest:,.0f} before: the machine is "
-                "busy, and the seconds of this training are not those of the model",
+                "busy, so the time of this training does not show the speed of the model",
                 stays=True,
             )
 

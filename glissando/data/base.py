@@ -115,7 +115,7 @@ def shard_rows(batch_size: int, shard: Shard) -> range:
     """
     if batch_size % shard.world:
         raise ConfigError(
-            f"batch_size {batch_size} cannot be shared by {shard.world} processes; use a multiple of {shard.world}"
+            f"batch_size {batch_size} cannot be divided among {shard.world} processes; use a multiple of {shard.world}"
         )
     return range(shard.rank, batch_size, shard.world)
 

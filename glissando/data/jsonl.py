@@ -37,7 +37,7 @@ class JsonlCorpus(Corpus):
 
     `strict`: a line that cannot be used raises DataError; otherwise it is counted in `problems`.
     n_bytes counts a document's UTF-8 bytes, and one for its end.
-    Raises DataError if the file cannot be read or holds too little to train or validate on.
+    Raises DataError if the file cannot be read or contains too little to train or validate on.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
@@ -62,7 +62,7 @@ class JsonlCorpus(Corpus):
         if block is None:
             every = f" (every {self._route_every}th is held out)" if self._route_every else ""
             raise DataError(
-                f"{self._train.path} holds too little to {purpose} on: not one batch of "
+                f"{self._train.path} contains too little to {purpose} on: not one batch of "
                 f"{self.batch_size} rows of {self.seq_len} tokens{every}. "
                 f"Lower batch_size, seq_len or route_every, or give a valid_path. {self.problems or ''}".strip()
             )

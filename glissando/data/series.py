@@ -115,7 +115,7 @@ def read_table(path: str | Path, delimiter: str = ",") -> Table:
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise DataError(f"there is no file {path}: name a CSV or Parquet file that is there")
+        raise DataError(f"there is no file {path}: give an existing CSV or Parquet file")
     table = _read_parquet(path) if path.suffix in (".parquet", ".pq") else _read_csv(path, delimiter)
     if not table.places:
         raise DataError(f"{path} has no row below the names of its columns: give a file with values")
@@ -136,12 +136,12 @@ def _read_csv(path: Path, delimiter: str) -> Table:
             if len(row) != len(names):
                 raise DataError(
                     f"{path}, line {reader.line_num} has {len(row)} values, and line 1 names {len(names)} columns: "
-                    f"mend the line, or name another --data.delimiter than {delimiter!r}"
+                    f"correct the line, or name another --data.delimiter than {delimiter!r}"
                 )
             rows.append(row)
             lines.append(reader.line_num)
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: not a CSV: {error}; mend the line") from error
+        raise DataError(f"{path}, line {reader.line_num}: not a CSV: {error}; correct the line") from error
     if not names:
         raise DataError(f"{path} is empty: its first line must name the columns")
     if twice := [name for name, count in Counter(names).items() if count > 1]:
@@ -199,7 +199,7 @@ def _times(table: Table, name: str) -> np.ndarray:
             when = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         except (ValueError, TypeError) as error:
             raise DataError(
-                f"{table.at(row, name)}: {value!r} is no time: give a number, or a date such as 2026-01-31 12:00:00"
+                f"{table.at(row, name)}: {value!r} is not a time: give a number, or a date such as 2026-01-31 12:00:00"
             ) from error
         seconds[row] = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
     return seconds
@@ -259,8 +259,8 @@ def _targets(table: Table, name: str) -> np.ndarray:
         and str(first).lower() != "nan"
     ):
         raise DataError(
-            f"{table.at(0, name)}: {first!r} is no number, and data.task regression or forecast predicts numbers; for "
-            "classes give --data.task classification"
+            f"{table.at(0, name)}: {first!r} is not a number, and data.task regression or forecast predicts numbers; "
+            "for classes give --data.task classification"
         )
     return _numbers(table, name)
 
@@ -276,9 +276,9 @@ def _one(
     if (back := np.flatnonzero(gaps <= 0)).size:
         row = own[back[0] + 1]
         raise DataError(
-            f"{table.at(row, str(data.time))}: the time does not rise{of}: "
+            f"{table.at(row, str(data.time))}: the time does not increase{of}: "
             f"{table.columns[str(data.time)][row]} comes after {table.columns[str(data.time)][own[back[0]]]}. Sort the "
-            "rows by time, drop what is there twice"
+            "rows by time, remove duplicate times"
             + (", or name the column that tells series apart with --data.group" if data.group is None else "")
         )
     if data.task == "forecast":
@@ -325,7 +325,8 @@ def windows(data: SeriesData, series: list[Series], classes: Sequence[str]) -> W
             ]:
                 place, name = unknown[0]
                 raise DataError(
-                    f"row {place}, column {data.target[0]!r}: the class {name!r} is not among those trained on, "
+                    f"row {place}, column {data.target[0]!r}: the class {name!r} is not among the classes of the "
+                    "training, "
                     f"{', '.join(classes)}: hold other series out with data.seed, or leave these rows out"
                 )
             target = np.array([number[name] for name in target])

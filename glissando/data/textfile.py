@@ -114,7 +114,7 @@ class Unchanging:
         if now[1] != self.seen[1] or record(self.path)["sha256"] != self._digest:
             raise DataError(
                 f"{self.path} has changed while it was in use: it had {self.seen[1]:,} bytes and has {now[1]:,} now. "
-                "Put back what it was and go on from the last checkpoint, or start anew with what it is now"
+                "Restore it and resume from the last checkpoint, or start a new training on the changed file"
             )
         self.seen = now  # touched, or replaced by the same text
 

@@ -90,7 +90,7 @@ class Decoder:
             if fixed != (batch, *slot.shape):
                 raise InputError(
                     f"the state is of another model: it has a part {tuple(values.shape)}, and this model's is "
-                    f"{(batch, *slot.shape)}, beside the slots of a cache; use the state that this model returned"
+                    f"{(batch, *slot.shape)}, apart from the slots of a cache; use a state that this model returned"
                 )
             if slot.array in ("slots", "exact_slots"):
                 kept = min(values.shape[2], capacity)  # slots behind those that are filled are spare
@@ -135,7 +135,7 @@ class Decoder:
         if given.shape != (batch,):
             raise InputError(f"ids must be one for each of {batch} rows, got the shape {given.shape}")
         if (control is not None) != self.with_control:
-            raise InputError("a control is given to a decoder that was built with_control, and to no other")
+            raise InputError("give a control if, and only if, the decoder was built with_control")
         if control is not None and tuple(control.shape) != (batch, self.controls):
             raise InputError(f"the control must be {(batch, self.controls)}, got {tuple(control.shape)}")
         if batch and (int(given.min()) < 0 or int(given.max()) >= self.vocab_size):
@@ -146,7 +146,7 @@ class Decoder:
         needed = int(rows.filled.max(initial=0)) + 1
         if self.max_length is not None and needed > self.max_length:
             raise LengthError(
-                f"this model has learned positions for {self.max_length} tokens, and was given {needed}. Shorten the "
+                f"this model has learned positions for {self.max_length} tokens, but was given {needed}. Shorten the "
                 "input, or use a preset with RoPE or without positions (the -nano ones), which takes any length."
             )
         if needed > rows.capacity and (program.slots or program.exact_slots):

@@ -48,7 +48,7 @@ def lower(model: LanguageModel, precision: Precision = "float32", with_control: 
     Raises NotCompiled for what has no compiled form.
     """
     if type(model) is not LanguageModel:
-        raise NotCompiled(f"a {type(model).__name__}, which may compute otherwise than a LanguageModel")
+        raise NotCompiled(f"a {type(model).__name__}, which may compute something else than a LanguageModel")
     builder, config = Builder(precision), model.config
     size = config.hidden_size
     x = builder.register(size)

@@ -95,7 +95,7 @@ def decoder_of(model: LanguageModel, kind: Kind, with_control: bool) -> Any:
     """The model's decoder, made anew where weights have changed; or the reason why steps are plain."""
     require_kind(kind)
     if kind == "plain":
-        return "the plain step was asked for"
+        return "the plain step was requested"
     if (device := model.embedding.weight.device).type != "cpu":
         return _required(kind, f"the model is on {device}, and the compiled step computes on a CPU")
     other = _otherwise(model)

@@ -54,7 +54,7 @@ def measure_halting(
     """
     depth = model.depth
     if not isinstance(depth, FlowDepth) or depth.config.backward == "reversible":
-        raise ConfigError("halting is of models with depth.kind flow, and not of depth.backward reversible")
+        raise ConfigError("halting needs depth.kind flow, without depth.backward reversible")
     method, backward = depth.config.method, depth.config.backward
     chosen = [*((depth.n_steps, t) for t in (None, *tolerances)), *((n, None) for n in range(1, depth.n_steps))]
     points = []

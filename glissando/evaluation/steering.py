@@ -245,7 +245,7 @@ def check_values(values: Sequence[float]) -> tuple[float, ...]:
     """The values in order, each once. Raises ConfigError where -1, 0 or 1 is missing, or one is not finite."""
     values = tuple(sorted(set(values)))
     if not all(map(math.isfinite, values)):
-        raise ConfigError(f"a dial is turned to finite values; got {list(values)}")
+        raise ConfigError(f"values of a dial must be finite; got {list(values)}")
     if not {-1.0, 0.0, 1.0} <= set(values):
         raise ConfigError(f"a sweep needs the values -1, 0 and 1 among others; got {list(values)}")
     return values

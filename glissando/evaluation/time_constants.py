@@ -107,7 +107,7 @@ _LINE, _LONGEST = 80, 800
 def require_drawable(ids: Sequence[int]) -> None:
     """Raise DataError for a text that `plot_text` cannot draw."""
     if not 1 <= len(ids) <= _LONGEST:
-        raise DataError(f"a picture holds 1 to {_LONGEST} tokens, and the text has {len(ids)}; give a shorter one")
+        raise DataError(f"a picture can show 1 to {_LONGEST} tokens, and the text has {len(ids)}; give a shorter one")
 
 
 def stacked(heights: list[float]) -> tuple[Any, list[Any]]:

@@ -47,7 +47,7 @@ def _(depth: DiscreteDepth, options: Any, by: Growth) -> Any:
 def _(depth: TiedDepth, options: Any, by: Growth) -> Any:
     if by.layers:
         raise ConfigError(
-            f"grow: {by.layers} more layers would take other turns in a tied depth, and so compute something else; "
+            f"grow: {by.layers} more layers would change the order of applications in a tied depth, and so the result; "
             "add applications with steps"
         )
     new = range(options.n_steps, options.n_steps + by.steps)

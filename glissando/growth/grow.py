@@ -85,7 +85,7 @@ class Grown:
 def grow_by(model: LanguageModel, by: Growth) -> Grown:
     """As `grow`, and what its optimizer's state has to know."""
     if not isinstance(model, LanguageModel):
-        raise ConfigError(f"grow makes language models larger, a glissando.LanguageModel; got a {type(model).__name__}")
+        raise ConfigError(f"grow needs a glissando.LanguageModel; got a {type(model).__name__}")
     config = grown_config(model, by)
     like = model.embedding.weight
     with torch.random.fork_rng([]):

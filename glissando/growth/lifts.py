@@ -84,7 +84,7 @@ def leaning_tile(old: int, new: int) -> Lift:
 def append(old: int, new: int) -> Lift:
     """The old entries, and new ones behind them. Raises ValueError if `new` is smaller."""
     if new < old:
-        raise ValueError(f"{old} entries cannot become {new}: nothing is taken away")
+        raise ValueError(f"{old} entries cannot become {new}: growth cannot make it smaller")
     index = torch.arange(new)
     return Lift(torch.where(index < old, index, NEW), old)
 
@@ -92,7 +92,7 @@ def append(old: int, new: int) -> Lift:
 def fill(old: int, new: int) -> Lift:
     """All entries as often as they fit, and new ones behind them. Raises ValueError if `new` is smaller."""
     if new < old:
-        raise ValueError(f"{old} entries cannot become {new}: nothing is taken away")
+        raise ValueError(f"{old} entries cannot become {new}: growth cannot make it smaller")
     index = torch.arange(new)
     return Lift(torch.where(index < new - new % old, index % old, NEW), old, new // old)
 

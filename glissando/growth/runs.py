@@ -40,7 +40,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     grown = grow_by(load(checkpoint or run.path), by)
     moments = grow_moments(read_moments(run) if checkpoint is None else checkpoint_moments(checkpoint), grown)
     if not moments:
-        print(f"{source} has no state of an optimizer: it starts anew", file=sys.stderr)
+        print(f"{source} has no optimizer state: the optimizer starts with an empty one", file=sys.stderr)
     before = run.read_config()
     config = {name: value for name, value in before.items() if name not in ("start_from", "grown")}
     config["model"] = to_dict(grown.model.config)

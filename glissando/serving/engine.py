@@ -117,14 +117,15 @@ class Engine:
             room = max(0, self.max_sessions - self.running)  # who is taken up in the next step does not count
             if self.waiting + len(sessions) > self.max_waiting + room:
                 wait = max(0, self.waiting - room)
-                raise BusyError(f"{wait} texts wait already, and {self.max_waiting} may; ask again in a while")
+                raise BusyError(f"{wait} texts wait already, and {self.max_waiting} may; try again later")
             own = self._count_waiting(request.client)
             if own and own + len(sessions) > _share(self.max_waiting) + room:
                 raise BusyError(
-                    f"{own} of your texts wait already, and {_share(self.max_waiting)} may of one client; ask again"
+                    f"{own} of your texts wait already, and {_share(self.max_waiting)} may wait for one client; try "
+                    "again later"
                 )
             if (held := sum(36 * len(reading.request.ids) for reading in self._waiting)) > self.memory // 8:
-                raise BusyError(f"prompts that wait take {readable(held)}, an eighth of the memory; ask again later")
+                raise BusyError(f"prompts that wait take {readable(held)}, an eighth of the memory; try again later")
             self._waiting.append(Reading(sessions))
             self._lock.notify()
         return sessions

@@ -114,7 +114,7 @@ class Gate:
                 self._held += max(0, len(body) - _SHORT_BODY) - held
                 held = max(0, len(body) - _SHORT_BODY)
                 if held and self._held > _LONG_BODIES:
-                    message = f"long requests under way have {self._held:,} bytes, of {_LONG_BODIES:,}; ask again later"
+                    message = f"long requests under way have {self._held:,} bytes, of {_LONG_BODIES:,}; try again later"
                     return await _refuse(send, 503, message, "too_many_bytes")
             whole = bytes(body)
             body.clear()

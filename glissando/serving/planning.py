@@ -113,8 +113,8 @@ class Planner:
             most = torch.finfo(dtype).max
             if abs(value) > most:
                 raise BadRequestError(
-                    f"the dial {name} is turned to {value}, and the model's numbers ({dtype}) end at {most:.2g}; "
-                    "turn it to one nearer 0, such as 0.7", "control",
+                    f"the dial {name} is set to {value}, and the largest number of {dtype} is {most:.2g}; "
+                    "choose a value closer to 0, such as 0.7", "control",
                 )  # fmt: skip
         return setting
 

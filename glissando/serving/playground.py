@@ -58,7 +58,7 @@ def add_playground(app: FastAPI, server: Server) -> None:
         served = server.find(body.model)
         control = served.planner.control(body.control)
         if served.looking >= _MAX_LOOKS:
-            raise BusyError(f"{_MAX_LOOKS} looks at texts wait already; ask again in a while")
+            raise BusyError(f"{_MAX_LOOKS} looks at texts wait already; try again later")
         served.looking += 1
         try:
             return JSONResponse(await asyncio.to_thread(_look, served, body.text, control))
@@ -100,5 +100,5 @@ def _look(served: Served, text: str, control: tuple[float, ...] | None) -> dict[
         found = looks(model, torch.tensor([ids], device=device), values)
     if not all(math.isfinite(value) for look in found for row in look.values for value in row):
         under = "" if control is None else f", under the control {control}"
-        raise ModelFailedError(f"the model's numbers over this text are not finite{under}")
+        raise ModelFailedError(f"the model's values for this text are not finite{under}")
     return {"tokens": [token_text(tokenizer, token) for token in ids], "looks": [asdict(look) for look in found]}

@@ -127,7 +127,7 @@ class StreamOptions(_Strict):
     @classmethod
     def _is_not_done(cls, asked: bool) -> bool:
         if asked:
-            raise ValueError("include_obfuscation is not done by this server; leave it out")
+            raise ValueError("include_obfuscation is not supported by this server; leave it out")
         return asked
 
 
@@ -158,7 +158,7 @@ class _Common(_Strict):
             if value is not None and not any(
                 value == v and isinstance(value, bool) == isinstance(v, bool) for v in nothing
             ):
-                raise ValueError(f"{name} is not done by this server; leave it out")
+                raise ValueError(f"{name} is not supported by this server; leave it out")
         given = {name: value for name, value in given.items() if name not in _ASKS_NOTHING}
         optional = {name for name, field in cls.model_fields.items() if not field.is_required()} - {"prompt"}
         return {name: value for name, value in given.items() if value is not None or name not in optional}
@@ -202,9 +202,11 @@ class CompletionBody(_Common):
     @model_validator(mode="after")
     def _refuse_more(self) -> CompletionBody:
         if self.best_of not in (None, self.n):
-            raise ValueError("best_of is not done by this server; leave it out, or give as many as n")
+            raise ValueError("best_of is not supported by this server; leave it out, or give as many as n")
         if self.suffix:
-            raise ValueError("suffix is not done by this server, whose models read from left to right; leave it out")
+            raise ValueError(
+                "suffix is not supported by this server, whose models read from left to right; leave it out"
+            )
         return self
 
     @property
@@ -306,7 +308,7 @@ def read_body(kind: type[_Body], body: bytes) -> _Body:
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is no JSON in UTF-8: {str(error)[:200]}", None, "json_invalid") from None
+        raise BadRequestError(f"the body is not JSON in UTF-8: {str(error)[:200]}", None, "json_invalid") from None
     if not isinstance(given, dict):
         raise BadRequestError(not_an_object, None)
     try:

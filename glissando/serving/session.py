@@ -27,7 +27,7 @@ class StoppingError(BusyError):
     """No text is taken up or written any more."""
 
     def __init__(self) -> None:
-        super().__init__("the server is stopping; ask again later")
+        super().__init__("the server is stopping; try again later")
 
 
 @dataclass(frozen=True)

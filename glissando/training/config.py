@@ -184,7 +184,7 @@ class RunConfig:
         if self.data.batch_size % parts:
             sharing = "process(es)" if self.training.context_parallel == 1 else "group(s) of processes"
             raise ConfigError(
-                f"data.batch_size {self.data.batch_size} cannot be shared by {processes} {sharing} x "
+                f"data.batch_size {self.data.batch_size} cannot be divided among {processes} {sharing} x "
                 f"training.accumulate {self.training.accumulate}; use a multiple of {parts}"
             )
 

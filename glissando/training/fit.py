@@ -167,7 +167,7 @@ def extend(
     `resume`.
     """
     if urls := [str(given) for given in (path, out) if is_url(given)]:
-        raise ConfigError(f"a run is extended from a directory of this machine into another one; got {urls[0]}")
+        raise ConfigError(f"a run is extended from one local directory into another; got {urls[0]}")
     run, out = Run(Path(path).expanduser()), Path(out).expanduser()
     machine_only(options, beside=(*BUDGETS, "early_stopping"))
     run.require_run()
@@ -193,7 +193,7 @@ def extend(
 
     if launch.rank() == 0:
         if out.exists():
-            raise RunError(f"{out} exists; nothing is overwritten: name another --out")
+            raise RunError(f"{out} exists; nothing is overwritten: choose another --out")
         publish_directory(out, fill)
     while not (out / MANIFEST).is_file():  # which the first process makes
         time.sleep(0.1)
@@ -203,7 +203,7 @@ def extend(
 def machine_only(options: Mapping[str, Any], beside: tuple[str, ...] = ()) -> Mapping[str, Any]:
     """`options`. Raises ConfigError for one that says how to train, which going on must not change."""
     if others := [name for name in options if name not in (*beside, *MACHINE)]:
-        raise ConfigError(f"a run goes on with {', '.join((*beside, *MACHINE))} of training alone, got {others[0]!r}")
+        raise ConfigError(f"a run continues with {', '.join((*beside, *MACHINE))} of training alone, got {others[0]!r}")
     return options
 
 
@@ -305,7 +305,7 @@ def _fit(loop: Loop, checkpoint: Path | None, mirroring: Mirroring | None) -> Ru
             mirroring.mirror.push()
     where = shlex.quote(name)
     if loop.budget.interrupted:
-        lines.append(f"\nstopped and saved at step {loop.state.step}; go on with: glissando train --resume {where}")
+        lines.append(f"\nstopped and saved at step {loop.state.step}; continue with: glissando train --resume {where}")
     else:
         if nothing_done:
             lines.append(f"{name} is finished, at step {loop.state.step}: nothing is left to train")

@@ -55,7 +55,7 @@ def load_start(source: str, config: ModelConfig, model: LanguageModel) -> list[s
         )
     new = set(ours) - set(theirs)
     notes = _keep_starts(config, _model_of(source), source, set(theirs), new)
-    return [*notes, f"not in {source}, so started anew: {_some(sorted(new))}"] if new else notes
+    return [*notes, f"not in {source}, so they start with new values: {_some(sorted(new))}"] if new else notes
 
 
 def plan_starts(config: ModelConfig, start_from: str | None, before: ModelConfig | None, grown: bool) -> None:

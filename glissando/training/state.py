@@ -114,7 +114,7 @@ class TrainState:
         rest = load_tree(directory, "trainer")
         if not {"step", "optimizer", "random"} <= rest.keys() <= {each.name for each in dataclasses.fields(cls)}:
             raise RunError(
-                f"{path} was saved by another version of glissando, which alone can resume it. Its weights are a start "
-                "for a new training: glissando train --from RUN"
+                f"{path} was saved by another version of glissando, and only that version can resume it. Start a new "
+                "training from its weights: glissando train --from RUN"
             )
         return cls(**rest | {"model": load_tree(directory, "model"), "unlogged": Sums(**rest["unlogged"])})
