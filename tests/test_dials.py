@@ -15,7 +15,7 @@ TINY = [
     "--model.hidden_size", "16", "--model.mixer.heads", "2", "--data.batch_size", "2", "--data.valid_stories", "2",
     "--training.steps", "1", "--training.schedule.warmup_steps", "0",
 ]  # fmt: skip
-NOT_TRAINED = "the dials of this model (mood, speech) were not trained, as its corpus had no labels"
+NOT_TRAINED = "the dials of this model (mood, speech) were not trained, because its corpus had no labels"
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ def test_a_signal_that_would_be_ignored_is_refused(signal: str):
 def test_learned_positions_end_with_an_error_that_says_so():
     model = build("preset:gpt", torch.float32)
     model(random_ids(model, 1, 64, 0))
-    with pytest.raises(ValueError, match="learned positions for 64 tokens, and was given 65"):
+    with pytest.raises(ValueError, match="learned positions for 64 tokens, but was given 65"):
         model(random_ids(model, 1, 65, 0))
     _, state = model(random_ids(model, 1, 60, 0), model.init_state(1))
     with pytest.raises(ValueError, match="was given 65"):

@@ -278,7 +278,7 @@ def test_a_dial_needs_a_flow():
         (lambda m, x: m(x, mask=torch.ones(2, 4)), "mask must be bool"),
         (lambda m, x: m(x, dt=-torch.ones(2, 4).double()), "dt is a duration and cannot be negative"),
         (lambda m, x: m(x, dt=torch.full((2, 4), float("nan"))), r"dt is .* must be finite, got nan at \[0, 0\]"),
-        (lambda m, x: m(x, dt=torch.ones(2, 4, dtype=torch.bool)), "a real number a step; got torch.bool"),
+        (lambda m, x: m(x, dt=torch.ones(2, 4, dtype=torch.bool)), "a real number for each step; got torch.bool"),
         (lambda m, x: m(x, dt=1.0), r"dt must be a tensor of the shape \(2, 4\), got a float"),
         (lambda m, x: m(x.tolist()), "x must be a tensor .* got a list; use torch.tensor"),
         (lambda m, x: m(x, m.init_state(5)), "the state holds 5 rows, the steps of x have 2"),
@@ -293,9 +293,9 @@ def test_wrong_calls_say_what_is_wrong(call, message: str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocab_size": 256}, "model.vocab_size is an option of a language model"),
-        ({"tied_head": False}, "model.tied_head is an option of a language model"),
-        ({"representation": "complex"}, "model.representation is an option of a language model"),
+        ({"vocab_size": 256}, "model.vocab_size is an option of language models only"),
+        ({"tied_head": False}, "model.tied_head is an option of language models only"),
+        ({"representation": "complex"}, "model.representation is an option of language models only"),
         ({"hidden_sise": 8}, "unknown option 'model.hidden_sise'. Did you mean 'hidden_size'"),
         ({"hidden_size": 0}, "model.hidden_size must be at least 1, got 0"),
         ({"inputs": 0}, "model.inputs must be at least 1, got 0"),

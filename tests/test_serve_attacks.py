@@ -345,7 +345,7 @@ def test_keys_come_from_a_file(tmp_path, monkeypatch):
         ({"api_key_file": str(file)}, "holds no key; write one a line"),
         ({"api_key_file": str(tmp_path / "absent")}, "absent cannot be read"),
         ({"api_key_file": str(file), "api_key": "a"}, "are both given"),
-        ({"api_key": ""}, "--api_key is empty, and anyone could come in"),
+        ({"api_key": ""}, "--api_key is empty, so that anyone could use the server"),
     ):
         with pytest.raises(ConfigError, match=message):
             verb._keys(options(tmp_path, **given))

@@ -145,7 +145,7 @@ def hybrid(dtype: torch.dtype) -> LanguageModel:
 def test_a_dial_beyond_the_models_numbers_is_refused(dtype, far):
     """In float32 1e300 is infinite, which no client asked for."""
     planner = Server({NAME: hybrid(dtype)}).served[NAME].planner
-    with pytest.raises(BadRequestError, match="the dial mood is turned to") as refused:
+    with pytest.raises(BadRequestError, match="the dial mood is set to") as refused:
         planner.control({"speech": 1.0, "mood": far})
     assert refused.value.param == "control"
     assert planner.control({"mood": 6e4}) == (6e4, 0.0)
