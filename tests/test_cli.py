@@ -438,7 +438,7 @@ def test_evaluating_refuses_options_of_another_corpus(run, capsys, tmp_path, mon
     error = fails(capsys, "evaluate", run, "--file", odd.name, "--data.path", "y.jsonl")
     assert "--data.path would do nothing, because all of --file is scored; leave one of them out" in error
     error = fails(capsys, "evaluate", run, "--file", odd.name, "--data.kind=jsonl")
-    assert "--data.kind would do nothing: --file" in error
+    assert "--data.kind would do nothing, because all of --file" in error
     assert main(["evaluate", str(run), "--file", odd.name, "--json"]) == 0
     capsys.readouterr()
 
