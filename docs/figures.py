@@ -15,7 +15,7 @@ Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. 
     python docs/figures.py --list PATH    the records below a path
 
 Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., muon/...,
-gap/...), the code (parameters/..., floor/...) and, for what has no other record, docs/figures.yaml (kept/..., and some
+gap/...), the cards of packaged models (cards/...), the code (parameters/..., floor/...) and, for what has no other record, docs/figures.yaml (kept/..., and some
 of runs/...).
 """
 
@@ -36,6 +36,7 @@ from typing import Any
 import torch
 import yaml
 
+from glissando import pretrained
 from glissando.data.stories import entropy_floor, generate
 from glissando.model import LanguageModel
 from glissando.presets import preset_names
@@ -183,6 +184,12 @@ def floor() -> dict[str, float]:
 
 
 @cache
+def cards() -> dict[str, dict[str, Any]]:
+    """NAME: the front matter of a packaged model's card."""
+    return {name: pretrained.card(name)[0] for name in pretrained.names()}
+
+
+@cache
 def verdicts() -> dict[str, dict[str, int]]:
     """FORM/VERDICT: how many claims of the audit, `corrected` or `published`, have it; FORM/all of them."""
     found: dict[str, dict[str, int]] = {}
@@ -196,7 +203,7 @@ def verdicts() -> dict[str, dict[str, int]]:
 
 
 RECORDS: dict[str, Callable[[], Mapping[str, Any]]] = {
-    each.__name__: each for each in (audit, verdicts, compare, runs, muon, gap, parameters, floor, kept)
+    each.__name__: each for each in (audit, verdicts, compare, runs, muon, gap, cards, parameters, floor, kept)
 }
 
 
