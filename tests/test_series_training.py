@@ -171,7 +171,7 @@ GOOD = [("u", 1, 1.0), ("u", 2, 2.0), ("u", 3, 4.0), ("v", 1, 3.0), ("v", 4, 1.0
         ("g,t,v\nu,1,1\nu,2,1\nw,1,1\n", {"columns": "v", "time": "t", "group": "g"}, r"a single row of g 'w'"),
         (None, {"task": "regression"}, r"data.task regression needs data.target, the column to predict"),
         (None, {"columns": "v", "target": "v"}, r"v is both read and predicted at the same step: leave it out of"),
-        (None, {"columns": "t", "target": "g"}, r"line 2, column 'g': 'u' is no number.*--data.task classification"),
+        (None, {"columns": "t", "target": "g"}, r"line 2, column 'g': 'u' is not a number.*--data.task classification"),
         (
             "t,v,k\n1,1,a\n2,2,\n3,3,b\n",
             {"target": "k", "task": "classification"},

@@ -169,7 +169,7 @@ def test_one_client_cannot_take_every_place(model):
         engine.step()
     assert heard.finish, "a place is free for it at once"
     submit(engine, replace(request_for(model, "Once", 5, client="many"), copies=4))
-    with pytest.raises(BusyError, match="12 of your texts wait already, and 12 may of one client"):
+    with pytest.raises(BusyError, match="12 of your texts wait already, and 12 may wait for one client"):
         submit(engine, replace(request_for(model, "Once", 5, client="many"), copies=4))
     submit(engine, request_for(model, "Once", 5, client="other"))
 
