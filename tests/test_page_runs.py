@@ -23,6 +23,7 @@ from test_page_commands import GUIDES, ROOT, commands
 
 from glissando import pretrained
 from glissando.cli import main as glissando
+from glissando.data.stories import sample_text
 from glissando.presets import load_preset
 
 #: (page, command) that cannot run here, and why
@@ -66,7 +67,7 @@ def runs(tmp_path_factory) -> Path:
     """Runs, texts and tables that the pages name and do not make."""
     place = tmp_path_factory.mktemp("pages")
     story = "The ship sailed at dawn, and the crew sang of home. "
-    (place / "book.txt").write_text((story * 20 + "\n") * 40)
+    (place / "book.txt").write_text(sample_text(200, seed=1))
     (place / "another.txt").write_text(story * 40)
     (place / "notes.jsonl").write_text('{"body": "The ship sailed at dawn."}\n' * 400)
     for name, said in (("good", "happy\nglad"), ("bad", "sad\nafraid"), ("openings", "Once upon a time\nOnce, a fox")):
