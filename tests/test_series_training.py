@@ -321,7 +321,7 @@ def test_a_training_resumes_to_the_same_weights(table, tmp_path, monkeypatch):
     assert steps[0] == steps[1]
     before = (tmp_path / "cut" / "metrics.csv").read_text()
     table = table.rename(tmp_path / "moved.csv")
-    with pytest.raises(DataError, match=r"there is no file .*table\.csv: name a CSV"):
+    with pytest.raises(DataError, match=r"there is no file .*table\.csv: give an existing CSV"):
         resume(tmp_path / "cut")
     assert main(["series", "train", "--resume", str(tmp_path / "cut"), "--data.path", str(table)]) == 0
     assert evaluate(tmp_path / "cut").steps > 0
