@@ -9,7 +9,7 @@ import pytest
 from training_runs import configuration, crash_in, metrics
 
 from glissando.errors import MissingExtraError, TrainingError
-from glissando.training.fit import resume, train
+from glissando.training.fit import extend, resume, train
 
 
 class Stranger:
@@ -60,6 +60,16 @@ def test_weights_and_biases(tmp_path, monkeypatch):
     assert stranger.ended == 2
     train(configuration(tmp_path, changes), tmp_path / "y")
     assert stranger.opened[-1]["id"] != first["id"]
+
+
+def test_an_extended_run_has_a_run_of_its_own_there(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", stranger := Stranger())
+    train(configuration(tmp_path, {"training": {"steps": 2, "log_every": 1, "wandb": "tides"}}), tmp_path / "x")
+    extend(tmp_path / "x", tmp_path / "longer", {"steps": 4})
+    first, second = stranger.opened
+    assert first["id"] != second["id"]
+    assert [step for name, step in stranger.rows if name == first["id"]] == [1, 2]
+    assert [step for name, step in stranger.rows if name == second["id"]] == [3, 4]
 
 
 def test_without_the_package_or_a_login_weights_and_biases_is_refused(tmp_path, monkeypatch):

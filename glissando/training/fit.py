@@ -24,6 +24,7 @@ from glissando.fabric import seed_everything
 from glissando.growth.moments import read_moments
 from glissando.growth.runs import remembered
 from glissando.loading import BASE, load
+from glissando.loggers import WANDB
 from glissando.metrics import read_metrics, summarize, summary_lines
 from glissando.model import LanguageModel, ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS
@@ -188,7 +189,9 @@ def extend(
 
     def fill(folder: Path) -> None:
         with alone(run.path):  # one in training would be copied in the middle of a save
-            shutil.copytree(run.path, folder, ignore=shutil.ignore_patterns(".*", SUMMARY), dirs_exist_ok=True)
+            # Without wandb/: its id there would send the new rows to the run that `path` belongs to.
+            left_out = shutil.ignore_patterns(".*", SUMMARY, WANDB)
+            shutil.copytree(run.path, folder, ignore=left_out, dirs_exist_ok=True)
         (folder / CONFIG).write_bytes(config_text(config.as_dict()))
 
     if launch.rank() == 0:
