@@ -262,6 +262,13 @@ class Mirror:
         self._there = place(url)
         self._sent: dict[str, bytes | None] = {}  # the manifests there, by directory
 
+    def is_begun(self, job: str | None, config: bytes) -> bool:
+        """Whether the run at `url` is that of torchrun's `job` with this config.yaml, and has a manifest."""
+        made = None if job is None else self._there.read(_ENVIRONMENT)
+        if made is None or self._there.read(MANIFEST) is None or self._there.read("config.yaml") != config:
+            return False
+        return bool(json.loads(made).get("torchrun") == job)
+
     def push(self) -> None:
         """Checkpoints first, then what the run's manifest lists, then logs, and last the manifest; checkpoints that are
         no more are deleted. Raises RunError, which says where the run is, if the storage does not take it."""

@@ -24,6 +24,7 @@ from glissando.cli import main
 from glissando.errors import ConfigError, RunError
 from glissando.remote import Mirror, fetched, work_directory
 from glissando.runs import Run
+from glissando.training import launch
 from glissando.training.fit import extend, resume, train
 from glissando.urls import is_url, whole_url
 
@@ -80,6 +81,21 @@ def test_a_run_is_trained_to_a_url_and_opens_from_there(tmp_path, capsys):
     )
     assert main(["generate", "memory://bucket/book", "--prompt=ab", "--max_tokens=3"]) == 0
     assert main(["evaluate", "memory://bucket/book"]) == 0
+
+
+def test_a_job_goes_on_from_a_url_on_a_machine_that_never_had_the_run(tmp_path, monkeypatch):
+    whole = train(configuration(tmp_path, PLAIN, STEPS), tmp_path / "whole")
+    monkeypatch.setattr(launch, "job", lambda: "seven")
+    with monkeypatch.context() as patched:
+        crash_in(patched, 4, RuntimeError("killed"))
+        with pytest.raises(RuntimeError, match="killed"):
+            train(configuration(tmp_path, PLAIN, STEPS), "memory://book")
+    shutil.rmtree(work_directory("memory://book"))
+    assert_same_tensors(weights(train(configuration(tmp_path, PLAIN, STEPS), "memory://book")), weights(whole))
+    shutil.rmtree(work_directory("memory://book"))
+    monkeypatch.setattr(launch, "job", lambda: "eight")
+    with pytest.raises(RunError, match="nothing is overwritten"):
+        train(configuration(tmp_path, PLAIN, STEPS), "memory://book")
 
 
 def test_a_copy_is_read_once_until_the_run_changes(tmp_path, monkeypatch):

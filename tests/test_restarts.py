@@ -26,9 +26,9 @@ from training_runs import (
     weights,
 )
 
-from glissando.errors import RunError
+from glissando.errors import RunError, TrainingError
 from glissando.stages import train_stages
-from glissando.training import launch
+from glissando.training import launch, loop
 from glissando.training.fit import train
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -67,6 +67,13 @@ def test_another_job_or_another_configuration_is_refused(tmp_path, monkeypatch, 
     with pytest.raises(RunError, match="nothing is overwritten"):
         train(configuration(tmp_path, CHANGES, changes), run)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_processes_that_see_different_checkpoints_are_refused(tmp_path, monkeypatch):
+    """Weights that differ between them would never be made equal again."""
+    monkeypatch.setattr(loop, "all_gathered", lambda value, _: [value, value + 4])
+    with pytest.raises(TrainingError, match="begin at different steps, 0, 4"):
+        train(configuration(tmp_path, CHANGES), tmp_path / "run")
 
 
 def test_stages_of_the_same_job_go_on(tmp_path, monkeypatch):

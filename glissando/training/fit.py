@@ -80,7 +80,9 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
         loop.model.require_started()
     else:
         notes += load_start(config.start_from, config.model, loop.model)
-    if _begun_by_this_job(loop.run, config_text(config.as_dict())):
+    text = config_text(config.as_dict())
+    # A job that is put into its queue again may come to another machine, and another node never had the directory.
+    if _begun_by_this_job(loop.run, text) or (mirroring is not None and mirroring.mirror.is_begun(launch.job(), text)):
         return resume(out, progress=progress)
     if mirroring is not None and launch.rank() == 0:
         require_free(mirroring.mirror.url)

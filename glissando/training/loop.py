@@ -184,6 +184,12 @@ class Loop:
                     hook.load_state_dict(state.hooks[name])
             restore_rng(state.random, fabric.global_rank)
             self.state = dataclasses.replace(state, model={}, optimizer={}, random=[])
+        steps = all_gathered(self.state.step, fabric.world_size)
+        if len(set(steps)) > 1:
+            raise TrainingError(
+                f"the processes begin at different steps, {', '.join(map(str, sorted(set(steps))))}: not all see "
+                "the same checkpoints. Use a run directory that every node has access to."
+            )
         self.clock = Clock(self.state.seconds)
         self.budget.spend(self.state)
         self.budget.ended |= self._patience_is_over()
