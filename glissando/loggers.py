@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,7 +67,7 @@ class Wandb:
         self._run.log({name: value for name, value in row.items() if value != "" and name != "step"}, step=row["step"])
 
     def close(self) -> None:
-        self._run.finish()
+        self._run.finish(exit_code=int(sys.exc_info()[0] is not None))
 
 
 def import_wandb() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -38,8 +39,9 @@ class Metrics:
             logger.log(row)
 
     def close(self) -> None:
-        for logger in self.loggers:
-            logger.close()
+        with contextlib.ExitStack() as stack:
+            for logger in self.loggers:
+                stack.callback(logger.close)
 
 
 def append(path: Path, data: bytes) -> int:

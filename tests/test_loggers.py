@@ -20,7 +20,12 @@ class Stranger:
             pass
 
     def __init__(self, refuses: str | None = None) -> None:
-        self.refuses, self.opened, self.rows, self.ended = refuses, list[dict[str, Any]](), list[tuple[str, int]](), 0
+        self.refuses, self.opened, self.rows, self.ended = (
+            refuses,
+            list[dict[str, Any]](),
+            list[tuple[str, int]](),
+            list[int](),
+        )
 
     def init(self, **options: Any) -> Any:
         if self.refuses:
@@ -34,8 +39,8 @@ class Stranger:
                 assert "" not in values.values()
                 stranger.rows.append((options["id"], step))
 
-            def finish(self) -> None:
-                stranger.ended += 1
+            def finish(self, exit_code: int) -> None:
+                stranger.ended.append(exit_code)
 
         return There()
 
@@ -57,7 +62,7 @@ def test_weights_and_biases(tmp_path, monkeypatch):
     steps = [int(row["step"]) for row in metrics(tmp_path / "x")]
     assert {step for _, step in stranger.rows} == set(steps)
     assert stranger.rows[-1] == (first["id"], steps[-1])
-    assert stranger.ended == 2
+    assert stranger.ended == [1, 0]
     train(configuration(tmp_path, changes), tmp_path / "y")
     assert stranger.opened[-1]["id"] != first["id"]
 

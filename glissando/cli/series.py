@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -136,6 +137,6 @@ def _example(options: Options) -> None:
             rows.append(f"{number},{tick / 1e4:.4f},{a:.5f},{b:.5f}")
     write_atomic(out, ("\n".join(["series,t,a,b", *rows]) + "\n").encode())
     print(
-        f"{out}: {options.count} series of 700 steps; train on it: glissando series train --data.path {out} "
-        "--data.time t --data.group series --out runs/series"
+        f"{out}: {options.count} series of 700 steps; train on it: glissando series train "
+        f"--data.path {shlex.quote(str(out))} --data.time t --data.group series --out runs/series"
     )

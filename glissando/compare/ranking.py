@@ -83,8 +83,9 @@ def places(results: Sequence[ModelResult]) -> list[Place]:
 
 
 def extent(results: Sequence[ModelResult]) -> float:
-    """Bits per byte at the right end of the bars."""
-    return max((max(r.bits.high, r.bits.value) for r in results if r.bits is not None), default=1.0)
+    """Bits per byte at the right end of the bars, which the floor is not beyond."""
+    ends = [max(r.bits.high, r.bits.value, r.floor or 0.0) for r in results if r.bits is not None]
+    return max(ends, default=1.0)
 
 
 def prompt(results: Sequence[ModelResult]) -> str:

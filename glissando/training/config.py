@@ -18,7 +18,7 @@ from glissando.training.length import BUDGET_OPTIONS, Length, Positive
 from glissando.training.schedules import SCHEDULES, WarmupCosineOptions
 
 #: options of the machine, not of the training: a run may be resumed with others
-MACHINE = ("devices", "num_nodes", "context_parallel", "accelerator", "strategy")
+MACHINE = ("devices", "num_nodes", "context_parallel", "accelerator", "strategy", "tensorboard", "wandb")
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 

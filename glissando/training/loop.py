@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -208,10 +209,11 @@ class Loop:
 
     def close(self) -> None:
         """Once training has ended, by an error too."""
-        for hook in self.hooks:
-            hook.close()
-        if self.metrics is not None:
-            self.metrics.close()
+        with contextlib.ExitStack() as stack:  # all are closed, whatever one of them raises
+            if self.metrics is not None:
+                stack.callback(self.metrics.close)
+            for hook in reversed(self.hooks):
+                stack.callback(hook.close)
 
     # ---------------------------------------------------------------------- over processes
 
