@@ -22,6 +22,7 @@ import logging
 import os
 import shutil
 import sys
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,7 +108,7 @@ class Run:
             (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"could not make {path}: {error.strerror}. Choose a writable place.") from error
-        run._write_environment(environment() | dict(notes or {}))
+        run._write_environment({"id": uuid.uuid4().hex} | environment() | dict(notes or {}))
         return run
 
     def require_free(self, anew: bool = False) -> list[Path]:

@@ -19,7 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from training_runs import PLAIN, assert_same_tensors, call, command, configuration, crash_in, last_checkpoint, weights
 
 import glissando
-from glissando import remote
+from glissando import machine, remote, runs
 from glissando.cli import main
 from glissando.errors import ConfigError, RunError
 from glissando.remote import Mirror, fetched, work_directory
@@ -226,7 +226,9 @@ def test_what_was_trained_further_elsewhere_is_taken_up_and_ours_put_aside(tmp_p
     assert "is behind memory://book" in capsys.readouterr().err
 
 
-def test_another_run_under_the_same_url_is_not_written_over(tmp_path, cache):
+def test_another_run_under_the_same_url_is_not_written_over(tmp_path, cache, monkeypatch):
+    """Also where both were begun within one second, by the same command."""
+    monkeypatch.setattr(runs, "environment", lambda: machine.environment() | {"date": "2026-01-01T00:00:00+00:00"})
     trained(tmp_path, "memory://book")
     shutil.move(cache, tmp_path / "ours")
     empty()

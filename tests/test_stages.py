@@ -54,7 +54,7 @@ def test_training_starts_with_the_weights_of_the_other_run(start, tmp_path):
 
 def test_new_parts_are_named(start, tmp_path, capsys):
     steered(start, tmp_path)
-    assert "started anew: depth.control.bias, depth.control.weight" in capsys.readouterr().err
+    assert "so they start with new values: depth.control.bias, depth.control.weight" in capsys.readouterr().err
 
 
 def test_divergence_by_hand():
