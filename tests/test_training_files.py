@@ -12,7 +12,7 @@ from glissando import run_files as files
 from glissando.cli import main
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.runs import Run
-from glissando.training.fit import resume, train
+from glissando.training.fit import extend, resume, train
 
 
 def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path):
@@ -29,6 +29,9 @@ def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path):
         RunError, match=r"words\.txt is not the text that .*run was trained on: it has [\d,]+ bytes with"
     ):
         resume(run)
+    with pytest.raises(RunError, match=r"words\.txt is not the text that .*run was trained on"):
+        extend(run, tmp_path / "longer", {"steps": 4})
+    assert not (tmp_path / "longer").exists()
     with pytest.raises(ConfigError, match=r"has no option data\.name"):
         resume(run, texts={"data.name": str(moved)})
     assert main(["train", f"--resume={run}", f"--data.path={moved}"]) == 0

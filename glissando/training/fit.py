@@ -177,6 +177,7 @@ def extend(
     checkpoint = run.require_checkpoint()
     config = from_dict(RunConfig, Run.open(checkpoint).read_config(), "config.yaml")
     put_texts(config.data, texts or {})
+    require_texts(config.data, run)
     config.training = t = replace(config.training, **{**dict.fromkeys(BUDGETS), **options})
     config.check(math.prod(launch.processes(t)))
     state = TrainState.load(checkpoint)
