@@ -1,0 +1,82 @@
+"""The runs of a comparison as rows of a CSV of docs/comparison, which docs/figures.py reads.
+
+    python -m research.record DIR --corpus stories --bytes 8000000 --into docs/comparison/recipe.csv
+
+DIR is the directory of `glissando compare`. `--bytes` is the budget as text, which a comparison counts in tokens. A row
+that the file already has for the same corpus, bytes, model and seed is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from glissando.compare.measure import read_measured
+from glissando.compare.results import bits_on
+from glissando.config import read_yaml
+from glissando.runs import CONFIG
+from glissando.storage import write_atomic
+
+COLUMNS = (
+    "corpus", "bytes", "model", "seed", "learning_rate", "precision", "labels_told", "parameters", "bits_per_byte",
+    "low", "high", "held_out_bytes", "commit", "modified", "machine", "threads", "date",
+)  # fmt: skip
+KEY = ("corpus", "bytes", "model", "seed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, help="of a comparison")
+    parser.add_argument("--corpus", required=True, help="the text's name in the record")
+    parser.add_argument("--bytes", type=float, required=True, help="of text that each run was trained on")
+    parser.add_argument("--into", type=Path, required=True, metavar="CSV", help="made if it is missing")
+    options = parser.parse_args()
+    new = list(rows(options.directory, options.corpus, int(options.bytes)))
+    if not new:
+        sys.exit(f"{options.directory} has no finished run of a comparison")
+    old = []
+    if options.into.is_file():
+        with options.into.open(newline="") as file:
+            old = list(csv.DictReader(file))
+    write_atomic(options.into, as_csv([*old, *new]).encode())
+    print(f"{len(new)} run(s) recorded in {options.into}")
+
+
+def rows(directory: Path, corpus: str, size: int) -> Iterator[dict[str, Any]]:
+    """A row for each finished run of the comparison, in the order of models and seeds."""
+    for path in sorted(directory.glob("runs/*/*")):
+        figures = read_measured(path)
+        if figures is None or "failed" in figures:
+            continue
+        origin = figures["provenance"]
+        training = read_yaml((path / CONFIG).read_bytes())["training"]
+        yield {
+            "corpus": corpus,
+            "bytes": size,
+            "model": figures["model"],
+            "seed": figures["seed"],
+            "learning_rate": figures["learning_rate"],
+            "precision": training["precision"],
+            "parameters": figures["parameters"],
+            "bits_per_byte": bits_on(figures, slice(None)),
+            "held_out_bytes": round(sum(figures["held_out"]["bytes"])),
+            **{name: origin[name] for name in ("commit", "modified", "machine", "threads", "date")},
+        }
+
+
+def as_csv(found: list[dict[str, Any]]) -> str:
+    """With the last row of each corpus, size, model and seed."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows({tuple(str(row[name]) for name in KEY): row for row in found}.values())
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    main()
