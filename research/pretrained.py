@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -158,12 +159,24 @@ def _training(parts: list[Path]) -> dict[str, Any]:
     rows = [read_metrics(part / METRICS)[-1] for part in parts]
     record = Run.open(parts[-1]).read_environment()
     counted = "tokens" if "tokens" in rows[0] else "step"
+    text = {} if counted == "step" else {"megabytes": round(sum(map(_bytes_read, parts)) / 1e6, 1)}
     return {
         "steps" if counted == "step" else counted: int(sum(float(row[counted]) for row in rows)),
+        **text,
         "minutes_on_one_core": round(sum(float(row["seconds"]) for row in rows) / 60),
         "commit": record.get("git", {}).get("commit"),
         "date": str(record.get("date", ""))[:10],
     }
+
+
+def _bytes_read(part: Path) -> float:
+    """Of text that the run was trained on, from its log: nats a token over bits a byte, for the tokens of each row."""
+    before = total = 0.0
+    for row in read_metrics(part / METRICS):
+        tokens = float(row["tokens"])
+        total += (tokens - before) * float(row["train_loss"]) / math.log(2) / float(row["train_bits_per_byte"])
+        before = tokens
+    return total
 
 
 def _sections(packed: Path, name: str, front: dict[str, Any]) -> str:
@@ -189,8 +202,8 @@ def _sections(packed: Path, name: str, front: dict[str, Any]) -> str:
         "",
         f"    python -m research.pretrained {name}",
         "",
-        f"Trained as `models/{name}.yaml` says: {t['tokens']:,} tokens, {t['minutes_on_one_core']} minutes on one core "
-        "that other programs shared.",
+        f"Trained as `models/{name}.yaml` says: {t['tokens']:,} tokens ({t['megabytes']} MB of text), "
+        f"{t['minutes_on_one_core']} minutes on one core that other programs shared.",
         "",
         "## A text",
         "",
