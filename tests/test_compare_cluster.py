@@ -1,0 +1,318 @@
+"""Trainings of a comparison as tasks of Ray; without Ray, what the command and a worker say to each other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import comparison
+from training_runs import environment
+
+from glissando.cli import main
+from glissando.compare import worker
+from glissando.compare.cluster import Cluster, Workers
+from glissando.compare.measure import read_measured
+from glissando.compare.plan import Job
+from glissando.compare.table import Table
+from glissando.compare.worker import Order, WorkerEnding, carry_out
+from glissando.errors import ConfigError, MissingExtraError, RunError
+from glissando.runs import Run
+
+SMALL: dict[str, Any] = {
+    "data": {"seq_len": 32, "batch_size": 1, "valid_stories": 2},
+    "training": {"log_every": 1, "schedule": {"warmup_steps": 2}, "accelerator": "cpu"},
+}
+
+
+@pytest.fixture
+def _signals_as_they_were() -> Iterator[None]:
+    """A worker ignores SIGINT for good."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def order(tmp_path, monkeypatch, _signals_as_they_were) -> Order:
+    """Of one small training, with one thread; the process is as it was afterwards."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    asked = comparison(tmp_path, **SMALL)
+    asked.out.mkdir()
+    (asked.out / ".seal").touch()
+    job = Job("run", "transformer-nano", 0, 1e-3)
+    return Order(job, asked.config(job).as_dict(), asked.out, ".seal", os.getcwd(), [], ["glissando"], 1, False)
+
+
+def told(events: list[Any], stop_after: int | None = None) -> Callable[[list[Any]], bool]:
+    """What takes a worker's events, and asks to stop once it has taken so many reports."""
+    reports = []
+
+    def send(new: list[Any]) -> bool:
+        events.extend(new)
+        reports.append(len(new))
+        return stop_after is not None and len(reports) >= stop_after
+
+    return send
+
+
+# ---------------------------------------------------------------------- a worker, without Ray
+
+
+def test_a_worker_trains_measures_and_reports(order):
+    events: list[Any] = []
+    figures = carry_out(order, told(events))
+    path = order.job.path(order.out)
+    assert figures == read_measured(path)
+    assert isinstance(figures, dict)
+    assert figures["spent"]["step"] == 4
+    kinds = [event[0] for event in events]
+    assert events[0] == ("began", order.machine, os.getpid())
+    assert {"log", "status", "bits", "speed"} <= set(kinds)
+    assert "parameters 7,472" in "".join(event[1] for event in events if event[0] == "log")
+    record = Run(path).read_environment()
+    assert (record["threads"], record["command"]) == (1, ["glissando"])
+
+
+def test_a_worker_that_is_asked_to_stop_saves_and_its_successor_goes_on(order, monkeypatch):
+    monkeypatch.setattr(worker, "EVERY", 0.0)
+    order.config["training"]["save_every"] = 100
+    assert carry_out(order, told([], stop_after=4)) is None
+    run = Run(order.job.path(order.out))
+    checkpoint = run.latest_checkpoint()
+    assert checkpoint is not None
+    assert 0 < int(checkpoint.name.removeprefix("step-")) < 4
+    figures = carry_out(order, told([]))
+    assert isinstance(figures, dict)
+    assert figures["spent"]["step"] == 4
+    assert len(run.read_environment()["resumed"]) == 1
+
+
+def test_a_worker_that_a_signal_ends_lets_another_go_on(order, monkeypatch):
+    """SIGTERM, as a machine sends it that is shut down: saved, and an error that Ray gives to another worker."""
+    monkeypatch.setattr(worker, "EVERY", 0.0)
+    sent = []
+
+    def send(events: list[Any]) -> bool:
+        if any(kind == "bits" for kind, *_ in events) or len(sent) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        sent.append(events)
+        return False
+
+    with pytest.raises(WorkerEnding, match="saved"):
+        carry_out(order, send)
+    assert Run(order.job.path(order.out)).latest_checkpoint() is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seal": ".other"}, "does not see .*name an --out on a disk that all machines"),
+        ({"version": "0.0"}, "and the command 0.0: install the same"),
+        ({"imports": ["/none/mixer.py"]}, "no such Python file; all machines"),
+    ],
+)
+def test_a_worker_on_another_machine_names_it_and_what_it_lacks(order, changes, message, monkeypatch):
+    monkeypatch.setattr(worker.platform, "node", lambda: "node7")
+    error = carry_out(dataclasses.replace(order, **changes), told([]))
+    assert isinstance(error, RunError | ConfigError)
+    with pytest.raises(type(error), match=f"^on node7: .*{message}"):
+        raise error
+    assert not order.job.path(order.out).exists()
+
+
+# ---------------------------------------------------------------------- the command, without Ray
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cpus", "2"], "--cpus has no effect without --on ray"),
+        (["--ray_address", "auto"], "--ray_address has no effect without --on ray"),
+        (["--on", "rai"], "--on"),
+        (["--on", "ray", "--cpus", "0"], "--cpus must be at least 1, got 0"),
+        (["--on", "ray", "--gpus", "1.5"], "--gpus must be a whole number or a fraction below 1, got 1.5"),
+        (["--on", "ray", "--retries", "-1"], "--retries must be at least 0"),
+        (["--on", "ray", "--turns", "2"], "leave out one of the two"),
+    ],
+)
+def test_mistakes_on_the_command_line(arguments, message, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["compare", "transformer-nano", "--budget", "steps=1", "--out", str(out), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"--on ray needs ray: pip install -e '\.\[ray\]'"):
+        Cluster().check(comparison(tmp_path))
+
+
+def test_what_workers_report_is_in_the_table(tmp_path):
+    asked = comparison(tmp_path)
+    shown = Table(tmp_path, io.StringIO())
+    jobs = [Job("run", "a", seed, 1e-3) for seed in (0, 1)] + [Job("probe", "b", 0, 1e-3, "copy")]
+    workers = Workers(Cluster(), asked, shown)
+    workers._jobs = list(jobs)
+    for number in (0, 1, 2):
+        workers._take(number, jobs[number], ("began", "node1", 7))
+    assert {model: row["state"] for model, row in shown.rows.items()} == {"a": "2 run", "b": "copy"}
+    workers._take(0, jobs[0], ("bits", "1.2345"))
+    workers._take(1, jobs[1], ("log", "one\ntwo\n"))
+    workers._ended(jobs[0])
+    assert shown.rows["a"] == {"state": "run", "bits_byte": "1.2345"}
+    workers._take(0, jobs[0], ("status", "too late"))
+    assert 0 not in workers._at_work
+    workers._take(1, jobs[1], ("began", "node2", 8))
+    workers._ended(jobs[1])
+    assert shown.rows["a"]["state"] == "waiting"
+    shown.close(show=False)
+    log = (tmp_path / "compare.log").read_text()
+    assert f"[{jobs[1].title}] one\n[{jobs[1].title}] two\n" in log
+    assert f"{jobs[1].title}: its worker was lost; it goes on on node2" in log
+
+
+def test_a_budget_in_seconds_is_said_to_be_shared(tmp_path):
+    for budget, said in (("steps=4", False), ("seconds=4", True)):
+        file = io.StringIO()
+        asked = comparison(tmp_path)
+        asked.budget = type(asked.budget).parse(budget, "--budget")
+        with contextlib.closing(Table(tmp_path, file)) as shown:
+            Workers(Cluster(), asked, shown)
+        assert ("trainings on one machine share it" in file.getvalue()) == said
+
+
+# ---------------------------------------------------------------------- Ray itself
+
+TRAINED = [
+    "transformer-nano", "transformer-plus-nano", "--budget", "steps=40", "--contexts", "8",
+    "--allow_unequal", "--model.hidden_size", "16", "--model.depth.layers", "1", "--data.seq_len", "32",
+    "--data.batch_size", "2", "--data.valid_stories", "4", "--training.accelerator", "cpu", "--training.log_every", "2",
+    "--training.save_every", "5", "--training.schedule.warmup_steps", "2", "--training.precision", "32-true",
+]  # fmt: skip
+
+
+def program(out: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-W", "error", "-m", "glissando", "compare", *TRAINED, "--out", str(out), *arguments]
+
+
+def trainer(run: Path) -> int | None:
+    """The process that trains in a run: its lock says which."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((run / ".lock").read_text())
+    return None
+
+
+def at_step(out: Path, least: int) -> Path:
+    """A run that has a checkpoint of such a step, while it goes on."""
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline:
+        for found in out.glob("runs/*/*/checkpoints/step-*"):
+            run = found.parent.parent
+            done = (run / "summary.json").exists()
+            if not done and (found / "manifest.json").exists() and int(found.name.removeprefix("step-")) >= least:
+                return run
+        time.sleep(0.02)
+    raise AssertionError(f"no run in {out} has come to step {least}")
+
+
+def left_behind(temporary: Path) -> list[str]:
+    """Command lines of processes that name the folder."""
+    lines = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            text = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            lines += [text] if str(temporary) in text and process.name != str(os.getpid()) else []
+    return lines
+
+
+def measured(out: Path) -> dict[str, list[float]]:
+    """Nats of each held-out row, by run."""
+    figures = {path: json.loads(path.read_bytes()) for path in sorted(out.glob("runs/*/*/measured.json"))}
+    return {str(path.parent.relative_to(out)): each["held_out"]["nats"] for path, each in figures.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_killed_worker_is_replaced_and_the_results_are_those_without_ray(tmp_path):
+    """Two workers, one of which is killed while it trains: its run goes on from its checkpoint. Nothing of Ray is left,
+    and it writes nothing outside the temporary folder."""
+    pytest.importorskip("ray")
+    alone, out = tmp_path / "alone", tmp_path / "ray"
+    done = subprocess.run(program(alone), env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp") as temporary:
+        around = environment() | {"TMPDIR": temporary, "HOME": str(tmp_path), "RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'}
+        process = subprocess.Popen(program(out, "--on", "ray"), env=around, stderr=subprocess.PIPE, text=True)
+        killed = at_step(out, 10)
+        pid = trainer(killed)
+        assert pid is not None
+        assert pid != process.pid
+        os.kill(pid, signal.SIGKILL)
+        _, said = process.communicate(timeout=900)
+        assert process.returncode == 0, said
+        assert left_behind(Path(temporary)) == []
+        assert list(Path(temporary).iterdir()) == []
+    assert not (tmp_path / ".ray").exists()
+    assert "its worker was lost; it goes on on" in said
+    assert len(Run(killed).read_environment()["resumed"]) == 1
+    log = (out / "compare.log").read_text()
+    steps = re.findall(rf"^\[{killed.parent.name}, .*\] step (\d+),", log, re.MULTILINE)  # of its validations
+    assert [step for step in steps if int(step) < 10] == ["4", "8"]  # again, if it had started at step 0
+    assert steps[-1] == "40"
+    assert measured(out) == measured(alone)
+    assert len(measured(out)) == 2
+    assert (out / "report.html").is_file()
+    assert not list(out.glob(".cluster-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ctrl_c_saves_and_the_same_command_goes_on_without_ray(tmp_path):
+    pytest.importorskip("ray")
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        program(out, "--on", "ray"), env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    stopped = at_step(out, 5)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 130, said
+    assert "the same command continues from here" in said
+    assert "Traceback" not in said
+    run = Run(stopped)
+    checkpoint = run.latest_checkpoint()
+    assert checkpoint is not None
+    assert not run.read_environment().get("resumed")
+    done = subprocess.run(program(out), env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(measured(out)) == 2
+    assert len(run.read_environment()["resumed"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_mistake_found_by_a_worker_is_the_commands_error(tmp_path):
+    """A file that vanishes after the command has looked at it; and more cores than there are."""
+    pytest.importorskip("ray")
+    done = subprocess.run(
+        program(tmp_path / "a", "--on", "ray", "--cpus", "100000"),
+        env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "no machine of the cluster has 100000 CPUs" in done.stderr
+    assert "Traceback" not in done.stderr
