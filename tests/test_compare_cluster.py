@@ -29,6 +29,7 @@ from glissando.compare.plan import Job
 from glissando.compare.table import Table
 from glissando.compare.worker import Order, WorkerEnding, carry_out
 from glissando.errors import ConfigError, MissingExtraError, RunError
+from glissando.run_files import alone
 from glissando.runs import Run
 
 SMALL: dict[str, Any] = {
@@ -104,12 +105,12 @@ def test_a_worker_that_is_asked_to_stop_saves_and_its_successor_goes_on(order, m
 def test_a_worker_that_a_signal_ends_lets_another_go_on(order, monkeypatch):
     """SIGTERM, as a machine sends it that is shut down: saved, and an error that Ray gives to another worker."""
     monkeypatch.setattr(worker, "EVERY", 0.0)
-    sent = []
+    reports = []
 
     def send(events: list[Any]) -> bool:
-        if any(kind == "bits" for kind, *_ in events) or len(sent) == 3:
+        reports.append(events)
+        if len(reports) == 4:
             os.kill(os.getpid(), signal.SIGTERM)
-        sent.append(events)
         return False
 
     with pytest.raises(WorkerEnding, match="saved"):
@@ -132,6 +133,30 @@ def test_a_worker_on_another_machine_names_it_and_what_it_lacks(order, changes, 
     with pytest.raises(type(error), match=f"^on node7: .*{message}"):
         raise error
     assert not order.job.path(order.out).exists()
+
+
+def test_a_worker_waits_for_the_lock_of_a_lost_one(order, monkeypatch):
+    """Which is held for a while; and if it is held for good, another process trains there."""
+    monkeypatch.setattr(worker, "EVERY", 0.01)
+    path = order.job.path(order.out)
+    events: list[Any] = []
+    with contextlib.ExitStack() as held:
+        held.enter_context(alone(path))
+        monkeypatch.setattr(worker, "_LOCKED_FOR", 0.05)
+        assert "another process is training" in str(carry_out(order, told(events)))
+        monkeypatch.setattr(worker, "_LOCKED_FOR", 60.0)
+        before = len(events)
+
+        def send(new: list[Any]) -> bool:
+            events.extend(new)
+            if len(events) > before + 2:
+                held.close()
+            return False
+
+        figures = carry_out(order, send)
+    assert isinstance(figures, dict)
+    assert figures["spent"]["step"] == 4
+    assert any("is locked by another process" in str(event) for event in events)
 
 
 # ---------------------------------------------------------------------- the command, without Ray
@@ -306,13 +331,20 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_without_ray(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_mistake_found_by_a_worker_is_the_commands_error(tmp_path):
-    """A file that vanishes after the command has looked at it; and more cores than there are."""
+def test_what_the_user_has_to_change_is_an_error_of_the_command(tmp_path):
+    """More cores than there are; and, found by the worker alone, files of the user's own in a run's place."""
     pytest.importorskip("ray")
-    done = subprocess.run(
-        program(tmp_path / "a", "--on", "ray", "--cpus", "100000"),
-        env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert "no machine of the cluster has 100000 CPUs" in done.stderr
-    assert "Traceback" not in done.stderr
+    out = tmp_path / "out"
+    stray = out / "runs/transformer-nano/lr-0.002-seed-0/notes.txt"
+    for arguments, status, message in (
+        (["--cpus", "100000"], 2, "no machine of the cluster has 100000 CPUs"),
+        ([], 1, f"glissando compare: {stray.parent} is not a run"),
+    ):
+        command = program(out, "--on", "ray", *arguments)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+        stray.parent.mkdir(parents=True, exist_ok=True)
+        stray.write_text("mine")
+    assert stray.read_text() == "mine"

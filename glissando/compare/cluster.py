@@ -91,6 +91,7 @@ class Workers:
         self._stack = contextlib.ExitStack()
         self._ray: Any = None
         self._board: Any = None
+        self._taken: Any = None  # what the board has been asked for
         self._seal, self._has_gpus = "", False
         self._jobs: list[Job] = []  # by the number of their task
         self._begun: set[int] = set()
@@ -136,6 +137,7 @@ class Workers:
                         figures = self._figures(job, task)
                         self._ended(job)
                         yield job, figures
+                self._show(0)
         finally:
             if waiting:
                 self._stop(waiting)
@@ -195,10 +197,8 @@ class Workers:
 
     def _stop(self, waiting: dict[Any, Job]) -> None:
         """Have the trainings that are at work save, and drop the others; a second Ctrl-C ends them at once."""
-        print(
-            "\nstopping: each training completes the step in progress and saves; Ctrl-C again ends them at once",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+        text = "stopping: each training completes the step in progress and saves; Ctrl-C again ends them at once"
+        self.table.print(text, stays=True)
         try:
             self._show(len(waiting))
             for task, job in waiting.items():
@@ -219,10 +219,14 @@ class Workers:
 
     def _show(self, left: int) -> None:
         """What the workers have reported since the last time."""
-        errors = self._ray.exceptions
+        if self._taken is None:
+            self._taken = self._board.take.remote()
+        if not self._ray.wait([self._taken], timeout=EVERY)[0]:
+            return
+        taken, self._taken = self._taken, None
         try:
-            reported = self._ray.get(self._board.take.remote(), timeout=10)
-        except (errors.RayActorError, errors.GetTimeoutError):
+            reported = self._ray.get(taken)
+        except self._ray.exceptions.RayActorError:
             return  # what was reported is lost, and nothing else
         for number, event in reported:
             self._take(number, self._jobs[number], event)

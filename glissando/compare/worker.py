@@ -27,10 +27,13 @@ from glissando.compare.training import train_and_measure
 from glissando.config import from_dict
 from glissando.errors import ConfigError, GlissandoError, RunError, Stopped
 from glissando.imports import import_file
+from glissando.run_files import alone
 from glissando.training.config import RunConfig
 
 #: seconds between two reports of a worker
 EVERY = 0.5
+#: seconds in which the lock of a machine that is lost is free: NFS takes 90
+_LOCKED_FOR = 120.0
 
 #: what happened, such as ("status", "37 %"); see `Reporter`
 Event = tuple[Any, ...]
@@ -84,8 +87,9 @@ def carry_out(order: Order, send: Callable[[list[Event]], bool]) -> dict[str, An
     reporter.tell("began", platform.node(), os.getpid())
     try:
         _prepare(order)
-        config = from_dict(RunConfig, order.config)
-        return train_and_measure(config, order.job, order.job.path(order.out), reporter)
+        config, path = from_dict(RunConfig, order.config), order.job.path(order.out)
+        _wait_for(path, reporter)
+        return train_and_measure(config, order.job, path, reporter)
     except Stopped as error:
         if reporter.stop_asked():
             return None
@@ -121,6 +125,25 @@ def _prepare(order: Order) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for
     torch.set_num_threads(order.threads)
     keep_freed_memory()
+
+
+def _wait_for(run: Path, reporter: Reporter) -> None:
+    """Wait while the run's directory is locked: on a network disk the lock of a lost machine outlives it.
+
+    Raises RunError where it stays so, as another process trains there.
+    """
+    deadline = time.monotonic() + _LOCKED_FOR
+    while run.is_dir():
+        try:
+            with alone(run):
+                return
+        except RunError as error:
+            if not isinstance(error.__cause__, BlockingIOError) or time.monotonic() > deadline:
+                raise
+        reporter.status(f"{run} is locked by another process")
+        if reporter.stop_asked():
+            raise Stopped
+        time.sleep(EVERY)
 
 
 class Reporter:
