@@ -320,6 +320,13 @@ def _local_cluster(ray: Any) -> Iterator[None]:
                     object_store_memory=_SHARED_BYTES, _temp_dir=temporary, _plasma_directory=temporary,
                     _node_ip_address="127.0.0.1",
                 )  # fmt: skip
+        except Exception as error:
+            ray.shutdown()
+            raise TrainingError(
+                f"Ray does not start on this machine, which may be too busy: {error} Give the same command again, or "
+                "leave out --on ray"
+            ) from error
+        try:
             yield
         finally:
             ray.shutdown()
