@@ -314,19 +314,18 @@ def _local_cluster(ray: Any) -> Iterator[None]:
     os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: what else the machine does would come first
     with tempfile.TemporaryDirectory(prefix="ray-", dir=folder, ignore_cleanup_errors=True) as temporary:
         try:
-            with _unsignalled():
-                ray.init(
-                    address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-                    object_store_memory=_SHARED_BYTES, _temp_dir=temporary, _plasma_directory=temporary,
-                    _node_ip_address="127.0.0.1",
-                )  # fmt: skip
-        except Exception as error:
-            ray.shutdown()
-            raise TrainingError(
-                f"Ray does not start on this machine, which may be too busy: {error} Give the same command again, or "
-                "leave out --on ray"
-            ) from error
-        try:
+            try:
+                with _unsignalled():
+                    ray.init(
+                        address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+                        object_store_memory=_SHARED_BYTES, _temp_dir=temporary, _plasma_directory=temporary,
+                        _node_ip_address="127.0.0.1",
+                    )  # fmt: skip
+            except Exception as error:
+                raise TrainingError(
+                    f"Ray does not start on this machine, which may be too busy: {error} Give the same command again, "
+                    "or leave out --on ray"
+                ) from error
             yield
         finally:
             ray.shutdown()
