@@ -22,6 +22,7 @@ from training_runs import started
 from glissando.checkpoints import latest_checkpoint
 from glissando.cli import main
 from glissando.compare import run as compare
+from glissando.compare import training
 from glissando.compare.measure import MEASURED, read_measured
 from glissando.compare.plan import Amount
 from glissando.compare.results import bits_on
@@ -252,8 +253,8 @@ def test_no_models_seconds_are_spent_on_compiling(kind, expected, tmp_path, monk
         done.append("trained")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare, "warm_up", compiled)
-    monkeypatch.setattr(compare, "train", trained)
+    monkeypatch.setattr(training, "warm_up", compiled)
+    monkeypatch.setattr(training, "train", trained)
     asked = comparison(tmp_path, data={"seq_len": 32, "batch_size": 1})
     asked.given, asked.budget = ["liquid-ssm-nano"], Amount(kind, 2)
     asked.out.mkdir()

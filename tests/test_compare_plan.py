@@ -21,6 +21,7 @@ from glissando.compare.probes import PROBES, select_probes
 from glissando.compare.results import Finished, Runs, beyond, choose
 from glissando.compare.results import finished as measured_of
 from glissando.compare.table import Table
+from glissando.compare.training import with_vocabulary
 from glissando.config import from_dict
 from glissando.data import corpora
 from glissando.data.corpora import RecallOptions
@@ -79,7 +80,7 @@ def test_parameters_are_counted_at_the_published_vocabulary(tmp_path):
     asked = Comparison(["hybrid-ode", "gpt"], tmp_path, Amount("steps", 1))
     assert asked.parameters() == {"hybrid-ode": 29_781_249, "gpt": 30_503_424}
     job = Job("run", "gpt", 0, 1e-3)
-    assert asked.with_vocabulary(job).model.vocab_size == 50_257
+    assert with_vocabulary(asked.config(job)).model.vocab_size == 50_257
 
 
 def test_options_of_all_come_after_the_presets_own(tmp_path):
@@ -223,7 +224,7 @@ def test_seeds_have_one_vocabulary(tmp_path, monkeypatch):
     asked.write_plan()
     read = [corpora.build_corpus(asked.config(Job("run", "transformer-nano", seed, 1e-3)).data) for seed in (0, 1)]
     assert read[0].tokenizer.fingerprint == read[1].tokenizer.fingerprint
-    assert asked.with_vocabulary(Job("run", "transformer-nano", 1, 1e-3)).model.vocab_size == 300
+    assert with_vocabulary(asked.config(Job("run", "transformer-nano", 1, 1e-3))).model.vocab_size == 300
     assert _digest(read[0].batches("valid")) == _digest(read[1].batches("valid"))
     other = comparison(tmp_path, data=bpe(290))
     assert other.tokenizer.vocab_size == 290
@@ -231,7 +232,7 @@ def test_seeds_have_one_vocabulary(tmp_path, monkeypatch):
         patched.setattr(compare_plan, "build_tokenizer", None)
         assert comparison(tmp_path, data=bpe(300), seeds=3).tokenizer.vocab_size == 300
     other.write_plan()
-    assert other.with_vocabulary(Job("run", "transformer-nano", 0, 1e-3)).model.vocab_size == 290
+    assert with_vocabulary(other.config(Job("run", "transformer-nano", 0, 1e-3))).model.vocab_size == 290
     kept = (other.out / "tokenizer.json").read_bytes()
     (other.out / "runs/transformer-nano/lr-0.001-seed-0").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"lr-0\.001-seed-0 was trained with another tokenizer"):

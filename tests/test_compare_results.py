@@ -16,6 +16,7 @@ from glissando.compare.plan import Amount, Comparison, Job
 from glissando.compare.results import Finished, _welch, accuracy, choose, difference, estimate
 from glissando.compare.speed import _Entry, _memory
 from glissando.compare.table import Table
+from glissando.compare.training import with_vocabulary
 from glissando.errors import ConfigError
 from glissando.model import LanguageModel
 
@@ -144,7 +145,7 @@ def memory(tmp_path: Path, hidden_size: int, layers: int) -> float:
     data = {"batch_size": 2, "valid_stories": 4}
     training = {"accelerator": "cpu"}
     asked = Comparison(["transformer-nano"], tmp_path, Amount("steps", 1), model=sizes, data=data, training=training)
-    config = asked.with_vocabulary(Job("run", "transformer-nano", 0, 1e-3))
+    config = with_vocabulary(asked.config(Job("run", "transformer-nano", 0, 1e-3)))
     return _memory(_Entry(LanguageModel(config.model), config))
 
 

@@ -21,6 +21,7 @@ from glissando.compare.speed import measure_speed, training_memory
 from glissando.compare.table import Table, Turn
 from glissando.errors import ConfigError, GlissandoError
 from glissando.runs import Run
+from glissando.training.fit import train
 
 pytestmark = pytest.mark.timeout(600)
 TIMED = {"decode": {}, "state": {}, "train": {"median": 1.0, "low": 1.0, "high": 1.0}, "memory_mib": 1.0}
@@ -190,7 +191,7 @@ def test_speed_says_what_it_measures_and_how_long(tmp_path, monkeypatch):
     asked.write_plan()
     with contextlib.closing(Table(asked.out, io.StringIO())) as shown:
         for job in asked.run_jobs(dict.fromkeys(asked.names, 1e-3)):
-            compare.train(asked.config(job), job.path(asked.out), progress=Turn(shown, "", None))
+            train(asked.config(job), job.path(asked.out), progress=Turn(shown, "", None))
     said: list[str] = []
     measure_speed({path.parent.name: path for path in asked.out.glob("runs/*/*")}, [8], said.append, rounds=1)
     shares = [int(re.match(r"measuring speed, (\d+) %: .*; \d+:\d\d elapsed", line)[1]) for line in said]  # type: ignore[index]

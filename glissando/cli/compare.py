@@ -23,6 +23,7 @@ from glissando.cli.options import (
 from glissando.errors import ConfigError
 
 if TYPE_CHECKING:
+    from glissando.compare.cluster import Cluster
     from glissando.compare.plan import Comparison
 
 EXAMPLE = (
@@ -37,7 +38,7 @@ _USUAL = (1024, 128)
 def main(arguments: Sequence[str]) -> None:
     """Train what is missing, measure, and write the report."""
     options = parse(_parser(), arguments)
-    comparison = _comparison(options)
+    comparison, cluster = _comparison(options), _cluster(options)
     from glissando.allocator import keep_freed_memory
     from glissando.compare.run import compare
     from glissando.threads import threads_of
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     before = (threads_of(file.parent) for file in sorted(comparison.out.rglob("environment.json")))
     choose_threads(options, *_USUAL, before=next(before, None))  # what was interrupted goes on with as many
     try:
-        report, _ = compare(comparison)
+        report, _ = compare(comparison, cluster=cluster)
     except KeyboardInterrupt:
         print("\nstopped; the same command continues from here", file=sys.stderr)
         raise
@@ -83,6 +84,18 @@ def _comparison(options: Options) -> Comparison:
         turns=options.turns,
         **{name: options.sections.get(name, {}) for name in ("model", "data", "training")},
     )
+
+
+def _cluster(options: Options) -> Cluster | None:
+    """Where trainings run side by side; None: in this process."""
+    if options.on is None:
+        for name in ("ray_address", "cpus", "gpus", "retries"):
+            if name in options.given:
+                raise ConfigError(f"--{name} has no effect without --on ray: leave it out, or give that as well")
+        return None
+    from glissando.compare.cluster import Cluster
+
+    return Cluster(options.ray_address, options.cpus, options.gpus, options.retries)
 
 
 def _parser() -> Parser:
@@ -127,6 +140,31 @@ def _parser() -> Parser:
         type=whole,
         default=1,
         help="number of turns in which the trainings of one seed alternate, for a busy machine",
+    )
+    parser.add_argument(
+        "--on",
+        choices=["ray"],
+        help="ray: train side by side, as tasks of Ray on this machine or on a cluster whose machines all see --out",
+    )
+    parser.add_argument(
+        "--ray_address",
+        metavar="ADDRESS",
+        help="running Ray cluster: auto or HOST:6379 from one of its machines, ray://HOST:10001 from outside; by "
+        "default $RAY_ADDRESS if set, or else a cluster of this machine, which ends with the comparison",
+    )
+    parser.add_argument(
+        "--cpus", type=whole, default=1, help="CPU cores of each training with --on ray, and its number of threads"
+    )
+    parser.add_argument(
+        "--gpus",
+        type=number,
+        help="GPUs of each training with --on ray, also a fraction; by default 1 if the cluster has any, or else 0",
+    )
+    parser.add_argument(
+        "--retries",
+        type=whole,
+        default=3,
+        help="how often a training with --on ray is resumed by another worker after its worker was lost",
     )
     parser.add_argument("--allow_unequal", action="store_true", help="allow models of different size")
     add_threads_option(parser)

@@ -277,12 +277,6 @@ class Comparison:
             return False
         return migrated({"data": json.loads(plan.read_bytes()).get("tokenizer")})["data"] == requested
 
-    def with_vocabulary(self, job: Job) -> RunConfig:
-        """As `config`, with the vocabulary of the tokenizer in the place of the model's."""
-        config = self.config(job)
-        config.model.vocab_size = fitted_vocabulary(config.model.vocab_size, build_tokenizer(config.data).vocab_size)
-        return config
-
     def config(self, job: Job) -> RunConfig:
         """The resolved configuration of one training. All models read the same batches under the same seed."""
         model = self.models[job.model]

@@ -13,33 +13,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.compare.measure import measure, origin, read_measured, record_failure
+from glissando.compare.cluster import Cluster, Workers
+from glissando.compare.measure import origin, read_measured
 from glissando.compare.plan import Comparison, Job
 from glissando.compare.report import write_report
 from glissando.compare.results import Finished, ModelResult, beyond, bits_on, choose, finished, gather, reported
-from glissando.compare.speed import measure_speed, warm_up
-from glissando.compare.table import Table, Turn, TurnOver
-from glissando.errors import DivergenceError, Stopped, TrainingError
+from glissando.compare.speed import measure_speed
+from glissando.compare.table import Table
+from glissando.compare.training import train_and_measure, train_job
+from glissando.errors import TrainingError
 from glissando.machine import environment
 from glissando.progress import minutes
-from glissando.runs import Run
 from glissando.storage import write_atomic
-from glissando.training.fit import resume, train
 
 SPEED = "speed.json"
 #: raised when what is measured changes: older figures are not set beside new ones
 _SPEED_FORMAT = 2
 
 
-def compare(comparison: Comparison, show_table: bool = True) -> tuple[Path, list[ModelResult]]:
+def compare(
+    comparison: Comparison, show_table: bool = True, cluster: Cluster | None = None
+) -> tuple[Path, list[ModelResult]]:
     """Do what is missing of the comparison; returns the report's path and the results.
 
-    The table of all models, the best first, is printed at the end if `show_table`.
+    The table of all models, the best first, is printed at the end if `show_table`. With a `cluster` trainings are
+    tasks of Ray, side by side; else they follow each other in this process.
 
     Raises ConfigError, UnknownNameError, DataError or RunError before anything is trained where that can be known;
     TrainingError where no learning rate of any model works. Ctrl-C raises KeyboardInterrupt once the step in progress
     is saved.
     """
+    if cluster is not None:
+        cluster.check(comparison)
     comparison.check()
     _require_same(comparison)
     comparison.write_plan()
@@ -47,20 +52,20 @@ def compare(comparison: Comparison, show_table: bool = True) -> tuple[Path, list
     if comparison.shortened:
         changed = ", ".join(f"data.{name} {str(value).lower()}" for name, value in comparison.shortened.items())
         table.print(f"for the model of the fewest positions, all models are trained with {changed}", stays=True)
-    try:
-        return _compare(comparison, table)
-    finally:
-        table.close(show_table)
+    with contextlib.ExitStack() as stack:
+        stack.callback(table.close, show_table)
+        workers = None if cluster is None else stack.enter_context(Workers(cluster, comparison, table))
+        return _compare(comparison, table, workers)
 
 
-def _compare(comparison: Comparison, table: Table) -> tuple[Path, list[ModelResult]]:
+def _compare(comparison: Comparison, table: Table, workers: Workers | None) -> tuple[Path, list[ModelResult]]:
     for name, count in comparison.parameters().items():
         table.set(name, parameters=f"{count:,}", state="waiting")
-    chosen = _chosen(comparison, table)
-    runs = _finish_all(comparison, comparison.run_jobs(chosen), table)
+    chosen = _chosen(comparison, table, workers)
+    runs = _finish_all(comparison, comparison.run_jobs(chosen), table, workers)
     _show(comparison, runs, table)
     speed = _speed(comparison, runs, table)
-    _finish_all(comparison, comparison.probe_jobs(chosen), table)
+    _finish_all(comparison, comparison.probe_jobs(chosen), table, workers)
     table.print("writing the report")
     results = gather(comparison, chosen, speed)
     for name in comparison.names:
@@ -88,12 +93,12 @@ def _may_be_chosen(comparison: Comparison) -> list[dict[str, float]]:
     return [dict.fromkeys(comparison.names, rate) for rate in sorted({job.learning_rate for job in jobs})]
 
 
-def _chosen(comparison: Comparison, table: Table) -> dict[str, float]:
+def _chosen(comparison: Comparison, table: Table, workers: Workers | None = None) -> dict[str, float]:
     """model -> learning rate. Raises TrainingError where none works for any model."""
     if comparison.sweeps:
-        tried = _finish_all(comparison, comparison.sweep_jobs(), table)
+        tried = _finish_all(comparison, comparison.sweep_jobs(), table, workers)
         while further := beyond(comparison, tried):
-            tried += _finish_all(comparison, further, table)
+            tried += _finish_all(comparison, further, table, workers)
         chosen = choose(tried)
     else:
         chosen = {name: comparison.rates(name)[0] for name in comparison.names}
@@ -104,8 +109,10 @@ def _chosen(comparison: Comparison, table: Table) -> dict[str, float]:
     return chosen
 
 
-def _finish_all(comparison: Comparison, jobs: Sequence[Job], table: Table) -> list[Finished]:
+def _finish_all(comparison: Comparison, jobs: Sequence[Job], table: Table, workers: Workers | None) -> list[Finished]:
     """Each job trained and measured; in turns, those of one task and seed together."""
+    if workers is not None:
+        return _finish_on(workers, comparison, jobs, table)
     done = []
     for _, group in itertools.groupby(jobs, key=lambda job: (job.task, job.seed)):
         together = list(group)
@@ -119,8 +126,10 @@ def _take_turn(comparison: Comparison, jobs: Sequence[Job], turn: int, table: Ta
     """One of the turns before the last, which ends with `_finish`; a training that is further on waits."""
     began, speeds = time.perf_counter(), []
     for job in jobs:
-        if read_measured(job.path(comparison.out)) is None:
-            figures, speed = _train(comparison, job, table, turn / comparison.turns)
+        path = job.path(comparison.out)
+        if read_measured(path) is None:
+            comparison.require_same(job)
+            figures, speed = train_job(comparison.config(job), job, path, table, turn / comparison.turns)
             speeds += [] if speed is None else [speed]
             if figures is not None:
                 table.print(f"{job.title}: failed: {figures['failed']}")
@@ -137,18 +146,37 @@ def _finish(comparison: Comparison, job: Job, table: Table) -> Finished:
     path = job.path(comparison.out)
     figures = read_measured(path)
     if figures is None:
-        figures, _ = _train(comparison, job, table)
-        if figures is None:
-            figures = measure(job, path, lambda text: table.status(f"{job.title}: {text}"))
-            end = f"trained in {minutes(figures['spent']['seconds'])}"
-            if job.kind != "run" or comparison.seeds > 1:  # else the table has the figure
-                end += f", {bits_on(figures, slice(None)):.4f} bits/byte"
-        else:
-            end = f"failed: {figures['failed']}"
-        table.print(f"{job.title}: {end}")
+        figures = train_and_measure(comparison.config(job), job, path, table)
+        table.print(_ended(comparison, job, figures))
         table.set(job.model, state="waiting")
     _count(comparison, job, table)
     return Finished(job, path, figures)
+
+
+def _finish_on(workers: Workers, comparison: Comparison, jobs: Sequence[Job], table: Table) -> list[Finished]:
+    """As `_finish` of each job, side by side."""
+    found = {}
+    for job in jobs:
+        comparison.require_same(job)
+        if (figures := read_measured(job.path(comparison.out))) is not None:
+            found[job] = figures
+            _count(comparison, job, table)
+    with contextlib.closing(workers.results([job for job in jobs if job not in found])) as results:
+        for job, figures in results:
+            found[job] = figures
+            table.print(_ended(comparison, job, figures))
+            _count(comparison, job, table)
+    return [Finished(job, job.path(comparison.out), found[job]) for job in jobs]
+
+
+def _ended(comparison: Comparison, job: Job, figures: dict[str, Any]) -> str:
+    """How a training has ended, in a line."""
+    if "failed" in figures:
+        return f"{job.title}: failed: {figures['failed']}"
+    line = f"{job.title}: trained in {minutes(figures['spent']['seconds'])}"
+    if job.kind == "run" and comparison.seeds == 1:  # the table has the figure
+        return line
+    return f"{line}, {bits_on(figures, slice(None)):.4f} bits/byte"
 
 
 def _count(comparison: Comparison, job: Job, table: Table) -> None:
@@ -160,37 +188,6 @@ def _count(comparison: Comparison, job: Job, table: Table) -> None:
     }[job.kind]  # fmt: skip
     done = int(table.rows[job.model].get(column, "0/").partition("/")[0]) + 1
     table.set(job.model, **{column: f"{done}/{max(done, total)}"})  # a sweep may go on beyond the requested rates
-
-
-def _train(
-    comparison: Comparison, job: Job, table: Table, until: float = 1.0
-) -> tuple[dict[str, Any] | None, float | None]:
-    """Train the job until so much of its budget is spent; the figures of a failure, and the speed in tokens/s of the
-    steps taken, each None where there is none."""
-    comparison.require_same(job)
-    path = job.path(comparison.out)
-    shown = Turn(table, job.title, job.model if job.kind == "run" else None, until)
-    table.set(job.model, state=job.task or job.kind)
-    with contextlib.redirect_stderr(table.log):
-        try:
-            if comparison.config(job).training.seconds is not None:
-                table.status(f"{job.title}: compiling")  # a machine does so once: no model's seconds are spent on it
-                warm_up(comparison.with_vocabulary(job))
-            if path.is_dir() and not Run(path).has_only_begun():
-                resume(path, progress=shown)
-            else:
-                train(comparison.config(job), path, progress=shown)
-        except DivergenceError as error:
-            return record_failure(job, path, str(error)), shown.speed
-        except TurnOver:
-            pass
-        except Stopped:
-            if shown.stopping is None or shown.stopping.asked is not None:
-                raise
-    if shown.speed is not None:
-        table.speed(job.model, f"{job.model} {job.task}", shown.speed)
-    table.set(job.model, state="waiting")
-    return None, shown.speed
 
 
 def _show(comparison: Comparison, runs: list[Finished], table: Table) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from glissando.data.base import Batch
 from glissando.progress import QUIET_SECONDS
@@ -19,6 +20,18 @@ LOG = "compare.log"
 HEADINGS = ("model", "parameters", "rate", "sweep", "runs", "probes", "bits/byte", "state")
 #: a training that reads at less than this share of an earlier speed is slow
 _SLOW = 0.5
+
+
+class Shown(Protocol):
+    """What trainings are shown on: the table itself, or what reports to it from another process."""
+
+    @property
+    def log(self) -> TextIO: ...
+    def set(self, model: str, **cells: Any) -> None: ...
+    def status(self, text: str) -> None: ...
+    def speed(self, model: str, training: str, tokens_per_second: float) -> None: ...
+    def stop_asked(self) -> bool:
+        """Whether trainings shall stop without a signal to their own process."""
 
 
 class Table:
@@ -66,6 +79,10 @@ class Table:
                 "busy, so the time of this training does not show the speed of the model",
                 stays=True,
             )
+
+    def stop_asked(self) -> bool:
+        """Never: signals reach the process that has the table."""
+        return False
 
     def close(self, show: bool = True) -> None:
         """Leave the finished table, or nothing."""
@@ -128,7 +145,7 @@ class Turn(Progress):
     stopping  what asks it to stop from outside; None before the first step
     """
 
-    def __init__(self, table: Table, title: str, model: str | None, until: float = 1.0) -> None:
+    def __init__(self, table: Shown, title: str, model: str | None, until: float = 1.0) -> None:
         """`model` names the row that has the validations' bits per byte; none has them if None."""
         super().__init__(table.log)
         self.table, self.title, self.model, self.until = table, title, model, until
@@ -144,6 +161,8 @@ class Turn(Progress):
     def after_step(self, loop: Loop) -> None:
         """Stop as a signal would make it, with everything saved."""
         self.speed = (loop.state.tokens - self.first_tokens) / max(loop.clock.working(), 1e-9)
+        if self.table.stop_asked():
+            loop.budget.asked, loop.stopping.asked = True, signal.SIGINT
         if loop.budget.share >= self.until:
             loop.budget.asked = True
 
