@@ -70,6 +70,10 @@ def runs(tmp_path_factory) -> Path:
     (place / "book.txt").write_text(sample_text(200, seed=1))
     (place / "another.txt").write_text(story * 40)
     (place / "notes.jsonl").write_text('{"body": "The ship sailed at dawn."}\n' * 400)
+    (place / "corpus").mkdir()
+    for name in "ab":
+        (place / "corpus" / f"{name}.txt").write_text(story * 40)
+        shutil.copy(place / "notes.jsonl", place / "corpus" / f"{name}.jsonl")
     for name, said in (("good", "happy\nglad"), ("bad", "sad\nafraid"), ("openings", "Once upon a time\nOnce, a fox")):
         (place / f"{name}.txt").write_text(said + "\n")
     shutil.copy(ROOT / "examples" / "add_a_mixer.py", place / "my_mixer.py")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -65,14 +65,20 @@ class DocumentCorpus(Corpus):
         return block
 
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        return self._train_batches(start, shard) if split == "train" else self._valid_batches(start, shard)
+        if split == "valid":
+            return self._valid_batches(start, shard)
+        return (batch for (batch,) in self.steps(start, [shard]))
 
-    def _train_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        rows = np.array(shard_rows(self.batch_size, shard))
-        number = start
+    def steps(self, start: int, shards: Sequence[Shard]) -> Iterator[list[Batch]]:
+        """As of every corpus; the source is read once for all shards."""
+        rows = [np.array(shard_rows(self.batch_size, shard)) for shard in shards]
+        return ([block.batch(mine) for mine in rows] for block in self._endless(start))
+
+    def _endless(self, number: int) -> Iterator[Block]:
+        """Training blocks from the number-th on, epoch after epoch."""
         while True:
             for block in self._train_blocks(number):
-                yield block.batch(rows)
+                yield block
                 number += 1
             # The end of the source: `number` is an epoch's count of batches, or lay beyond it from the start.
             per_epoch = self._per_epoch()

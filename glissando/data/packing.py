@@ -14,6 +14,8 @@ from glissando.data.base import IGNORED, Batch
 from glissando.data.documents import Document, Place, Source
 from glissando.data.tokenizers import Tokenizer
 
+_AT_ONCE, _CHARACTERS_AT_ONCE = 16, 1 << 18
+
 
 class Mark(NamedTuple):
     """Where block number `block` begins: at token `token` of the document at `place` (0: its leading eos)."""
@@ -77,13 +79,16 @@ class Rows(NamedTuple):
 
     def _pieces(self, documents: Source, place: Place) -> Iterator[_Tokens]:
         """The stream in pieces: `eos doc` for every document, and one eos at the end."""
-        for document in documents.read(place):
-            yield self._tokens(document)
+        for group in _groups(documents.read(place)):
+            yield from self._tokens(group)
         yield _Tokens(place, np.array([self.tokenizer.eos_id], np.int32), np.ones(1, np.int32))
 
-    def _tokens(self, document: Document) -> _Tokens:
-        """`eos doc` and the bytes each token stands for; an end counts as one byte, whatever it is called."""
-        ids = self.tokenizer.encode_batch([document.text])[0].astype(np.int32)
+    def _tokens(self, documents: list[Document]) -> list[_Tokens]:
+        """Of each, `eos doc` and the bytes each token stands for; an end counts as one byte, whatever it is called."""
+        encoded = self.tokenizer.encode_batch([document.text for document in documents])
+        return [self._measured(*each) for each in zip(documents, encoded, strict=True)]
+
+    def _measured(self, document: Document, ids: np.ndarray) -> _Tokens:
         lengths = self.tokenizer.byte_lengths
         if lengths is not None:
             sizes = lengths[ids].astype(np.int32)
@@ -92,7 +97,7 @@ class Rows(NamedTuple):
             total, n = len(document.text.encode()), max(1, len(ids))
             sizes = np.diff(np.arange(len(ids) + 1, dtype=np.int64) * total // n).astype(np.int32)
         end, one = np.array([self.tokenizer.eos_id], np.int32), np.ones(1, np.int32)
-        return _Tokens(document.place, np.concatenate([end, ids]), np.concatenate([one, sizes]))
+        return _Tokens(document.place, np.concatenate([end, ids.astype(np.int32)]), np.concatenate([one, sizes]))
 
     def _packed(self, mark: Mark, held: deque[_Tokens], used: int, n: int) -> Block:
         """The `n` tokens from token `used` of `held` on as rows; the last is padded if it is not full."""
@@ -121,8 +126,7 @@ class Rows(NamedTuple):
         ids = np.full((len(group), width), self.tokenizer.eos_id, np.int64)
         sizes = np.zeros((len(group), width), np.int64)
         lengths = np.zeros(len(group), np.int64)
-        for row, document in enumerate(group):
-            piece = self._tokens(document)
+        for row, piece in enumerate(self._tokens(group)):
             length = min(len(piece.ids), width)
             ids[row, :length], sizes[row, :length] = piece.ids[:length], piece.sizes[:length]
             sizes[row, length : length + 1] = 1  # the closing eos, where it fits
@@ -136,3 +140,17 @@ class _Tokens(NamedTuple):
     place: Place
     ids: np.ndarray  # (n,)
     sizes: np.ndarray  # (n,) bytes
+
+
+def _groups(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Documents that are tokenised at once: few enough to be held, so many that a tokenizer's threads have work."""
+    group: list[Document] = []
+    size = 0
+    for document in documents:
+        group.append(document)
+        size += len(document.text)
+        if len(group) == _AT_ONCE or size > _CHARACTERS_AT_ONCE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
