@@ -346,6 +346,30 @@ class HubOptions(DataOptions):
                 raise ConfigError(f"data.{name} would do nothing: data.file {self.file} takes the place of the splits")
 
 
+@options
+class HubStreamOptions(DataOptions):
+    """A data set by name, read over the network as training goes, in its order.
+
+    name             of the data set, or a short one: tinystories
+    subset           the data set's, where it has several
+    revision         of the data set; none: the latest
+    text_field       the name of its text
+    train_split      the split to train on
+    valid_split      the one to validate on; none: the beginning of train_split, which is then not trained on
+    max_bytes        how much of the training text to read before it starts again; none: all
+    max_valid_bytes  of the held-out text, which is kept in memory
+    """
+
+    name: str = "tinystories"
+    subset: str | None = None
+    revision: str | None = None
+    text_field: str = "text"
+    train_split: str = "train"
+    valid_split: str | None = "validation"
+    max_bytes: PositiveInt | None = None
+    max_valid_bytes: PositiveInt = 4_000_000
+
+
 for _name, _options, _target in (
     ("stories", StoriesOptions, "stories:StoriesCorpus"),
     ("text", TextOptions, "text:TextCorpus"),
@@ -360,6 +384,7 @@ for _name, _options, _target in (
     ("selective_copy", SelectiveCopyOptions, "copying:SelectiveCopyCorpus"),
     ("induction", InductionOptions, "copying:InductionCorpus"),
     ("hub", HubOptions, "hub:HubCorpus"),
+    ("hub_stream", HubStreamOptions, "hub_stream:HubStreamCorpus"),
 ):
     CORPORA.add(_name, _options, f"glissando.data.{_target}")
 
