@@ -35,7 +35,8 @@ def test_the_recipes_data_stream_by_the_same_command(tmp_path, monkeypatch, caps
     lines = [json.dumps({"text": f"Page {i} of a web that has many pages. " * 3, "score": 3.5}) for i in range(200)]
     for number in range(2):
         (folder / f"train-{number}.jsonl").write_text("\n".join(lines[100 * number : 100 * number + 100]))
-    small = "--model.vocab_size 256 --model.hidden_size 16 --model.depth.layers 1 --model.mixer.heads 2 --data.seq_len 16 --data.batch_size 16"
+    small = "--model.vocab_size 256 --model.hidden_size 16 --model.depth.layers 1 --model.mixer.heads 2"
+    small += " --data.seq_len 16 --data.batch_size 16"
     given = f"--data.name {folder} --data.subset null --data.tokenizer bytes --data.max_valid_bytes 500"
     given += " --training.steps 2 --training.compile false --training.accelerator cpu --training.precision 32-true"
     run = tmp_path / "run"

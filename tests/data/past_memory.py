@@ -1,6 +1,8 @@
 """Reads a corpus all over and trains on it; prints what that took as one JSON line.
 
-past_memory.py OPTIONS  where OPTIONS is JSON: {"data": {...}, "starts": [batch numbers], "out": DIR}
+past_memory.py OPTIONS, which are JSON: {"data": {...}, "small": {...}, "starts": [...], "out": DIR}
+
+small   options of `data` that differ for a small text;  starts  numbers of batches
 """
 
 from __future__ import annotations
@@ -35,8 +37,7 @@ def clocks() -> tuple[float, float]:
 def main() -> None:
     given = json.loads(sys.argv[1])
     # What training imports late is counted to the imports, as are the buffers of PyTorch's first steps.
-    small = {**given["data"], "path": given["small"], "valid_path": None}
-    train(config(small), Path(given["out"]) / "small")
+    train(config({**given["data"], **given["small"]}), Path(given["out"]) / "small")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew from here
     imports, times = peak_bytes(), [clocks()]
     corpus = build_corpus(from_dict(CORPORA.section(), given["data"], "data"))

@@ -60,8 +60,8 @@ def place(tmp_path: Path) -> Iterator[Path]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def measured(data: dict[str, Any], starts: list[int], small: Path, out: Path) -> dict[str, Any]:
-    given = {"data": data, "starts": starts, "small": str(small), "out": str(out)}
+def measured(data: dict[str, Any], starts: list[int], small: dict[str, str], out: Path) -> dict[str, Any]:
+    given = {"data": data, "starts": starts, "small": small, "out": str(out)}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("past_memory.py")), json.dumps(given)],
         capture_output=True,
@@ -99,7 +99,7 @@ def test_memory_is_bounded_while_rows_are_drawn_all_over(kind: str, files: int, 
     else:
         # Batches are numbered in the order of the file: into its last tenth, then back by the marks.
         starts = [0, int(0.85 * size) // 8192, *(int(share * size) // 8192 for share in (0.5, 0.1, 0.8, 0.3))]
-    found = measured(data, starts, small, place / "runs")
+    found = measured(data, starts, {"path": str(small)}, place / "runs")
     with capfd.disabled():
         print(f"\nwritten in {written:.0f} s")
         report(f"{kind}, {files} files", size, found)
@@ -115,9 +115,27 @@ def test_a_bpe_reads_a_sample_and_tokens_go_to_the_disk(place: Path, capfd: Any)
     write_text(small := place / "small.txt", 10**6, 99)
     data: dict[str, Any] = {"kind": "text", "path": str(folder / "*.txt"), "seq_len": 256, "batch_size": 32}
     data |= {"tokenizer": {"kind": "bpe", "vocab_size": 1024}, "max_valid_bytes": 10**6}
-    found = measured(data, list(range(0, 1000, 10)), small, place / "runs")
+    found = measured(data, list(range(0, 1000, 10)), {"path": str(small)}, place / "runs")
     size = sum(path.stat().st_size for path in folder.iterdir())
     with capfd.disabled():
         print()
         report("bpe, 2 files", size, found)
+    assert found["peak"] < BOUND
+
+
+def test_a_stream_is_not_kept(place: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for folder, files, size in ((place / "set", 4, 125 * 10**6), (place / "small", 1, 10**7)):
+        folder.mkdir()
+        for number in range(files):
+            write_documents(folder / f"train-{number}.jsonl", size, number)
+    data: dict[str, Any] = {"kind": "hub_stream", "name": str(place / "set"), "valid_split": None}
+    data |= {"max_valid_bytes": 10**6, "seq_len": 256, "batch_size": 32}
+    size = sum(path.stat().st_size for path in (place / "set").iterdir())
+    starts = [0, *(int(share * size) // 8192 for share in (0.8, 0.2, 0.5))]
+    found = measured(data, starts, {"name": str(place / "small")}, place / "runs")
+    with capfd.disabled():
+        print()
+        report("hub_stream, 4 files", size, found)
     assert found["peak"] < BOUND
