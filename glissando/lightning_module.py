@@ -59,8 +59,7 @@ class TrainingModule(pl.LightningModule):
         """Micro-batches of data.batch_size rows a step, over all parts and processes."""
         parts, rank, world = self.trainer.accumulate_grad_batches, self.trainer.global_rank, self.trainer.world_size
         shards = [Shard(rank * parts + part, world * parts) for part in range(parts)]
-        streams = [self.corpus.batches("train", start=self.trainer.global_step, shard=shard) for shard in shards]
-        return itertools.chain.from_iterable(zip(*streams, strict=True))
+        return itertools.chain.from_iterable(self.corpus.steps(self.trainer.global_step, shards))
 
     def val_dataloader(self) -> Iterable[Batch]:
         return _HeldOut(self.corpus, Shard(self.trainer.global_rank, self.trainer.world_size))

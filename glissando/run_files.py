@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from glissando.data.textfile import named_files
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.runs import LOCK, Run
 from glissando.storage import record
@@ -34,9 +35,16 @@ def put_texts(data: Any, texts: Mapping[str, str]) -> None:
         setattr(data, name, path)
 
 
-def fingerprints(data: Any) -> dict[str, dict[str, Any]]:
-    """SHA-256 and size of each file that `data` names, by its option; of one above 1 GiB, the digest of its first and
-    last 16 MiB."""
+#: of a text: SHA-256 and size, or a list of them, each with the file's path, where a pattern names several files
+Fingerprint = dict[str, Any] | list[dict[str, Any]]
+
+
+def fingerprints(data: Any) -> dict[str, Fingerprint]:
+    """SHA-256 and size of each file that `data` names, by its option.
+
+    Of an option's files that have more than 1 GiB together, those above 32 MiB are known by the digest of their first
+    and last 16 MiB.
+    """
     return {option: _fingerprint(path) for option, path in _texts(data).items()}
 
 
@@ -47,16 +55,16 @@ def require_texts(data: Any, run: Run) -> None:
     """
     known = run.read_environment().get(TEXTS, {})
     for option, path in _texts(data).items():
-        if not path.is_file():
+        found = named_files(path)
+        if not found or not all(each.is_file() for each in found):
             raise DataError(
                 f"there is no file {path}, which {run.path} is trained on; if it has moved, give its new path: "
                 f"glissando train --resume {run.path} --{option} FILE"
             )
-        if option in known and (now := _fingerprint(path)) != (then := known[option]):
+        if option in known and (difference := _difference(path, known[option])):
             raise RunError(
-                f"{path} is not the text that {run.path} was trained on: it has {_shown(now)}, and that had "
-                f"{_shown(then)}. Give the original with --{option} FILE, or train on this one: "
-                f"glissando train --from {run.path}"
+                f"{path} is not the text that {run.path} was trained on: {difference}. Give the original with "
+                f"--{option} FILE, or train on this one: glissando train --from {run.path}"
             )
 
 
@@ -97,9 +105,16 @@ def _texts(data: Any) -> dict[str, Path]:
     return {f"data.{n}": Path(getattr(data, n)).expanduser() for n in _NAMES if getattr(data, n, None)}
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def _fingerprint(path: Path) -> Fingerprint:
+    files = named_files(path)
+    are_large = sum(each.stat().st_size for each in files) > _WHOLE_BYTES
+    found = [_of_file(each, are_large) for each in files]
+    return found[0] if files == [path] else [{"file": str(each)} | of for each, of in zip(files, found, strict=True)]
+
+
+def _of_file(path: Path, ends_alone: bool) -> dict[str, Any]:
     size = path.stat().st_size
-    if size <= _WHOLE_BYTES:
+    if not ends_alone or size <= 2 * _END_BYTES:
         return record(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -109,6 +124,25 @@ def _fingerprint(path: Path) -> dict[str, Any]:
     return {"sha256_of_ends": digest.hexdigest(), "size": size}
 
 
+def _difference(path: Path, known: Fingerprint) -> str | None:
+    """How the text at `path` differs from `known`, in words; the names of its files make no difference."""
+    now, then = ([of] if isinstance(of, dict) else of for of in (_fingerprint(path), known))
+    here, there = ([_without_name(of) for of in files] for files in (now, then))
+    if here == there:
+        return None
+    if len(now) == len(then) == 1:
+        return f"it has {_shown(now[0])}, and that had {_shown(then[0])}"
+    lost = [_shown(of) for of, digest in zip(then, there, strict=True) if digest not in here]
+    new = [_shown(of) for of, digest in zip(now, here, strict=True) if digest not in there]
+    told = [f"{len(files)} {what}, the first {files[0]}" for what, files in (("lost", lost), ("new", new)) if files]
+    return f"{len(now)} files instead of {len(then)}, {'; '.join(told) or 'in another order'}"
+
+
+def _without_name(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fingerprint.items() if key != "file"}
+
+
 def _shown(fingerprint: Mapping[str, Any]) -> str:
     digest = fingerprint.get("sha256") or fingerprint.get("sha256_of_ends")
-    return f"{fingerprint.get('size'):,} bytes with SHA-256 {str(digest)[:12]}..."
+    name = f"{fingerprint['file']} of " if "file" in fingerprint else ""
+    return f"{name}{fingerprint.get('size'):,} bytes with SHA-256 {str(digest)[:12]}..."

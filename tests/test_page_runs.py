@@ -37,10 +37,13 @@ NOT_RUN = {
     ("clusters.md", "glissando train --config book.yaml --out runs/book"): "torchrun or Slurm on several nodes; "
     "tests/test_restarts.py starts two of them on one machine",
     ("devices.md", "glissando train --preset continuous-transformer-124m --training.tokens 2.5e9 --out runs/124m"): (
-        "downloads FineWeb-Edu and a vocabulary; tests/test_presets_124m.py trains it on generated ids"
+        "streams FineWeb-Edu and downloads a vocabulary; tests/test_presets_124m.py trains it on generated ids"
     ),
     ("training.md", "glissando train --preset transformer-nano --data.kind hub"): (
         "downloads TinyStories; tests/test_training.py reads a data set of one's own"
+    ),
+    ("training.md", "glissando train --preset transformer-nano --data.kind hub_stream"): (
+        "streams TinyStories; tests/data/test_hub_stream.py streams a local data set"
     ),
     ("export.md", "glissando export runs/first --to web --out page"): (
         "npm fetches the runtime; tests/test_export_web.py opens such a page in a browser"
@@ -70,6 +73,10 @@ def runs(tmp_path_factory) -> Path:
     (place / "book.txt").write_text(sample_text(200, seed=1))
     (place / "another.txt").write_text(story * 40)
     (place / "notes.jsonl").write_text('{"body": "The ship sailed at dawn."}\n' * 400)
+    (place / "corpus").mkdir()
+    for name in "ab":
+        (place / "corpus" / f"{name}.txt").write_text(story * 40)
+        shutil.copy(place / "notes.jsonl", place / "corpus" / f"{name}.jsonl")
     for name, said in (("good", "happy\nglad"), ("bad", "sad\nafraid"), ("openings", "Once upon a time\nOnce, a fox")):
         (place / f"{name}.txt").write_text(said + "\n")
     shutil.copy(ROOT / "examples" / "add_a_mixer.py", place / "my_mixer.py")

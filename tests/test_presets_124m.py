@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 
@@ -19,9 +21,30 @@ def test_the_recipes_are_of_one_size_and_differ_in_the_model_alone():
     first, *others = [{key: load_preset(name)[key] for key in ("data", "training")} for name in RECIPES]
     assert all(other == first for other in others)
     data, training = first["data"], first["training"]
-    assert (data["kind"], data["tokenizer"], data["seq_len"] * data["batch_size"]) == ("hub", "gpt2", 2**19)
+    assert (data["kind"], data["tokenizer"], data["seq_len"] * data["batch_size"]) == ("hub_stream", "gpt2", 2**19)
     assert (training["precision"], training["compile"]) == ("bf16-mixed", True)
     assert all(load_preset(name)["model"]["vocab_size"] >= 50257 for name in RECIPES)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_recipes_data_stream_by_the_same_command(tmp_path, monkeypatch, capsys):
+    """A small model with the recipe's options, on a local data set that the library streams."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (folder := tmp_path / "set").mkdir()
+    lines = [json.dumps({"text": f"Page {i} of a web that has many pages. " * 3, "score": 3.5}) for i in range(200)]
+    for number in range(2):
+        (folder / f"train-{number}.jsonl").write_text("\n".join(lines[100 * number : 100 * number + 100]))
+    small = "--model.vocab_size 256 --model.hidden_size 16 --model.depth.layers 1 --model.mixer.heads 2"
+    small += " --data.seq_len 16 --data.batch_size 16"
+    given = f"--data.name {folder} --data.subset null --data.tokenizer bytes --data.max_valid_bytes 500"
+    given += " --training.steps 2 --training.compile false --training.accelerator cpu --training.precision 32-true"
+    run = tmp_path / "run"
+    command = ["train", "--preset", "transformer-124m", *small.split(), *given.split(), "--out", str(run)]
+    assert main(command) == 0, capsys.readouterr()
+    assert Run.open(run).read_config()["data"]["kind"] == "hub_stream"
+    assert Run.open(run).read_config()["training"]["accumulate"] == 16
+    assert main(["evaluate", str(run)]) == 0
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 from training_runs import configuration
@@ -10,8 +12,10 @@ from training_runs import configuration
 import glissando
 from glissando import run_files as files
 from glissando.cli import main
+from glissando.config import from_dict
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.runs import Run
+from glissando.training.config import RunConfig
 from glissando.training.fit import extend, resume, train
 
 
@@ -52,6 +56,48 @@ def test_the_ends_of_a_large_text_stand_for_it(tmp_path, monkeypatch):
     assert files.fingerprints(data) != before
     path.write_bytes(text + b"!")
     assert files.fingerprints(data) != before
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_a_run_on_a_pattern_knows_every_file(kind, tmp_path):
+    """One that is changed, new, lost or vanished is named; all of them may have moved or been renamed."""
+    suffix = "txt" if kind == "text" else kind
+    (folder := tmp_path / "corpus").mkdir()
+    for name in "abc":
+        lines = [f"{name}{i} and some words" for i in range(60)]
+        lines = [json.dumps({"text": line}) for line in lines] if kind == "jsonl" else lines
+        (folder / f"{name}.{suffix}").write_text("\n".join(lines))
+    data = {"kind": kind, "path": str(folder / f"*.{suffix}"), "seq_len": 16, "batch_size": 4}
+    data |= {"max_valid_bytes": 100} if kind == "text" else {"valid_batches": 1}
+    config = from_dict(RunConfig, {**configuration(tmp_path).as_dict(), "data": data}, "test")
+    config.training.steps = 2
+    run = train(config, tmp_path / "run").path
+    known = Run.open(run).read_environment()["texts"]["data.path"]
+    assert [Path(each["file"]).name for each in known] == [f"{name}.{suffix}" for name in "abc"]
+    resume(run)
+
+    b = folder / f"b.{suffix}"
+    before = b.read_bytes()
+    b.write_bytes(before[:-9] + before[-9:].upper())
+    told = rf"3 files .* 3, 1 lost, the first \S+b\.{suffix} of .* 1 new, .*/b\.{suffix}"
+    with pytest.raises(RunError, match=told):
+        resume(run)
+    b.unlink()
+    with pytest.raises(RunError, match=rf"2 files instead of 3, 1 lost, the first .*/b\.{suffix} of [\d,]+ bytes"):
+        resume(run)
+    b.write_bytes(before)
+    (folder / f"d.{suffix}").write_bytes(before + b" ")
+    with pytest.raises(RunError, match=rf"4 files instead of 3, 1 new, the first .*/d\.{suffix} of"):
+        resume(run)
+    (folder / f"d.{suffix}").unlink()
+    b.rename(folder / f"d.{suffix}")
+    with pytest.raises(RunError, match="3 files instead of 3, in another order"):
+        resume(run)
+    (folder / f"d.{suffix}").rename(folder / f"b2.{suffix}")
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(DataError, match=r"no file .*--resume .*run --data\.path FILE"):
+        resume(run)
+    resume(run, texts={"data.path": str(tmp_path / "moved" / f"*.{suffix}")})
 
 
 def test_two_processes_do_not_train_in_one_directory(tmp_path):

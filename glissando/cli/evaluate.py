@@ -79,13 +79,13 @@ def main(arguments: Sequence[str]) -> None:
 
 def _score(options: Options) -> None:
     """The run's own text, a file or another corpus, and what else was requested."""
-    from glissando.data.textfile import open_file
+    from glissando.data.textfile import open_files
     from glissando.loading import load
     from glissando.runs import Run
 
     run = Run.open(options.run)
     if options.file is not None:
-        open_file(options.file, "--file")
+        open_files(options.file, "--file", "*.txt")
     trained = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
     config = _scored(options, to_dict(trained))
     device = device_of(options)

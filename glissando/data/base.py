@@ -83,6 +83,11 @@ class Corpus(ABC):
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Training batches without end from batch number `start`, or the held-out ones once."""
 
+    def steps(self, start: int, shards: Sequence[Shard]) -> Iterator[list[Batch]]:
+        """Training batches without end from batch number `start`, each as those of `shards`."""
+        streams = [self.batches("train", start=start, shard=shard) for shard in shards]
+        return map(list, zip(*streams, strict=True))
+
     @abstractmethod
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
         """`n` held-out beginnings for samples; deterministic in `seed`."""

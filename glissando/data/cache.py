@@ -6,11 +6,12 @@ import hashlib
 import logging
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from glissando.cache_directory import cache_dir
+from glissando.data.joined import Joined
 from glissando.data.textfile import FileArray, pieces
 from glissando.data.tokenizers import Tokenizer
 from glissando.storage import write_atomic
@@ -33,30 +34,48 @@ def unsealed(path: Path) -> bytes | None:
     return data[:-_SEAL] if sealed(data[:-_SEAL]) == data else None
 
 
-def token_file(data: FileArray, tokenizer: Tokenizer, *, ascii_only: bool = False) -> FileArray:
-    """(N,) tokens of UTF-8 bytes `data`, uint16 or uint32; computed once per content and tokenizer, and again where the
-    file of them is damaged: their SHA-256 stands at its end.
+class TokenFile(NamedTuple):
+    """The tokens of a text, in a file."""
+
+    ids: FileArray  # (N,) uint16 or uint32
+    ends: np.ndarray  # where the end tokens between files stand, in order
+
+
+def token_file(data: Joined, tokenizer: Tokenizer, *, ascii_only: bool = False) -> TokenFile:
+    """Tokens of the UTF-8 text `data`, an end token between its files; computed once per content and tokenizer, and
+    again where the file of them is damaged: their SHA-256 stands at its end, behind the places of the ends.
 
     The text is tokenised in pieces of 64 KiB cut after a newline.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    key = f"{_FORMAT} {data.sha256()} {tokenizer.fingerprint} {ascii_only}"
+    key = f"{_FORMAT} {' '.join(part.sha256() for part in data.parts)} {tokenizer.fingerprint} {ascii_only}"
     path = cache_dir("tokens") / f"{hashlib.sha256(key.encode()).hexdigest()}.{dtype.name}"
+    end = np.array([tokenizer.eos_id])
 
     def tokenise(file: BinaryIO) -> None:
-        source, digest = pieces(data, ascii_only=ascii_only), hashlib.sha256()
-        while batch := list(islice(source, _PIECES_AT_ONCE)):
-            for ids in tokenizer.encode_batch(batch):
-                digest.update(tokens := ids.astype(dtype).tobytes())
-                file.write(tokens)
-        file.write(digest.digest())
+        digest, length, ends = hashlib.sha256(), 0, []
+        for number, part in enumerate(data.parts):
+            source = pieces(part, ascii_only=ascii_only)
+            if number:
+                ends.append(length)
+            batch = [end] if number else tokenizer.encode_batch(list(islice(source, _PIECES_AT_ONCE)))
+            while batch:
+                for ids in batch:
+                    digest.update(tokens := ids.astype(dtype).tobytes())
+                    file.write(tokens)
+                    length += len(ids)
+                batch = tokenizer.encode_batch(list(islice(source, _PIECES_AT_ONCE)))
+        digest.update(places := np.array(ends, np.int64).tobytes())
+        file.write(places + digest.digest())
 
     if path.exists() and not _is_sealed(path):
         _log.warning("%s is damaged: the text is tokenised again", path)
         path.unlink()
     if not path.exists():
         write_atomic(path, tokenise)
-    return FileArray(path, dtype, tail=_SEAL)
+    n_ends = max(len(data.parts) - 1, 0) * np.dtype(np.int64).itemsize
+    places = FileArray(path)[-n_ends - _SEAL : -_SEAL].tobytes()
+    return TokenFile(FileArray(path, dtype, tail=n_ends + _SEAL), np.frombuffer(places, np.int64))
 
 
 def _is_sealed(path: Path) -> bool:

@@ -116,13 +116,13 @@ class StoriesOptions(DataOptions):
 
 @options
 class TextOptions(DataOptions):
-    """A local text file.
+    """Local text files, which need not fit into memory.
 
-    path             the file, UTF-8
-    valid_fraction   fraction of `path` that is held out, without a valid_path
+    path             a file, UTF-8, or a pattern in quotes: 'corpus/*.txt'
+    valid_fraction   fraction of the text that is held out, at its end, without a valid_path
     max_valid_bytes  bytes of the held-out text to use; None: all
     encoding_errors  bytes that are not UTF-8 are an error (strict) or dropped (ignore)
-    valid_path       a file to validate on; without it, the end of `path` is held out
+    valid_path       a file or pattern to validate on; without it, the end of the text is held out
     stride           tokens between training windows; None: random windows
     eval_stride      tokens between validation windows; None: seq_len
     ascii_only       drop all bytes that are not ASCII
@@ -140,15 +140,15 @@ class TextOptions(DataOptions):
 
 @options
 class JsonlOptions(DataOptions):
-    """A JSONL file, read in its order.
+    """JSONL files, read in their order.
 
-    path            the file, one object a line
+    path            a file, one object a line, or a pattern in quotes: 'corpus/*.jsonl'
     text_field      the field with the text
     control_field   the field with the labels, a list of numbers
     route_every     one of this many batches is held out
     valid_batches   number of held-out batches to score
     max_line_bytes  a longer line counts as malformed
-    valid_path      a file to validate on; without it, every route_every-th batch is held out
+    valid_path      a file or pattern to validate on; without it, every route_every-th batch is held out
     control_names   names of the labels; each row is then one document
     strict          stop at a malformed line instead of counting it
     """
@@ -346,6 +346,30 @@ class HubOptions(DataOptions):
                 raise ConfigError(f"data.{name} would do nothing: data.file {self.file} takes the place of the splits")
 
 
+@options
+class HubStreamOptions(DataOptions):
+    """A data set by name, read over the network as training goes, in its order.
+
+    name             of the data set, or a short one: tinystories
+    subset           the data set's, where it has several
+    revision         of the data set; none: the latest
+    text_field       the name of its text
+    train_split      the split to train on
+    valid_split      the one to validate on; none: the beginning of train_split, which is then not trained on
+    max_bytes        how much of the training text to read before it starts again; none: all
+    max_valid_bytes  of the held-out text, which is kept in memory
+    """
+
+    name: str = "tinystories"
+    subset: str | None = None
+    revision: str | None = None
+    text_field: str = "text"
+    train_split: str = "train"
+    valid_split: str | None = "validation"
+    max_bytes: PositiveInt | None = None
+    max_valid_bytes: PositiveInt = 4_000_000
+
+
 for _name, _options, _target in (
     ("stories", StoriesOptions, "stories:StoriesCorpus"),
     ("text", TextOptions, "text:TextCorpus"),
@@ -360,6 +384,7 @@ for _name, _options, _target in (
     ("selective_copy", SelectiveCopyOptions, "copying:SelectiveCopyCorpus"),
     ("induction", InductionOptions, "copying:InductionCorpus"),
     ("hub", HubOptions, "hub:HubCorpus"),
+    ("hub_stream", HubStreamOptions, "hub_stream:HubStreamCorpus"),
 ):
     CORPORA.add(_name, _options, f"glissando.data.{_target}")
 

@@ -1,12 +1,12 @@
-"""Documents of a JSONL file, read line by line with a bound on memory, each with its place in the file."""
+"""Documents of JSONL files, read line by line with a bound on memory, each with its place."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ class Place(NamedTuple):
 
     offset: int = 0  # bytes
     line: int = 1
+    file: int = 0  # its number, where there are several
 
 
 TOP = Place()
@@ -32,6 +33,13 @@ class Document(NamedTuple):
     place: Place
     text: str
     control: list[float] | None = None
+
+
+class Source(Protocol):
+    """Where documents come from."""
+
+    def read(self, place: Place = TOP) -> Iterator[Document]:
+        """Usable documents from `place` on; the same at every call."""
 
 
 class _BadLine(Exception):
@@ -77,7 +85,7 @@ class Documents:
             file.seek(place.offset)
             number = place.line
             while True:
-                at = Place(file.tell(), number)
+                at = Place(file.tell(), number, place.file)
                 line = file.readline(self.max_line_bytes + 1)
                 self._file.check(file)
                 if not line:
@@ -126,6 +134,18 @@ class Documents:
         if not all(_is_number(value) for value in values):
             raise _BadLine(f"{self.control_field!r} has a value that is not a finite number of float32")
         return [float(value) for value in values]
+
+
+class DocumentFiles:
+    """The documents of several files, one file after another."""
+
+    def __init__(self, files: Sequence[Documents]) -> None:
+        self.files = files
+
+    def read(self, place: Place = TOP) -> Iterator[Document]:
+        """Usable documents from the line at `place` on."""
+        for number in range(place.file, len(self.files)):
+            yield from self.files[number].read(place if number == place.file else Place(file=number))
 
 
 def _is_number(value: object) -> bool:

@@ -7,7 +7,7 @@ import importlib
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -67,7 +67,7 @@ def fetch(split: HubSplit) -> Path:
     if _is_intact(path, record):
         return path
     record.unlink(missing_ok=True)
-    texts, end = _texts(_datasets(), split), "\n" if split.is_plain_text else _SEPARATOR
+    texts, end = texts_of(iter(open_stream(split)), split), "\n" if split.is_plain_text else _SEPARATOR
     n_texts = 0
 
     def write(file: BinaryIO) -> None:
@@ -111,9 +111,8 @@ def _datasets() -> ModuleType:
         ) from None
 
 
-def _texts(datasets: ModuleType, split: HubSplit) -> Iterator[str]:
-    """The texts of the split, or the lines of a text file, streamed."""
-    rows = _rows(datasets, split)
+def texts_of(rows: Iterator[Mapping[str, object]], split: HubSplit) -> Iterator[str]:
+    """The text of each row. Raises DataError where there is none, or the rows cannot be read any further."""
     while True:
         try:
             row = next(rows, None)
@@ -130,14 +129,20 @@ def _texts(datasets: ModuleType, split: HubSplit) -> Iterator[str]:
         yield text
 
 
-def _rows(datasets: ModuleType, split: HubSplit) -> Iterator[dict[str, object]]:
+def open_stream(split: HubSplit) -> Any:
+    """The rows of the split, or the lines of a text file, streamed: an IterableDataset. Raises as `fetch`."""
     files = {} if split.file is None else {"data_files": {split.split: split.file}}
     try:
-        return iter(
-            datasets.load_dataset(
-                split.name, split.subset, split=split.split, revision=split.revision, streaming=True, **files
-            )
+        return _datasets().load_dataset(
+            KNOWN.get(split.name.lower(), split.name),
+            split.subset,
+            split=split.split,
+            revision=split.revision,
+            streaming=True,
+            **files,
         )
+    except DataError:
+        raise
     except Exception as error:
         raise _explained(error, split) from error
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 
 from glissando.cache_directory import cache_dir
@@ -15,20 +16,19 @@ from glissando.data.packing import Mark
 from glissando.errors import DataError, RunError
 from glissando.storage import write_atomic
 
-EVERY = 128  # blocks between marks
+EVERY = 128  # blocks between marks at first
+MOST = 1024  # marks that are kept: of more than these every second is dropped
 
 
 class Marks:
     """Some blocks' beginnings and, once the end was seen, how many blocks there are.
 
-    Kept in the cache directory under the file's path, size and time and `layout` (all that decides what a
-    block is). They only save time: without them, or where they cannot be written, the stream is read again.
+    Kept in the cache directory under `key` (all that decides what a block is). They only save time: without them, or
+    where they cannot be written, the stream is read again. At most 1,024 are kept, at even distances.
     """
 
-    def __init__(self, path: Path, layout: str) -> None:
-        stat = path.stat()
-        key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {layout}"
-        self._marks = [Mark()]
+    def __init__(self, key: str) -> None:
+        self._marks, self._every = [Mark()], EVERY
         self.n_blocks: int | None = None
         self._file: Path | None = None
         with contextlib.suppress(DataError):
@@ -40,9 +40,12 @@ class Marks:
         return self._marks[bisect_right(self._marks, block, key=lambda mark: mark.block) - 1]
 
     def passed(self, mark: Mark) -> None:
-        """Remember the beginning of one block in every 128."""
-        if mark.block % EVERY == 0 and mark.block > self._marks[-1].block:
+        """Remember the beginning of a block, if it is far enough behind the last one remembered."""
+        if mark.block % self._every == 0 and mark.block > self._marks[-1].block:
             self._marks.append(mark)
+            if len(self._marks) > MOST:
+                self._every *= 2
+                self._marks = [mark for mark in self._marks if mark.block % self._every == 0]
             self._save()
 
     def ended(self, n_blocks: int) -> None:
@@ -56,11 +59,18 @@ class Marks:
             return
         marks = [[mark.block, *mark.place, mark.token] for mark in self._marks]
         with contextlib.suppress(RunError):
-            write_atomic(self._file, sealed(json.dumps({"n_blocks": self.n_blocks, "marks": marks}).encode()))
+            saved = {"n_blocks": self.n_blocks, "every": self._every, "marks": marks}
+            write_atomic(self._file, sealed(json.dumps(saved).encode()))
 
     def _load(self, file: Path) -> None:
         # A file that is damaged, or of another version, is no loss: the marks are found again.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             saved = json.loads(unsealed(file) or b"")
-            marks = [Mark(block, Place(offset, line), token) for block, offset, line, token in saved["marks"]]
-            self._marks, self.n_blocks = marks or [Mark()], saved["n_blocks"]
+            marks = [Mark(block, Place(*place), token) for block, *place, token in saved["marks"]]
+            self._every, self._marks, self.n_blocks = saved["every"], marks or [Mark()], saved["n_blocks"]
+
+
+def key_of(files: Sequence[Path], layout: str) -> str:
+    """Files by their paths, sizes and times, and `layout`."""
+    stats = ((path.resolve(), path.stat()) for path in files)
+    return " ".join([*(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats), layout])

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from glissando.data.base import IGNORED, Batch
-from glissando.data.documents import Document, Documents, Place
+from glissando.data.documents import Document, Place, Source
 from glissando.data.tokenizers import Tokenizer
+
+_AT_ONCE, _CHARACTERS_AT_ONCE = 16, 1 << 18
 
 
 class Mark(NamedTuple):
@@ -53,12 +55,12 @@ class Rows(NamedTuple):
     seq_len: int
     labelled: bool
 
-    def blocks(self, documents: Documents, mark: Mark, *, keep_rest: bool) -> Iterator[Block]:
+    def blocks(self, documents: Source, mark: Mark, *, keep_rest: bool) -> Iterator[Block]:
         """Blocks from `mark` on; the last one, if it is not full, only with `keep_rest`, and then padded."""
         make = self._labelled_blocks if self.labelled else self._packed_blocks
         return make(documents, mark, keep_rest)
 
-    def _packed_blocks(self, documents: Documents, mark: Mark, keep_rest: bool) -> Iterator[Block]:
+    def _packed_blocks(self, documents: Source, mark: Mark, keep_rest: bool) -> Iterator[Block]:
         """Block j holds tokens j B T .. (j + 1) B T of the stream `eos doc eos doc ... eos`."""
         needed = self.batch_size * self.seq_len
         number, used = mark.block, mark.token
@@ -75,28 +77,34 @@ class Rows(NamedTuple):
         if keep_rest and available > 1:
             yield self._packed(Mark(number, held[0].place, used), held, used, available)
 
-    def _pieces(self, documents: Documents, place: Place) -> Iterator[_Tokens]:
+    def _pieces(self, documents: Source, place: Place) -> Iterator[_Tokens]:
         """The stream in pieces: `eos doc` for every document, and one eos at the end."""
-        for document in documents.read(place):
-            yield self._tokens(document)
-        yield _Tokens(place, np.array([self.tokenizer.eos_id]), np.ones(1, np.int64))
+        for group in _groups(documents.read(place)):
+            yield from self._tokens(group)
+        yield _Tokens(place, np.array([self.tokenizer.eos_id], np.int32), np.ones(1, np.int32))
 
-    def _tokens(self, document: Document) -> _Tokens:
-        """`eos doc` and the bytes each token stands for; an end counts as one byte, whatever it is called."""
-        ids = self.tokenizer.encode_batch([document.text])[0].astype(np.int64)
+    def _tokens(self, documents: list[Document]) -> list[_Tokens]:
+        """Of each, `eos doc` and the bytes each token stands for; an end counts as one byte, whatever it is called."""
+        encoded = self.tokenizer.encode_batch([document.text for document in documents])
+        return [self._measured(*each) for each in zip(documents, encoded, strict=True)]
+
+    def _measured(self, document: Document, ids: np.ndarray) -> _Tokens:
         lengths = self.tokenizer.byte_lengths
         if lengths is not None:
-            sizes = lengths[ids]
+            sizes = lengths[ids].astype(np.int32)
         else:
             # Shared evenly and exactly: floor((i + 1) b / n) - floor(i b / n).
             total, n = len(document.text.encode()), max(1, len(ids))
-            sizes = np.diff(np.arange(len(ids) + 1, dtype=np.int64) * total // n)
-        return _Tokens(document.place, np.append(self.tokenizer.eos_id, ids), np.append(1, sizes))
+            sizes = np.diff(np.arange(len(ids) + 1, dtype=np.int64) * total // n).astype(np.int32)
+        end, one = np.array([self.tokenizer.eos_id], np.int32), np.ones(1, np.int32)
+        return _Tokens(document.place, np.concatenate([end, ids.astype(np.int32)]), np.concatenate([one, sizes]))
 
     def _packed(self, mark: Mark, held: deque[_Tokens], used: int, n: int) -> Block:
         """The `n` tokens from token `used` of `held` on as rows; the last is padded if it is not full."""
-        ids = np.concatenate([piece.ids for piece in held])[used : used + n]
-        sizes = np.concatenate([piece.sizes for piece in held])[used : used + n]
+        # Cut before they are joined: a document may be many times as long as a block.
+        first, *others = held
+        ids = np.concatenate([first.ids[used : used + n], *(piece.ids for piece in others)])[:n]
+        sizes = np.concatenate([first.sizes[used : used + n], *(piece.sizes for piece in others)])[:n]
         n_rows = -(-(n - 1) // self.seq_len)
         padded = n_rows * self.seq_len + 1
         ids = np.pad(ids, (0, padded - n), constant_values=self.tokenizer.eos_id)
@@ -104,7 +112,7 @@ class Rows(NamedTuple):
         index = np.arange(n_rows)[:, None] * self.seq_len + np.arange(self.seq_len + 1)
         return Block(mark, ids[index], sizes[index[:, 1:]], index[:, 1:] < n)
 
-    def _labelled_blocks(self, documents: Documents, mark: Mark, keep_rest: bool) -> Iterator[Block]:
+    def _labelled_blocks(self, documents: Source, mark: Mark, keep_rest: bool) -> Iterator[Block]:
         source = documents.read(mark.place)
         number = mark.block
         while group := list(islice(source, self.batch_size)):
@@ -118,8 +126,7 @@ class Rows(NamedTuple):
         ids = np.full((len(group), width), self.tokenizer.eos_id, np.int64)
         sizes = np.zeros((len(group), width), np.int64)
         lengths = np.zeros(len(group), np.int64)
-        for row, document in enumerate(group):
-            piece = self._tokens(document)
+        for row, piece in enumerate(self._tokens(group)):
             length = min(len(piece.ids), width)
             ids[row, :length], sizes[row, :length] = piece.ids[:length], piece.sizes[:length]
             sizes[row, length : length + 1] = 1  # the closing eos, where it fits
@@ -133,3 +140,17 @@ class _Tokens(NamedTuple):
     place: Place
     ids: np.ndarray  # (n,)
     sizes: np.ndarray  # (n,) bytes
+
+
+def _groups(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Documents that are tokenised at once: few enough to be held, so many that a tokenizer's threads have work."""
+    group: list[Document] = []
+    size = 0
+    for document in documents:
+        group.append(document)
+        size += len(document.text)
+        if len(group) == _AT_ONCE or size > _CHARACTERS_AT_ONCE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

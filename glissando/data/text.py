@@ -1,9 +1,10 @@
-"""Any local text file as batches of windows, read from the disk as they are needed."""
+"""Local text files as batches of windows, read from the disk as they are needed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from glissando.data.base import IGNORED, WHOLE, Batch, Corpus, Shard, Split, held_out_rows, shard_rows, unscored
 from glissando.data.cache import token_file
 from glissando.data.corpora import TextOptions
+from glissando.data.joined import Joined
 from glissando.data.order import random_below, shuffled
-from glissando.data.textfile import FileArray, character_start, check_text, open_file, pieces
+from glissando.data.textfile import EncodingErrors, FileArray, character_start, check_text, open_files
 from glissando.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer
 from glissando.errors import ConfigError, DataError
 
@@ -23,14 +25,17 @@ _PROMPT_REACH = 4096
 
 
 class TextCorpus(Corpus):
-    """Windows of `seq_len` tokens of the file at `path`.
+    """Windows of `seq_len` tokens of the file at `path`, or of all files that match it as a pattern.
+
+    Files are joined in the order of their names, with one end-of-document id between two of them, which counts as a
+    byte. A window may cross from one into the next.
 
     A window at token o reads tokens o - 1 .. o + T - 2 and predicts tokens o .. o + T - 1; before token 0 the
-    model reads the end-of-document id, so that every token of the file can be scored.
+    model reads the end-of-document id, so that every token can be scored.
 
     Training windows: at offsets drawn uniformly for each (seed, row number) if `stride` is None, else at
     multiples of `stride`, each visited once an epoch in an order shuffled by (seed, epoch).
-    Held-out text: the file at `valid_path`, or the last `valid_fraction` of `path` (from a character's
+    Held-out text: the files at `valid_path`, or the last `valid_fraction` of the joined text (from a character's
     start on), at most its first `max_valid_bytes`. Its windows start `eval_stride` tokens apart
     (default: seq_len); each token is scored once, after at least seq_len - eval_stride tokens of context
     but for those of the first window. The last window is padded on the right, with a mask.
@@ -55,16 +60,16 @@ class TextCorpus(Corpus):
         if self._eval_stride > o.seq_len:
             raise ConfigError(f"eval_stride {o.eval_stride} is above seq_len {o.seq_len}: some text would be skipped")
         self._ascii_only = o.ascii_only
-        self.path = open_file(o.path, "data.path")
-        whole = FileArray(self.path, digest=check_text(self.path, o.encoding_errors))
+        whole = self._joined(o.path, "data.path", o.encoding_errors)
+        self.path = Path(str(o.path)).expanduser()
         if o.valid_path is None:
             self.valid_path = self.path
             split = character_start(whole, int(len(whole) * (1 - o.valid_fraction)))
             self._train_bytes, self._valid_bytes = whole.part(0, split), whole.part(split)
         else:
-            self.valid_path = open_file(o.valid_path, "data.valid_path")
-            digest = check_text(self.valid_path, o.encoding_errors)
-            self._train_bytes, self._valid_bytes = whole, FileArray(self.valid_path, digest=digest)
+            self.valid_path = Path(o.valid_path).expanduser()
+            self._train_bytes = whole
+            self._valid_bytes = self._joined(o.valid_path, "data.valid_path", o.encoding_errors)
         if o.max_valid_bytes is not None:
             self._valid_bytes = self._valid_bytes.part(0, character_start(self._valid_bytes, o.max_valid_bytes))
         self._train = _Tokens(self._train_bytes, self.tokenizer, o.ascii_only, filter_bytes=False)
@@ -74,6 +79,12 @@ class TextCorpus(Corpus):
                 f"{self.valid_path} leaves no text to validate on; raise valid_fraction or "
                 "max_valid_bytes, or give a valid_path"
             )
+
+    def _joined(self, path: str | None, option: str, errors: EncodingErrors) -> Joined:
+        files = open_files(path, option, "*.txt")
+        # A NUL byte is refused in texts, so that the end of a file is no part of one.
+        end = self.tokenizer.eos_id if isinstance(self.tokenizer, ByteTokenizer) else 0
+        return Joined([FileArray(each, digest=check_text(each, errors)) for each in files], end)
 
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         if split == "valid":
@@ -147,7 +158,7 @@ class TextCorpus(Corpus):
         """
         for origin in (start, 0):
             near = self._valid_bytes[origin : origin + _PROMPT_REACH].tobytes()
-            lines = near.split(b"\n")[1:] if origin else near.split(b"\n")
+            lines = near.replace(b"\0", b"\n").split(b"\n")[1 if origin else 0 :]
             for raw in lines:
                 line = raw[:_PROMPT_BYTES].decode("ascii" if self._ascii_only else "utf-8", "ignore").strip()
                 if line and line != END_OF_TEXT:
@@ -155,7 +166,8 @@ class TextCorpus(Corpus):
         return self.tokenizer.decode(self._valid.ids[:_PROMPT_BYTES].tolist())
 
     def texts(self, split: Split = "train") -> Iterator[str]:
-        return pieces(self._train_bytes if split == "train" else self._valid_bytes, ascii_only=self._ascii_only)
+        text = self._train_bytes if split == "train" else self._valid_bytes
+        return iter(text.pieces(ascii_only=self._ascii_only))
 
     def describe(self) -> dict[str, object]:
         return super().describe() | {
@@ -171,26 +183,24 @@ class TextCorpus(Corpus):
 class _Tokens:
     """A text's tokens (N,), in a file, with what each stands for in bytes."""
 
-    def __init__(self, data: FileArray, tokenizer: Tokenizer, ascii_only: bool, *, filter_bytes: bool) -> None:
+    def __init__(self, data: Joined, tokenizer: Tokenizer, ascii_only: bool, *, filter_bytes: bool) -> None:
         self.are_bytes = isinstance(tokenizer, ByteTokenizer)
         self._eos_id = tokenizer.eos_id
         self._lengths = None if self.are_bytes else tokenizer.byte_lengths
-        shares = not self.are_bytes and self._lengths is None
-        # Without lengths of their own, tokens share the bytes of the text that they are of evenly.
-        self._total_bytes = sum(len(text.encode()) for text in pieces(data, ascii_only=ascii_only)) if shares else 0
-        self.ids: FileArray | np.ndarray = data
-        if not self.are_bytes:
-            self.ids = token_file(data, tokenizer, ascii_only=ascii_only)
-        elif ascii_only and filter_bytes:
-            self.ids = (every := data[:])[every < 128]
+        self._total_bytes = 0
+        if not self.are_bytes and self._lengths is None:
+            # Without lengths of their own, tokens share the bytes of the text that they are of evenly.
+            texts = data.pieces(ascii_only=ascii_only)
+            self._total_bytes = sum(len(text.encode()) for text in texts) + len(data.parts) - 1
+        self.ids: FileArray | Joined = data
+        self._ends = np.empty(0, np.int64)
+        if not self.are_bytes or (ascii_only and filter_bytes):
+            self.ids, self._ends = token_file(data, tokenizer, ascii_only=ascii_only)
 
     def windows(self, first: np.ndarray, length: int) -> np.ndarray:
         """(B, length + 1) int64: tokens first - 1 .. first + length - 1; the end id outside the text."""
         begins = np.maximum(first - 1, 0)
-        if isinstance(self.ids, FileArray):
-            found = self.ids.rows(begins, length + 1)
-        else:
-            found = [self.ids[begin : begin + length + 1] for begin in begins]
+        found = self.ids.rows(begins, length + 1)
         tokens = np.full((len(first), length + 1), self._eos_id, np.int64)
         for row, shift, ids in zip(tokens, begins - first + 1, found, strict=True):
             row[shift : shift + len(ids)] = ids[: len(row) - shift]
@@ -201,7 +211,9 @@ class _Tokens:
         if self.are_bytes:
             return targets.size
         if self._lengths is not None:
-            return int(self._lengths[targets].sum())
+            # An end between two files counts as one byte, whatever its token is called.
+            n_ends = np.searchsorted(self._ends, end) - np.searchsorted(self._ends, first)
+            return int(self._lengths[targets].sum() - n_ends.sum() * (self._lengths[self._eos_id] - 1))
         before = [int(i) * self._total_bytes // len(self.ids) for i in (*first, *end)]
         return sum(before[len(first) :]) - sum(before[: len(first)])
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import codecs
 import contextlib
 import copy
+import glob
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,30 @@ def open_file(path: Path | str | None, option: str) -> Path:
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty; {option} needs a file with text in it")
     return path
+
+
+def open_files(path: Path | str | None, option: str, example: str) -> list[Path]:
+    """The files that `path` names, in the order of their names, those with nothing in them left out.
+
+    `path` is one file, or a pattern: corpus/*.txt, or corpus/**/*.txt with all folders below.
+    Raises DataError naming `option`, and for a directory the pattern `example`, if there is no such file.
+    """
+    if path and Path(path).expanduser().is_dir():
+        raise DataError(f"{path} is a directory; {option} takes a file, or a pattern: '{Path(path) / example}'")
+    found = named_files(path) if path else []
+    if not found and path:
+        raise DataError(f"no file matches {path}; check {option} (the current directory is {Path.cwd()})")
+    filled = [each for each in found if not each.is_file() or each.stat().st_size]
+    # The first stands for all where none has a text, so that the error names it.
+    return [open_file(each, option) for each in filled or found[:1]] or [open_file(path, option)]
+
+
+def named_files(path: Path | str) -> list[Path]:
+    """The files that match the pattern `path`, in the order of their names; a path that is no pattern itself."""
+    path = Path(path).expanduser()
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path]
+    return sorted(each for each in map(Path, set(glob.glob(str(path), recursive=True))) if each.is_file())
 
 
 def without_mark(line: bytes) -> bytes:
@@ -174,7 +199,15 @@ def line_number(path: Path, offset: int) -> int:
     return line
 
 
-def character_start(data: FileArray, position: int) -> int:
+class ByteArray(Protocol):
+    """(N,) bytes, of which a slice is an array."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, where: slice, /) -> np.ndarray: ...
+
+
+def character_start(data: ByteArray, position: int) -> int:
     """The start of the UTF-8 character that byte `position` belongs to; the end of `data` beyond it."""
     if position >= len(data):
         return len(data)
@@ -183,7 +216,7 @@ def character_start(data: FileArray, position: int) -> int:
     return first + int(starts[-1]) if starts.size else position
 
 
-def pieces(data: FileArray, *, ascii_only: bool = False, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
+def pieces(data: ByteArray, *, ascii_only: bool = False, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
     """UTF-8 bytes as strings of about `piece_bytes`, cut after a newline where there is one.
 
     Bytes that are not UTF-8 are left out, and with `ascii_only` all others than ASCII.

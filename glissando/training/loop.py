@@ -107,11 +107,9 @@ class Loop:
             fabric.global_rank // t.context_parallel * parts,
             fabric.world_size // t.context_parallel * parts,
         )
-        streams = [
-            self.corpus.batches("train", start=state.step, shard=Shard(first + part, shards)) for part in range(parts)
-        ]
+        steps = self.corpus.steps(state.step, [Shard(first + part, shards) for part in range(parts)])
         while not budget.stopping:
-            batches = [next(stream) for stream in streams]
+            batches = next(steps)
             for hook in self.hooks:
                 hook.before_step(self, batches)
 
