@@ -160,6 +160,53 @@ def test_two_nodes_on_one_machine_go_on_after_each_process_was_killed(tmp_path):
     assert last_checkpoint(run).step == 8
 
 
+#: each process of a sharded training is killed once while it writes, the first also between shards and publication
+KILLED_IN_WRITING = """
+import os, signal, sys
+from pathlib import Path
+from glissando import shards
+folder = Path(sys.argv.pop(1))
+def die_once(name):
+    if not (folder / name).exists():
+        (folder / name).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+save_tensors, save_manifest = shards.save_tensors, shards.save_manifest
+def dying_after_shard(path, *args, **keywords):
+    save_tensors(path, *args, **keywords)
+    if "step-00000004" in str(path) and os.environ["RANK"] == "1":
+        die_once("second")
+    if "step-00000006" in str(path) and os.environ["RANK"] == "0":
+        die_once("first")
+def dying_before_manifest(directory, files):
+    if "step-00000008" in str(directory):
+        die_once("publication")
+    save_manifest(directory, files)
+shards.save_tensors, shards.save_manifest = dying_after_shard, dying_before_manifest
+from glissando.cli import main
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sharded_processes_that_are_killed_while_they_write_go_on(tmp_path):
+    whole = train(configuration(tmp_path, PLAIN, CHANGES), tmp_path / "whole")
+    script, run = tmp_path / "program.py", tmp_path / "run"
+    script.write_text(KILLED_IN_WRITING)
+    node = [*TORCHRUN, "--standalone", "--rdzv-id=seven", "--nproc-per-node=2", "--max-restarts=4", str(script)]
+    told = {"training": {"strategy": "fsdp", "validate_every": 100}}
+    arguments = [*options(mapping(tmp_path, PLAIN, CHANGES, told)), f"--out={run}"]
+    with (tmp_path / "said").open("w") as said:
+        assert subprocess.call([*node, str(tmp_path), *arguments], env=environment(), stdout=said, stderr=said) == 0, (
+            tmp_path / "said"
+        ).read_text()[-3000:]
+    for name in ("first", "second", "publication"):
+        assert (tmp_path / name).exists(), name
+    assert_close(curve(run), curve(whole.path), "train_loss", 1e-5)
+    assert last_checkpoint(run).step == 8
+    assert not [path for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
 @pytest.mark.slow
 def test_torchrun_hands_on_the_signal_that_slurm_sends(tmp_path):
     """The training saves after the step in progress, and the same command of the same job goes on."""

@@ -119,7 +119,8 @@ def empty_state(optimizer: torch.optim.Optimizer, saved: Collection[str]) -> dic
     for group in optimizer.param_groups:
         for name, parameter in zip(group["names"], group["params"], strict=True):
             own = {key: torch.zeros(()) if key == "step" else torch.zeros_like(parameter) for key in keys.get(name, [])}
-            optimizer.state[parameter] = own
+            if own:
+                optimizer.state[parameter] = own
             places |= {f"{name}/{key}": value for key, value in own.items()}
     return places
 

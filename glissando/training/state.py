@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from glissando.checkpoints import SHARDS, saved_optimizer, saved_weights
 from glissando.errors import RunError
 from glissando.ops.precise import widest
+from glissando.runs import CONFIG
 from glissando.sharding import local, local_norms
-from glissando.storage import find_published, publish_directory, verify_manifest
+from glissando.storage import RETRAIN, find_published, publish_directory, verify_manifest
 from glissando.training.optimizer import empty_state
 from glissando.trees import load_tree, save_tree
 
@@ -148,7 +149,7 @@ def read_shards(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer)
     targets = {f"model/{name}": value for name, value in module.state_dict().items()}
     saved = tensor_names(directory)
     if {name for name in saved if name.startswith("model/")} != targets.keys():
-        raise RunError(f"{path} holds the weights of another model")
+        raise RunError(f"{path} holds the weights of another model than its {CONFIG} describes. {RETRAIN}")
     slots = empty_state(optimizer, [name.removeprefix("optimizer/") for name in saved if name not in targets])
     targets |= {f"optimizer/{name}": value for name, value in slots.items()}
     read_into(directory, targets)
