@@ -75,13 +75,13 @@ class _Writer(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         path, written = Path(plan.storage_data), dict[str, Any]()
         tensors: dict[str, Any] = {item.index.fqn: planner.resolve_data(item) for item in plan.items}
-        chunks = {item.index.fqn: item.tensor_data.chunk for item in plan.items if item.tensor_data is not None}
-        offsets = {name: {"saved_offsets": list(chunk.offsets)} for name, chunk in chunks.items()}
-        header = {"format": "pt", _OFFSETS: json.dumps(offsets)}
+        known = {item.index.fqn: item.tensor_data for item in plan.items if item.tensor_data is not None}
+        where = {name: {"saved_offsets": list(t.chunk.offsets), "shape": list(t.size)} for name, t in known.items()}
+        header = {"format": "pt", _OFFSETS: json.dumps(where)}
         save_tensors(path, tensors, header, lambda new: written.update(record(new)))
         done: Future[list[WriteResult]] = Future()
-        where = (f"{SHARDS}/{path.name}", written)
-        done.set_result([WriteResult(item.index, tensors[item.index.fqn].nbytes, where) for item in plan.items])
+        file = (f"{SHARDS}/{path.name}", written)
+        done.set_result([WriteResult(item.index, tensors[item.index.fqn].nbytes, file) for item in plan.items])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -104,10 +104,9 @@ def read_whole(checkpoint: Path, part: str) -> dict[str, Tensor]:
 
     Raises RunError where shards are missing or malformed; their digests are the caller's to check.
     """
-    metadata = _metadata(checkpoint)
-    known = {name: value for name, value in metadata.items() if name.startswith(f"{part}/")}
+    known = {name: value for name, value in _metadata(checkpoint).items() if name.startswith(f"{part}/")}
     tensors = {name: torch.empty(value.size, dtype=value.properties.dtype) for name, value in known.items()}
-    read_into(checkpoint, tensors, metadata)
+    read_into(checkpoint, tensors)
     return {name.removeprefix(f"{part}/"): value for name, value in tensors.items()}
 
 
@@ -116,16 +115,11 @@ def tensor_names(checkpoint: Path) -> list[str]:
     return [*_metadata(checkpoint)]
 
 
-def read_into(
-    checkpoint: Path, tensors: Mapping[str, Tensor], known: Mapping[str, TensorStorageMetadata] | None = None
-) -> None:
+def read_into(checkpoint: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fills tensors, of a sharded one this process's share alone, without waiting for other processes.
 
     Raises as `read_whole`, and where one has another shape.
     """
-    for name, value in (known or _metadata(checkpoint)).items():
-        if name in tensors and sum(math.prod(chunk.sizes) for chunk in value.chunks) != math.prod(value.size):
-            raise RunError(f"{checkpoint / SHARDS} has not all of {name}: a shard is missing. {RETRAIN}")
     planner, reader = DefaultLoadPlanner(False, False), HuggingFaceStorageReader(str(checkpoint / SHARDS))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -133,13 +127,23 @@ def read_into(
 
 
 def _metadata(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
-    from safetensors import SafetensorError
+    """Of every tensor, all of which must be there: torch's reader takes what there is for the whole."""
+    from safetensors import SafetensorError, safe_open
 
+    folder, shapes = checkpoint / SHARDS, dict[str, list[int]]()
     try:
-        found = HuggingFaceStorageReader(str(checkpoint / SHARDS)).read_metadata().state_dict_metadata
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise RunError(f"{checkpoint / SHARDS} is incomplete or malformed ({error}). {RETRAIN}") from error
-    return {name: value for name, value in found.items() if isinstance(value, TensorStorageMetadata)}
+        found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        for path in folder.iterdir():
+            with safe_open(path, "pt") as file:
+                where = json.loads(file.metadata()[_OFFSETS])
+            shapes |= {name: entry["shape"] for name, entry in where.items()}
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder} is incomplete or malformed ({error}). {RETRAIN}") from error
+    known = {name: value for name, value in found.items() if isinstance(value, TensorStorageMetadata)}
+    for name, value in known.items():
+        if sum(math.prod(chunk.sizes) for chunk in value.chunks) != math.prod(shapes[name]):
+            raise RunError(f"{folder} has not all of {name}: a shard is missing. {RETRAIN}")
+    return known
 
 
 def _calling(work: Callable[[], object]) -> None:

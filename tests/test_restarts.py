@@ -132,28 +132,34 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_two_nodes_on_one_machine_go_on_after_each_process_was_killed(tmp_path):
-    whole = train(configuration(tmp_path, PLAIN, CHANGES), tmp_path / "whole")
-    script, run = tmp_path / "program.py", tmp_path / "run"
-    script.write_text(KILLED_TWICE)
+def on_two_nodes(folder: Path, program: str, values: dict) -> None:
+    """The program, one process a node, both on this machine, until it has ended well; killed ones start again."""
+    script = folder / "program.py"
+    script.write_text(program)
     where = [
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{free_port()}",
         "--rdzv-id=seven",
         "--local-addr=127.0.0.1",
     ]
-    node = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--max-restarts=4", *where, str(script), str(tmp_path)]
-    node += [*options(mapping(tmp_path, PLAIN, CHANGES)), f"--out={run}"]
+    node = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--max-restarts=4", *where, str(script), str(folder)]
+    node += [*options(values), f"--out={folder / 'run'}"]
     with contextlib.ExitStack() as stack:
         nodes = []
         for number in range(2):  # into files: nobody reads a pipe while both are waited for
-            said = stack.enter_context((tmp_path / f"node-{number}").open("w"))
+            said = stack.enter_context((folder / f"node-{number}").open("w"))
             nodes.append(subprocess.Popen(node, env=environment(), stdout=said, stderr=said))
             stack.callback(nodes[-1].kill)
         for number, each in enumerate(nodes):
-            assert each.wait(timeout=250) == 0, (tmp_path / f"node-{number}").read_text()[-3000:]
+            assert each.wait(timeout=500) == 0, (folder / f"node-{number}").read_text()[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_nodes_on_one_machine_go_on_after_each_process_was_killed(tmp_path):
+    whole = train(configuration(tmp_path, PLAIN, CHANGES), tmp_path / "whole")
+    run = tmp_path / "run"
+    on_two_nodes(tmp_path, KILLED_TWICE, mapping(tmp_path, PLAIN, CHANGES))
     assert (tmp_path / "first").exists()
     assert (tmp_path / "second").exists()
     assert_close(curve(run), curve(whole.path), "train_loss", 1e-5)
@@ -191,15 +197,8 @@ sys.exit(main(["train", *sys.argv[1:]]))
 @pytest.mark.timeout(900)
 def test_sharded_processes_that_are_killed_while_they_write_go_on(tmp_path):
     whole = train(configuration(tmp_path, PLAIN, CHANGES), tmp_path / "whole")
-    script, run = tmp_path / "program.py", tmp_path / "run"
-    script.write_text(KILLED_IN_WRITING)
-    node = [*TORCHRUN, "--standalone", "--rdzv-id=seven", "--nproc-per-node=2", "--max-restarts=4", str(script)]
-    told = {"training": {"strategy": "fsdp", "validate_every": 100}}
-    arguments = [*options(mapping(tmp_path, PLAIN, CHANGES, told)), f"--out={run}"]
-    with (tmp_path / "said").open("w") as said:
-        assert subprocess.call([*node, str(tmp_path), *arguments], env=environment(), stdout=said, stderr=said) == 0, (
-            tmp_path / "said"
-        ).read_text()[-3000:]
+    run, told = tmp_path / "run", {"training": {"strategy": "fsdp", "validate_every": 100}}
+    on_two_nodes(tmp_path, KILLED_IN_WRITING, mapping(tmp_path, PLAIN, CHANGES, told))
     for name in ("first", "second", "publication"):
         assert (tmp_path / name).exists(), name
     assert_close(curve(run), curve(whole.path), "train_loss", 1e-5)
