@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from glissando.errors import GlissandoError, TrainingError
 from glissando.sharding import all_gathered
-
-#: so long the processes of a sharded training wait for the one that writes longest; one that ends is noticed at once
-_PATIENCE = datetime.timedelta(days=1)
 
 
 def group_of_writers() -> Any:
@@ -20,7 +16,7 @@ def group_of_writers() -> Any:
 
     from glissando import shards  # noqa: F401  importing it takes seconds, which are not to be those of the first save
 
-    return torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
+    return torch.distributed.new_group(backend="gloo")
 
 
 class Saving:
