@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
+
+from torch import Tensor
 
 from glissando.errors import RunError
 from glissando.storage import remove_directory, verify_manifest
@@ -13,6 +16,9 @@ from glissando.trees import load_tree
 log = logging.getLogger(__name__)
 
 CHECKPOINTS, BEST = "checkpoints", "best"
+#: in the checkpoint of a sharded training: its tensors, see glissando.shards
+SHARDS = "shards"
+MODULE_PREFIX = "model."  # the attribute under which the training objective holds the language model
 _STEP = re.compile(r"\.?step-(\d{8,})(\.old-.*)?")
 
 
@@ -41,6 +47,34 @@ def saved_step(checkpoint: Path) -> int:
     return int(saved["step"] if "step" in saved else saved["global_step"])  # as versions before named it
 
 
+def saved_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint, whole, on the CPU. Raises RunError if they are missing or malformed."""
+    if not (checkpoint / SHARDS).is_dir():
+        return dict(load_tree(checkpoint, "model"))
+    from glissando.shards import read_whole
+
+    return read_whole(checkpoint, "model")
+
+
+def of_model(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the language model among a checkpoint's weights, by its own names."""
+    ours = {name: value for name, value in weights.items() if name.startswith(MODULE_PREFIX)}
+    return {name.removeprefix(MODULE_PREFIX): value for name, value in (ours or weights).items()}
+
+
+def saved_optimizer(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
+    """What the optimizer kept of each parameter, by its name; as `saved_weights`."""
+    if not (checkpoint / SHARDS).is_dir():
+        return dict(load_tree(checkpoint, "trainer").get("optimizer", {}))
+    from glissando.shards import read_whole
+
+    states: dict[str, dict[str, Tensor]] = {}
+    for name, value in read_whole(checkpoint, "optimizer").items():
+        parameter, _, key = name.rpartition("/")
+        states.setdefault(parameter, {})[key] = value
+    return states
+
+
 def checkpoints(directory: str | Path) -> list[Path]:
     """Everything that is named like a checkpoint, complete or not, newest first."""
     if not Path(directory).is_dir():
@@ -65,8 +99,9 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
     return None
 
 
-def keep_newest(directory: str | Path, count: int) -> None:
-    """Deletes all but the newest `count` checkpoints, never the newest complete one.
+def keep_newest(directory: str | Path, count: int, complete: Path | None = None) -> None:
+    """Deletes all but the newest `count` checkpoints, never the newest complete one: `complete`, or, where that is not
+    known to the caller, the first whose files are intact.
 
     Raises ValueError if `count` is below 1.
     """
@@ -75,7 +110,7 @@ def keep_newest(directory: str | Path, count: int) -> None:
     old = checkpoints(directory)[count:]
     if not old:
         return
-    last_good = latest_checkpoint(directory)
+    last_good = complete or latest_checkpoint(directory)
     for path in old:
         if last_good is not None and path != last_good:
             remove_directory(path)

@@ -36,7 +36,7 @@ from glissando.storage import (
 from glissando.urls import is_url, whole_url
 
 _TRIES = 5  # to read a run that is written meanwhile
-_BASE, _SAMPLES, _ENVIRONMENT = "base", "samples.txt", "environment.json"
+_BASE, _SAMPLES, _ENVIRONMENT, _METRICS = "base", "samples.txt", "environment.json", "metrics.csv"
 
 
 class Place(NamedTuple):
@@ -310,19 +310,23 @@ class Mirror:
     def _push_run(self) -> None:
         before = self._manifest_there("")
         old = {} if before is None else {name: self._settled(name, e) for name, e in _listed(before).items()}
-        new = {name: record(self.path / name) for name in read_manifest(self.path)}
+        listed = read_manifest(self.path)
+        log = {name: (self.path / name).read_bytes() for name in listed if name == _METRICS}  # it may grow meanwhile
+        new = {name: _record(log[name]) if name in log else record(self.path / name) for name in listed}
         changed = [name for name, entry in new.items() if old.get(name) != entry]
         self._sent.pop("")  # until it is written
         for name in [each for each in changed if each not in old]:
-            self._there.put(name, self.path / name)
+            self._there.put(name, log.get(name, self.path / name))
         if before is not None and changed:
             both = {
                 name: entry | ({"previous": old[name]} if old.get(name, entry) != entry else {})
                 for name, entry in new.items()
             }
             self._there.put(MANIFEST, manifest_text(both))
-        for name in [*(each for each in changed if each in old), *self._logs(new)]:
-            self._there.put(name, self.path / name)
+        for name in (each for each in changed if each in old):
+            self._there.put(name, log.get(name, self.path / name))
+        for name in self._logs(new):
+            self._there.put(name, (self.path / name).read_bytes())
         text = manifest_text(new)
         self._there.put(MANIFEST, text)
         self._sent[""] = text
@@ -330,13 +334,17 @@ class Mirror:
     def _settled(self, name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         """The one record that holds there, where an earlier copy was cut short between the two."""
         if "previous" in entry and (found := self._there.read(name)) is not None:
-            return {"sha256": hashlib.sha256(found).hexdigest(), "size": len(found)}
+            return _record(found)
         return {key: entry[key] for key in ("sha256", "size")}
 
     def _logs(self, listed: Mapping[str, Any]) -> list[str]:
         """Files that are in no manifest: samples.txt, TensorBoard's events, the id of the run at Weights & Biases."""
         found = [self.path / _SAMPLES, *(self.path / TENSORBOARD).rglob("*"), self.path / WANDB / ID]
         return [n for p in found if p.is_file() and (n := p.relative_to(self.path).as_posix()) not in listed]
+
+
+def _record(content: bytes) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
 
 
 def _listed(text: bytes) -> dict[str, dict[str, Any]]:

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import logging
 import os
-import shutil
 import sys
 import uuid
 from collections.abc import Mapping
@@ -33,7 +31,16 @@ import yaml
 from torch import Tensor
 
 from glissando import pretrained
-from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_step, checkpoints, is_checkpoint, latest_checkpoint
+from glissando.checkpoints import (
+    BEST,
+    CHECKPOINTS,
+    checkpoint_step,
+    checkpoints,
+    is_checkpoint,
+    latest_checkpoint,
+    of_model,
+    saved_weights,
+)
 from glissando.config import read_yaml
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, RunError, nearest
@@ -50,6 +57,7 @@ from glissando.storage import (
     find_published,
     is_leftover,
     load_tensors,
+    put_aside,
     read_json,
     read_manifest,
     record,
@@ -59,7 +67,6 @@ from glissando.storage import (
     verify_manifest,
     write_atomic,
 )
-from glissando.trees import load_tree
 from glissando.urls import is_url
 
 log = logging.getLogger(__name__)
@@ -70,7 +77,6 @@ METRICS, ENVIRONMENT = "metrics.csv", "environment.json"
 SUMMARY = "summary.json"
 LOCK = ".lock"
 _SMALL = (CONFIG, TOKENIZER, ENVIRONMENT)  # what a checkpoint has copies of
-MODULE_PREFIX = "model."  # the attribute under which the training objective holds the language model
 #: how a run of another kind is opened
 _OPENS = {
     "series": "use `glissando series`, or glissando.SeriesModel.load(RUN)",
@@ -186,28 +192,30 @@ class Run:
         with contextlib.suppress(FileNotFoundError):  # of an earlier version, which kept no copy
             log = (checkpoint / METRICS).read_bytes()
             if not (self.path / METRICS).is_file() or not (self.path / METRICS).read_bytes().startswith(log):
-                _put_aside(self.path / METRICS)
+                put_aside(self.path / METRICS)
                 write_atomic(self.path / METRICS, log)
         if self.source is None:
             return
         if not self._listed():
-            _put_aside(self.path / MANIFEST)
+            put_aside(self.path / MANIFEST)
         for name in self.source_files():
             ours, copy = self.path / name, (self.source / name).read_bytes()
             if name == METRICS:
                 continue
             if ours.is_file() and ours.read_bytes() != copy:
-                _put_aside(ours)
+                put_aside(ours)
             self._write(name, copy)
 
-    def copy_files(self, directory: Path) -> None:
-        """Copies of the small files, which are checked first, into a checkpoint's directory."""
+    def copy_files(self, directory: Path, logged: int = -1) -> None:
+        """Copies of the small files, which are checked first, into a checkpoint's directory; of the log, which grows,
+        the first `logged` bytes."""
         names = self.source_files()
         if checked := [name for name in names if name != METRICS]:
             verify_manifest(self.path, checked)
         for name in names:
             (directory / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(self.path / name, directory / name)
+            with (self.path / name).open("rb") as file:
+                (directory / name).write_bytes(file.read(logged if name == METRICS else -1))
 
     def source_files(self) -> list[str]:
         """The names of what a checkpoint has copies of, where they are read."""
@@ -334,16 +342,14 @@ class Run:
         return read_json(path, "the record of its making") if path.is_file() else {}
 
     def read_state_dict(self) -> dict[str, Tensor]:
-        """The model's weights on the CPU, after checking their digest; a checkpoint's lose MODULE_PREFIX, and int8 ones
-        are float32 again.
+        """The model's weights on the CPU, after checking their digest; a checkpoint's by the names of the model, and
+        int8 ones are float32 again.
 
         Raises RunError that names the file that is missing or damaged, and the checkpoint that is still good.
         """
         if self.checkpoint is None:
             return restored(self.read_tensors(MODEL))
-        weights = load_tree(self.checkpoint, "model")
-        ours = {name: value for name, value in weights.items() if name.startswith(MODULE_PREFIX)}
-        return {name.removeprefix(MODULE_PREFIX): value for name, value in (ours or weights).items()}
+        return of_model(saved_weights(self.checkpoint))
 
     def read_tensors(self, name: str) -> dict[str, Tensor]:
         """Those of a safetensors file of the run, after checking its digest; raises as `read_state_dict`."""
@@ -411,14 +417,6 @@ class Run:
 
     def _write_environment(self, values: Mapping[str, Any]) -> None:
         self._write(ENVIRONMENT, (json.dumps(values, indent=2) + "\n").encode())
-
-
-def _put_aside(path: Path) -> None:
-    """Renames a damaged file, to a name that nothing has."""
-    if path.exists():
-        names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
-        new = path.rename(next(name for name in names if not name.exists()))
-        print(f"{path} is damaged and was put aside, as {new.name}", file=sys.stderr)
 
 
 def config_text(config: Mapping[str, Any]) -> bytes:

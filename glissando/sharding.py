@@ -55,13 +55,13 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """As `gathered`, on the CPU."""
-    return gathered(tensor).detach().cpu()
+def copied(tensor: Tensor) -> Tensor:
+    """A copy on the CPU of what this process holds of `tensor`; a sharded one stays so."""
+    return tensor.detach().to("cpu", copy=True)
 
 
 def place(value: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `whole`: a copy in the dtype and on the device, or cut into the shards, of `like`."""
+    """The inverse of `gathered`: a copy in the dtype and on the device, or cut into the shards, of `like`."""
     if not hasattr(like, "device_mesh"):
         return value.to(like, copy=True)
     from torch.distributed.tensor import distribute_tensor

@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -62,11 +63,18 @@ def publish_directory(target: str | Path, fill: Callable[[Path], None]) -> None:
     Raises RunError if it cannot be written; other exceptions of `fill` pass through with a note. In both
     cases what stood at `target` stands.
     """
+    with publishing(target) as temporary:
+        fill(temporary)
+        write_manifest(temporary)
+
+
+@contextlib.contextmanager
+def publishing(target: str | Path) -> Iterator[Path]:
+    """As `publish_directory`: a directory that the block fills, its manifest too, and that becomes `target` then."""
     target = Path(target)
     temporary = _sibling(target, "tmp")
     with _keeping_the_old(target), _claimed(temporary):
-        fill(temporary)
-        write_manifest(temporary)
+        yield temporary
         _sync_tree(temporary)
         _swap_in(temporary, target)
 
@@ -206,6 +214,14 @@ def delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def put_aside(path: Path) -> None:
+    """Renames a damaged file, to a name that nothing has."""
+    if path.exists():
+        names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
+        new = path.rename(next(name for name in names if not name.exists()))
+        print(f"{path} is damaged and was put aside, as {new.name}", file=sys.stderr)
+
+
 def _sync_file(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
@@ -230,12 +246,9 @@ def _sync_tree(directory: Path) -> None:
 
 
 def record(path: Path) -> dict[str, Any]:
-    """The SHA-256 (hexadecimal) and the size in bytes of a file."""
+    """The SHA-256 (hexadecimal) and the size in bytes of a file, both of the same moment where it grows."""
     with open(path, "rb") as file:
-        return {
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-            "size": os.fstat(file.fileno()).st_size,
-        }
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": file.tell()}
 
 
 def write_manifest(directory: str | Path, names: Iterable[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tolerances import assert_close
 from training_runs import (
     PLAIN,
@@ -20,14 +21,19 @@ from training_runs import (
     mapping,
     metrics,
     options,
+    weights,
 )
 
 import glissando
+from glissando.checkpoints import SHARDS, saved_optimizer, saved_weights
 from glissando.data.base import Shard
 from glissando.data.corpora import build_corpus
+from glissando.errors import RunError
+from glissando.runs import Run
 from glissando.training import launch
 from glissando.training.config import TrainingConfig
 from glissando.training.fit import resume, train
+from glissando.training.state import TrainState
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
 CHANGES = {"training": {"steps": 8, "save_every": 4, "validate_every": 4, "sample_every": 4, "log_every": 1}}
@@ -122,6 +128,57 @@ def test_sharded_run_resumes(double, tmp_path):
     resume_with_two(double[0], tmp_path / "run")
 
 
+@pytest.mark.parametrize("double", ["fsdp"], indirect=True)
+def test_each_process_of_a_sharded_run_writes_its_own_shards(double, tmp_path):
+    """None is a pickle, none holds a whole matrix, together they are the whole; they open as any checkpoint does."""
+    run, _ = double
+    last, best = run / "checkpoints" / "step-00000008", run / "checkpoints" / "best"
+    assert sorted(path.name for path in (last / SHARDS).iterdir()) == [f"shard-{n:05d}.safetensors" for n in (0, 1)]
+    for path in [*last.rglob("*"), *best.rglob("*")]:
+        assert path.is_dir() or path.suffix in (".safetensors", ".json", ".csv", ".yaml"), path
+        if path.suffix == ".safetensors":
+            load_file(path)
+    parts = [load_file(last / SHARDS / f"shard-{n:05d}.safetensors") for n in (0, 1)]
+    whole = TrainState.load(last)
+    for name, value in whole.model.items():
+        held = [part[f"model/{name}"] for part in parts if f"model/{name}" in part]
+        assert sum(each.numel() for each in held) == value.numel()
+        assert value.ndim == 0 or value.numel() < 2 or max(each.numel() for each in held) < value.numel(), name
+    assert_same_tensors(weights(run), {name.removeprefix("model."): value for name, value in whole.model.items()})
+    assert_same_tensors(dict(glissando.load(last).state_dict()), dict(glissando.load(run).state_dict()))
+    assert torch.equal(checkpoint_state(last), whole.optimizer["embedding.weight"]["exp_avg"])
+    whole.save(tmp_path / "step-00000008")
+    assert not (tmp_path / "step-00000008" / SHARDS).exists()
+    again = TrainState.load(tmp_path / "step-00000008")
+    assert_same_tensors([again.model, again.optimizer], [whole.model, whole.optimizer])
+    onward = {"start_from": str(last), "model": Run.open(last).read_config()["model"], "training": {"steps": 1}}
+    train(configuration(tmp_path, onward), tmp_path / "onward")
+
+
+def checkpoint_state(checkpoint: Path) -> torch.Tensor:
+    return saved_optimizer(checkpoint)["embedding.weight"]["exp_avg"]
+
+
+@pytest.mark.parametrize("double", ["fsdp"], indirect=True)
+def test_a_damaged_or_missing_shard_is_found_and_the_checkpoint_before_it_is_used(double, tmp_path, caplog):
+    copy = tmp_path / "run"
+    shutil.copytree(double[0], copy)
+    shard = copy / "checkpoints" / "step-00000008" / SHARDS / "shard-00001.safetensors"
+    intact = shard.read_bytes()
+    shard.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+    assert last_checkpoint(copy).step == 4
+    assert "shard-00001.safetensors is damaged" in caplog.text
+    with pytest.raises(RunError, match=r"shard-00001\.safetensors is damaged.*step-00000004"):
+        glissando.load(copy / "checkpoints" / "step-00000008")
+    shard.unlink()
+    assert last_checkpoint(copy).step == 4
+    with pytest.raises(RunError, match=r"has not all of model/.*a shard is missing"):
+        saved_weights(copy / "checkpoints" / "step-00000008")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(RunError, match=r"model\.safetensors is missing.*complete and loads instead: .*step-00000004"):
+        glissando.load(copy)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("double", ["ddp", "torchrun"], indirect=True)
 def test_run_of_two_processes_resumes(double, tmp_path):
@@ -180,6 +237,39 @@ def test_full_disk_on_the_first_process_ends_both(tmp_path):
     glissando.load(tmp_path / "run")
     if Path("/proc/self/task").exists():  # what still runs as the interpreter ends can abort it, one time in many
         assert "threads of the group: 0" in done.stderr
+
+
+#: the second process cannot write its shards of step 4
+FULL_SHARD = """
+import errno, os, sys
+from glissando import shards
+original = shards.save_tensors
+def full(path, *args, **keywords):
+    if os.environ.get("LOCAL_RANK") == "1" and "step-00000004" in str(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    return original(path, *args, **keywords)
+shards.save_tensors = full
+from glissando.cli import main
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_full_disk_of_one_process_ends_both_and_leaves_the_checkpoint_before(tmp_path):
+    script, run = tmp_path / "program.py", tmp_path / "run"
+    script.write_text(FULL_SHARD)
+    told = {"training": {"devices": 2, "strategy": "fsdp", "save_every": 2, "validate_every": 100}}
+    done = call([sys.executable, str(script), *options(mapping(tmp_path, CHANGES, told)), f"--out={run}"])
+    assert done.returncode == 1
+    assert done.stderr.count("could not save step 4: ") == 1
+    assert done.stderr.count("No space left on device") == 1
+    assert "Traceback" not in done.stderr
+    assert last_checkpoint(run).step == 2
+    assert not list((run / "checkpoints").glob(".*"))
+    glissando.load(run)
+    done = call(command(f"--resume={run}"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert last_checkpoint(run).step == 8
 
 
 def test_shares_of_a_batch_make_up_the_whole(tmp_path):

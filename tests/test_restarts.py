@@ -27,6 +27,7 @@ from training_runs import (
 )
 
 from glissando.errors import RunError, TrainingError
+from glissando.runs import Run
 from glissando.stages import train_stages
 from glissando.training import launch, loop
 from glissando.training.fit import train
@@ -132,32 +133,87 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_two_nodes_on_one_machine_go_on_after_each_process_was_killed(tmp_path):
-    whole = train(configuration(tmp_path, PLAIN, CHANGES), tmp_path / "whole")
-    script, run = tmp_path / "program.py", tmp_path / "run"
-    script.write_text(KILLED_TWICE)
+def on_two_nodes(folder: Path, program: str, values: dict) -> None:
+    """The program, one process a node, both on this machine, until it has ended well; killed ones start again."""
+    script = folder / "program.py"
+    script.write_text(program)
     where = [
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{free_port()}",
         "--rdzv-id=seven",
         "--local-addr=127.0.0.1",
     ]
-    node = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--max-restarts=4", *where, str(script), str(tmp_path)]
-    node += [*options(mapping(tmp_path, PLAIN, CHANGES)), f"--out={run}"]
+    node = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--max-restarts=4", *where, str(script), str(folder)]
+    node += [*options(values), f"--out={folder / 'run'}"]
     with contextlib.ExitStack() as stack:
         nodes = []
         for number in range(2):  # into files: nobody reads a pipe while both are waited for
-            said = stack.enter_context((tmp_path / f"node-{number}").open("w"))
+            said = stack.enter_context((folder / f"node-{number}").open("w"))
             nodes.append(subprocess.Popen(node, env=environment(), stdout=said, stderr=said))
             stack.callback(nodes[-1].kill)
         for number, each in enumerate(nodes):
-            assert each.wait(timeout=250) == 0, (tmp_path / f"node-{number}").read_text()[-3000:]
+            assert each.wait(timeout=500) == 0, (folder / f"node-{number}").read_text()[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_nodes_on_one_machine_go_on_after_each_process_was_killed(tmp_path):
+    whole = train(configuration(tmp_path, PLAIN, CHANGES), tmp_path / "whole")
+    run = tmp_path / "run"
+    on_two_nodes(tmp_path, KILLED_TWICE, mapping(tmp_path, PLAIN, CHANGES))
     assert (tmp_path / "first").exists()
     assert (tmp_path / "second").exists()
     assert_close(curve(run), curve(whole.path), "train_loss", 1e-5)
     assert last_checkpoint(run).step == 8
+
+
+#: each process of a sharded training is killed once while it writes, the first also between shards and publication
+KILLED_IN_WRITING = """
+import os, signal, sys
+from pathlib import Path
+from glissando import shards
+folder = Path(sys.argv.pop(1))
+def die_once(name):
+    if not (folder / name).exists():
+        (folder / name).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+save_tensors, save_manifest = shards.save_tensors, shards.save_manifest
+def dying_after_shard(path, *args, **keywords):
+    save_tensors(path, *args, **keywords)
+    if "step-00000004" in str(path) and os.environ["RANK"] == "1":
+        die_once("second")
+    if "step-00000006" in str(path) and os.environ["RANK"] == "0":
+        die_once("first")
+def dying_before_manifest(directory, files):
+    if "step-00000008" in str(directory):
+        die_once("publication")
+    save_manifest(directory, files)
+shards.save_tensors, shards.save_manifest = dying_after_shard, dying_before_manifest
+from glissando.cli import main
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sharded_processes_that_are_killed_while_they_write_go_on(tmp_path):
+    whole = train(configuration(tmp_path, PLAIN, CHANGES), tmp_path / "whole")
+    run, told = tmp_path / "run", {"training": {"strategy": "fsdp", "validate_every": 100}}
+    script = tmp_path / "program.py"
+    script.write_text(KILLED_IN_WRITING)
+    # A torchrun of its own for each start: one that starts processes again hands them addresses of those that died.
+    node = [*TORCHRUN, "--standalone", "--rdzv-id=seven", "--nproc-per-node=2", str(script), str(tmp_path)]
+    node += [*options(mapping(tmp_path, PLAIN, CHANGES, told)), f"--out={run}"]
+    for complete in (2, 4, 6, 8):
+        done = subprocess.run(node, env=environment(), capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == (complete == 8), done.stderr[-3000:]
+        assert last_checkpoint(run).step == complete
+        Run.open(run).read_state_dict()
+    for name in ("first", "second", "publication"):
+        assert (tmp_path / name).exists(), name
+    assert_close(curve(run), curve(whole.path), "train_loss", 1e-5)
+    assert last_checkpoint(run).step == 8
+    assert not [path for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.slow

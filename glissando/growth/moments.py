@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from glissando.checkpoints import saved_optimizer
 from glissando.growth.grow import Grown
 from glissando.runs import OPTIMIZER, Run
 from glissando.storage import verify_manifest
-from glissando.trees import load_tree
 
 
 class Moments(NamedTuple):
@@ -31,7 +31,7 @@ def checkpoint_moments(checkpoint: Path) -> dict[str, Moments]:
     Raises RunError if it is damaged.
     """
     verify_manifest(checkpoint)
-    saved = load_tree(checkpoint, "trainer").get("optimizer", {})
+    saved = saved_optimizer(checkpoint)
     if any("exp_avg" not in own for own in saved.values()):
         return {}
     return {name: Moments(own["step"], own["exp_avg"], own["exp_avg_sq"]) for name, own in saved.items()}

@@ -20,7 +20,8 @@ class Hook:
         """Once the step is validated and logged, before it is saved."""
 
     def saved(self, loop: Any) -> None:
-        """Once a checkpoint and the run's own weights are whole on the disk; on the first process alone."""
+        """Once a checkpoint and the run's own weights are whole on the disk; on the first process alone, in the thread
+        that wrote them: training has gone on meanwhile, and `loop.state` with it."""
 
     def message(self, line: str) -> None:
         """A line for a person: a sample, a note."""

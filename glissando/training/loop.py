@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import itertools
 import math
 import os
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_path, keep_newest
+from glissando.checkpoints import BEST, CHECKPOINTS, SHARDS, checkpoint_path, keep_newest, of_model, saved_weights
 from glissando.data.base import IGNORED, Corpus, Shard
 from glissando.depth import FlowDepth
-from glissando.errors import ConfigError, DivergenceError, NotFiniteError, RunError, TrainingError
+from glissando.errors import ConfigError, DivergenceError, NotFiniteError, TrainingError
 from glissando.evaluation.scoring import Score, merged, score_part, to_device
 from glissando.fabric import seed_everything
 from glissando.generation import generate, tokens_left, visible
@@ -27,14 +31,14 @@ from glissando.metrics import Metrics, append, part_norms, part_of
 from glissando.model import LanguageModel
 from glissando.ops.precise import widest
 from glissando.random_state import restore_rng, rng_state
-from glissando.runs import METRICS, MODULE_PREFIX, Run
+from glissando.runs import METRICS, Run
 from glissando.sharding import (
     all_gathered,
+    copied,
     is_sharded,
     local,
     local_norms,
     put_weights,
-    whole,
     whole_weights,
 )  # fmt: skip
 from glissando.training.budget import Budget, Clock
@@ -44,8 +48,9 @@ from glissando.training.hook import Hook
 from glissando.training.launch import build_fabric
 from glissando.training.objective import Objective
 from glissando.training.optimizer import build_optimizer, freeze, optimizer_state, put_optimizer_state, set_rates
+from glissando.training.saving import Saving, group_of_writers
 from glissando.training.schedules import SCHEDULES
-from glissando.training.state import Sums, TrainState, over_processes
+from glissando.training.state import Sums, TrainState, over_processes, read_shards
 from glissando.training.stopping import Stopping
 
 SAMPLES = "samples.txt"
@@ -94,11 +99,13 @@ class Loop:
         self.metrics: Metrics | None = None  # of the first process
         self.mark = (0, 0.0)  # tokens and working seconds at the last row of metrics.csv
         self.saved_at, self.began_at = 0.0, 0  # seconds of the run; the step that this process began with
+        self.saving, self.writers = Saving(), None  # of a sharded training: the group of processes that write shards
 
     def train(self, checkpoint: Path | None = None) -> None:
         """Train until the budget is spent or a signal asks to stop, from `checkpoint` on if one is given.
 
-        Raises TrainingError, on every process, where training cannot go on; what was saved before stands.
+        Once it returns all is saved. Raises TrainingError, on every process, where training cannot go on; what was
+        saved before stands.
         """
         forward, optimizer = self._set_up(checkpoint)
         t, fabric, budget, state = self.config.training, self.fabric, self.budget, self.state
@@ -156,11 +163,12 @@ class Loop:
             with self.clock.aside():
                 if budget.due(t.sample_every, state.step):
                     self.sample()
-                if state.best_step == state.step:
-                    self.save(best=True)
-                long_unsaved = budget.endless and state.seconds - self.saved_at >= ENDLESS_SECONDS
-                if budget.stopping or budget.due(t.save_every, state.step) or long_unsaved:
-                    self.save()
+                best = state.best_step == state.step
+                long_unsaved = not best and budget.endless and state.seconds - self.saved_at >= ENDLESS_SECONDS
+                latest = budget.stopping or budget.due(t.save_every, state.step) or long_unsaved
+                if best or latest:
+                    self.save(best, latest)
+        self.saving.wait()
 
     def _set_up(self, checkpoint: Path | None) -> tuple[Any, Any]:
         """Start the processes, put model and optimizer on their device, and take up the checkpoint."""
@@ -171,12 +179,18 @@ class Loop:
         forward = fabric.setup_module(self.objective.train())
         self.optimizer = build_optimizer(self.model, t.optimizer, self.config.grown)
         put_optimizer_state(self.optimizer, self.moments)
+        self.saving.world_size = fabric.world_size
+        self.writers = group_of_writers() if is_sharded(self.model) else None
         # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
         seed_everything(t.seed + fabric.global_rank, verbose=False)
         if checkpoint is not None:
-            state = TrainState.load(checkpoint)
-            put_weights(self.objective, state.model)
-            put_optimizer_state(self.optimizer, state.optimizer)
+            by_shards = self.writers is not None and (checkpoint / SHARDS).is_dir()
+            state = TrainState.load(checkpoint, tensors=not by_shards)
+            if by_shards:
+                read_shards(checkpoint, self.objective, self.optimizer)
+            else:
+                put_weights(self.objective, state.model)
+                put_optimizer_state(self.optimizer, state.optimizer)
             self.schedule.load_state_dict(state.schedule)
             for hook in self.hooks:
                 if (name := type(hook).__name__) in state.hooks:
@@ -206,7 +220,11 @@ class Loop:
         return forward, fabric.setup_optimizers(self.optimizer)
 
     def close(self) -> None:
-        """Once training has ended, by an error too."""
+        """Once training has ended, by an error too; a second Ctrl-C alone does not wait for the save in progress."""
+        problem = None if isinstance(sys.exception(), KeyboardInterrupt) else self.saving.finish()
+        if problem is not None and self.fabric.is_global_zero:
+            for hook in self.hooks:
+                hook.message(problem)
         with contextlib.ExitStack() as stack:  # all are closed, whatever one of them raises
             if self.metrics is not None:
                 stack.callback(self.metrics.close)
@@ -236,13 +254,19 @@ class Loop:
         return sums
 
     def _agree(self) -> None:
-        """The first process's clock counts, and stopping is everybody's once any process was asked to."""
+        """The first process's clock counts; stopping is everybody's once any process was asked to.
+
+        Raises TrainingError, on every process, if the save in progress has failed on one.
+        """
         self.state.seconds, self.budget.asked = self.clock.elapsed(), self.stopping.asked is not None
+        failed = self.saving.failed
         if self.fabric.world_size > 1:
-            mine = [self.state.seconds if self.fabric.is_global_zero else 0.0, float(self.budget.asked)]
-            both = torch.tensor(mine, dtype=widest(self.fabric.device), device=self.fabric.device)
-            torch.distributed.all_reduce(both)
-            self.state.seconds, self.budget.asked = both[0].item(), both[1].item() > 0
+            mine = [self.state.seconds if self.fabric.is_global_zero else 0.0, self.budget.asked, failed]
+            sums = torch.tensor(mine, dtype=widest(self.fabric.device), device=self.fabric.device)
+            torch.distributed.all_reduce(sums)
+            self.state.seconds, self.budget.asked, failed = sums[0].item(), sums[1].item() > 0, sums[2].item() > 0
+        if failed:
+            self.saving.wait()
 
     # ---------------------------------------------------------------------- validation
 
@@ -360,39 +384,47 @@ class Loop:
 
     # ---------------------------------------------------------------------- saving
 
-    def save(self, best: bool = False) -> None:
-        """A checkpoint, and the run's own weights with it; or with `best` the checkpoint of the best validation.
+    def save(self, best: bool, latest: bool) -> None:
+        """Copy the state, once the save before is complete, and begin to write it in the background: the checkpoint of
+        the best validation, and the `latest`, with the run's own weights.
 
-        That comes before the step's own: a run that is killed in between goes on from before both.
-        Raises TrainingError, on every process, if the disk does not take it.
+        The best comes first: a run that is killed in between goes on from before both.
+        Raises TrainingError, on every process, if the disk did not take the save before.
         """
+        self.saving.wait()
         self._require_finite_weights()
         self.saved_at = self.state.seconds
-        folder, step, problem = self.run.path / CHECKPOINTS, self.state.step, None
+        is_first, group = self.fabric.is_global_zero, self.writers
         state = dataclasses.replace(
             self.state,
             seconds=self.clock.elapsed(),
-            model={name: whole(value) for name, value in self.objective.state_dict().items()},
-            optimizer=optimizer_state(self.optimizer),
-            schedule=self.schedule.state_dict(),
-            hooks={type(hook).__name__: kept for hook in self.hooks if (kept := hook.state_dict())},
+            unlogged=dataclasses.replace(self.state.unlogged),
+            schedule=copy.deepcopy(self.schedule.state_dict()),
+            hooks={type(hook).__name__: copy.deepcopy(kept) for hook in self.hooks if (kept := hook.state_dict())},
             random=all_gathered(rng_state(), self.fabric.world_size),
         )
+        if is_first or group is not None:
+            state.model = {name: copied(value) for name, value in self.objective.state_dict().items()}
+            state.optimizer = optimizer_state(self.optimizer)
+            logged = (self.run.path / METRICS).stat().st_size if is_first else None
+            add = functools.partial(self.run.copy_files, logged=logged)
+            self.saving.start(state.step, lambda: self._write(state, add, best, latest))
+
+    def _write(self, state: TrainState, add: Callable[[Path], None], best: bool, latest: bool) -> None:
+        """In the background: on the first process, and on each where all write shards."""
+        folder = self.run.path / CHECKPOINTS
+        if best:
+            state.save(folder / BEST, add, self.writers)
+        if not latest:
+            return
+        path = checkpoint_path(folder, state.step)
+        state.save(path, add, self.writers)
         if self.fabric.is_global_zero:
-            try:
-                state.save(folder / BEST if best else checkpoint_path(folder, step), self.run)
-                if not best:
-                    weights = {name.removeprefix(MODULE_PREFIX): value for name, value in state.model.items()}
-                    self.run.write_model(weights, self.run.read_config())
-                    keep_newest(folder, self.config.training.keep_checkpoints)
-                    for hook in self.hooks:
-                        hook.saved(self)
-            except (OSError, RunError) as error:
-                problem = error
-        # Only the first process writes: the others would wait for it for ever if it raised alone.
-        reason = self.fabric.broadcast(str(problem) if problem else None)
-        if reason:
-            raise TrainingError(f"could not save step {step}: {reason}") from problem
+            weights = state.model if self.writers is None else saved_weights(path)
+            self.run.write_model(of_model(weights), self.run.read_config())
+            keep_newest(folder, self.config.training.keep_checkpoints, complete=path)
+            for hook in self.hooks:
+                hook.saved(self)
 
     def _require_finite_weights(self) -> None:
         """Raises DivergenceError, on every process, if a weight has overflowed: it must not be saved."""

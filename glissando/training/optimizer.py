@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from glissando.errors import ConfigError
 from glissando.growth.shares import Share, shares
-from glissando.sharding import is_sharded, local, place, whole
+from glissando.sharding import copied, is_sharded, local, place
 from glissando.training.config import AdamWOptions, MuonOptions
 from glissando.training.muon import MuonWithAdamW, growth_rate
 
@@ -102,10 +102,27 @@ def set_rates(
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """What the optimizer keeps of each parameter, by its name, whole on the CPU."""
+    """What the optimizer keeps of each parameter, by its name: copies on the CPU, sharded as the parameter is."""
     named = [pair for group in optimizer.param_groups for pair in zip(group["names"], group["params"], strict=True)]
     states = {name: optimizer.state[p] for name, p in named if p in optimizer.state}
-    return {name: {key: whole(value) for key, value in state.items()} for name, state in states.items()}
+    return {name: {key: copied(value) for key, value in state.items()} for name, state in states.items()}
+
+
+def empty_state(optimizer: torch.optim.Optimizer, saved: Collection[str]) -> dict[str, Tensor]:
+    """A tensor for each of the saved ones, parameter/KEY, which becomes the optimizer's state, sharded as the parameter
+    is; none for a parameter that is not trained any more."""
+    keys: dict[str, list[str]] = {}
+    for name in saved:
+        parameter, _, key = name.rpartition("/")
+        keys.setdefault(parameter, []).append(key)
+    places: dict[str, Tensor] = {}
+    for group in optimizer.param_groups:
+        for name, parameter in zip(group["names"], group["params"], strict=True):
+            own = {key: torch.zeros(()) if key == "step" else torch.zeros_like(parameter) for key in keys.get(name, [])}
+            if own:
+                optimizer.state[parameter] = own
+            places |= {f"{name}/{key}": value for key, value in own.items()}
+    return places
 
 
 def put_optimizer_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from glissando.checkpoints import SHARDS, saved_optimizer, saved_weights
 from glissando.errors import RunError
 from glissando.ops.precise import widest
-from glissando.runs import Run
+from glissando.runs import CONFIG
 from glissando.sharding import local, local_norms
-from glissando.storage import find_published, publish_directory, verify_manifest
+from glissando.storage import RETRAIN, find_published, publish_directory, verify_manifest
+from glissando.training.optimizer import empty_state
 from glissando.trees import load_tree, save_tree
 
 
@@ -65,7 +68,7 @@ class TrainState:
     unlogged            sums since the last row of metrics.csv
     best, best_step     the best validation; `waited` validations since
     samples             size of samples.txt
-    model, optimizer    tensors by parameter, as they are in one process
+    model, optimizer    tensors by parameter, whole, or of a sharded training this process's shards
     schedule, hooks     what the schedule and each hook keep
     random              state of the random numbers of each process
     """
@@ -87,8 +90,10 @@ class TrainState:
     hooks: dict[str, dict[str, Any]] = field(default_factory=dict)
     random: list[dict[str, Any]] = field(default_factory=list)
 
-    def save(self, path: Path, run: Run | None = None) -> None:
-        """Writes the directory `path`, with copies of the small files of `run`, or leaves what stands there.
+    def save(self, path: Path, add: Callable[[Path], None] | None = None, group: Any = None) -> None:
+        """Writes the directory `path`, with the files that `add` puts there, or leaves what stands there.
+
+        group   of the processes that each write their own shards, all of which call this; None: tensors are whole
 
         Raises RunError if it cannot be written, TypeError that names a value that is no tensor, number, text or list.
         """
@@ -96,25 +101,55 @@ class TrainState:
         model, rest["unlogged"] = rest.pop("model"), dataclasses.asdict(self.unlogged)
 
         def fill(directory: Path) -> None:
-            save_tree(directory, model, "model")
+            if group is None:
+                save_tree(directory, model, "model")
             save_tree(directory, rest, "trainer")
-            if run is not None:
-                run.copy_files(directory)
+            if add is not None:
+                add(directory)
 
-        publish_directory(path, fill)
+        if group is None:
+            publish_directory(path, fill)
+            return
+        from glissando.shards import publish_shards
+
+        shards = {f"model/{name}": value for name, value in model.items()}
+        for name, own in rest.pop("optimizer").items():
+            shards |= {f"optimizer/{name}/{key}": value for key, value in own.items()}
+        publish_shards(path, shards, fill, group)
 
     @classmethod
-    def load(cls, path: str | Path) -> TrainState:
-        """The state that was saved at `path`, each file checked, tensors on the CPU.
+    def load(cls, path: str | Path, tensors: bool = True) -> TrainState:
+        """The state that was saved at `path`, each file checked, tensors on the CPU and whole, whether they were saved
+        as shards or not: `TrainState.load(sharded).save(path)` makes one checkpoint of the other.
+
+        tensors   False: of shards no model and no optimizer, which `read_shards` reads
 
         Raises RunError if it is missing, incomplete, damaged, or of a version that saved something else.
         """
         directory = find_published(path)
         verify_manifest(directory)
         rest = load_tree(directory, "trainer")
+        is_sharded = (directory / SHARDS).is_dir()
+        rest |= {"optimizer": saved_optimizer(directory) if tensors else {}} if is_sharded else {}
         if not {"step", "optimizer", "random"} <= rest.keys() <= {each.name for each in dataclasses.fields(cls)}:
             raise RunError(
                 f"{path} was saved by another version of glissando, and only that version can resume it. Start a new "
                 "training from its weights: glissando train --from RUN"
             )
-        return cls(**rest | {"model": load_tree(directory, "model"), "unlogged": Sums(**rest["unlogged"])})
+        model = saved_weights(directory) if tensors or not is_sharded else {}
+        return cls(**rest | {"model": model, "unlogged": Sums(**rest["unlogged"])})
+
+
+def read_shards(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Gives a sharded module and its optimizer what a sharded checkpoint holds of them: this process reads its share of
+    every tensor, whatever the number of processes that wrote it. Raises as `TrainState.load`."""
+    from glissando.shards import read_into, tensor_names
+
+    directory = find_published(path)
+    targets = {f"model/{name}": value for name, value in module.state_dict().items()}
+    saved = tensor_names(directory)
+    if {name for name in saved if name.startswith("model/")} != targets.keys():
+        raise RunError(f"{path} holds the weights of another model than its {CONFIG} describes. {RETRAIN}")
+    slots = empty_state(optimizer, [name.removeprefix("optimizer/") for name in saved if name not in targets])
+    targets |= {f"optimizer/{name}": value for name, value in slots.items()}
+    read_into(directory, targets)
