@@ -21,7 +21,7 @@ and from there to tau, tanh and its argument, whose share of dx_{t-1} joins conj
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -29,11 +29,12 @@ from torch.autograd.function import once_differentiable
 
 from glissando.errors import InputError, unknown_name
 from glissando.ops import newton
-from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, use_numba
+from glissando.ops.compiled import HAS_TRITON, as_rows, over_rows, require_shapes, require_types, use_numba
 from glissando.ops.loop import exporting, over_time
 from glissando.ops.scan import scan
 
-Backend = Literal["auto", "reference", "newton", "numba"]
+Backend = Literal["auto", "reference", "newton", "numba", "triton"]
+Form = Literal["numba", "triton"]
 
 
 class Modes(NamedTuple):
@@ -62,10 +63,12 @@ def liquid(
     b   (B, T, N), or (B, T, N, 2) if complex: the input of a mode
     z   (B, T, N): what the input adds to the time constant's pre-activation
     x0  (B, N, 2);  dt  (B, T) >= 0, 1 if None
-    packed  `pack(modes)` from before, for the kernel without gradients and dt
+    packed  `pack(modes)` from before, for `numba` without gradients and dt
 
-    backend  `auto`       `numba` on a CPU; elsewhere `newton`
+    backend  `auto`       `numba` on a CPU; on CUDA `triton`, where it is installed and tau depends on the state;
+                          elsewhere `newton`
              `numba`      one pass over memory, one token after the other and modes side by side
+             `triton`     the same on CUDA: one launch, rows and modes side by side
              `newton`     all tokens at once (glissando.ops.newton); without modes.state one linear scan, and no Report
              `reference`  a loop under autograd
 
@@ -73,16 +76,18 @@ def liquid(
     backend that cannot run here.
     """
     _check(b, z, modes, x0, dt)
-    if backend not in ("auto", "reference", "newton", "numba"):
-        raise unknown_name("liquid backend", backend, ["auto", "newton", "numba", "reference"])
+    if backend not in get_args(Backend):
+        raise unknown_name("liquid backend", backend, sorted(get_args(Backend)))
     if exporting():
         return _loop(b, z, modes, x0, dt, coupled), None
-    if torch.compiler.is_compiling() and b.device.type == "cpu" and backend in ("auto", "numba"):
-        return _operation(b, z, x0, dt, *modes, coupled), None
-    if backend in ("auto", "numba") and use_numba("liquid", backend, b):
-        if torch.is_grad_enabled():
-            return _Liquid.apply(b, z, x0, pack(modes, dt), coupled, dt, *modes), None
-        return _run(b, z, x0, pack(modes, dt) if packed is None or dt is not None else packed, coupled), None
+    form = _kernel(backend, b, modes)
+    if form is not None and torch.compiler.is_compiling():
+        return _operation(b, z, x0, dt, *modes, coupled, form), None
+    if form is not None and torch.is_grad_enabled():
+        return _Liquid.apply(b, z, x0, pack(modes, dt, form), coupled, dt, *modes), None
+    if form is not None:
+        reused = packed if form == "numba" and dt is None else None
+        return _run(b, z, x0, reused or pack(modes, dt, form), coupled), None
     time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
     pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
     step, inputs = _step(coupled), (pairs, z, time.to(b.dtype))
@@ -92,6 +97,17 @@ def liquid(
     if modes.state is not None:
         return newton.solve(step, x0, inputs, weights, linearise=_linearised(coupled))
     return _linear(pairs, z, time.to(b.dtype), modes, x0, coupled), None
+
+
+def _kernel(backend: str, b: Tensor, modes: Modes) -> Form | None:
+    """The kernel that runs, or None where it is tensor code."""
+    if backend == "triton" or (backend == "auto" and b.is_cuda and HAS_TRITON and modes.state is not None):
+        return "triton"
+    if backend not in ("auto", "numba"):
+        return None
+    if torch.compiler.is_compiling():
+        return "numba" if b.device.type == "cpu" else None
+    return "numba" if use_numba("liquid", backend, b) else None
 
 
 def _loop(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None, coupled: bool) -> Tensor:
@@ -204,11 +220,12 @@ def _linear(b: Tensor, z: Tensor, time: Tensor, modes: Modes, x0: Tensor, couple
     return torch.view_as_real(x)
 
 
-# ---------------------------------------------------------------------- on a CPU
+# ---------------------------------------------------------------------- by a kernel
 
 
 class Packed(NamedTuple):
-    """What the kernels read beside what varies by token, see glissando.ops.liquid_numba."""
+    """What a kernel reads beside what varies by token: arrays of glissando.ops.liquid_numba, or tensors of
+    glissando.ops.liquid_triton, which needs no tables."""
 
     time: Any
     tables: Any
@@ -216,13 +233,16 @@ class Packed(NamedTuple):
 
 
 @torch.no_grad()
-def pack(modes: Modes, dt: Tensor | None = None) -> Packed:
-    """Of modes on a CPU, for these time steps, 1 if None."""
-    time = modes.step.new_ones(1, 1) if dt is None else dt.to(modes.step.dtype)
-    angle = time.unsqueeze(-1) * (modes.step * modes.turn)
-    tables = torch.stack([torch.sin(angle), 2 * torch.sin(angle / 2) ** 2])
+def pack(modes: Modes, dt: Tensor | None = None, form: str = "numba") -> Packed:
+    """Of modes, for these time steps, 1 if None."""
+    time = None if dt is None else dt.to(modes.step.dtype)
     state = modes.step.new_zeros(len(modes.step), 2) if modes.state is None else modes.state
     vectors = torch.stack([*modes[:5], *state.unbind(-1)])
+    if form == "triton":
+        return Packed(time, None, vectors)
+    time = modes.step.new_ones(1, 1) if time is None else time
+    angle = time.unsqueeze(-1) * (modes.step * modes.turn)
+    tables = torch.stack([torch.sin(angle), 2 * torch.sin(angle / 2) ** 2])
     return Packed(as_rows(time, 1), tables.detach().numpy(), as_rows(vectors, 1))
 
 
@@ -236,6 +256,10 @@ def _rows(*tensors: Tensor) -> tuple[Any, ...]:
 
 def _run(b: Tensor, z: Tensor, x0: Tensor, packed: Packed, coupled: bool, *of_gradients: Tensor | None) -> Tensor:
     """x; `of_gradients`, from which `packed` was made, get gradients."""
+    if packed.tables is None:
+        from glissando.ops import liquid_triton
+
+        return liquid_triton.forward(b, z, x0, packed.time, packed.vectors, coupled)
     from glissando.ops.liquid_numba import forward
 
     x = b.new_empty(*z.shape, 2)
@@ -250,22 +274,32 @@ class _Liquid(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        b, z, x0, _, ctx.coupled, dt, *vectors = inputs
+        b, z, x0, packed, ctx.coupled, dt, *vectors = inputs
+        ctx.form = "triton" if packed.tables is None else "numba"
         ctx.save_for_backward(output, b, z, x0, dt, *vectors)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        of_b, of_z, of_x0, of_dt, *of_modes = _backward(*ctx.saved_tensors, ctx.coupled, grad)
+        of_b, of_z, of_x0, of_dt, *of_modes = _backward(*ctx.saved_tensors, ctx.coupled, ctx.form, grad)
         return of_b, of_z, of_x0, None, None, of_dt, *of_modes
 
 
 def _backward(x: Tensor, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, *rest: Any) -> tuple[Tensor | None, ...]:
-    """The gradients of b, z, x0, dt and the modes; `rest` are the modes, `coupled` and the gradient of x."""
+    """The gradients of b, z, x0, dt and the modes; `rest`: the modes, `coupled`, the kernel's name, x's gradient."""
+    *vectors, coupled, form, grad = rest
+    packed = pack(Modes(*vectors), dt, form)
+    if form == "triton":
+        from glissando.ops import liquid_triton
+
+        arrays = (x, b, z, x0, packed.time, packed.vectors)
+        grad_b, grad_z, flow, of_vectors, of_dt = liquid_triton.backward(*arrays, coupled, grad)
+        *singles, p, q = of_vectors.to(z.dtype)
+        state = None if vectors[5] is None else torch.stack([p, q], -1)
+        return grad_b, grad_z, flow, None if dt is None or of_dt is None else of_dt.to(dt.dtype), *singles, state
     from glissando.ops.liquid_numba import backward
 
-    *vectors, coupled, grad = rest
-    given = _given(b, z, x0, pack(Modes(*vectors), dt))
+    given = _given(b, z, x0, packed)
     grad_b, grad_z, flow = x.new_empty(x.shape), z.new_empty(z.shape), x0.new_empty(x0.shape)
     sums = torch.zeros(z.shape[0], 8 * z.shape[2], dtype=torch.float64)
     of_time = torch.zeros(z.shape[:2], dtype=torch.float64)
@@ -283,9 +317,9 @@ def _backward(x: Tensor, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, *r
 @torch.library.custom_op("glissando::liquid", mutates_args=())
 def _operation(
     b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, decay: Tensor, turn: Tensor, step: Tensor, tau: Tensor,
-    adaptation: Tensor, state: Tensor | None, coupled: bool,
+    adaptation: Tensor, state: Tensor | None, coupled: bool, form: str,
 ) -> Tensor:  # fmt: skip
-    return _run(b, z, x0, pack(Modes(decay, turn, step, tau, adaptation, state), dt), coupled)
+    return _run(b, z, x0, pack(Modes(decay, turn, step, tau, adaptation, state), dt, form), coupled)
 
 
 @_operation.register_fake
@@ -296,27 +330,28 @@ def _(b: Tensor, z: Tensor, *_: Any) -> Tensor:
 @torch.library.custom_op("glissando::liquid_backward", mutates_args=())
 def _operation_backward(
     x: Tensor, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, decay: Tensor, turn: Tensor, step: Tensor,
-    tau: Tensor, adaptation: Tensor, state: Tensor | None, coupled: bool, grad: Tensor,
+    tau: Tensor, adaptation: Tensor, state: Tensor | None, coupled: bool, form: str,
+    grad: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    found = _backward(x, b, z, x0, dt, decay, turn, step, tau, adaptation, state, coupled, grad)
+    found = _backward(x, b, z, x0, dt, decay, turn, step, tau, adaptation, state, coupled, form, grad)
     # No two results of an operation may share memory, as columns of one array do.
     return [gradient.clone(memory_format=torch.contiguous_format) for gradient in found if gradient is not None]
 
 
 @_operation_backward.register_fake
 def _(x: Tensor, *rest: Any) -> list[Tensor]:
-    return [given.new_empty(given.shape) for given in rest[:-2] if given is not None]
+    return [given.new_empty(given.shape) for given in rest[:-3] if given is not None]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.coupled = inputs
+    *tensors, ctx.coupled, ctx.form = inputs
     ctx.save_for_backward(output, *tensors)
     ctx.is_there = [tensor is not None for tensor in tensors]
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    found = iter(_operation_backward(*ctx.saved_tensors, ctx.coupled, grad))
-    return *(next(found) if is_there else None for is_there in ctx.is_there), None
+    found = iter(_operation_backward(*ctx.saved_tensors, ctx.coupled, ctx.form, grad))
+    return *(next(found) if is_there else None for is_there in ctx.is_there), None, None
 
 
 _operation.register_autograd(_gradients, setup_context=_keep)

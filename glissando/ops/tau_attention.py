@@ -11,7 +11,7 @@ arXiv 2512.11411; forget gates: Lin et al. 2025, arXiv 2503.02130.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,10 +22,13 @@ from glissando.ops.loop import exporting
 from glissando.ops.precise import add, has_float64, is_pair, rounded, two_product, two_sum, wide, widest
 from glissando.precision import without_autocast
 
-Backend = Literal["auto", "fast", "triton", "reference"]
+Backend = Literal["auto", "fast", "triton", "sorted", "reference"]
 
 #: below this many visible keys a head the direct form is faster, on the machine of docs/experiments.md
 _CROSSOVER = 64
+
+#: from this many visible keys on the sorted form in tensor code is faster than the matrix: measured on a CPU alone
+_SORTED_FROM = 256
 
 #: values that the Triton kernel takes
 _WIDEST = 256
@@ -49,9 +52,12 @@ def tau_attention(
     past         (B,) int64: query i of row b sees the keys 0 .. past_b + i. L - T by default: causal if L = T.
     backend      `fast`       O(N log N) time and O(N) memory, on a CPU
                  `triton`     O(N^2) time and O(N) memory, on CUDA; not in float64, nor for K > 256
+                 `sorted`     O(N^(4/3)) time and O(N^(4/3)) memory, tensor code for any device; see
+                              glissando.ops.tau_sorted
                  `reference`  the T x L matrix, on any device
                  `auto`       `fast` on a CPU from some 64 tokens on, but not where torch.compile looks on, which cannot
-                              see into it; `triton` on CUDA where it is installed and T > 1; `reference` elsewhere
+                              see into it; `triton` on CUDA where it is installed and T > 1; elsewhere `sorted` from
+                              some 256 tokens on, if at least half of the keys have a query, and `reference` below
 
     Gradients for everything but `past`; where lambdas are equal, that of their distance is 0. Half precision is
     computed in float32; `triton` rounds the factors of its products to TF32 then, and where
@@ -143,6 +149,10 @@ def attend(
 
         run = tau_kernels.Fast.apply if torch.is_grad_enabled() else tau_kernels.forward
         o, lse, _ = run(q, k, v, e, inverse, past)
+    elif _use_sorted(backend, q, k):
+        from glissando.ops import tau_sorted
+
+        o, lse = tau_sorted.forward(q, k, v, e, inverse, past)
     else:
         run = _reference_pairs if is_pair(e) else _reference
         with without_autocast(q.device.type):
@@ -228,11 +238,17 @@ def _use_fast(backend: str, q: Tensor, k: Tensor) -> bool:
             and k.shape[2] >= _CROSSOVER
             and not torch.compiler.is_compiling()
         )
-    if backend not in ("fast", "reference"):
-        raise unknown_name("tau_attention backend", backend, ["auto", "fast", "reference", "triton"])
+    if backend not in get_args(Backend):
+        raise unknown_name("tau_attention backend", backend, sorted(get_args(Backend)))
     if backend == "fast" and not on_cpu:
         raise ConfigError(f"tau_attention: backend 'fast' runs on a CPU, the tensors are on {q.device}; use 'auto'")
     return backend == "fast"
+
+
+def _use_sorted(backend: str, q: Tensor, k: Tensor) -> bool:
+    if backend != "auto" or exporting():  # a graph for every length has no cuts
+        return backend == "sorted"
+    return k.shape[2] >= _SORTED_FROM and 2 * q.shape[2] >= k.shape[2]
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
