@@ -320,7 +320,8 @@ def test_a_killed_worker_is_replaced_and_the_results_are_those_without_ray(tmp_p
     assert len(Run(killed).read_environment()["resumed"]) == 1
     log = (out / "compare.log").read_text()
     steps = re.findall(rf"^\[{killed.parent.name}, .*\] step (\d+),", log, re.MULTILINE)  # of its validations
-    assert [step for step in steps if int(step) < 10] == ["4", "8"]  # again, if it had started at step 0
+    # Each once: again, if it had started at step 0. What a killed worker had not yet sent is missing.
+    assert len(steps) == len(set(steps))
     assert steps[-1] == "40"
     assert measured(out) == measured(alone)
     assert len(measured(out)) == 2
