@@ -202,10 +202,11 @@ def test_sharded_processes_that_are_killed_while_they_write_go_on(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(KILLED_IN_WRITING)
     # A torchrun of its own for each start: one that starts processes again hands them addresses of those that died.
-    node = [*TORCHRUN, "--standalone", "--rdzv-id=seven", "--nproc-per-node=2", str(script), str(tmp_path)]
-    node += [*options(mapping(tmp_path, PLAIN, CHANGES, told)), f"--out={run}"]
+    node = [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(script), str(tmp_path)]
+    arguments = [*options(mapping(tmp_path, PLAIN, CHANGES, told)), f"--out={run}"]
     for complete in (2, 4, 6, 8):
-        done = subprocess.run(node, env=environment(), capture_output=True, text=True, check=False)
+        done = subprocess.run([*node, *arguments], env=environment(), capture_output=True, text=True, check=False)
+        arguments = [f"--resume={run}"]
         assert (done.returncode == 0) == (complete == 8), done.stderr[-3000:]
         assert last_checkpoint(run).step == complete
         Run.open(run).read_state_dict()
