@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -58,6 +58,7 @@ class Joined:
             missing -= 1 + len(row[-1])
         return row[0] if len(row) == 1 else np.concatenate(row)
 
-    def pieces(self, *, ascii_only: bool = False, piece_bytes: int = PIECE_BYTES) -> Iterable[str]:
+    def pieces(self, *, ascii_only: bool = False, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
         """The text of all parts in pieces, without the ends; see `textfile.pieces`."""
-        return (piece for part in self.parts for piece in pieces(part, ascii_only=ascii_only, piece_bytes=piece_bytes))
+        for part in self.parts:
+            yield from pieces(part, ascii_only=ascii_only, piece_bytes=piece_bytes)

@@ -167,7 +167,7 @@ class TextCorpus(Corpus):
 
     def texts(self, split: Split = "train") -> Iterator[str]:
         text = self._train_bytes if split == "train" else self._valid_bytes
-        return iter(text.pieces(ascii_only=self._ascii_only))
+        return text.pieces(ascii_only=self._ascii_only)
 
     def describe(self) -> dict[str, object]:
         return super().describe() | {
