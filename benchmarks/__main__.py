@@ -1,5 +1,5 @@
 """Print one line a row: `python -m benchmarks [rows] --rounds N`; `python -m benchmarks gpu` is
-benchmarks.gpu, and `context_parallel` benchmarks.context_parallel."""
+benchmarks.gpu, `context_parallel` benchmarks.context_parallel, and `llama` benchmarks.llama."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks import context_parallel
 
         return context_parallel.main(arguments[1:])
+    if arguments[:1] == ["llama"]:
+        from benchmarks import llama
+
+        return llama.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure speed against named peers.")
     parser.add_argument("rows", nargs="*", help="names, or how they begin (scan, spectral); all by default")
     parser.add_argument("--rounds", type=int, default=5, help="paired rounds; the median counts")
