@@ -1,27 +1,24 @@
-"""Print one line a row: `python -m benchmarks [rows] --rounds N`; `python -m benchmarks gpu` is
-benchmarks.gpu, `context_parallel` benchmarks.context_parallel, and `saving` benchmarks.saving."""
+"""Print one line a row: `python -m benchmarks [rows] --rounds N`. Four have a table and options of their own:
+`gpu`, `context_parallel`, `saving` and `llama`, as `python -m benchmarks gpu --help`."""
+=======
+benchmarks.gpu, `context_parallel` benchmarks.context_parallel, and `llama` benchmarks.llama."""
+>>>>>>> w-decode
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
+
+#: modules that print a table of their own
+TABLES = ("gpu", "context_parallel", "saving", "llama")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["gpu"]:
-        from benchmarks import gpu
-
-        return gpu.main(arguments[1:])
-    if arguments[:1] == ["context_parallel"]:
-        from benchmarks import context_parallel
-
-        return context_parallel.main(arguments[1:])
-    if arguments[:1] == ["saving"]:
-        from benchmarks import saving
-
-        return saving.main(arguments[1:])
+    if arguments[:1] and arguments[0] in TABLES:
+        return importlib.import_module(f"benchmarks.{arguments[0]}").main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure speed against named peers.")
     parser.add_argument("rows", nargs="*", help="names, or how they begin (scan, spectral); all by default")
     parser.add_argument("--rounds", type=int, default=5, help="paired rounds; the median counts")

@@ -85,8 +85,11 @@ class Sampling:
         if self.temperature == 0:
             return logits.argmax(-1)
         p = self.probabilities(logits).cpu()
-        drawn = [torch.multinomial(row, 1, generator=g) for row, g in zip(p, generators, strict=True)]
-        return torch.cat(drawn).to(logits.device)
+        # argmax p / q with q ~ Exp(1) draws from p; torch.multinomial computes the same numbers, one row at a call.
+        q = torch.empty_like(p)
+        for row, generator in zip(q.unbind(), generators, strict=True):
+            row.exponential_(generator=generator)
+        return (p / q).argmax(-1).to(logits.device)
 
 
 def continue_ids(

@@ -11,6 +11,7 @@ import torch
 
 import glissando
 from glissando.cli import main
+from glissando.config import to_dict
 from glissando.data.tokenizers import train_bpe
 from glissando.export import Refused, export
 from glissando.export.gguf import require_llama
@@ -81,11 +82,13 @@ def test_the_command_names_what_it_cannot_do(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("case", [*CASES, "bpe"])
+@pytest.mark.parametrize("case", [*CASES, "bpe", "preset"])
 def test_llama_cpp_loads_it_and_agrees(case, tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python, which no extra installs")
     bpe = train_bpe(iter([TEXT]), 300) if case == "bpe" else None
-    options = {"vocab_size": bpe.vocab_size} if bpe is not None else CASES[case]
+    options = {"vocab_size": bpe.vocab_size} if bpe is not None else CASES.get(case, {})
+    if case == "preset":
+        options = to_dict(LanguageModel.from_preset("transformer-nano").config)
     run = saved(tmp_path, bpe, **options)
     model = exported(run, tmp_path / "out")
     # Keys and values in float32: by default llama.cpp keeps them in half precision.

@@ -363,3 +363,14 @@ def test_ids_that_the_tokenizer_does_not_know_are_never_drawn():
 def test_no_prompts_are_told_as_such(model):
     with pytest.raises(ConfigError, match="prompts is an empty list"):
         generate(model, [])
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 3.0}, {"top_k": 5}, {"top_p": 0.3}])
+def test_a_row_draws_what_multinomial_draws_with_its_seed(options):
+    """Texts of a seed are the same in every version."""
+    logits, sampling = 4 * torch.randn(7, 300), Sampling(**options)
+    ours, theirs = ([torch.Generator().manual_seed(n) for n in range(7)] for _ in range(2))
+    for _ in range(20):
+        p = sampling.probabilities(logits)
+        expected = [int(torch.multinomial(row, 1, generator=g)) for row, g in zip(p, theirs, strict=True)]
+        assert sampling.draw(logits, ours).tolist() == expected

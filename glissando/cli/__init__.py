@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 
+from glissando.cli.starting import without_collections
 from glissando.errors import GlissandoError, Stopped, nearest
 
 #: command -> what it does; each is a module of this package with `main(arguments)`
@@ -79,7 +81,9 @@ def _run(command: str, arguments: list[str]) -> int:
 
     wait_briefly()
     try:
-        importlib.import_module(f"glissando.cli.{command}").main(arguments)
+        with without_collections():
+            module = importlib.import_module(f"glissando.cli.{command}")
+        module.main(arguments)
     except GlissandoError as error:
         print(f"glissando {command}: {error}", file=sys.stderr)
         return error.status
@@ -97,6 +101,8 @@ def _run(command: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
+    finally:
+        gc.unfreeze()  # for who called `main` in a process of their own
     return 0
 
 

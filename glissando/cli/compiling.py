@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ def announced_compilation() -> Iterator[None]:
     class Compilation(event.Listener):
         def on_start(self, _: Any) -> None:
             if notice.ident is None:
+                gc.enable()  # compiling leaves garbage, where loading a kernel leaves none
                 notice.start()
 
         def on_end(self, _: Any) -> None:

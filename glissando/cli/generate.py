@@ -33,6 +33,7 @@ from glissando.cli.options import (
     texts,
     whole,
 )
+from glissando.cli.starting import without_collections
 from glissando.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def main(arguments: Sequence[str]) -> None:
     add_checkpoint_option(parser)
     add_device_option(parser)
     add_threads_option(parser)
-    options = take_checkpoint(parse(parser, arguments))
+    with without_collections():
+        options = take_checkpoint(parse(parser, arguments))
     if options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
     if options.prompt == []:
@@ -122,22 +124,24 @@ def _check_states(o: Options) -> None:
 
 
 def _write(o: Options) -> None:
-    from glissando.generation import Sampling, control_values, generate, visible
-    from glissando.loading import load
+    with without_collections():
+        from glissando.generation import Sampling, control_values, generate, visible
+        from glissando.loading import load
 
     device = device_of(o)
     seed = random.randrange(2**32) if o.seed is None else o.seed
     Sampling(o.temperature, o.top_k, o.top_p, seed)
     control = None if o.control is None else named_values(o.control)
-    model = load(o.run, inference_overrides(o)).to(device)
-    if control is not None:  # a wrong name is an error before anything is compiled
-        control_values(model, control)
-    round_as_asked(o, model)
-    compiled = o.diagnostics is None and require_step(o, model)
-    # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a
-    # short prompt, measuring takes longer than a second thread could save.
-    one_thread = o.save_state is not None or o.load_state is not None or (compiled and _is_short(o.prompt, model))
-    choose_threads(o, len(o.prompt), model.config.hidden_size, 1 if one_thread else None)
+    with without_collections():
+        model = load(o.run, inference_overrides(o)).to(device)
+        if control is not None:  # a wrong name is an error before anything is compiled
+            control_values(model, control)
+        round_as_asked(o, model)
+        compiled = o.diagnostics is None and require_step(o, model)
+        # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a
+        # short prompt, measuring takes longer than a second thread could save.
+        one_thread = o.save_state is not None or o.load_state is not None or (compiled and _is_short(o.prompt, model))
+        choose_threads(o, len(o.prompt), model.config.hidden_size, 1 if one_thread else None)
     if o.diagnostics is not None:
         from glissando.cli.evaluate import require_diagnostics
 

@@ -31,6 +31,7 @@ from glissando.cli.options import (
     round_as_asked,
     whole,
 )
+from glissando.cli.starting import without_collections
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError
 
 EXAMPLE = "glissando serve runs/first --port 8000"
@@ -154,6 +155,13 @@ def _own_names(host: str) -> list[str] | None:
 
 def serve(o: Options) -> None:
     """Open the run and listen. Raises MissingExtraError without the packages, RunError for what is no run."""
+    with without_collections():
+        server = _server(o)
+    _run(server.config(host=o.host, port=o.port), ", ".join(_named(o)), server.pool.close, o.open)
+
+
+def _server(o: Options) -> Any:
+    """The models opened, and what serves them; nothing listens yet."""
     try:
         from glissando.serving.api import Server
         from glissando.serving.limits import Limits
@@ -189,14 +197,13 @@ def serve(o: Options) -> None:
                 f"--memory {o.memory} is less than the {readable(taken)} that this process uses before any text"
             )
         memory -= taken
-    server = Server(
+    if hosts is None and not keys:
+        print(f"anyone who reaches {o.host} can use this server: set --api_key_file, or {KEY}, to ask for a key")
+    return Server(
         models, trained_on={name: trained_on(run) for name, run in runs.items()}, limits=limits, api_key=keys,
         template=ChatTemplate(o.chat_template), hosts=hosts, max_sessions=o.max_sessions, max_waiting=o.max_waiting,
         prefix_bytes=o.prefix_mib * 2**20, memory=memory, step=o.step,
     )  # fmt: skip
-    if hosts is None and not keys:
-        print(f"anyone who reaches {o.host} can use this server: set --api_key_file, or {KEY}, to ask for a key")
-    _run(server.config(host=o.host, port=o.port), ", ".join(models), server.pool.close, o.open)
 
 
 def _run(config: Any, name: str, give_up: Callable[[], None], show: bool = False) -> None:

@@ -65,7 +65,9 @@ def from_bfloat16(bits: Any) -> Any:
 def linear(weights, regs, at, n_in, n_out, src, dst, bias, first, last):
     """regs[:, dst:] = W regs[:, src:], W (n_out, n_in) from `at` on in `weights`; plus a bias vector if bias >= 0.
 
-    Four outputs at a time: the input is read once for them, and their weights are read once for all rows.
+    Four outputs of two rows at a time: an input is read once for four outputs, a weight once for two rows, and each of
+    the eight sums has a register. A last row without a second is its own second, so that its sums are rounded as in a
+    batch.
     """
     whole = n_out - n_out % 4
     for o in range(0, whole, 4):
@@ -73,16 +75,22 @@ def linear(weights, regs, at, n_in, n_out, src, dst, bias, first, last):
         w1 = weights[at + (o + 1) * n_in : at + (o + 2) * n_in]
         w2 = weights[at + (o + 2) * n_in : at + (o + 3) * n_in]
         w3 = weights[at + (o + 3) * n_in : at + (o + 4) * n_in]
-        for row in range(first, last):
-            x = regs[row, src : src + n_in]
-            s0 = s1 = s2 = s3 = np.float32(0)
+        for row in range(first, last, 2):
+            second = min(row + 1, last - 1)
+            x, z = regs[row, src : src + n_in], regs[second, src : src + n_in]
+            s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = np.float32(0)
             for i in range(n_in):
                 s0 += w0[i] * x[i]
                 s1 += w1[i] * x[i]
                 s2 += w2[i] * x[i]
                 s3 += w3[i] * x[i]
-            y = regs[row, dst + o : dst + o + 4]
+                t0 += w0[i] * z[i]
+                t1 += w1[i] * z[i]
+                t2 += w2[i] * z[i]
+                t3 += w3[i] * z[i]
+            y, v = regs[row, dst + o : dst + o + 4], regs[second, dst + o : dst + o + 4]
             y[0], y[1], y[2], y[3] = s0, s1, s2, s3
+            v[0], v[1], v[2], v[3] = t0, t1, t2, t3
     for o in range(whole, n_out):
         w0 = weights[at + o * n_in : at + (o + 1) * n_in]
         for row in range(first, last):

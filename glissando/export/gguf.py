@@ -82,7 +82,7 @@ def fill(request: Request, folder: Path) -> Check:
     require_installed()
     model, tokenizer = request.model, tokenizer_of(request.model)
     require_llama(model)
-    vocabulary = _vocabulary(tokenizer, model.config.vocab_size)
+    vocabulary = vocabulary_of(tokenizer, model.config.vocab_size)
     context = int(request.run.read_config().get("data", {}).get("seq_len", 512))
     write(model, vocabulary, tokenizer.eos_id, context, folder / FILE)
     reader = NumpyLlama(folder / FILE)
@@ -212,7 +212,7 @@ def _interleaved(weight: Tensor, head_size: int) -> Tensor:
     return weight.unflatten(0, (-1, 2, head_size // 2)).transpose(1, 2).flatten(0, 2)
 
 
-def _vocabulary(tokenizer: Tokenizer, size: int) -> tuple[list[str], list[int], list[str]]:
+def vocabulary_of(tokenizer: Tokenizer, size: int) -> tuple[list[str], list[int], list[str]]:
     """Tokens by id, in GPT-2's stand-ins for bytes; their kinds; and the merges.
 
     Raises Refused for a tokenizer that is neither of bytes nor GPT-2's kind of byte-level BPE.
