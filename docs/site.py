@@ -12,7 +12,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from latex2mathml.converter import convert
+from formulas import mathml
 from mkdocs.structure.files import File, Files
 
 import glissando
@@ -39,7 +39,7 @@ def on_page_content(html: str, **_: Any) -> str:
     """Formulas as MathML, which browsers draw without a script."""
 
     def drawn(found: re.Match[str]) -> str:
-        return convert(unescape(found[2]).strip(), display="block" if found[1] == "div" else "inline")
+        return mathml(unescape(found[2]), display=found[1] == "div")
 
     return _FORMULA.sub(drawn, html)
 
