@@ -6,53 +6,75 @@ mkdocs calls these functions, see mkdocs.yml.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import re
 from html import unescape
 from pathlib import Path
 from typing import Any
 
-from latex2mathml.converter import convert
+from formulas import mathml
 from mkdocs.structure.files import File, Files
 
 import glissando
 from glissando.cli import COMMANDS, main, usage
 
 ROOT = Path(__file__).resolve().parent.parent
+#: files of the repository's root that are pages
+PAGES = {
+    "README": "index",
+    **{name: name.lower() for name in ("CONTRIBUTING", "CHANGELOG", "CODE_OF_CONDUCT", "SECURITY")},
+}
 #: a link upwards: to a page of another folder, or to a file of the repository that is no page
-_UPWARDS = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#]+)(?:#[^)]*)?\)")
+_UPWARDS = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#]+)(#[^)]*)?\)")
 #: what arithmatex makes of $...$ and $$...$$
 _FORMULA = re.compile(r'<(div|span) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+#: what the functions register, and what a name that is registered can be used for
+EXTENSIONS = {
+    "register_mixer": "Registers a class as a mixer, the part of a block that moves information along time.",
+    "register_depth": "Registers a class as a depth, which decides how the blocks follow each other.",
+    "register_corpus": "Registers a class as a corpus, which a model is trained on with `--data.kind NAME`.",
+    "register_probe": "Registers a corpus with its options as a probe for `glissando compare --probes NAME`.",
+}
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are generated."""
-    readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
-    readme = re.sub(r"\[([^\]]*)\]\(([A-Z]+\.md|CITATION\.cff|LICENSE)\)", r"`\2`", readme)
-    pages = {"index.md": readme, "cli.md": commands(), "api.md": names()}
-    for name, text in pages.items():
+    pages = {f"{page}.md": _of_the_root(name) for name, page in PAGES.items()}
+    for name, text in (pages | {"cli.md": commands(), "api.md": names()}).items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def _of_the_root(name: str) -> str:
+    """A file of the repository's root, with links to pages as they are on the site and to other files as code."""
+    text = (ROOT / f"{name}.md").read_text().replace("](docs/", "](")
+    text = re.sub(rf"\]\(({'|'.join(PAGES)})\.md\b", lambda found: f"]({PAGES[found[1]]}.md", text)
+    return re.sub(r"\[([^\]]*)\]\((CITATION\.cff|LICENSE)\)", r"`\2`", text)
 
 
 def on_page_content(html: str, **_: Any) -> str:
     """Formulas as MathML, which browsers draw without a script."""
 
     def drawn(found: re.Match[str]) -> str:
-        return convert(unescape(found[2]).strip(), display="block" if found[1] == "div" else "inline")
+        return mathml(unescape(found[2]), display=found[1] == "div")
 
     return _FORMULA.sub(drawn, html)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Name a file of the repository in place of a link that leads out of the site."""
+    """Links that lead out of docs/: to the page of the file if there is one, and otherwise its name in their place."""
     folder = (ROOT / "docs" / page.file.src_uri).parent
+    up = "../" * page.file.src_uri.count("/")
 
     def named(found: re.Match[str]) -> str:
         target = (folder / found[2]).resolve()
         if target.is_relative_to(ROOT / "docs"):
             return found[0]
-        return f"{found[1]} (`{target.relative_to(ROOT)}` in the repository)"
+        name = target.relative_to(ROOT).as_posix()
+        if name.removesuffix(".md") in PAGES:
+            return f"[{found[1]}]({up}{PAGES[name.removesuffix('.md')]}.md{found[3] or ''})"
+        return f"{found[1]} (`{name}` in the repository)"
 
     return _UPWARDS.sub(named, markdown)
 
@@ -69,10 +91,18 @@ def commands() -> str:
 
 
 def names() -> str:
-    """The docstrings of the public names, and of what an extension registers and tests with."""
-    public = [f"glissando.{name}" for name in glissando.__all__ if name != "__version__"]
-    public += ["glissando.testing.check_mixer", "glissando.testing.check_depth"]
-    return "# Python\n\n" + "\n".join(f"::: {_home(name)}\n" for name in public)
+    """The docstrings of the public names, under these names, and of what an extension registers and tests with."""
+    public = [name for name in glissando.__all__ if name not in ("__version__", *EXTENSIONS)]
+    text = ["# Python", "", "What `import glissando` offers. [Parts of your own](extending.md) has whole examples."]
+    text += [_documented(f"glissando.{name}") for name in public]
+    text += [_extension(name, about) for name, about in EXTENSIONS.items()]
+    text += [_documented(f"glissando.testing.{name}") for name in ("check_mixer", "check_depth")]
+    return "\n\n".join(text) + "\n"
+
+
+def _documented(name: str) -> str:
+    """The docstring of a public name; its heading is this name, and not that of the module which defines it."""
+    return f"::: {_home(name)}\n    options:\n      heading: {name}\n      toc_label: {name}"
 
 
 def _home(name: str) -> str:
@@ -80,3 +110,16 @@ def _home(name: str) -> str:
     module, _, attribute = name.rpartition(".")
     value = getattr(__import__(module, fromlist=[attribute]), attribute)
     return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else name
+
+
+def _extension(name: str, about: str) -> str:
+    """What a function registers, its signature, its docstring and its example of docs/extending.md."""
+    function = getattr(glissando, name)
+    example = next(
+        code for code in re.findall(r"```python\n.*?```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)
+        if f"glissando.{name}(" in code
+    )  # fmt: skip
+    signature = f"```python\nglissando.{name}{inspect.signature(function)}\n```"
+    return "\n\n".join(
+        [f"## `glissando.{name}`", about, signature, inspect.getdoc(function) or "", "Example:", example]
+    )

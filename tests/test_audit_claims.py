@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from tolerances import assert_close
 
+from glissando.errors import ConfigError
 from glissando.model import LanguageModel
 from glissando.training.schedules import SCHEDULES, HomeostaticOptions
 from research.audit.__main__ import main
@@ -386,41 +388,64 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     assert told["command"] == "python -m research.audit minimal-parameters --quick"
     assert told["published"]["outcome"] == "does not hold"
     text = ledger.read_text()
-    for line in (
-        "### tau-perplexities",
-        "`python -m research.audit tau-perplexities --quick`",
-        "does not hold (toy sizes)",
-        "![continuous-causality, published](audit/continuous-causality-published.png)",
+    pages = {
+        name: (ledger.with_suffix("") / f"{name}.md")
+        for name in ("tauformer", "minimal-transformer", "continuous-transformer")
+    }
+    for page, line in (
+        (ledger, "does not hold (toy sizes)"),
+        (ledger, "Of 0 claims, none is measured at full size"),
+        (ledger, '<a id="tau-perplexities"></a>[`tau-perplexities`](audit/tauformer.md#tau-perplexities)'),
+        (pages["tauformer"], "## tau-perplexities"),
+        (pages["tauformer"], "`python -m research.audit tau-perplexities --quick`"),
+        (pages["continuous-transformer"], "![continuous-causality, published](continuous-causality-published.png)"),
     ):
-        assert line in text, line
+        assert line in page.read_text(), line
     assert (ledger.parent / "audit" / "continuous-causality-published.png").read_bytes()[:4] == b"\x89PNG"
     assert str(tmp_path) not in text
     record.write_text(json.dumps(told | {"date": "1999-01-01"}))
     capsys.readouterr()
     assert main([*asked, "--ledger", str(ledger)]) == 0
     assert "kept: minimal-parameters" in capsys.readouterr().err
-    assert "1999-01-01" in ledger.read_text()
+    assert "1999-01-01" in pages["minimal-transformer"].read_text()
     assert main(["minimal-parameters", "--quick", "--again", "--ledger", str(ledger)]) == 0
-    assert "1999-01-01" not in ledger.read_text()
+    assert "1999-01-01" not in pages["minimal-transformer"].read_text()
     full = ["minimal-parameters", "--ledger", str(ledger)]
     assert main(full) == 0
+    assert "Of 1 claims, 1 do not hold when they are measured correctly." in ledger.read_text()
     assert "(toy sizes)" not in next(line for line in ledger.read_text().splitlines() if "[`minimal-par" in line)
     capsys.readouterr()
     assert main([*full, "--quick"]) == 0, "toy sizes never take the place of full ones"
     assert "kept: minimal-parameters, of `python -m research.audit minimal-parameters`" in capsys.readouterr().err
     record.write_text(json.dumps(told | {"date": "1999-01-01", "claim": "The model has 3 parameters"}))
     assert main([*asked, "--ledger", str(ledger)]) == 0
-    assert "1999-01-01" not in ledger.read_text(), "a record of a claim that read otherwise"
+    assert "1999-01-01" not in pages["minimal-transformer"].read_text(), "a record of a claim that read otherwise"
 
 
 def test_the_checked_in_ledger_is_written_from_its_records(tmp_path: Path):
     docs = Path(__file__).parents[1] / "docs"
     copy = tmp_path / "audit.md"
-    shutil.copytree(docs / "audit", tmp_path / "audit", ignore=shutil.ignore_patterns("*.png"))
+    shutil.copytree(docs / "audit", tmp_path / "audit", ignore=shutil.ignore_patterns("*.png", "*.md"))
     write_ledger(copy, CLAIMS.values())
     assert copy.read_text() == (docs / "audit.md").read_text()
-    assert [line.removeprefix("### ") for line in copy.read_text().splitlines() if line.startswith("### ")] == [*CLAIMS]
+    pages = {page.name: page.read_text() for page in (docs / "audit").glob("*.md")}
+    assert pages == {page.name: page.read_text() for page in (tmp_path / "audit").glob("*.md")}
+    entries = re.findall(r"^## (.*)$", "".join(pages.values()), re.MULTILINE)
+    assert sorted(entries) == sorted(CLAIMS)
+    outcomes = [json.loads(path.read_text())["corrected"]["outcome"] for path in (docs / "audit").glob("*.json")]
+    assert f"Of {len(CLAIMS)} claims, {outcomes.count('holds')} hold, " in copy.read_text()
     assert not [path.name for path in (docs / "audit").glob("*.json") if json.loads(path.read_text())["quick"]]
+
+
+def test_a_page_that_is_no_ledgers_is_not_overwritten(tmp_path: Path):
+    (tmp_path / "audit").mkdir()
+    mine = tmp_path / "audit" / "tauformer.md"
+    mine.write_text("# Mine\n")
+    shutil.copy(Path(__file__).parents[1] / "docs" / "audit" / "tau-cache.json", tmp_path / "audit")
+    with pytest.raises(ConfigError, match="nothing is overwritten"):
+        write_ledger(tmp_path / "audit.md", CLAIMS.values())
+    assert mine.read_text() == "# Mine\n"
+    assert not (tmp_path / "audit.md").exists()
 
 
 @pytest.mark.parametrize(

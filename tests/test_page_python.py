@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_troubleshooting import forgetting
 
 import glissando
 import glissando.export
@@ -70,10 +71,11 @@ def test_the_blocks_of_a_page_run(page, place, monkeypatch):
         "glissando": glissando, "x": x, "dt": torch.rand(1, 5) + 0.1, "mask": torch.ones(1, 5, dtype=torch.bool),
         "ids": torch.randint(1024, (2, 8)), "F": 17, "O": 17,
     }  # fmt: skip
-    for key, code in BLOCKS.items():
-        if key[0] != page or key in FRAGMENTS:
-            continue
-        for printed, shorter in SHORTER.get(key, {}).items():
-            assert printed in code, f"{key}: {printed} is not in the block any more"
-            code = code.replace(printed, shorter)
-        exec(compile(code, f"docs/{page}.md, Python block {key[1]}", "exec"), names)
+    with forgetting():
+        for key, code in BLOCKS.items():
+            if key[0] != page or key in FRAGMENTS:
+                continue
+            for printed, shorter in SHORTER.get(key, {}).items():
+                assert printed in code, f"{key}: {printed} is not in the block any more"
+                code = code.replace(printed, shorter)
+            exec(compile(code, f"docs/{page}.md, Python block {key[1]}", "exec"), names)

@@ -19,6 +19,7 @@ import torch
 
 from glissando import imports
 from glissando.cli import main as glissando
+from glissando.data.corpora import CORPORA
 from glissando.depth import DEPTHS
 from glissando.mixers import MIXERS
 from glissando.training import launch
@@ -61,7 +62,7 @@ def as_pattern(shown: str) -> str:
 @contextlib.contextmanager
 def forgetting() -> Iterator[None]:
     """What a command registers is forgotten after it, as in a process of its own."""
-    before = [(registry, dict(registry._classes), dict(registry.options)) for registry in (MIXERS, DEPTHS)]
+    before = [(registry, dict(registry._classes), dict(registry.options)) for registry in (MIXERS, DEPTHS, CORPORA)]
     imported = dict(imports._imported)
     yield
     for registry, classes, options in before:

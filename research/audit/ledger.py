@@ -1,6 +1,7 @@
-"""The ledger: what every claim was measured to be, in one Markdown file; docs/audit.md is one.
+"""The ledger: what every claim was measured to be, in Markdown; docs/audit.md is one.
 
-    FILE.md             the table and an entry a claim, written anew from the records
+    FILE.md             totals and the table of all claims, written anew from the records
+    FILE/SYSTEM.md      an entry a claim of one publication
     FILE/CLAIM.json     a record: the figures of both forms, the command, the date and the machine
     FILE/CLAIM-*.png    its pictures
 
@@ -24,34 +25,47 @@ from glissando.machine import git_state
 from glissando.storage import write_atomic
 from research.audit.claim import Claim, Finding
 
-HEAD = """\
-# The audit: what was published, and what it was measured to be
+TITLE = "# The audit: "
+HEAD = f"""\
+{TITLE}what was published, and what it was measured to be
 
-Every headline of the five publications, measured twice: *as published*, with a small form of the published system that
-keeps its defects (`research/published/`) and the way its authors measured; and *corrected*, with held-out data,
-paired comparisons, or the form of this library, whatever the claim asks for. Written by
+Each main claim of the five publications is measured twice: *as published*, with a small form of the published system
+that keeps its defects (`research/published/`) and with the authors' way of measuring; and *corrected*, with held-out
+data, paired comparisons, or the form of this library, as the claim requires. This page and the pages of the systems are
+written by
 
     python -m research.audit --ledger docs/audit.md
 
-which measures what has no record yet (`--again` measures anew); the records, with all figures, the commit and the
-command of each, lie in `docs/audit/`. A change of how a claim is measured is not seen by itself: ask `--again` for it.
-
-How to read it:
-
-- A verdict is read off checks, each of which is a figure against a bound fixed in the code: *holds*, *does not hold*,
-  *holds in part* (what does and what does not is told), *not decided*, where the bound lies inside the figure's
-  interval, or *not reproduced here*, with what it would need.
-- "+-" is half of a 95 % interval: of a difference between trained models over held-out windows and over seeds, by
-  Student's t; of a ratio of times over pairs measured in turn, by order statistics. One seed has none.
-- "As published" says whether the authors' own measurement gives what they reported; "corrected" says whether the claim
-  is true where it is measured as it should be. One can hold without the other.
-- The corrected form of a claim about a defect is often this library's repaired form: where that one *holds*, the idea
-  was right and its publication was not.
-- Sizes are those of the command under each entry, far below the published ones where those take days. A comparison of
-  learning at such a size is evidence of that size alone; what needs the published one says so.
-- Every entry has the one command that shows it. Seconds are wall time on a shared machine, of the
-  whole ledger in one process: models that an earlier entry has trained are not trained again.
+It measures the claims that have no record yet. The records are in `docs/audit/`, with all figures, the commit and the
+command of each. If the way a claim is measured changes, use `--again`; the program does not detect it.
 """
+GUIDE = """\
+## How to read it
+
+- A verdict is computed from checks, each of which compares a figure with a bound that is fixed in the code. It is
+  *holds*, *does not hold*, *holds in part* (the entry lists which parts hold), *not decided* if the bound lies
+  inside the figure's interval, or *not reproduced here*, with what that would need.
+- "+-" is half of a 95 % interval. For a difference between trained models it is over held-out windows and over
+  seeds, by Student's t; for a ratio of times it is over pairs measured in turn, by order statistics. One seed has
+  no interval.
+- "As published" is whether the authors' own measurement gives what they reported. "Corrected" is whether the claim
+  is true when it is measured correctly. One can hold without the other.
+- The corrected form of a claim about a defect is often this library's repaired form. If that one *holds*, the idea
+  was right and its publication was not.
+- Sizes are those of the command under each entry. They are far below the published ones where those take days. A
+  comparison of learning at such a size is evidence for that size alone; an entry that needs the published size
+  states it.
+- Each entry has the command that reproduces it. Seconds are wall time on a shared machine, when the whole ledger is
+  measured in one process: models that an earlier entry has trained are not trained again.
+"""
+FORMS = ("published", "corrected")
+OUTCOMES = {
+    "holds": "hold",
+    "holds in part": "hold in part",
+    "does not hold": "do not hold",
+    "not decided": "are not decided",
+    "not reproduced here": "are not reproduced here",
+}
 
 
 def folder_of(ledger: Path) -> Path:
@@ -113,25 +127,33 @@ def machine() -> str:
 def write_ledger(ledger: Path, claims: Iterable[Claim]) -> Path:
     """The Markdown of every claim that has a record of its words today, in the order of `claims`.
 
-    Raises DataError for a record that cannot be read.
+    Raises DataError for a record that cannot be read, ConfigError for a page that is there and is none of a ledger.
     """
     records = {claim: kept for claim in claims if (kept := recorded(ledger, claim)) is not None}
-    parts = [HEAD, _table(records)]
-    system = ""
+    systems: dict[str, dict[Claim, dict[str, Any]]] = {}
     for claim, kept in records.items():
-        if claim.system != system:
-            system = claim.system
-            parts.append(f"## {system}\n")
-        parts.append(_entry(claim, kept, folder_of(ledger).name))
-    require_ledger(ledger)
-    ledger.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(ledger, "\n".join(parts).encode())
+        systems.setdefault(claim.system, {})[claim] = kept
+    folder = folder_of(ledger)
+    pages = {ledger: "\n".join([HEAD, _totals(systems, folder.name), GUIDE, _table(records, folder.name)])}
+    for system, its in systems.items():
+        lead = f"{TITLE}{system}\n\n[All claims, and how to read an entry](../{ledger.name}).\n"
+        pages[folder / _page(system)] = "\n".join([lead, *(_entry(claim, kept) for claim, kept in its.items())])
+    for path in pages:
+        require_ledger(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in pages.items():
+        write_atomic(path, text.encode())
     return ledger
 
 
+def _page(system: str) -> str:
+    """The file of a system's entries."""
+    return f"{system.lower().replace(' ', '-')}.md"
+
+
 def require_ledger(path: Path) -> None:
-    """Raise ConfigError for a file that is there and no ledger: nothing else is written over."""
-    if path.is_file() and not path.read_bytes().startswith(HEAD.split("\n", 1)[0].encode()):
+    """Raise ConfigError for a file that is there and no page of a ledger: nothing else is written over."""
+    if path.is_file() and not path.read_bytes().startswith(TITLE.encode()):
         raise ConfigError(f"{path} is there and is no ledger; nothing is overwritten: name another --ledger")
 
 
@@ -159,14 +181,44 @@ def _read(path: Path) -> dict[str, Any]:
         raise DataError(f"cannot read the record {path}: {error}; remove it, and its claim is measured anew") from error
 
 
-def _table(records: dict[Claim, dict[str, Any]]) -> str:
-    lines = ["| claim | published | as published | corrected |", "|---|---|---|---|"]
+def _totals(systems: dict[str, dict[Claim, dict[str, Any]]], folder: str) -> str:
+    """How many claims have which outcome, in words and by system; those of toy sizes do not count."""
+    found = {
+        form: {
+            system: [kept[form]["outcome"] for kept in its.values() if not kept.get("quick")]
+            for system, its in systems.items()
+        }
+        for form in FORMS
+    }
+    every = {form: [outcome for outcomes in its.values() for outcome in outcomes] for form, its in found.items()}
+    lines = [
+        f"Of {len(every['corrected'])} claims, {_counted(every['corrected'])} when they are measured correctly.",
+        f"With the authors' way of measuring, {_counted(every['published'])}.",
+        "",
+        "| measured correctly | claims | hold | hold in part | do not hold | not decided | not reproduced here |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = {f"[{system}]({folder}/{_page(system)})": outcomes for system, outcomes in found["corrected"].items()}
+    for name, outcomes in (rows | {"all": every["corrected"]}).items():
+        counts = [str(outcomes.count(outcome)) for outcome in OUTCOMES]
+        lines.append(f"| {' | '.join([name, str(len(outcomes)), *counts])} |")
+    return "\n".join([*lines, ""])
+
+
+def _counted(outcomes: list[str]) -> str:
+    """'19 hold, 9 hold in part and 10 do not hold', of the outcomes that there are."""
+    parts = [f"{outcomes.count(outcome)} {verb}" for outcome, verb in OUTCOMES.items() if outcome in outcomes]
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]])) or "none is measured at full size"
+
+
+def _table(records: dict[Claim, dict[str, Any]], folder: str) -> str:
+    """Every claim with its outcomes; a row has the anchor of its entry, for links to the claim on this page."""
+    lines = ["## All claims", "", "| claim | published | as published | corrected |", "|---|---|---|---|"]
     for claim, kept in records.items():
         toy = " (toy sizes)" if kept.get("quick") else ""
-        outcomes = " | ".join(f"{kept[form]['outcome']}{toy}" for form in ("published", "corrected"))
-        lines.append(
-            f"| [`{claim.name}`](#{claim.name}) {_cell(claim.claim)} | {_cell(claim.published)} | {outcomes} |"
-        )
+        outcomes = " | ".join(f"{kept[form]['outcome']}{toy}" for form in FORMS)
+        link = f'<a id="{claim.name}"></a>[`{claim.name}`]({folder}/{_page(claim.system)}#{claim.name})'
+        lines.append(f"| {link} {_cell(claim.claim)} | {_cell(claim.published)} | {outcomes} |")
     return "\n".join([*lines, ""])
 
 
@@ -174,16 +226,16 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _entry(claim: Claim, kept: dict[str, Any], folder: str) -> str:
+def _entry(claim: Claim, kept: dict[str, Any]) -> str:
     """One claim's section."""
-    lines = [f"### {claim.name}", "", f"{claim.claim}.", "", f"- **Published:** {_cell(claim.published)}"]
+    lines = [f"## {claim.name}", "", f"{claim.claim}.", "", f"- **Published:** {_cell(claim.published)}"]
     if claim.notes:
         lines.append(f"- **Notes:** {_cell(claim.notes)}")
     for form, heading in (("published", "Reproduced"), ("corrected", "Corrected")):
         lines += [f"- **{heading}:** {_lines(kept[form]['said'])}", f"  - verdict: {_lines(kept[form]['verdict'])}"]
     lines += ["", f"`{kept['command']}` ({kept['seconds']:.0f} s; {kept['date']}; {kept['machine']})", ""]
     for form, name in kept["pictures"].items():
-        lines += [f"![{claim.name}, {form}]({folder}/{name})", ""]
+        lines += [f"![{claim.name}, {form}]({name})", ""]
     return "\n".join(lines)
 
 

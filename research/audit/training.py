@@ -28,7 +28,7 @@ Factor = Callable[[int, int, float], float]
 
 @dataclass(frozen=True)
 class Bytes:
-    """A text as bytes: its first nine tenths to train on, the rest held out; `source` tells which text it is."""
+    """A text as bytes: its first nine tenths to train on, the rest held out; `source` names the text."""
 
     train: Tensor
     held_out: Tensor

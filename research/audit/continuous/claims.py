@@ -38,7 +38,7 @@ CLAIMS = (
         "continuous-projection",
         SYSTEM,
         "The projection after each step is exact and keeps the flow stable",
-        "zero mean and unit deviation, told without a figure",
+        "zero mean and unit deviation, claimed without a figure",
         form.projection_as_published,
         form.projection_corrected,
     ),

@@ -33,7 +33,7 @@ def size_corrected(plan: Plan) -> Finding:
     with torch.device("meta"):
         count = LanguageModel.from_preset(PRESET).num_parameters()
     checks = {"2.91M, a complex number counted twice": _rounds_to(count)}
-    return Finding(f"{count:,} real numbers: as good as the same", {"parameters": count}, checks)
+    return Finding(f"{count:,} real numbers: practically the same", {"parameters": count}, checks)
 
 
 def _rounds_to(count: int) -> bool:

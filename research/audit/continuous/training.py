@@ -99,8 +99,8 @@ def accuracy_corrected(plan: Plan) -> Finding:
         f"{text.source}, {size.steps} steps of {size.length:,} characters. Trained as published: {_scored(shown)} held "
         f"out. At the best of the rates {', '.join(f'{rate:g}' for rate in RATES)} with a cosine, "
         f"{len(plan.each_seed)} seed(s): {summary}; nats beside the Transformer: {beside}\nread prefix by prefix, as "
-        f"it decodes, the published form costs {decoded:.3f} at positions where whole windows cost {same:.3f}: what "
-        "the leak is worth"
+        f"it decodes, the published form costs {decoded:.3f} at positions where whole windows cost {same:.3f}: the "
+        "effect of the leak"
     )
     checks = {
         "held-out loss is the training batches' within 3 %": abs(shown.mean / curve.last() - 1) <= 0.03,

@@ -34,7 +34,7 @@ CLAIMS = (
         "hybrid-adjoint",
         SYSTEM,
         "The adjoint method gives the gradients of the model that is trained",
-        "told without a figure",
+        "claimed without a figure",
         adjoint.as_published,
         adjoint.corrected,
         notes="its equation is solved backward by Euler steps of its own, which are not those of the way forward",
@@ -42,17 +42,17 @@ CLAIMS = (
     Claim(
         "hybrid-steering",
         SYSTEM,
-        "A control of the flow steers what the model says",
-        "98.0 % good (0.2 % bad) at u = 1; 88.1 % bad (0.2 % good) at u = -1; 91.4 % good, 3.3 % bad at rest",
+        "A control of the flow steers the model's output",
+        "98.0 % good (0.2 % bad) at u = 1; 88.1 % bad (0.2 % good) at u = -1; 91.4 % good, 3.3 % bad at u = 0",
         steering.steering_as_published,
         steering.steering_corrected,
         notes=f"all but the ODE block frozen. {NOTEBOOK}: one prompt, on which it was trained; the token of good is a "
-        "bare space. Its number of steps is not told, and is taken from experiment 1. A run of ours: see hybrid-ode.md",
+        "bare space. Its number of steps is not stated; that of experiment 1 is used. A run of ours: see hybrid-ode.md",
     ),
     Claim(
         "hybrid-neutral",
         SYSTEM,
-        "At rest the model answers as it would by itself, mostly good",
+        "At u = 0 the model answers as it does without a control, mostly good",
         "91.4 % good, 3.3 % bad",
         flow.neutral_as_published,
         flow.neutral_corrected,
@@ -61,8 +61,8 @@ CLAIMS = (
     Claim(
         "hybrid-dial",
         SYSTEM,
-        "Sweeping the control turns the answer smoothly, and it crosses at u = 0",
-        "a smooth sigmoid that crosses at u = 0, told without a figure",
+        "Sweeping the control changes the answer smoothly, and it crosses at u = 0",
+        "a smooth sigmoid that crosses at u = 0, claimed without a figure",
         steering.dial_as_published,
         steering.dial_corrected,
         notes=f"{NOTEBOOK}: the curves of its two figures cross at -0.2 and +0.26. A run of ours, corrected, is in "
@@ -80,7 +80,7 @@ CLAIMS = (
     Claim(
         "hybrid-locality",
         SYSTEM,
-        "That it is faster than theory says comes of reused weights, which stay in the cache",
+        "It is faster than in theory because reused weights stay in the cache",
         "1.27x where 1.33x was expected",
         flow.locality_as_published,
         flow.locality_corrected,

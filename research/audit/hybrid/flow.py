@@ -28,7 +28,7 @@ def jacobian_as_published(plan: Plan) -> Finding:
     norm, alpha = _step_norm(build(plan, ode=True, seed=0), plan)
     said = (
         f"a new model, alpha {alpha:.3f}, four steps: the Jacobian of a step is away from 1 by {norm:.3f} in the "
-        f"2-norm, so that |J_F| = {4 * norm / alpha:.2f} where alpha dt = {alpha / 4:g} alone would ask for at most 1"
+        f"2-norm, so that |J_F| = {4 * norm / alpha:.2f} where alpha dt = {alpha / 4:g} alone requires at most 1"
     )
     return Finding(said, {"norm": norm, "alpha": alpha}, {f"within {BOUND}": norm <= BOUND})
 
@@ -41,8 +41,8 @@ def jacobian_corrected(plan: Plan) -> Finding:
     bound = alpha / 4
     said = (
         f"after {size_of(plan).steps} steps, alpha {alpha:.3f}: away from 1 by {norm:.3f}, and by {small:.3f} where H "
-        f"is a tenth as large; alpha dt is {bound:.3f}. It is a bound only where |J_F| is at most 1, and of that alpha "
-        "says nothing: weights are free, and the norms of attention and MLP divide by the size of H"
+        f"is a tenth as large; alpha dt is {bound:.3f}. It is a bound only where |J_F| is at most 1, and alpha does "
+        "not determine that: weights are free, and the norms of attention and MLP divide by the size of H"
     )
     checks = {
         "trained: within alpha dt": norm <= bound,
@@ -89,7 +89,7 @@ def locality_corrected(plan: Plan) -> Finding:
         f"eight times takes {share} the time of eight layers"
     )
     checks = {
-        "the hybrid is faster than its multiplications say, by 3 %": found.ratio.between(0, 0.97 * found.counted),
+        "the hybrid is faster than its multiplications predict, by 3 %": found.ratio.between(0, 0.97 * found.counted),
         "one layer eight times is faster than eight layers, by 3 %": share.between(0, 0.97),
     }
     return Finding(said, {**found._asdict(), "one_over_eight": share}, checks)
@@ -142,7 +142,7 @@ def neutral_as_published(plan: Plan) -> Finding:
 
 
 def neutral_corrected(plan: Plan) -> Finding:
-    """A run whose training shows it u = 0: what its dials say at rest, and what that costs."""
+    """A run whose training shows it u = 0: what its dials do at u = 0, and what that costs."""
     if plan.run is None:
         return Finding("not measured", needs=NEEDS_RUN.replace("NAME", "hybrid-neutral"))
     summary, checks, figures = [], {}, []
@@ -153,7 +153,7 @@ def neutral_corrected(plan: Plan) -> Finding:
         summary.append(
             f"{f['dial']}: mean judged label {lean:+.2f} at u = 0, perplexity {cost:.4f} of that without a control"
         )
-        checks[f"{f['dial']}: perplexity at rest within 1 % of its own"] = abs(cost - 1) <= 0.01
-        checks[f"{f['dial']}: mostly towards u = 1 at rest"] = lean > MOSTLY
+        checks[f"{f['dial']}: perplexity at u = 0 within 1 % of that without a control"] = abs(cost - 1) <= 0.01
+        checks[f"{f['dial']}: mostly as at u = 1"] = lean > MOSTLY
         figures.append(f)
     return Finding("; ".join(summary), {"dials": figures}, checks)

@@ -46,7 +46,7 @@ def size_of(plan: Plan) -> Size:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text as ids (N,): its first nine tenths to train on, the rest held out; `source` tells which text it is."""
+    """A text as ids (N,): its first nine tenths to train on, the rest held out; `source` names the text."""
 
     train: Tensor
     held_out: Tensor
@@ -180,7 +180,7 @@ PROMPT = "the movie was"
 
 @dataclass(frozen=True)
 class Steered:
-    """A model whose ODE block has learned to say `good` at u = 1 and `bad` at u = -1 after PROMPT."""
+    """A model whose ODE block has learned to predict `good` at u = 1 and `bad` at u = -1 after PROMPT."""
 
     model: PublishedHybrid
     tokenizer: Tokenizer

@@ -248,7 +248,7 @@ def _draw_growth(size: int, target: Path) -> Path:
 
 
 def endless_as_published(plan: Plan) -> Finding:
-    """What is read beyond the table of positions; whether what was said stays as the text goes on. A small form."""
+    """What is read beyond the table of positions; whether earlier outputs stay the same. A small form."""
     model = seeded(0, lambda: PublishedLiquid(VOCABULARY, 32, 16, layers=2, length=32).eval())
     limit, ids = model.positions.num_embeddings, some_ids(1, 40)
     with torch.no_grad():
@@ -256,12 +256,12 @@ def endless_as_published(plan: Plan) -> Finding:
         moved = float((model(ids[:, :24])[0, :8] - model(ids[:, :8])[0]).abs().max())
     said = (
         f"of {ids.shape[1]} tokens {longer} are read with a table of {limit} positions (published: 512), and the "
-        f"rest cut without a word; the logits of eight tokens move by {moved:.1e} when 16 more follow (the gate is a "
-        "mean over the whole sequence)"
+        f"rest is dropped without a message; the logits of eight tokens move by {moved:.1e} when 16 more follow (the "
+        "gate is a mean over the whole sequence)"
     )
     checks = {
         "more than the table holds can be read": longer > limit,
-        "what was said stays as the text goes on": moved == 0,
+        "earlier outputs stay the same as the text continues": moved == 0,
     }
     return Finding(said, {"limit": limit, "moved": moved}, checks)
 
@@ -286,7 +286,7 @@ def endless_corrected(plan: Plan) -> Finding:
     )
     checks = {
         "pieces give what the whole does": gap < 1e-9,
-        "what was said stays as the text goes on": moved < 1e-12,
+        "earlier outputs stay the same as the text continues": moved < 1e-12,
         "the state does not grow": len(set(sizes)) == 1,
     }
     return Finding(said, {"gap": gap, "moved": moved, "state_bytes": sizes[-1]}, checks)

@@ -145,7 +145,7 @@ def errors(model: nn.Module, data: Windows) -> Tensor:
 
 
 def irregular_as_published(plan: Plan) -> Finding:
-    """Whether the published form can be told when something happened."""
+    """Whether the published form accepts the times of the tokens."""
     model, ids = published_model(plan), some_ids(1, 4)
     try:
         model(ids, dt=torch.ones(1, 4))
@@ -154,7 +154,7 @@ def irregular_as_published(plan: Plan) -> Finding:
         takes = False
     said = "times cannot be given: its dt is a substep that it chooses itself, and every token takes ten"
     return Finding(
-        said if not takes else "times can be given", {"takes_time": takes}, {"it can be told the time": takes}
+        said if not takes else "times can be given", {"takes_time": takes}, {"it accepts the time of each token": takes}
     )
 
 

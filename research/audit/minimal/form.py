@@ -24,7 +24,7 @@ SHAPES = ((4, 4), (1, 1), (1, 12), (2, 12), (32, 12), (32, 25))
 def size_as_published(plan: Plan) -> Finding:
     """The parameters of the published code."""
     count = parameters(PublishedMinimal())
-    said = f"{count:,} parameters, {STATED - count} fewer than told: as many as one more bias of the head would have"
+    said = f"{count:,} parameters, {STATED - count} fewer than stated: as many as a second bias of the head would have"
     return Finding(said, {"parameters": count}, {f"{STATED:,} parameters": count == STATED})
 
 

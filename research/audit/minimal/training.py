@@ -28,7 +28,7 @@ from research.intervals import mean_of
 from research.published.minimal_transformer import PublishedMinimal
 
 PRESET = "minimal-transformer"
-#: the published training: Adam 1e-3, clip 1; rows of a step are not told
+#: the published training: Adam 1e-3, clip 1; rows of a step are not stated
 RATE, CLIP, ROWS, EPOCHS, PAIRS = 1e-3, 1.0, 32, 200, 500
 #: ours, of the preset
 OURS, OUR_ROWS = 1e-2, 128

@@ -135,7 +135,7 @@ PEAK = 989e12
 
 
 def throughput_as_published(plan: Plan) -> Finding:
-    """Steps times tokens over tokens/s, beside the hours told."""
+    """Steps times tokens over tokens/s, beside the hours stated."""
     tokens, hours = STEPS * TOKENS_A_STEP, _hours()
     needed = tokens / (HOURS * 3600)
     said = (
@@ -177,7 +177,7 @@ def perplexity_as_published(plan: Plan) -> Finding:
     for perplexity, (where, loss) in PRINTED.items():
         summary.append(f"{perplexity} beside {loss} ({where}), whose exponential is {math.exp(loss):.2f}")
         checks[f"{perplexity} is that of {where}"] = _agrees(perplexity, loss)
-    checks["the best step is told alike everywhere"] = len(set(BEST_STEPS)) == 1
+    checks["the best step is the same everywhere"] = len(set(BEST_STEPS)) == 1
     said = f"printed: {'; '.join(summary)}; the best step is {' and '.join(map(str, BEST_STEPS))}"
     return Finding(said, {"printed": {str(p): loss for p, (_, loss) in PRINTED.items()}}, checks)
 

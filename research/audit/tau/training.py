@@ -144,13 +144,13 @@ def learns_as_published(plan: Plan) -> Finding:
     silent = sorted({name.split(".")[2] for name, p in model.named_parameters() if p.grad is None})
     said = (
         f"{_setup(plan)}: training loss {curve.last():.3f}, held out {score.mean:.3f} nats a byte (a table of pairs of "
-        f"bytes: {pairs:.3f}); the last query hears {share:.1%} of its keys alike; without gradient: "
-        f"{', '.join(silent) or 'nothing'}"
+        f"bytes: {pairs:.3f}); the last query attends almost equally to {share:.1%} of its keys; "
+        f"without gradient: {', '.join(silent) or 'nothing'}"
     )
     checks = {
         "the loss falls below that of a table of pairs": score.mean < pairs,
         "every part learns": not silent,
-        "attention selects (hears less than half of the keys alike)": share < 0.5,
+        "attention selects (attends almost equally to less than half of the keys)": share < 0.5,
     }
     figures = {"training": curve.last(), "held_out": score.mean, "bigram": pairs, "effective_share": share}
     return Finding(said, figures | {"without_gradient": silent}, checks, CORPUS)
@@ -164,7 +164,8 @@ def learns_corrected(plan: Plan) -> Finding:
     below = {kind: gap_of(found[kind].nats - _table_nats(plan)) for kind in kinds}
     beside = {kind: gap_of(found[kind].nats - found["softmax"].nats) for kind in kinds[:3]}
     summary = "; ".join(
-        f"{kind} {found[kind].mean:.3f} ({beside[kind]} against softmax; hears {seen[kind]:.0%} of its keys alike)"
+        f"{kind} {found[kind].mean:.3f} ({beside[kind]} against softmax; attends almost equally to {seen[kind]:.0%} of "
+        "its keys)"
         for kind in kinds[:3]
     )
     said = (
@@ -176,7 +177,7 @@ def learns_corrected(plan: Plan) -> Finding:
     for kind in kinds[:2]:
         checks[f"{kind}: the loss falls below that of a table of pairs"] = below[kind].below()
         checks[f"{kind}: every part learns"] = not _silent(found[kind].models[0], plan)
-        checks[f"{kind}: attention selects (hears less than half of the keys alike)"] = seen[kind] < 0.5
+        checks[f"{kind}: attention selects (attends almost equally to less than half of the keys)"] = seen[kind] < 0.5
     figures = {
         "held_out": {kind: each.nats.mean(1).tolist() for kind, each in found.items()},
         "against_softmax": beside,
@@ -225,10 +226,10 @@ def _table(plan: Plan) -> Tensor:
 
 
 def _attends(plan: Plan, nats: float) -> str:
-    """What is needed, if nothing, for a comparison of attentions to mean anything: that they say more than pairs do."""
+    """What a comparison of attentions needs to mean anything, or "": that they predict better than pairs do."""
     if plan.quick or nats < _bigram(plan):
         return ""
-    return f"training until attention says more than a table of pairs ({_bigram(plan):.3f} nats): more --steps"
+    return f"training until attention predicts better than a table of pairs ({_bigram(plan):.3f} nats): more --steps"
 
 
 def _draw(plan: Plan, target: Path) -> Path:
