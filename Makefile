@@ -12,7 +12,7 @@ TORCH_INDEX := --extra-index-url $(CPU_INDEX)
 endif
 endif
 
-.PHONY: help play demo test lint types tests examples slow bench docs clean
+.PHONY: help play demo test lint types tests examples slow bench docs wheel clean
 help:
 	@echo "make play   a trained model with two dials, in the browser"
 	@echo "make demo   five systems and a Transformer learn the built-in stories, and a report (5 minutes)"
@@ -20,6 +20,7 @@ help:
 	@echo "make slow   the checks that train or time for minutes"
 	@echo "make bench  speed against named peers"
 	@echo "make docs   the site, into site/"
+	@echo "make wheel  sdist and wheel, into dist/"
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "glissando needs Python 3.11 or newer, this is %d.%d" % v[:2])'
@@ -66,5 +67,8 @@ docs: .venv/.installed
 	$(PIP) install --quiet -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 COLUMNS=100 $(BIN)/mkdocs build
 
+wheel: .venv/.installed
+	$(BIN)/python -m build
+
 clean:
-	rm -rf .venv build site *.egg-info
+	rm -rf .venv build dist site *.egg-info

@@ -1,8 +1,5 @@
 """Print one line a row: `python -m benchmarks [rows] --rounds N`. Four have a table and options of their own:
 `gpu`, `context_parallel`, `saving` and `llama`, as `python -m benchmarks gpu --help`."""
-=======
-benchmarks.gpu, `context_parallel` benchmarks.context_parallel, and `llama` benchmarks.llama."""
->>>>>>> w-decode
 
 from __future__ import annotations
 

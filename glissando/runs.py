@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import sys
 import uuid
@@ -69,19 +68,12 @@ from glissando.storage import (
 )
 from glissando.urls import is_url
 
-log = logging.getLogger(__name__)
-
 CONFIG, MODEL, TOKENIZER = "config.yaml", "model.safetensors", "tokenizer.json"
 OPTIMIZER = "optimizer.safetensors"
 METRICS, ENVIRONMENT = "metrics.csv", "environment.json"
 SUMMARY = "summary.json"
 LOCK = ".lock"
 _SMALL = (CONFIG, TOKENIZER, ENVIRONMENT)  # what a checkpoint has copies of
-#: how a run of another kind is opened
-_OPENS = {
-    "series": "use `glissando series`, or glissando.SeriesModel.load(RUN)",
-    None: "use the other commands, or glissando.load(RUN)",
-}
 
 
 @dataclass(frozen=True)
@@ -316,10 +308,7 @@ class Run:
         if not isinstance(config, dict):
             raise RunError(f"{path} is malformed: it holds no mapping. {self._advice(CONFIG)}")
         if config.get("kind") != kind:
-            held = config.get("kind")
-            raise RunError(
-                f"{self.path} holds a model of {held or 'language'}: {_OPENS.get(held, 'its kind is unknown')}"
-            )
+            raise RunError(_how_to_open(self.path, config.get("kind")))
         config = migrated(config)
         require_registered(self.source or self.path, config, trust_imports)
         return config
@@ -419,6 +408,18 @@ class Run:
         self._write(ENVIRONMENT, (json.dumps(values, indent=2) + "\n").encode())
 
 
+def _how_to_open(path: Path, kind: str | None) -> str:
+    """What a run of another kind than the one that was asked for holds, and what opens it."""
+    name = pretrained.packaged_name(path) or str(path)
+    if kind == "series":
+        use = f"use `glissando series evaluate {name} --file FILE`, or glissando.SeriesModel.load({name!r})"
+        return (
+            f"{name} predicts numbers: {use}. Language models in the package: {', '.join(pretrained.language_models())}"
+        )
+    opened = f"use the other commands, or glissando.load({name!r})" if kind is None else "its kind is unknown"
+    return f"{name} holds a model of {kind or 'language'}: {opened}"
+
+
 def config_text(config: Mapping[str, Any]) -> bytes:
     """What config.yaml holds. Raises ConfigError for other than plain YAML values."""
     try:
@@ -467,15 +468,14 @@ def require_directory(path: Path) -> None:
         return
     if path.exists():
         raise RunError(f"{path} is a file; give the run directory that holds {CONFIG} and {MODEL}.")
-    beside = path.parent.iterdir() if path.parent.is_dir() else ()
-    siblings = [sibling.name for sibling in beside if sibling.is_dir() and sibling.name[0] != "."]
-    close = nearest(path.name, siblings)
+    beside = [found.parent.name for found in path.parent.glob(f"*/{CONFIG}")]
     packaged = pretrained.names() if len(path.parts) == 1 else []
-    if close or (similar := nearest(path.name, packaged)):
-        hint = f"Did you mean {path.parent / close if close else similar}?"
+    close = nearest(path.name, [*beside, *packaged])
+    if close:
+        hint = f"Did you mean {path.parent / close if close in beside else close}?"
     else:
         trained = f"; trained models in the package: {', '.join(packaged)}" if packaged else ""
-        hint = f"No directory in {str(path.parent)!r} has a similar name{trained}."
+        hint = f"No run in {str(path.parent)!r} has a similar name{trained}."
     raise RunError(f"no run at {path}. {hint}")
 
 

@@ -26,6 +26,7 @@ import glissando
 from glissando.cli import main as command
 from glissando.cli.evaluate import measure
 from glissando.config import from_dict
+from glissando.data.base import Corpus
 from glissando.data.corpora import CORPORA, build_corpus
 from glissando.errors import RunError
 from glissando.evaluation.steering import Dials, sweep, trial
@@ -144,15 +145,17 @@ def figures(packed: Path, data_of: Path) -> dict[str, Any]:
         found["floor"] = round(corpus.entropy_floor, 4)
     found["held_out_bytes"] = result["bytes"]
     if model.config.controls and corpus.has_oracle:
-        dials = Dials(model, trial(corpus, prompts=32, cost_rows=8, max_tokens=400))
-        found["dials"] = {}
-        for dial in model.config.controls:
-            turned = sweep(dials, dial, (-1.0, 0.0, 1.0)).as_dict()
-            found["dials"][dial] = {
-                "success_at_-1": round(turned["success_at_-1"], 3),
-                "success_at_+1": round(turned["success_at_+1"], 3),
-            }
+        found["dials"] = success(model, corpus)
     return {"parameters": model.num_parameters(), "figures": found}
+
+
+def success(model: glissando.LanguageModel, corpus: Corpus) -> dict[str, dict[str, float]]:
+    """Of each dial, the share of 32 held-out prompts whose stories end as asked, at either end."""
+    dials, found = Dials(model, trial(corpus, prompts=32, cost_rows=8, max_tokens=400)), {}
+    for dial in model.config.controls:
+        turned = sweep(dials, dial, (-1.0, 0.0, 1.0)).as_dict()
+        found[dial] = {end: round(turned[end], 3) for end in ("success_at_-1", "success_at_+1")}
+    return found
 
 
 def _training(parts: list[Path]) -> dict[str, Any]:
@@ -194,8 +197,6 @@ def _sections(packed: Path, name: str, front: dict[str, Any]) -> str:
         low, high = rates["success_at_-1"], rates["success_at_+1"]
         lines.append(f"Dial `{dial}`, of 32 held-out prompts: {low:.0%} end as asked at -1, {high:.0%} at +1.")
     t = front["training"]
-    model = glissando.load(packed)
-    (sample,) = glissando.generate(model, _SAMPLE, max_tokens=120, temperature=0.7, seed=0)
     lines += [
         "",
         "## Training",
@@ -207,12 +208,22 @@ def _sections(packed: Path, name: str, front: dict[str, Any]) -> str:
         "",
         "## A text",
         "",
-        f"`glissando generate {name} --prompt {json.dumps(_SAMPLE)} --max_tokens 120 --temperature 0.7`:",
-        "",
-        *(f"> {line}" for line in (_SAMPLE + sample.removeprefix(_SAMPLE)).strip().splitlines()),
-        "",
     ]
-    return "\n".join(lines)
+    model = glissando.load(packed)
+    dials = model.config.controls[:1]
+    settings: list[dict[str, float] | None] = (
+        [dict.fromkeys(dials, value) for value in (-1.0, 1.0)] if dials else [None]
+    )
+    return "\n".join([*lines, *(line for control in settings for line in _text(model, name, control))])
+
+
+def _text(model: glissando.LanguageModel, name: str, control: dict[str, float] | None) -> list[str]:
+    """A command and what it prints."""
+    given = "".join(f" --control {dial}={value:g}" for dial, value in (control or {}).items())
+    sample = f"--prompt {json.dumps(_SAMPLE)} --max_tokens 120 --temperature 0.7 --seed 0{given}"
+    (written,) = glissando.generate(model, _SAMPLE, max_tokens=120, temperature=0.7, seed=0, control=control)
+    quoted = (f"> {line}" for line in (_SAMPLE + written).strip().splitlines())
+    return [f"`glissando generate {name} {sample}`:", "", *quoted, ""]
 
 
 def _series_sections(name: str, front: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ PRESETS = {
         "depth": {"alpha": 2.0},
     },
 }
+PROMPTS = ["Once upon a time", "One morning the little fox", "Long ago", '"Who?" said']
 LIMITS = Limits(max_prompt=60, max_tokens=2000, max_body=4000)
 KEY = "glis-sándo"
 EVER = math.inf
@@ -71,6 +72,7 @@ class Served:
 
     def __init__(self, model: LanguageModel, others: dict[str, LanguageModel] | None = None, **options) -> None:
         self.model, self.gate = model, Gate()
+        options.setdefault("prompts", {"tiny": PROMPTS})
         self.server = Server({"tiny": model, **(others or {})}, limits=LIMITS, **options)
         self.engine, self._step = self.server.served["tiny"].engine, self.server.served["tiny"].engine.step
         self.engine.step = self._gated

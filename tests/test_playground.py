@@ -70,7 +70,7 @@ def visit(browser):
 
 def met(page):
     """The page, once it knows its model, at full speed."""
-    expect(page.locator("#about")).to_contain_text("parameters")
+    expect(page.locator("#about")).not_to_have_text(re.compile("Asking the server|not known yet"))
     page.get_by_role("radio", name="fastest").evaluate("radio => { radio.checked = true }")
     return page
 
@@ -102,8 +102,8 @@ def begun(page, served: pages.Served, tokens: int, **numbers) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "told", "look"),
-    [("liquid", "liquid over time, discrete depth", "Time constants"),
-     ("hybrid", "attention over time, flow depth", "Speed over depth")],
+    [("liquid", "liquid over time, ordinary layers", "Time constants"),
+     ("hybrid", "attention over time, depth is an ODE", "Speed over depth")],
 )  # fmt: skip
 def test_text_streams_as_the_library_writes_it(kind, told, look, visit, request):
     served = request.getfixturevalue(kind)
@@ -211,6 +211,9 @@ def test_dials_that_are_not_used_are_not_sent(hybrid, visit):
     ask(page, max_tokens=5, seed=1)
     ended(page)
     page.get_by_label("speech, as a number").fill("2.5")
+    beyond = page.locator(".beyond", has_text="speech=2.5 is outside -1 to 1, where this model was trained.")
+    expect(beyond).to_be_visible()
+    expect(page.locator(".beyond:visible")).to_have_count(1)
     expect(page.locator("#use-dials")).to_be_checked()
     ask(page, max_tokens=5, seed=2)
     ended(page, "Seed 2")
@@ -555,9 +558,14 @@ def test_a_link_says_what_is_wrong_with_it(liquid, visit):
     page = visit(liquid, at="#prompt=The+fox&seed=many")
     told = 'This link is damaged: its seed has "many" in the place of a number.'
     expect(page.locator("#error")).to_have_text(told)
-    page = visit(liquid, at="#prompt=The+fox&model=stories")
+    page = visit(liquid, at="#prompt=The+fox&dials=%25zz:1")
+    expect(page.locator("#error")).to_have_text('This link is damaged: its dials has "%zz" in the place of a name.')
+    page = visit(liquid, at="#promt=The+fox")
+    expect(page.locator("#error")).to_have_text("This link holds no text of the playground.")
+    page = visit(liquid, at="#prompt=The+fox&model=stories&top_k=3")
     expect(page.locator("#error")).to_contain_text("This is for the model stories, and this server has tiny.")
     assert page.locator("#text").is_hidden()
+    assert (page.input_value("#prompt"), page.input_value("#top_k")) == ("Once upon a time", "")
 
 
 def test_links_hold_every_part_of_a_recipe(liquid, visit):
@@ -569,7 +577,7 @@ def test_links_hold_every_part_of_a_recipe(liquid, visit):
       const { toFragment, fromFragment } = await import("/recipe.js");
       return [fromFragment("#" + toFragment(recipe)), fromFragment("#top"), fromFragment("")];
     }"""
-    recipe = {"prompt": "Who? \u00abMe\u00bb & +1%", **shared, "columns": [one, other]}
+    recipe = {"prompt": "Who? \u00abMe\u00bb & +1%", **shared, "compare": "dial a:b", "columns": [one, other]}
     assert visit(liquid).evaluate(script, recipe) == [recipe, None, None]
 
 
@@ -653,11 +661,47 @@ def test_two_columns_write_with_one_seed_and_are_linked(hybrid, visit):
     expect(other.locator("#ending-b")).to_contain_text(f"Seed {seed}")
     ended(other)
     assert [other.text_content(which) for which in ("#written", "#written-b")] == texts
+    assert other.locator("#compare option:checked").text_content() == "sad and happy (mood)"
+    expect(page.locator("#looks-title")).to_have_text(re.compile("Inside the model: (first|second) text, tiny"))
     page.select_option("#compare", "one")
     expect(page.locator("#written-b")).to_have_count(0)
     page.click("#undo")
     assert [page.text_content(which) for which in ("#written", "#written-b")] == texts
+    expect(page.locator("#compare")).to_have_value("dial mood")
     assert page.complaints == other.complaints == []
+
+
+def test_a_branch_waits_for_its_own_column_alone(hybrid, visit):
+    page = met(visit(hybrid))
+    page.select_option("#compare", label="sad and happy (mood)")
+    begun(page, hybrid, 16, max_tokens=15, seed=next(s for s in range(99) if len(_under(hybrid, 1.0, s)) > 12))
+    expect(page.locator("#ending-b")).to_have_text("Writing.")
+    page.locator("#written .token").nth(1).click()
+    with page.expect_request("**/completions"):  # while no token of the other text can come
+        page.locator("#alternatives button[aria-disabled=false]").first.click()
+    expect(page.locator("#ending-b")).to_have_text("Writing.")
+    expect(page.locator("#stop")).to_have_attribute("aria-disabled", "false")
+    hybrid.gate.allow(pages.EVER)
+    expect(page.locator("#ending-b")).to_contain_text("Seed")
+    ended(page)
+    expect(page.locator("#stop")).to_have_attribute("aria-disabled", "true")
+    assert page.locator("#written .chosen").count() == 1
+    seed = int(page.input_value("#seed"))
+    assert page.text_content("#written-b") == _under(hybrid, 1.0, seed)
+    assert page.complaints == []
+
+
+def test_undo_brings_back_the_pace(liquid, visit):
+    page = met(visit(liquid))
+    ask(page, max_tokens=3, seed=1)
+    ended(page, "Seed 1")
+    page.locator("label", has_text="15").click()
+    ask(page, max_tokens=3, seed=2)
+    ended(page, "Seed 2")
+    page.click("#undo")
+    expect(page.get_by_role("radio", name="fastest")).to_be_checked()
+    page.click("#redo")
+    expect(page.get_by_role("radio", name="15", exact=True)).to_be_checked()
 
 
 def _under(served: pages.Served, mood: float, seed: int) -> str:
@@ -668,14 +712,20 @@ def test_two_models_are_compared_and_chosen(visit):
     served = pages.Served(pages.model_of("hybrid-ode-nano"), {"stories": pages.model_of("liquid-ssm-nano")})
     try:
         page = met(visit(served))
+        expect(page.locator("#about")).to_have_text("tiny, stories")
+        expect(page.locator("#model-about")).to_contain_text("tiny · ")
+        expect(page.locator("#examples button")).to_have_text(pages.PROMPTS)
         page.select_option("#model", "stories")
         expect(page.locator("#dials")).to_be_hidden()
+        expect(page.locator("#model-about")).to_contain_text("ordinary layers")
+        expect(page.locator("#examples")).to_be_hidden()  # none are known for this one
         ask(page, max_tokens=8, seed=4)
         ended(page)
         stories = served.server.served["stories"].engine.model
         assert page.text_content("#written") == generate(stories, ["The fox"], max_tokens=8, seed=4)[0]
         page.select_option("#compare", "models")
         expect(page.locator("#model-b")).to_have_value("tiny")
+        expect(page.locator("#model-about-b")).to_contain_text("depth is an ODE")
         page.click("#write")
         expect(page.locator("#ending-b")).to_contain_text("Seed 4")
         assert page.text_content("#written-b") == generate(served.model, ["The fox"], max_tokens=8, seed=4)[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pages
 import pytest
 
 from glissando.compare.plan import Amount, Comparison, Job
@@ -135,3 +136,36 @@ def test_one_row_has_no_interval(tmp_path):
     text, _ = page(tmp_path, [1.0, 1.2], rows=1)
     assert text.count('<div class="bits">') == 2
     assert "not significantly different" in text
+
+
+def test_every_figure_has_its_unit_and_a_dash_its_reason(tmp_path):
+    text, _ = page(tmp_path, [1.0, 1.2])
+    assert len(re.findall(r'<div class="bits">1\.\d{3} <small>bits per byte</small>', text)) == 2
+    assert text.count("lower is better") == 2
+    assert "bits per byte, held out" not in text  # an axis of training curves as well
+    assert "not counted" not in text
+    plan, results = made(tmp_path / "other", [1.0, 1.2])
+    results[1].runs[0].figures["spent"]["flops"] = None
+    plan.out.mkdir(parents=True)
+    assert "FLOPs —: not counted for this kind of model." in write_report(plan, results).read_text()
+
+
+@pytest.mark.skipif(pages.BROWSER is None, reason=pages.NO_BROWSER)
+def test_on_paper_no_table_is_wider_than_the_page_and_on_a_phone_charts_can_be_read(tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+    bits = [1.0 + 0.05 * i for i in range(8)]
+    page(tmp_path, bits)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=pages.BROWSER, args=["--no-sandbox"])
+        paper = browser.new_page(viewport={"width": 703, "height": 1000})  # A4 within its margins
+        paper.goto((tmp_path / "out" / "report.html").as_uri())
+        paper.emulate_media(media="print")
+        paper.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        widths = paper.locator("table").evaluate_all("all => all.map(each => each.scrollWidth)")
+        assert len(widths) == 3
+        assert max(widths) <= 703
+        paper.emulate_media(media="screen")
+        paper.set_viewport_size({"width": 375, "height": 700})
+        heights = paper.locator(".chart text").evaluate_all("all => all.map(e => e.getBoundingClientRect().height)")
+        assert min(heights) > 8
+        browser.close()

@@ -13,9 +13,18 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 #: the folders and files of a checkout that tests read
-NEEDED = ("benchmarks", "docs", "examples", "glissando", "models", "research", "tests")
+NEEDED = ("LICENSES", "benchmarks", "docs", "examples", "glissando", "models", "research", "tests")
 FILES = (
-    *("CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
+    *(
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CODE_OF_CONDUCT.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "Makefile",
+        "NOTICE",
+        "README.md",
+    ),
     *("SECURITY.md", "constraints.txt", "mkdocs.yml", "pyproject.toml"),
 )
 

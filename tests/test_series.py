@@ -148,7 +148,9 @@ def test_what_a_directory_holds_is_not_taken_for_another_kind(tmp_path):
     series, language = SeriesModel.from_config(SMALL), LanguageModel.from_preset("transformer-nano", hidden_size=16)
     series.save(tmp_path / "series")
     language.save(tmp_path / "language")
-    with pytest.raises(RunError, match=r"series holds a model of series: use `glissando series`, or glissando.SeriesM"):
+    with pytest.raises(
+        RunError, match=r"series predicts numbers: use `glissando series evaluate .*series --file FILE`"
+    ):
         glissando.load(tmp_path / "series")
     with pytest.raises(RunError, match=r"language holds a model of language: use the other commands, or glissando.lo"):
         SeriesModel.load(tmp_path / "language")

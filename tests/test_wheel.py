@@ -16,9 +16,12 @@ import tomllib
 import urllib.request
 import venv
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import pytest
+
+from glissando import pretrained
 
 ROOT = Path(__file__).parent.parent
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
@@ -31,7 +34,8 @@ def wheel(tmp_path_factory) -> Path:
     """The wheel of this tree."""
     place = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT / "glissando", place / "tree" / "glissando", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "LICENSE", "pyproject.toml"):
+    shutil.copytree(ROOT / "LICENSES", place / "tree" / "LICENSES")
+    for name in ("README.md", "LICENSE", "NOTICE", "pyproject.toml"):
         shutil.copy(ROOT / name, place / "tree" / name)
     command = [sys.executable, "-c", BUILD, str(place)]
     done = subprocess.run(command, cwd=place / "tree", capture_output=True, text=True, check=False)
@@ -51,6 +55,22 @@ def test_it_holds_every_file_of_the_package(site):
     own = {path.relative_to(ROOT) for path in (ROOT / "glissando").rglob("*") if path.is_file()}
     own = {path for path in own if "__pycache__" not in path.parts}
     assert sorted(path for path in own if not (site / path).is_file()) == []
+
+
+def test_its_metadata_are_what_an_index_shows(site):
+    """Licences with their texts, and links; every folder of a packaged model has a licence that is declared."""
+    written = next(site.glob("*.dist-info"))
+    fields = message_from_string((written / "METADATA").read_text())
+    assert fields["License-Expression"] == "Apache-2.0 AND CDLA-Sharing-1.0"
+    assert {f.name for f in (written / "licenses").rglob("*.*")} == {"CDLA-Sharing-1.0.txt"}
+    assert {"LICENSE", "NOTICE"} <= {f.name for f in (written / "licenses").iterdir()}
+    notice = (written / "licenses" / "NOTICE").read_text()
+    for name in pretrained.names():
+        licence = pretrained.card(name)[0]["license"]
+        assert licence in fields["License-Expression"].split(" AND ")
+        assert (f"glissando/pretrained/{name}/" in notice) == (licence != "Apache-2.0")
+    assert {link.split(",")[0] for link in fields.get_all("Project-URL")} >= {"Homepage", "Repository", "Changelog"}
+    assert "Development Status :: 3 - Alpha" in fields.get_all("Classifier")
 
 
 def test_it_is_all_that_is_needed(site, tmp_path):
@@ -100,7 +120,8 @@ def test_it_runs_in_a_fresh_environment(versions, wheel, tmp_path):
     install = ["pip", "install", "--quiet", "--disable-pip-version-check", "-c", tmp_path / "versions.txt"]
     environment |= {"HOME": os.environ["HOME"]}  # pip's own settings and cache
     run(*install, "--no-deps", "--extra-index-url", "https://download.pytorch.org/whl/cpu", pinned)
-    run(*install, f"{wheel}[serve]")
+    # The extra `export` with the newest alone: torch decides how old ONNX may be.
+    run(*install, f"{wheel}[{'serve' if versions == 'oldest' else 'serve,export'}]")
     environment |= {"HOME": str(tmp_path)}
     before = {path for path in (tmp_path / "environment").rglob("glissando/**/*") if "__pycache__" not in path.parts}
 
@@ -113,6 +134,9 @@ def test_it_runs_in_a_fresh_environment(versions, wheel, tmp_path):
     run("glissando", "compare", *compared, "--allow_unequal", "--out", "compared")
     assert "bits per byte" in (place / "compared" / "report.html").read_text()
     run("glissando", "export", "run", "--to", "safetensors-int8", "--out", "small")
+    if versions == "newest":
+        run("glissando", "export", "run", "--to", "onnx", "--out", "graph")
+        assert list((place / "graph").glob("*.onnx"))
     run("glissando", "series", "example", "--out", "example.csv")
     assert "rmse" in run("glissando", "series", "evaluate", "series", "--file", "example.csv")
     run(

@@ -31,6 +31,7 @@ from glissando.cli.options import (
 from glissando.config import from_dict, merge, to_dict
 from glissando.data.corpora import CORPORA, build_corpus
 from glissando.errors import ConfigError, DataError
+from glissando.pretrained import require_text, without_held_out
 
 if TYPE_CHECKING:
     from glissando.data.base import Corpus
@@ -87,7 +88,8 @@ def _score(options: Options) -> None:
     if options.file is not None:
         open_files(options.file, "--file", "*.txt")
     trained = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
-    config = _scored(options, to_dict(trained))
+    config = _scored(options, without_held_out(options.run, to_dict(trained), options.given))
+    require_text(options.run, to_dict(config))
     device = device_of(options)
     model = load(options.run, inference_overrides(options)).to(device)
     round_as_asked(options, model)

@@ -31,6 +31,7 @@ from glissando.cli.options import (
     round_as_asked,
     take_checkpoint,
     texts,
+    warn_beyond_labels,
     whole,
 )
 from glissando.cli.starting import without_collections
@@ -136,6 +137,7 @@ def _write(o: Options) -> None:
         model = load(o.run, inference_overrides(o)).to(device)
         if control is not None:  # a wrong name is an error before anything is compiled
             control_values(model, control)
+            warn_beyond_labels(control)
         round_as_asked(o, model)
         compiled = o.diagnostics is None and require_step(o, model)
         # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a

@@ -476,6 +476,13 @@ def named_values(text: str) -> dict[str, float]:
     return values
 
 
+def warn_beyond_labels(control: Mapping[str, float]) -> None:
+    """Prints a line on stderr for each dial beyond the labels, from -1 to 1, of the texts that it was trained on."""
+    for name, value in control.items():
+        if abs(value) > 1:
+            print(f"{name}={value:g} is outside -1 to 1, where this model was trained.", file=sys.stderr)
+
+
 def words(text: str | None) -> list[str]:
     """The words of "a, b" and of none."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]

@@ -167,7 +167,7 @@ def _server(o: Options) -> Any:
         from glissando.serving.limits import Limits
         from glissando.serving.memory import Footprint, readable, resident_bytes
         from glissando.serving.planning import ChatTemplate
-        from glissando.serving.served import trained_on
+        from glissando.serving.served import prompts, trained_on
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"serving needs {error.name}: pip install -e '.[serve]' in a checkout") from error
     from glissando.allocator import return_freed_memory
@@ -200,7 +200,8 @@ def _server(o: Options) -> Any:
     if hosts is None and not keys:
         print(f"anyone who reaches {o.host} can use this server: set --api_key_file, or {KEY}, to ask for a key")
     return Server(
-        models, trained_on={name: trained_on(run) for name, run in runs.items()}, limits=limits, api_key=keys,
+        models, trained_on={name: trained_on(run) for name, run in runs.items()},
+        prompts={name: prompts(run) for name, run in runs.items()}, limits=limits, api_key=keys,
         template=ChatTemplate(o.chat_template), hosts=hosts, max_sessions=o.max_sessions, max_waiting=o.max_waiting,
         prefix_bytes=o.prefix_mib * 2**20, memory=memory, step=o.step,
     )  # fmt: skip

@@ -201,7 +201,10 @@ def _checked(options: Options, model: LanguageModel) -> tuple[list[str], Any, An
 
     names = model.config.controls
     if not names:
-        raise ConfigError(f"the model of {options.run} has no dials; train one whose depth.control names them")
+        raise ConfigError(
+            f"the model of {options.run} has no dials: use `dial` of the package, or train one whose "
+            "depth.control names them"
+        )
     control_values(model, dict.fromkeys(names, 0.0))  # raises where they were not trained
     for name in options.dials:
         if name not in names:

@@ -22,6 +22,7 @@ from glissando.config import flat, from_dict, hints_of, merge, read_options, to_
 from glissando.errors import ConfigError
 from glissando.places import refuse_taken
 from glissando.presets import load_preset
+from glissando.pretrained import require_text, without_held_out
 from glissando.training.length import BUDGETS, Length
 
 if TYPE_CHECKING:
@@ -159,12 +160,16 @@ def _config(options: Options) -> RunConfig:
             f"them, add --import {' --import '.join(file['imports'])}"
         )
     before = {} if start is None else _of_run(start)
+    given = [*options.given, *flat(file)]
+    if start is not None and "data" in before:
+        before["data"] = without_held_out(start, before["data"], given)
     chosen = {} if preset is None else {key: value for key, value in load_preset(preset).items() if key != "about"}
     last = {"preset": preset or before.get("preset"), "start_from": start, "imports": imported()}
     config = from_dict(RunConfig, merge(before, chosen, file, options.sections, last))
     if start is not None:
-        given = [*options.given, *flat(file)]
-        require_own_held_out(given, to_dict(config.data), before.get("data", {}))
+        data = to_dict(config.data)
+        require_own_held_out(given, data, before.get("data", {}))
+        require_text(start, data)
     return config
 
 

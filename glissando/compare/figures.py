@@ -72,7 +72,7 @@ def _draw(name: str, fill: Callable[[Any], bool], height: float = 3.2) -> str:
         "xtick.labelcolor": _INK, "ytick.labelcolor": _INK,
     }  # fmt: skip
     with rc_context(style):
-        figure = Figure(figsize=(5.6, height), layout="constrained")
+        figure = Figure(figsize=(4.2, height), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         axes.spines[["top", "right"]].set_visible(False)
@@ -100,7 +100,7 @@ def _label_ends(axes: Any, ends: Sequence[tuple[float, int, str]]) -> None:
         placed[at] = min(placed[at], above)
     for i, height in zip(order, placed, strict=True):
         axes.annotate(
-            names[i], (1.015, height), xycoords="axes fraction", va="center", fontsize=7.5,
+            names[i], (1.015, height), xycoords="axes fraction", va="center", fontsize=8,
             color=_SERIES[i % len(_SERIES)], annotation_clip=False,
         )  # fmt: skip
 
@@ -159,7 +159,7 @@ def _curves(axes: Any, results: Sequence[ModelResult], column: str, label: str, 
                 axes.plot(*zip(*held, strict=True), marker=_MARKERS[i % 8], markersize=3.2, **_style(i))
                 curves.append(held)
                 ends.setdefault(i, held[-1][1])
-    axes.set(xlabel=label, ylabel="bits per byte, held out")
+    axes.set(xlabel=label, ylabel="bits per byte")
     _engineering(axes.xaxis)
     if not curves:
         return False

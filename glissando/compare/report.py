@@ -207,8 +207,8 @@ def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
     seeds = max((len(result.good) for result in results), default=0)
     wide = {1: " over held-out rows alone", 2: "; those of two seeds are wide", 3: "; those of three seeds are wide"}
     note = (
-        f"Intervals are of 95 %{wide.get(seeds, '')}; a difference whose interval contains 0 is not significant. Lower "
-        "bits per byte are better. Epiplexity: a model that learns slowly has more of it as well."
+        f"Intervals are of 95 %{wide.get(seeds, '')}; a difference whose interval contains 0 is not significant. Bits "
+        "per byte: lower is better. Epiplexity: a model that learns slowly has more of it as well."
     )
     return Table("Learned", headings, rows, note)
 
@@ -232,11 +232,12 @@ def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
     ]
     headings = ["model", "steps", "tokens", "FLOPs", "seconds", "tokens/s as trained", "tokens/s in turn",
                 "memory, MiB", "runs"]  # fmt: skip
+    uncounted = any(r.good and r.mean("spent", "flops") is None for r in results)
     note = (
-        "Means over seeds. As trained: the median of the log, whatever else the machine did then. In turn: the models "
-        "take turns at single steps, median (lowest to highest). "
-        + _NOISE
-        + "Memory: the weights, and the peak of two steps over "
+        "Means over seeds. "
+        + ("FLOPs —: not counted for this kind of model. " if uncounted else "")
+        + "As trained: the median of the log, whatever else the machine did then. In turn: the models take turns at "
+        "single steps, median (lowest to highest). " + _NOISE + "Memory: the weights, and the peak of two steps over "
         "what a process of its own holds after one: imports and compiled kernels are no part of it. "
         + _timed_where(results, runs)
     )

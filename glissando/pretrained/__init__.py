@@ -6,13 +6,15 @@ of that name in the working directory comes first.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from glissando.errors import RunError
+from glissando.errors import DataError, RunError
 
 ROOT = Path(__file__).parent
 CARD, _CONFIG = "README.md", "config.yaml"
+_TEXTS = ("path", "valid_path")
 
 
 def names() -> list[str]:
@@ -20,11 +22,54 @@ def names() -> list[str]:
     return sorted(folder.parent.name for folder in ROOT.glob(f"*/{_CONFIG}"))
 
 
+def language_models() -> list[str]:
+    """The packaged models that write text, in alphabetical order."""
+    # What a model of another kind is begins with it; reading all of YAML takes longer than opening the run.
+    configs = {name: (ROOT / name / _CONFIG).read_text(encoding="utf-8") for name in names()}
+    return [name for name, text in configs.items() if not any(line.startswith("kind:") for line in text.splitlines())]
+
+
+def packaged_name(path: str | Path) -> str | None:
+    """The name of the packaged model that `path` stands for, or None where it stands for another run."""
+    found = resolve(path)
+    return found.name if found.parent == ROOT else None
+
+
 def resolve(path: str | Path) -> Path:
     """The folder of a packaged model if `path` is its name and nothing of that name is here, else `path` itself."""
     path = Path(path).expanduser()
     packaged = len(path.parts) == 1 and not path.exists() and (ROOT / path / _CONFIG).is_file()
     return ROOT / path if packaged else path
+
+
+def require_text(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Raises DataError where `path` stands for a packaged model whose text, which `data` names, is not here."""
+    name = packaged_name(path)
+    missing = [data[option] for option in _TEXTS if data.get(option) and not Path(data[option]).expanduser().exists()]
+    own = _text_of(name) if name else {}
+    if name and missing and missing[0] in own.values():
+        raise DataError(
+            f"{name} was trained on {own['path']}, which is not part of the package. Give your own text: `glissando "
+            f"evaluate {name} --file FILE`, or `glissando train --from {name} --data.path FILE`"
+        )
+
+
+def without_held_out(path: str | Path, data: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """`data`, the options of the packaged model's text, without its `valid_path` where another text is `given` (names
+    of options) and that file is not here; those of any other run as they are."""
+    kept = dict(data)
+    held_out = kept.get("valid_path")
+    if packaged_name(path) and held_out and "data.path" in given and not Path(held_out).exists():
+        kept["valid_path"] = None
+    return kept
+
+
+def _text_of(name: str) -> dict[str, str]:
+    """The files that a packaged model was trained on, by option."""
+    import yaml
+
+    data = yaml.safe_load((ROOT / name / _CONFIG).read_text(encoding="utf-8"))["data"]
+    return {option: data[option] for option in _TEXTS if data.get(option)}
 
 
 def card(name: str) -> tuple[dict[str, Any], str]:

@@ -53,6 +53,7 @@ class Server:
 
     models      by their names in requests; the first is the page's at first
     trained_on  what they were trained on, in a few words, for the page
+    prompts     examples of prompts of each, for the page
     memory      bytes for all texts of all models; half of what is available if None
     prefix_bytes  kept for states of prompts, by all models together
     api_key   asked for by /v1 and /metrics, or several, any of which will do; None: anyone may. Each of several keys
@@ -66,6 +67,7 @@ class Server:
         models: Mapping[str, LanguageModel],
         *,
         trained_on: Mapping[str, str | None] | None = None,
+        prompts: Mapping[str, Sequence[str]] | None = None,
         limits: Limits | None = None,
         memory: int | None = None,
         prefix_bytes: int = 2**28,
@@ -83,8 +85,8 @@ class Server:
             engine = Engine(
                 model, deliver=self._deliver, pool=self.pool, prefix_bytes=prefix_bytes // len(models), **engine_options
             )
-            about = (trained_on or {}).get(name)
-            self.served[name] = Served(name, engine, self.limits, template or ChatTemplate(), about)
+            about, examples = (trained_on or {}).get(name), (prompts or {}).get(name, ())
+            self.served[name] = Served(name, engine, self.limits, template or ChatTemplate(), about, examples)
         self.metrics = Metrics([served.engine for served in self.served.values()])
         self.started = int(time.time())
         #: texts under way, by the id of their answer

@@ -82,6 +82,7 @@ def _about(served: Served) -> dict[str, Any]:
         "model": served.name,
         "parameters": served.engine.model.num_parameters(),
         "trained_on": served.trained_on,
+        "prompts": served.prompts,
         "mixers": list(dict.fromkeys(MIXERS.kind_of(options) for options in config.mixers)),
         "depth": DEPTHS.kind_of(config.depth),
         "controls": config.dials,

@@ -11,7 +11,7 @@ const NEAR_END = 40; // pixels from the end of the text within which it is follo
 
 /**
  * `on` has what happens outside: activated(column), pointed(column, place or null), described(words), failed(error),
- * branched(column, kept).
+ * branched(column, kept), chosen(column) when it has a model.
  */
 export class Column {
   constructor(template, parent, suffix, alternatives, on) {
@@ -56,6 +56,7 @@ export class Column {
     this.dials.build(controls);
     const trained = corpus ? `Trained on ${corpus}. ` : "";
     this.$("empty").textContent = `${trained}Nothing is written yet.`;
+    this.on.chosen(this);
   }
 
   get model() {
@@ -75,11 +76,14 @@ export class Column {
     return { model: this.model, temperature: field.value, control: this.dials.values ?? null };
   }
 
+  requireModel(model) {
+    if (!model || this.models.some((each) => each.model === model)) return;
+    const names = this.models.map((each) => each.model).join(", ");
+    throw new Failure(404, `this is for the model ${model}, and this server has ${names}`, { param: "model" });
+  }
+
   set settings({ model, temperature, control }) {
-    if (model && !this.models.some((each) => each.model === model)) {
-      const names = this.models.map((each) => each.model).join(", ");
-      throw new Failure(404, `this is for the model ${model}, and this server has ${names}`, { param: "model" });
-    }
+    this.requireModel(model);
     if (model) this.choose(model);
     this.$("temperature").value = temperature;
     this.dials.show(control);

@@ -34,7 +34,13 @@ export class Dials {
     const label = Object.assign(document.createElement("label"), { htmlFor: id, textContent: name });
     const range = field({ type: "range", id, min: "-1", max: "1", step: "0.05", value: "0" });
     const exact = field({ type: "number", step: "any", value: "0", ariaLabel: `${name}, as a number` });
-    const tell = () => range.setAttribute("aria-valuetext", position(name, Number(exact.value)));
+    const beyond = Object.assign(document.createElement("p"), { className: "beyond" });
+    beyond.setAttribute("role", "status");
+    const tell = () => {
+      const value = Number(exact.value);
+      range.setAttribute("aria-valuetext", position(name, value));
+      beyond.textContent = Math.abs(value) > 1 ? `${name}=${value} is outside -1 to 1, where this model was trained.` : "";
+    };
     range.addEventListener("input", () => {
       exact.value = range.value;
       tell();
@@ -52,7 +58,7 @@ export class Dials {
     tell();
     const row = document.createElement("div");
     row.className = "dial";
-    row.append(label, word(low), range, word(high), exact);
+    row.append(label, word(low), range, word(high), exact, beyond);
     this.box.append(row);
     return exact;
   }

@@ -10,10 +10,10 @@ const PAUSE = 500; // ms, and as long again as a look took, so that looking slow
 /** What the server would not take as text, an untrained model's control bytes, is replaced. */
 export const clean = (text) => text.replace(/[\0-\x08\x0b\x0c\x0e-\x1f\x7f]/g, "\ufffd");
 
-/** `current` gives the active column. */
+/** `current` gives the active column, `headingOf` what stands above a column's pictures. */
 export class Looks {
-  constructor({ section, error, box }, current) {
-    Object.assign(this, { section, error, current, blind: new Set(), took: 0, shown: null });
+  constructor({ section, title, error, box }, current, headingOf) {
+    Object.assign(this, { section, title, error, current, headingOf, blind: new Set(), took: 0, shown: null });
     this.pictures = new Pictures(box, (token) => this.pointAtText(token));
     this.ask = paced(() => this.once(), () => PAUSE + this.took);
   }
@@ -29,6 +29,7 @@ export class Looks {
       if (answer.looks.length === 0) this.blind.add(column.model);
       this.section.hidden = answer.looks.length === 0;
       this.error.hidden = true;
+      this.title.textContent = this.headingOf(column);
       this.shown = { column, starts: startsOf(answer.tokens, byteLength(whole)) };
       this.pictures.show(answer);
     } catch (error) {

@@ -17,7 +17,7 @@ const PRESETS = {
   Bold: { temperature: "1.1", top_p: "0.95", top_k: "" },
   Greedy: { temperature: "0", top_p: "", top_k: "" },
 };
-const EXAMPLES = ["Once upon a time", "One morning the little fox", "It rained all day, and", "“Who took my cake?” said"];
+const DEPTHS = { discrete: "ordinary layers", tied: "one block, applied repeatedly", flow: "depth is an ODE" };
 const OWN = "Your own";
 const NUMBERS = ["top_p", "top_k", "max_tokens"];
 const LENGTH = 200; // tokens of a text, at first
@@ -27,9 +27,11 @@ const $ = (id) => document.getElementById(id);
 const alternatives = new Alternatives($("alternatives"));
 const columns = [];
 let serverInfo = null; // what the server says of its models
+let comparing = "one"; // what the columns compare, of the choices that there are
 let activeColumn = null; // the column whose inner pictures are shown
 
-const looks = new Looks({ section: $("looks"), error: $("looks-error"), box: $("pictures") }, () => activeColumn);
+const sections = { section: $("looks"), title: $("looks-title"), error: $("looks-error"), box: $("pictures") };
+const looks = new Looks(sections, () => activeColumn, headingOf);
 const past = new History($("undo"), $("redo"), state, (before) => (state(before), link()));
 const running = () => columns.some((column) => column.running);
 
@@ -53,7 +55,6 @@ async function meet() {
   if (first) setPace(dials ? SLOW : "");
   if (columns.length === 0) arrange(1);
   for (const column of columns) column.build(met.models);
-  offer();
   introduce();
   if (first) await follow();
 }
@@ -61,11 +62,40 @@ async function meet() {
 function introduce() {
   const names = serverInfo.models.map((model) => model.model).join(", ");
   document.title = `${names} · glissando`;
-  $("about").textContent = serverInfo.models.map((model) => aboutOf({ ...serverInfo, ...model })).join("\n");
+  $("about").textContent = serverInfo.models.length > 1 ? names : aboutOf(columns[0].about);
 }
 
-function aboutOf({ model: name, parameters, mixers, depth, trained_on: corpus, max_prompt, max_tokens, max_length }) {
-  const parts = [name, `${count(parameters)} parameters`, `${mixers.join(" and ")} over time, ${depth} depth`];
+/** What goes with the model of a column: its line beneath the text where there are several; for the first, examples. */
+function accompany(column) {
+  const line = column.$("model-about");
+  line.hidden = serverInfo.models.length < 2;
+  line.textContent = aboutOf(column.about);
+  if (column !== columns[0]) return;
+  offer();
+  suggest(column.about.prompts ?? []);
+}
+
+function suggest(prompts) {
+  $("examples").hidden = prompts.length === 0;
+  for (const chip of $("examples").querySelectorAll("button")) chip.remove();
+  for (const text of prompts) {
+    const chip = Object.assign(document.createElement("button"), { type: "button", className: "chip", textContent: text });
+    chip.addEventListener("click", () => {
+      $("prompt").value = text;
+      write();
+    });
+    $("examples").append(chip);
+  }
+}
+
+function headingOf(column) {
+  if (columns.length < 2) return "Inside the model";
+  return `Inside the model: ${column === columns[0] ? "first" : "second"} text, ${column.model}`;
+}
+
+function aboutOf({ model: name, parameters, mixers, depth, trained_on: corpus, max_length }) {
+  const { max_prompt, max_tokens } = serverInfo;
+  const parts = [name, `${count(parameters)} parameters`, `${mixers.join(" and ")} over time, ${DEPTHS[depth] ?? `${depth} depth`}`];
   if (corpus) parts.push(`trained on ${corpus}`);
   if (max_length) parts.push(`up to ${count(max_length)} tokens with the prompt`);
   else parts.push(`prompts up to ${count(max_prompt)} tokens, texts up to ${count(max_tokens)}`);
@@ -84,6 +114,7 @@ function arrange(number) {
       described: (words) => ($("readout").textContent = words),
       failed: tell,
       branched: (which, kept) => branch(which, kept),
+      chosen: accompany,
     });
     columns.push(column);
     if (serverInfo) column.build(serverInfo.models);
@@ -93,6 +124,7 @@ function arrange(number) {
   }
   $("columns").classList.toggle("two", number === 2);
   activeColumn = columns.includes(activeColumn) ? activeColumn : columns[0];
+  looks.ask(); // of which text they are stands above them
 }
 
 /** The pictures are those of the column that was touched last; `changed`: there is something new to see of this one. */
@@ -109,16 +141,25 @@ function offer() {
   choices.push(["temperatures", "two temperatures"]);
   if (serverInfo.models.length > 1) choices.push(["models", "two models"]);
   choices.push(["own", "two settings of your own"]);
-  const before = $("compare").value;
   $("compare").replaceChildren(...choices.map(([value, name]) => new Option(name, value)));
-  $("compare").value = choices.some(([value]) => value === before) ? before : "one";
+  nameComparison(comparing);
+}
+
+/** With a second column that no choice describes, the settings are of one's own. */
+function nameComparison(value) {
+  const known = [...$("compare").options].some((option) => option.value === value);
+  if (columns.length < 2) comparing = "one";
+  else comparing = known && value !== "one" ? value : "own";
+  $("compare").value = comparing;
 }
 
 function compare() {
-  const [what, dial] = $("compare").value.split(/ (.*)/);
+  const chosen = $("compare").value;
+  const [what, dial] = chosen.split(/ (.*)/);
   for (const column of columns) column.stop();
   if (what === "one" && columns.some((column) => column.text)) past.begin();
   arrange(what === "one" ? 1 : 2);
+  nameComparison(chosen);
   const [one, other] = columns;
   if (what === "dial") {
     other.choose(one.model);
@@ -138,16 +179,16 @@ function compare() {
 
 /** `how` may have the seed, and for each column {start, kept, turns}; `which` are the columns that write. */
 async function write(how = {}, which = columns) {
-  if (running()) return;
+  const taken = () => which.some((column) => column.running);
+  if (taken()) return;
   hush();
   if (!serverInfo) await meet();
-  if (!serverInfo || running()) return;
+  if (!serverInfo || taken()) return;
   alternatives.hide();
   let begun = false;
   try {
     const shared = { ...wanted(), ...how.shared };
     for (const column of which) void column.settings; // before any of them begins
-    busy(true);
     const accepted = () => {
       if (!begun) past.begin();
       begun = true;
@@ -156,6 +197,7 @@ async function write(how = {}, which = columns) {
       $("readout").textContent = "";
     };
     const texts = which.map((column, index) => column.write(shared, how.columns?.[index], accepted));
+    allow();
     const ends = await Promise.allSettled(texts);
     if (begun) link();
     const failed = ends.find(({ status }) => status === "rejected");
@@ -163,12 +205,14 @@ async function write(how = {}, which = columns) {
   } catch (error) {
     tell(error, () => write(how, which));
   } finally {
-    busy(false);
+    allow();
     looks.ask();
   }
 }
 
-function busy(writing) {
+/** The buttons for which there is something to do. */
+function allow() {
+  const writing = running();
   $("write").setAttribute("aria-disabled", String(writing));
   $("stop").setAttribute("aria-disabled", String(!writing));
   const text = columns.some((column) => column.text);
@@ -217,7 +261,7 @@ function again() {
 
 async function branch(column, kept) {
   column.stop();
-  while (running()) await new Promise((resolve) => setTimeout(resolve, 10));
+  while (column.running) await new Promise((resolve) => setTimeout(resolve, 10));
   const { prompt, seed } = column.said;
   $("prompt").value = prompt;
   await write({ shared: { seed }, columns: [column.from(kept)] }, [column]);
@@ -227,16 +271,18 @@ async function branch(column, kept) {
 
 /** What is shown, for undo; with `before`, show that. */
 function state(before) {
-  const fields = ["prompt", "seed", ...NUMBERS, "compare"];
+  const fields = ["prompt", "seed", ...NUMBERS];
   if (!before) {
     const values = Object.fromEntries(fields.map((id) => [id, $(id).value]));
     values.prompt = columns[0].said?.prompt ?? values.prompt; // the one that the text was written behind
-    return { values, columns: columns.map((column) => column.state) };
+    return { values, pace: pace(), compare: comparing, columns: columns.map((column) => column.state) };
   }
   for (const column of columns) column.stop();
   for (const id of fields) $(id).value = before.values[id];
+  setPace(before.pace);
   arrange(before.columns.length);
   for (const [index, column] of columns.entries()) column.state = before.columns[index];
+  nameComparison(before.compare); // which choices there are is the model's matter
   namePreset();
   return looks.ask();
 }
@@ -246,22 +292,27 @@ function link() {
   const asked = columns.filter((column) => column.asked);
   if (asked.length === 0) return;
   const { prompt, ...shared } = asked[0].said;
-  history.replaceState(null, "", `#${toFragment({ prompt, ...shared, columns: asked.map((column) => column.asked) })}`);
+  const recipe = { prompt, ...shared, compare: comparing, columns: asked.map((column) => column.asked) };
+  history.replaceState(null, "", `#${toFragment(recipe)}`);
 }
 
 /** Write what a link holds. */
 async function follow() {
+  if (!serverInfo) return; // it is followed once the models are known
   try {
     const recipe = fromFragment(location.hash);
+    if (!recipe && location.hash.length > 1) throw new Failure(400, "this link holds no text of the playground");
     if (!recipe) return;
+    for (const { model } of recipe.columns) columns[0].requireModel(model); // before anything is changed
+    hush();
     for (const column of columns) column.stop();
     while (running()) await new Promise((resolve) => setTimeout(resolve, 10));
     $("prompt").value = recipe.prompt;
     for (const name of ["seed", ...NUMBERS]) $(name).value = recipe[name];
     setPace(recipe.pace);
     arrange(recipe.columns.length);
-    $("compare").value = recipe.columns.length === 2 ? "own" : "one";
     for (const [index, column] of columns.entries()) column.settings = recipe.columns[index];
+    nameComparison(recipe.compare);
     namePreset();
     await write({ columns: recipe.columns.map(({ start, turns }) => ({ start, turns })) });
   } catch (error) {
@@ -313,14 +364,6 @@ function connect() {
   $("preset").value = "Balanced";
   $("preset").addEventListener("change", usePreset);
   $("sampling").addEventListener("input", (event) => event.target !== $("preset") && namePreset());
-  for (const text of EXAMPLES) {
-    const chip = Object.assign(document.createElement("button"), { type: "button", className: "chip", textContent: text });
-    chip.addEventListener("click", () => {
-      $("prompt").value = text;
-      write();
-    });
-    $("examples").append(chip);
-  }
   $("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     write();

@@ -5,11 +5,12 @@ import { Failure } from "./client.js";
 const SHARED = ["seed", "max_tokens", "top_p", "top_k", "pace"];
 const END = ["", ".b"]; // of a column's fields
 
-/** {prompt, seed, ..., columns: [{model, temperature, start, control, turns}]} as the fragment of a link, without "#". */
+/** {prompt, seed, ..., compare, columns: [{model, temperature, start, control, turns}]} as the fragment of a link, without "#". */
 export function toFragment({ prompt, columns, ...shared }) {
   const fields = new URLSearchParams({ prompt });
   const set = (name, value) => value !== undefined && value !== null && value !== "" && fields.set(name, value);
   for (const name of SHARED) set(name, shared[name]);
+  if (columns.length > 1) set("compare", shared.compare);
   for (const [index, column] of columns.entries()) {
     const end = END[index];
     set(`model${end}`, column.model);
@@ -26,7 +27,7 @@ export function toFragment({ prompt, columns, ...shared }) {
 export function fromFragment(fragment) {
   const fields = new URLSearchParams(fragment.replace(/^#/, ""));
   if (!fields.has("prompt")) return null;
-  const recipe = { prompt: fields.get("prompt"), columns: [] };
+  const recipe = { prompt: fields.get("prompt"), compare: fields.get("compare") ?? "", columns: [] };
   for (const name of SHARED) recipe[name] = numeral(fields, name);
   for (const end of END.filter((each) => each === "" || [...fields.keys()].some((name) => name.endsWith(each)))) {
     recipe.columns.push({
@@ -57,7 +58,15 @@ function numberIn(value, field) {
 function dialsOf(value, field) {
   if (value === null) return null;
   const pairs = value.split(",").map((pair) => pair.split(":"));
-  return Object.fromEntries(pairs.map(([name, number = ""]) => [decodeURIComponent(name), numberIn(number, field)]));
+  return Object.fromEntries(pairs.map(([name, number = ""]) => [nameIn(name, field), numberIn(number, field)]));
+}
+
+function nameIn(text, field) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    throw new Failure(400, `this link is damaged: its ${field} has ${JSON.stringify(text)} in the place of a name`);
+  }
 }
 
 function turnsOf(value, field) {
