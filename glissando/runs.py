@@ -418,7 +418,7 @@ def _put_aside(path: Path) -> None:
     if path.exists():
         names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
         new = path.rename(next(name for name in names if not name.exists()))
-        print(f"{path} is damaged and was put aside, as {new.name}", file=sys.stderr)
+        print(f"{path} is damaged; it was renamed to {new.name}", file=sys.stderr)
 
 
 def config_text(config: Mapping[str, Any]) -> bytes:
@@ -430,10 +430,10 @@ def config_text(config: Mapping[str, Any]) -> bytes:
 
 
 def require_new(path: str | Path) -> None:
-    """Raise RunError where no run directory can be made at `path`: something is there, or nothing can be written there.
+    """Check that a model can be saved at `path`, before a training loop of your own.
 
-    `save` and `train` check it themselves, before anything else; before a training loop of one's own it saves the loop.
-    """
+    Raises:
+        RunError: Something is there, or nothing can be written there."""
     if is_url(path):
         raise RunError(f"{path} is a URL, which only `glissando train` can write to; give a local directory.")
     path = Path(path).expanduser()
