@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,15 +32,18 @@ from glissando.state import State, zeros_position
 class BackboneConfig:
     """The options that the models share.
 
-    hidden_size  D
+    hidden_size  D, the width
     mixer        {kind: NAME, ...} or a name, see glissando.mixers; a list alternates over the layers
     block        the residual block around each mixer
     depth        {kind: NAME, ...}, see glissando.depth
     norm         kind of the norms
-    final_norm   a norm before the head
-    head_bias    a bias on what the head returns
-    init         how weights start: scaled, torch or xavier, see glissando.initialization
+    final_norm   whether there is a norm before the head
+    head_bias    whether the outputs of the head have a bias
+    init         initial weights: scaled, torch or xavier, see glissando.initialization
     """
+
+    #: the section's title in --help
+    title: ClassVar[str] = "Options of the model"
 
     hidden_size: int = 128
     mixer: MIXERS.sections() = field(default_factory=AttentionConfig)  # type: ignore[valid-type]

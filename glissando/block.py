@@ -33,7 +33,11 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 @options
 class NormConfig:
-    """kind `rms` (gain only), `layer` (gain and bias) or `complex` (no parameters); eps is added to the variance."""
+    """Options of the norms.
+
+    kind  `rms` (gain only), `layer` (gain and bias) or `complex` (no parameters)
+    eps   added to the variance
+    """
 
     kind: Literal["rms", "layer", "complex"] = "rms"
     eps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
@@ -41,7 +45,12 @@ class NormConfig:
 
 @options
 class MLPConfig:
-    """kind of activation (`none`: no MLP); hidden width (None: 4 D, or 8 D / 3 rounded up to 8 for swiglu); biases."""
+    """Options of the MLP.
+
+    kind    activation; `none`: no MLP
+    hidden  hidden width; None: 4 D, or 8 D / 3 rounded up to a multiple of 8 for swiglu
+    bias    whether the linear maps have biases
+    """
 
     kind: Literal["swiglu", "gelu", "relu", "relu2", "none"] = "swiglu"
     hidden: PositiveInt | None = None

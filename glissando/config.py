@@ -67,9 +67,14 @@ class Registry(Generic[T]):
         self.options: dict[str, type] = {}
 
     def register(self, name: str, options: type) -> Callable[[type[T]], type[T]]:
-        """A decorator that adds a class under `name`, built as cls(..., config) with an instance of `options`.
+        """A decorator that registers a class under a name, so that configurations and the command line can use it.
 
-        Raises ConfigError for a name that is taken by another class, or `options` that are no dataclass.
+        Args:
+            name: The kind that selects the class in a configuration.
+            options: Dataclass of its options. The class is built with an instance of it as its last argument.
+
+        Raises:
+            ConfigError: Another class has the name, or `options` is not a dataclass.
         """
 
         def add(cls: type[T]) -> type[T]:

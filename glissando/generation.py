@@ -22,8 +22,6 @@ from glissando.state_files import StreamState
 
 #: values by name, or all of them in the model's order
 Control = Mapping[str, float] | Sequence[float]
-
-
 #: what a generator of PyTorch takes, with a margin for every row's own
 _SEEDS = (-(2**63), 2**63 - 1)
 #: ids from which a tokenizer knows how to write the next one: a character has 4 bytes at most
@@ -196,7 +194,7 @@ def _read_prompts(
     if not prompts:
         raise ConfigError("prompts is an empty list; give one text, or several")
     if any(len(p) == 0 for p in prompts):
-        raise ConfigError("a prompt is empty; begin with the tokenizer's eos_id, which stands before every text")
+        raise ConfigError("a prompt is empty; begin with the tokenizer's eos_id, which precedes every text")
     longest = max(map(len, prompts))
     lengths = torch.tensor([len(p) for p in prompts], device=device)
     ids = torch.zeros(len(prompts), longest, dtype=torch.int64, device=device)
@@ -298,21 +296,32 @@ def stream(
     resumable: bool = False,
     step: Kind = "auto",
 ) -> Stream:
-    """The continuation of `prompt` in pieces as they come; ends at the end of text, `stop` or `max_tokens`.
+    """The continuation of a prompt, in pieces as they are generated.
 
-    control    values by name, {"mood": 0.7}, those left out being 0; or all of them in the model's order. A function is
-               called before each token: a dial that turns while text streams.
-    when_full  called at the end of a text that learned positions have cut.
-    state      of an earlier stream of the same model, to go on from: `prompt` is then read behind what it has written,
-               and numbers are drawn as they would have been (`seed` is of new texts)
-    resumable  the stream has a `state`; what is not whole at its end (half a character, the beginning of a stop text)
-               stays there and is not written
-    step       `compiled`: one call of a compiled kernel computes a token (float32 on a CPU); `plain`: the model's
-               forward; `auto`: compiled where the model has such a step
+    The weights of the model must not change until the last piece.
 
-    The model's weights must stand still until the last piece.
+    Args:
+        model: A model with a tokenizer.
+        prompt: The beginning of the text.
+        max_tokens: Largest number of tokens.
+        temperature: Logits are divided by it; 0 chooses the most likely token.
+        top_k: Sample only from the k most likely tokens.
+        top_p: Sample only from the most likely tokens that together have this probability.
+        seed: Seed of sampling; without effect if `state` is given.
+        stop: A text, or several, before which the text ends.
+        control: Values of dials by name, {"mood": 0.7} (others are 0), or all values in the model's order. A function
+            is called before each token, so a dial can be turned while text streams.
+        when_full: Called if a text ends because there are no more learned positions.
+        state: State of an earlier stream of this model, from which the text continues; `prompt` is appended first.
+        resumable: Whether the stream has a `state`, which also keeps a part of a character or of a stop text.
+        step: `compiled` (a token is one call of a kernel; float32 on a CPU), `plain` (the model's forward pass), or
+            `auto` (compiled if the model has such a step).
 
-    Raises ConfigError if the model has no tokenizer or an option makes no sense.
+    Returns:
+        An iterator over pieces of text; with `resumable`, its attribute `state` is the state after the latest piece.
+
+    Raises:
+        ConfigError: The model has no tokenizer, or an argument has an impossible value.
     """
     sampling = Sampling(temperature, top_k, top_p, seed)
     text = OneText() if resumable or state is not None else None
@@ -335,7 +344,15 @@ def generate(
     when_full: Callable[[], None] | None = None,
     step: Kind = "auto",
 ) -> list[str]:
-    """The continuations of several prompts, computed together; each equals the one it would get alone. As `stream`."""
+    """The continuations of several prompts, computed together. Each text equals the one generated alone.
+
+    Args:
+        model: A model with a tokenizer.
+        prompts: A text, or several. The other arguments are those of `stream`.
+
+    Returns:
+        One continuation for each prompt.
+    """
     several = _texts(prompts, "prompts")
     sampling = Sampling(temperature, top_k, top_p, seed)
     texts = [""] * len(several)

@@ -33,14 +33,20 @@ def load_base(path: str | Path, overrides: Mapping[str, Any] | None = None) -> L
 
 
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None, trust_imports: bool = False) -> LanguageModel:
-    """The model of a run directory or of one of its checkpoints, in evaluation mode, with its tokenizer; in float32, or
-    in float64 where its weights are (`training.precision: 64-true`).
+    """The model of a run, in evaluation mode, with its tokenizer. No file of the run is ever unpickled.
 
-    `overrides` change its configuration ({"depth.n_steps": 8}, or nested); those that change a tensor's shape do not
-    load. `trust_imports` executes the Python files that the run was made with, where it needs them.
+    Args:
+        path: Run directory, one of its checkpoints, or the name of a model of the package.
+        overrides: Options of the model that differ from those of the run: {"depth.n_steps": 8}, or nested. An override
+            that changes the shape of a tensor is an error.
+        trust_imports: Whether the Python files that the run was made with may be executed, if it needs them.
 
-    Raises ConfigError for an override that would do nothing, RunError if the directory is no run, incomplete or
-    damaged; nothing of it is ever unpickled.
+    Returns:
+        The model in float32, or in float64 if its weights are (`training.precision: 64-true`).
+
+    Raises:
+        ConfigError: An override would have no effect.
+        RunError: The directory is not a run, is incomplete or is damaged.
     """
     run = Run.open(path)
     given = run.read_config(trust_imports).get("model")

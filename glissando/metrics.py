@@ -51,7 +51,7 @@ def append(path: Path, data: bytes) -> int:
             return file.write(data)
     except OSError as error:
         raise TrainingError(
-            f"could not write {path}: {error.strerror}. The last checkpoint stands: free space and resume."
+            f"could not write {path}: {error.strerror}. The last checkpoint is kept: free space and resume."
         ) from error
 
 

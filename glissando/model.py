@@ -23,23 +23,24 @@ if TYPE_CHECKING:
 
 @options
 class ModelConfig(BackboneConfig):
-    """A point of the design space.
+    """Configuration of a language model.
 
-    vocab_size   V; when training, at least the tokenizer's, and theirs where it is left out
-    hidden_size  D
-    mixer        {kind: NAME, ...} or a name, see glissando.mixers; a list alternates over the layers
-    block        the residual block around each mixer
-    depth        {kind: NAME, ...}, see glissando.depth
-    norm         kind of the norms
-    final_norm   whether there is a norm before the head
-    head_bias    whether the logits have a bias
-    init         initial weights: scaled, torch or xavier, see glissando.initialization
-    representation  `real`: D numbers a token; `complex`: D complex numbers, stored as 2 D real ones, with a linear map
-                    from the embedding and two to the logits
-    positions    `learned` adds a table of max_length positions to the embedding
-    max_length   number of learned positions
-    tied_head    the head is the transposed embedding
-    logit_scale  factor of the head's input; set by growth
+    Attributes:
+        vocab_size: V; in training at least the size of the tokenizer, and equal to it by default
+        hidden_size: D, the width
+        mixer: {kind: NAME, ...} or a name, see glissando.mixers; a list alternates over the layers
+        block: the residual block around each mixer
+        depth: {kind: NAME, ...}, see glissando.depth
+        norm: kind of the norms
+        final_norm: whether there is a norm before the head
+        head_bias: whether the logits have a bias
+        init: initial weights: scaled, torch or xavier, see glissando.initialization
+        representation: `real`: D numbers a token; `complex`: D complex numbers, stored as 2 D real ones, with a linear
+            map from the embedding and two to the logits
+        positions: `learned` adds a table of max_length positions to the embedding
+        max_length: number of learned positions
+        tied_head: whether the head is the transposed embedding
+        logit_scale: factor of the head's input; set by growth
     """
 
     vocab_size: int = 256
@@ -82,10 +83,14 @@ class ComplexHead(nn.Module):
 
 
 class LanguageModel(Backbone):
-    """Logits for the next token at every position, from any point of the design space.
+    """A language model: ids -> embedding -> depth of blocks -> norm -> head -> logits for the next token.
 
-    model(ids) -> (logits, None) starts from nothing; model(ids, state) -> (logits, state) goes on. Decoding is
-    the same call with T = 1.
+    `model(ids)` returns `(logits, None)` and starts from an empty past. `model(ids, state)` returns the logits and the
+    new state, and continues from `state`. Decoding is the same call with T = 1.
+
+    Args:
+        config: The options of the model.
+        tokenizer: Converts between text and ids; needed to generate text.
     """
 
     config: ModelConfig
@@ -116,9 +121,15 @@ class LanguageModel(Backbone):
 
     @classmethod
     def from_preset(cls, name: str, /, **overrides: Any) -> LanguageModel:
-        """The preset `name` with options changed: from_preset("transformer-nano", depth={"layers": 2}).
+        """A model with new weights by a preset: `from_preset("transformer-nano", depth={"layers": 2})`.
 
-        Raises UnknownNameError for an unknown preset, ConfigError for an unknown option; both name the nearest.
+        Args:
+            name: Name of the preset, see `glissando presets`.
+            **overrides: Options of the model that differ from the preset.
+
+        Raises:
+            UnknownNameError: The preset does not exist; the message contains the most similar name.
+            ConfigError: An option does not exist; the message contains the most similar name.
         """
         from glissando.presets import load_preset
 
@@ -128,7 +139,14 @@ class LanguageModel(Backbone):
 
     @classmethod
     def from_config(cls, config: ModelConfig | Mapping[str, Any]) -> LanguageModel:
-        """A model with new weights; a vocabulary of 256 reads bytes."""
+        """A model with new weights.
+
+        Args:
+            config: A ModelConfig, or a mapping of its options. With a vocabulary of 256, the model reads bytes.
+
+        Raises:
+            ConfigError: An option does not exist or has an impossible value.
+        """
         if not isinstance(config, ModelConfig):
             config = from_dict(ModelConfig, config, "model")
         from glissando.data.tokenizers import ByteTokenizer
@@ -155,19 +173,28 @@ class LanguageModel(Backbone):
         relay: Relay | None = None,
         head: bool = True,
     ) -> tuple[Tensor, ModelState | None]:
-        """ids (B, T) int64 -> logits (B, T, V) and the state after them.
+        """The logits for the token after each position.
 
-        control  (B, C) or (B, T, C);  dt  (B, T) time steps;  mask  (B, T) bool, True at real tokens, holes anywhere.
-        donate   lets the given state be changed in place; only without gradients.
-        memo     a dictionary, empty at first, that calls share while the weights stand still: what follows from these
-                 alone is kept in it and not computed at every token; only without gradients.
-        relay    ids are this process's part of rows that are cut over processes, and the state is that of nothing read,
-                 with the position of the part's first token: what was read comes from the process before.
-        head     False returns what the head reads, (B, T, D), in place of the logits.
-        Logits at masked positions have no meaning.
+        Args:
+            ids: Tokens (B, T), int64.
+            state: State to continue from, of `init_state` or an earlier call; None: an empty past.
+            control: Control (B, C), or (B, T, C) if it varies by token.
+            dt: Time steps (B, T).
+            mask: (B, T) bool, True at real tokens. Masked positions may be anywhere; their logits have no meaning.
+            donate: Whether the given state may be changed in place; only without gradients.
+            memo: A dictionary that calls may share while the weights do not change; it caches values that depend on the
+                weights alone. Only without gradients.
+            relay: The ids are one process's part of each row (context parallelism); the state comes from the previous
+                process. `state` is then an empty state with the position of the part's first token.
+            head: False returns the input of the head, (B, T, D), instead of the logits.
 
-        Raises InputError for shapes that do not fit, ids outside the vocabulary (on a CPU) and a state of another
-        model, ContextError for a signal the model does not accept.
+        Returns:
+            Logits (B, T, V), and the state after the last token, or None if no state was given.
+
+        Raises:
+            InputError: A shape does not fit, an id is outside the vocabulary (on a CPU), or the state belongs to
+                another model.
+            ContextError: The model does not accept one of the signals control, dt and mask.
         """
         if not isinstance(ids, Tensor):
             raise InputError(
@@ -191,7 +218,7 @@ class LanguageModel(Backbone):
         return (self.logits(x) if head else x), after
 
     def logits(self, features: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
+        """The head: features (..., D) -> logits (..., V)."""
         if self.config.logit_scale != 1.0:
             features = features * self.config.logit_scale
         return F.linear(features, self.embedding.weight, self.head_bias) if self.head is None else self.head(features)
@@ -199,7 +226,7 @@ class LanguageModel(Backbone):
     def features(
         self, ids: Tensor, state: ModelState | None = None, **signals: Any
     ) -> tuple[Tensor, ModelState | None]:
-        """What the head reads, (B, T, D), and the state: `forward` without the head, by its other arguments."""
+        """The input of the head, (B, T, D), and the state: `forward(..., head=False)`."""
         return self(ids, state, **signals, head=False)
 
     def _embed(self, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:

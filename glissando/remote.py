@@ -217,7 +217,7 @@ def require_free(url: str) -> None:
 
 def take_up(url: str) -> Path:
     """The directory of this machine in which the run at `url` goes on: what it had here, if that is as far; else the
-    checkpoints of `url`, fetched, and what it had here is put aside.
+    checkpoints of `url`, fetched, and what it had here is renamed.
 
     Raises RunError where there is no run at `url` with a checkpoint, nor one here.
     """
@@ -234,7 +234,7 @@ def take_up(url: str) -> Path:
             raise RunError(f"no run at {url} with a complete checkpoint to resume from")
         if work.exists():
             aside = next(p for n in itertools.count(1) if not (p := work.with_name(f"{work.name}.{n}")).exists())
-            print(f"{work} is behind {url}, or of another run, and is put aside, as {aside}", file=sys.stderr)
+            print(f"{work} is older than {url} or belongs to another run; it was renamed to {aside}", file=sys.stderr)
             work.rename(aside)
         parts = ["", *(f"{CHECKPOINTS}/{name}" for name in complete)]
         parts += [_BASE] if (there / _BASE).read(MANIFEST) is not None else []

@@ -12,10 +12,12 @@ from glissando.state import State
 
 
 class RNN(nn.Module):
-    """One layer: u = W x + b, then a mixer over u; the hidden state is the mixer's.
+    """One recurrent layer: u = W x + b, then a mixer over u. Its hidden state is the state of the mixer.
 
-    input_size, hidden_size  numbers a step has before and after
-    mixer                    a name or {"kind": NAME, ...}, see glissando.mixers
+    Args:
+        input_size: Number of inputs of a step.
+        hidden_size: Number of outputs of a step.
+        mixer: A name or {"kind": NAME, ...}, see glissando.mixers.
     """
 
     def __init__(self, input_size: int, hidden_size: int, mixer: Any = "liquid") -> None:
@@ -31,11 +33,20 @@ class RNN(nn.Module):
     def forward(
         self, x: Tensor, h: State = None, dt: Tensor | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """x (B, T, input_size) -> y (B, T, hidden_size) and the state after it, also where h is None, as in nn.LSTM.
+        """The outputs of all steps, and the state after the last one.
 
-        dt (B, T) is the time of each step, 1 by default;  mask (B, T) bool, True at real steps, padding last.
+        Args:
+            x: Inputs (B, T, input_size).
+            h: State to continue from; None: an empty past. As with nn.LSTM, a state is returned in both cases.
+            dt: Duration (B, T) of each step, 1 by default.
+            mask: (B, T) bool, True at real steps; padding comes last.
 
-        Raises InputError for another shape of x, ContextError where the mixer does not accept dt.
+        Returns:
+            Outputs (B, T, hidden_size) and the new state.
+
+        Raises:
+            InputError: x has another shape.
+            ContextError: The mixer does not accept dt.
         """
         if x.ndim != 3 or x.shape[-1] != self.input_size:
             raise InputError(f"x must be (batch, time, {self.input_size}), got {tuple(x.shape)}")
@@ -44,9 +55,12 @@ class RNN(nn.Module):
 
 
 class LiquidRNN(RNN):
-    """The liquid mixer as a drop-in for nn.LSTM and for the cells of ncps: y, h = LiquidRNN(4, 32)(x, h, dt).
+    """The liquid mixer with the call of nn.LSTM and of the cells of ncps: `y, h = LiquidRNN(4, 32)(x, h, dt)`.
 
-    options  those of the liquid mixer, see glissando.mixers.LiquidConfig
+    Args:
+        input_size: Number of inputs of a step.
+        hidden_size: Number of outputs of a step.
+        **options: Options of the liquid mixer, see glissando.mixers.LiquidConfig.
     """
 
     def __init__(self, input_size: int, hidden_size: int, **options: Any) -> None:

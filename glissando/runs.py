@@ -429,10 +429,10 @@ def config_text(config: Mapping[str, Any]) -> bytes:
 
 
 def require_new(path: str | Path) -> None:
-    """Raise RunError where no run directory can be made at `path`: something is there, or nothing can be written there.
+    """Check that a model can be saved at `path`, before a training loop of your own.
 
-    `save` and `train` check it themselves, before anything else; before a training loop of one's own it saves the loop.
-    """
+    Raises:
+        RunError: Something is there, or nothing can be written there."""
     if is_url(path):
         raise RunError(f"{path} is a URL, which only `glissando train` can write to; give a local directory.")
     path = Path(path).expanduser()

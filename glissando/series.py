@@ -29,13 +29,12 @@ from glissando.ops.liquid import require_time
 
 @options
 class SeriesConfig(BackboneConfig):
-    """A point of the design space for numbers; the options that a ModelConfig has too mean the same.
+    """Configuration of a model of time series.
 
-    inputs   F numbers a step
-    outputs  O numbers a step, or classes
-    mixer    `liquid` takes time steps
-    dt       what the time of a step does: `step`, the states age by it, where the mixers accept it; `input`, it is one
-             more number that is read; or `both`
+    inputs   F, number of inputs of a step
+    outputs  O, number of outputs of a step, or of classes
+    dt       how the duration of a step is used: `step`: states decay by it, if the mixer accepts it; `input`: it is one
+             more input; `both`
     """
 
     inputs: int
@@ -47,9 +46,13 @@ class SeriesConfig(BackboneConfig):
 
 
 class SeriesModel(Backbone):
-    """Numbers for numbers at every step, from any point of the design space; the contract is LanguageModel's.
+    """A model of time series: at every step, numbers or the logits of a class; the contract is that of LanguageModel.
 
-    model(x) -> (y, None) starts from nothing; model(x, state) -> (y, state) goes on, with the split law.
+    `model(x)` returns `(y, None)` and starts from an empty past. `model(x, state)` returns y and the new state, and
+    continues from `state`.
+
+    Args:
+        config: The options of the model.
     """
 
     config: SeriesConfig
@@ -81,9 +84,15 @@ class SeriesModel(Backbone):
     def from_config(
         cls, config: SeriesConfig | Mapping[str, Any], *, inputs: int | None = None, outputs: int | None = None
     ) -> SeriesModel:
-        """A model with new weights; `inputs` and `outputs` may stand in a mapping or beside it.
+        """A model with new weights.
 
-        Raises ConfigError for an option of a language model that numbers have no use for, and for unknown ones.
+        Args:
+            config: A SeriesConfig, or a mapping of its options.
+            inputs: F, number of inputs of a step, unless the mapping has it.
+            outputs: O, number of outputs of a step or of classes, unless the mapping has it.
+
+        Raises:
+            ConfigError: An option does not exist, or only language models have it.
         """
         sizes = {name: n for name, n in (("inputs", inputs), ("outputs", outputs)) if n is not None}
         if isinstance(config, SeriesConfig):
@@ -94,8 +103,15 @@ class SeriesModel(Backbone):
 
     @classmethod
     def load(cls, path: str | Path, trust_imports: bool = False) -> SeriesModel:
-        """The model of a directory that `save` or `glissando series train` wrote, or of a checkpoint in it, in
-        evaluation mode; else as glissando.load."""
+        """The model of a run, in evaluation mode.
+
+        Args:
+            path: Directory that `save` or `glissando series train` wrote, or a checkpoint in it.
+            trust_imports: Whether the Python files that the run was made with may be executed.
+
+        Raises:
+            RunError: The directory is not a run, is incomplete or is damaged.
+        """
         from glissando.loading import with_weights_of
         from glissando.runs import Run
 
@@ -106,8 +122,14 @@ class SeriesModel(Backbone):
         return model.eval()
 
     def set_scales(self, **scales: Any) -> None:
-        """Set input_mean, input_scale (F,), output_mean, output_scale (O,) and time_scale (): x is read as
-        (x - input_mean) / input_scale, dt as dt / time_scale, and y is output_mean + output_scale times the head's."""
+        """Set the scales by which the model reads and writes the units of the data.
+
+        The model reads (x - input_mean) / input_scale and dt / time_scale, and returns output_mean + output_scale times
+        the output of the head.
+
+        Args:
+            **scales: input_mean and input_scale (F,), output_mean and output_scale (O,), time_scale ().
+        """
         for name, values in scales.items():
             buffer = self.get_buffer(name)
             buffer.copy_(torch.as_tensor(values).expand_as(buffer))
@@ -123,15 +145,23 @@ class SeriesModel(Backbone):
         donate: bool = False,
         memo: Memo | None = None,
     ) -> tuple[Tensor, ModelState | None]:
-        """x (B, T, F) -> y (B, T, O) and the state after it.
+        """The outputs of all steps.
 
-        dt  (B, T) time that each step takes, finite at masked ones too; time_scale, that is 1, if None;
-        mask  (B, T) bool, True at real steps, holes anywhere;
-        control  (B, C) or (B, T, C);  donate, memo  see LanguageModel.forward; only without gradients.
-        y at masked steps has no meaning.
+        Args:
+            x: Inputs (B, T, F).
+            state: State to continue from; None: an empty past.
+            dt: Duration (B, T) of each step, finite at masked steps too; None: time_scale, which is 1 by default.
+            mask: (B, T) bool, True at real steps. Masked steps may be anywhere; their outputs have no meaning.
+            control: Control (B, C), or (B, T, C) if it varies by step.
+            donate: Whether the given state may be changed in place; only without gradients.
+            memo: As in LanguageModel.forward; only without gradients.
 
-        Raises InputError for shapes that do not fit and a state of another model, ContextError for a signal the model
-        does not accept.
+        Returns:
+            Outputs (B, T, O), and the state after the last step, or None if no state was given.
+
+        Raises:
+            InputError: A shape does not fit, or the state belongs to another model.
+            ContextError: The model does not accept one of the signals dt, mask and control.
         """
         size = self.config.inputs
         if not isinstance(x, Tensor):

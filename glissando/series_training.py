@@ -55,11 +55,19 @@ SECTIONS = ("preset", "model", "data", "training", "imports")
 class SeriesTraining:
     """How to train: AdamW; the rate rises over the first 20th of the budget and falls by a cosine to a 20th.
 
-    steps, epochs, seconds   the budget: one of them; without one, 30 epochs
-    clip                     largest global gradient norm; none if None
-    early_stopping           stop after so many validations, of 10 a run, without a new best; never if None
+    steps                    budget in optimizer steps; give at most one budget; without one, 30 epochs
+    epochs                   budget in passes over the training windows
+    seconds                  budget in seconds of wall time
+    learning_rate            largest learning rate
+    weight_decay             decoupled decay of the weights
+    clip                     largest norm of the gradient of all parameters; None: no clipping
+    precision                32-true, bf16-mixed or 64-true
+    accelerator              cpu, cuda, mps or another name of Lightning's; auto: the one that PyTorch finds, or else
+                             the CPU
+    early_stopping           stop after this many validations (10 a run) without a new best; None: never
     log_every                steps between rows of metrics.csv
-    keep_checkpoints         how many of the latest stay
+    keep_checkpoints         number of latest checkpoints to keep
+    seed                     seed of the initial weights and of dropout
     """
 
     steps: PositiveInt | None = None
@@ -248,7 +256,7 @@ class _Fit:
                 if not (math.isfinite(losses[-1]) and math.isfinite(norm.item())):
                     raise DivergenceError(
                         f"the loss is {losses[-1]} and the gradient {norm.item()} in step {self.step + 1}. It is "
-                        "not taken and the last checkpoint stands: train again with a lower training.learning_rate"
+                        "not taken and the last checkpoint is kept: train again with a lower training.learning_rate"
                     )
                 self.optimizer.step()
                 self.optimizer.zero_grad()

@@ -46,9 +46,16 @@ class StreamState:
 
 
 def save_state(model: Backbone, state: ModelState | StreamState, path: str | Path, overwrite: bool = False) -> None:
-    """Write a state of `model`, of any number of rows or of a stream, for `load_state`.
+    """Save a state as a file, from which a text continues exactly, also in another process.
 
-    Raises RunError if there is something at `path` (unless `overwrite`) or it cannot be written.
+    Args:
+        model: The model that the state belongs to.
+        state: A state of the model, of any number of rows, or that of a stream (`stream(..., resumable=True).state`).
+        path: File to write.
+        overwrite: Whether an existing file is replaced.
+
+    Raises:
+        RunError: The file exists and `overwrite` is false, or it cannot be written.
     """
     path = Path(path).expanduser()
     if not overwrite and path.exists():
@@ -66,9 +73,18 @@ def save_state(model: Backbone, state: ModelState | StreamState, path: str | Pat
 
 
 def load_state(model: Backbone, path: str | Path) -> Any:
-    """The state that was saved there, on the model's device: a ModelState, or the StreamState of a stream.
+    """The state in a file that `save_state` wrote.
 
-    Raises InputError for a state of another model, RunError for what is no such file or is damaged.
+    Args:
+        model: The model that the state belongs to.
+        path: The file.
+
+    Returns:
+        The state on the device of the model: a ModelState, or the StreamState of a stream.
+
+    Raises:
+        InputError: The state belongs to another model.
+        RunError: The file is damaged, or is not such a file.
     """
     from safetensors import safe_open
 

@@ -131,7 +131,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def _keeping_the_old(path: Path) -> Iterator[None]:
     """Prepares the parent directory; every error names `path` as not written, and what stands."""
-    stands = f"The old {path.name} stands" if path.exists() else f"No {path.name} was left behind"
+    kept = f"The old {path.name} is kept" if path.exists() else f"No {path.name} was written"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep(path.parent)
@@ -139,10 +139,10 @@ def _keeping_the_old(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise RunError(
-            f"could not write {path}: {reason}. {stands}. Free space or choose a writable place; save again."
+            f"could not write {path}: {reason}. {kept}. Free space or choose a writable place; save again."
         ) from error
     except Exception as error:
-        error.add_note(f"{path} was not written. {stands}.")
+        error.add_note(f"{path} was not written. {kept}.")
         raise
 
 
@@ -219,7 +219,7 @@ def put_aside(path: Path) -> None:
     if path.exists():
         names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
         new = path.rename(next(name for name in names if not name.exists()))
-        print(f"{path} is damaged and was put aside, as {new.name}", file=sys.stderr)
+        print(f"{path} is damaged; it was renamed to {new.name}", file=sys.stderr)
 
 
 def _sync_file(path: Path) -> None:

@@ -65,9 +65,16 @@ class _Float64Raises(TorchDispatchMode):
 
 
 def check_mixer(mixer: type[Mixer] | Mixer, config: Any = None, *, hidden_size: int = 16, seed: int = 0) -> None:
-    """Run the laws on a mixer: a class, built as mixer(hidden_size, config), or an instance.
+    """Test the laws of the contract on a mixer.
 
-    Raises LawError for the first law that it does not obey.
+    Args:
+        mixer: A class, built as mixer(hidden_size, config), or an instance.
+        config: Options of the class; None: its defaults.
+        hidden_size: D, the width of the input.
+        seed: Seed of weights and inputs.
+
+    Raises:
+        LawError: The mixer does not obey a law; the message names the first one.
     """
     torch.manual_seed(seed)
     if isinstance(mixer, type):
@@ -82,9 +89,17 @@ def check_mixer(mixer: type[Mixer] | Mixer, config: Any = None, *, hidden_size: 
 
 
 def check_depth(depth: type[Depth], config: Any = None, *, hidden_size: int = 16, seed: int = 0) -> None:
-    """Run the laws on a registered class of depths, with attention in its blocks, and on its options.
+    """Test the laws of the contract on a registered depth, with attention in its blocks.
 
-    Raises LawError for the first law that it does not obey, ConfigError for a class that is not registered.
+    Args:
+        depth: The class.
+        config: Its options; None: the defaults.
+        hidden_size: D, the width of the input.
+        seed: Seed of weights and inputs.
+
+    Raises:
+        LawError: The depth does not obey a law; the message names the first one.
+        ConfigError: The class is not registered.
     """
     torch.manual_seed(seed)
     kind = next((name for name in DEPTHS if DEPTHS[name] is depth), None)

@@ -303,7 +303,7 @@ def test_presets_and_corpora(capsys):
         (["train", "--resume", "nowhere"], "nowhere"),
         (["train", "--resume", "x", "--training.steps", "9"], "takes no other option"),
         (["generate", "nowhere"], "no run at nowhere"),
-        (["generate"], "the following arguments are required: run"),
+        (["generate"], "the following arguments are required: RUN"),
         (["generate", "RUN", "--max_tokens", "many"], "--max_tokens: expected a whole number, got 'many'\n"),
         (["generate", "RUN", "--top_p", "x"], "--top_p: expected a number, got 'x'\n"),
         (["generate", "RUN", "--prompt"], "--prompt: expected a value\n"),

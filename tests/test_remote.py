@@ -223,7 +223,7 @@ def test_what_was_trained_further_elsewhere_is_taken_up_and_ours_put_aside(tmp_p
     work = remote.take_up("memory://book")
     assert last_checkpoint(work).step == 4
     assert last_checkpoint(work.with_name(f"{work.name}.1")).step == 2
-    assert "is behind memory://book" in capsys.readouterr().err
+    assert "is older than memory://book" in capsys.readouterr().err
 
 
 def test_another_run_under_the_same_url_is_not_written_over(tmp_path, cache, monkeypatch):

@@ -144,7 +144,7 @@ def test_one_flip_of_a_manifest_blocks_nothing(run, tmp_path, caplog):
 def test_a_damaged_log_is_that_of_the_checkpoint(run, finished, capsys):
     flip(run / "metrics.csv")
     resume(run)
-    assert "metrics.csv is damaged and was put aside, as metrics.csv.damaged" in capsys.readouterr().err
+    assert "metrics.csv is damaged; it was renamed to metrics.csv.damaged" in capsys.readouterr().err
     assert metrics(run) == metrics(finished)
 
 

@@ -264,7 +264,7 @@ def test_a_full_disk_leaves_the_old_weights(tmp_path):
     (run.path / "config.yaml").write_text("{}\n")
     relist(run)
     done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=False)
-    assert "The old model.safetensors stands" in done.stderr
+    assert "The old model.safetensors is kept" in done.stderr
     verify_manifest(run.path, ["model.safetensors"])
     assert set(Run.open(run.path).read_state_dict()) == set(WEIGHTS)
     assert not [name for name in os.listdir(run.path) if name.startswith(".")]

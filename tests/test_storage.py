@@ -122,7 +122,7 @@ def disk_full(file):
 def test_a_full_disk_leaves_the_old_file(tmp_path):
     path = tmp_path / "a.txt"
     write_atomic(path, b"old")
-    with pytest.raises(RunError, match=r"a\.txt: No space left.*The old a\.txt stands"):
+    with pytest.raises(RunError, match=r"a\.txt: No space left.*The old a\.txt is kept"):
         write_atomic(path, disk_full)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]

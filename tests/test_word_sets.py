@@ -130,7 +130,7 @@ def test_words_that_overlap_or_cannot_be_encoded_are_refused():
         def encode(self, text: str) -> list[int]:
             return [1] if text == "the good" else super().encode(text)
 
-    with pytest.raises(ConfigError, match="'good' cannot be encoded behind 'the'"):
+    with pytest.raises(ConfigError, match="'good' cannot be encoded after 'the'"):
         word_rows(Joining(10), ["the"], ["good"])
 
 

@@ -31,6 +31,7 @@ EXAMPLE = (
     "--learning_rates 1e-3,2e-3,4e-3 --probes recall,induction,tracking --out runs/compare"
 )
 
+_USAGE = "glissando compare MODEL [MODEL ...] --budget KIND=NUMBER --out DIR [options]"
 #: rows and width of activations, at about a million parameters, for which threads are chosen
 _USUAL = (1024, 128)
 
@@ -101,10 +102,11 @@ def _cluster(options: Options) -> Cluster | None:
 def _parser() -> Parser:
     from glissando.cli.train import add_sections
 
-    parser = parser_for("compare", "Train several models under one budget and write a report.", EXAMPLE)
+    parser = parser_for("compare", "Train several models under one budget and write a report.", EXAMPLE, _USAGE)
     parser.add_argument(
         "models",
         nargs="*",
+        metavar="MODEL",
         default=[],
         help="presets, YAML files of options as `train --config` reads them, and models of transformers as "
         "hf:CONFIG.json; the first is the reference",

@@ -28,7 +28,7 @@ class Formatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         shown = action.nargs != 0 and action.default not in (None, "", [], [""], argparse.SUPPRESS)
-        return (action.help or "") + (" (default: %(default)s)" if shown else "")
+        return (action.help or "") + (f" (default: {_written(action.default)})" if shown else "")
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         return _METAVARS.get(getattr(action.type, "__name__", ""), action.dest.rpartition(".")[2].upper())
@@ -66,9 +66,8 @@ def described(hint: Any, prefix: str) -> Iterator[str]:
     yield from ("", *_filled(f"{prefix}.kind: {', '.join(registry)} (default: {registry.default})", ""))
     shared = registry.shared
     if shared:
-        of_all = next(iter(registry.options.values()))
-        others = {field.name for field in dataclasses.fields(of_all)} - shared
-        yield from _listed(None, of_all, prefix, others)
+        first = next(iter(registry.options.values()))
+        yield from _listed(None, next(cls for cls in first.__mro__ if _own_fields(cls) == shared), prefix, ())
     for kind, cls in registry.options.items():
         if len(dataclasses.fields(cls)) > len(shared):
             yield from _listed(f"{prefix}, kind {kind}: {_first_line(cls)}", cls, prefix, shared)
@@ -106,7 +105,12 @@ def _filled(text: str, indent: str) -> list[str]:
 
 
 def _first_line(cls: Any) -> str:
-    return " ".join((cls.__doc__ or "").strip().partition("\n\n")[0].split()).rstrip(".:")
+    about: str = getattr(cls, "title", None) or (cls.__doc__ or "").strip().partition("\n\n")[0]
+    return " ".join(about.split()).rstrip(".:")
+
+
+def _own_fields(cls: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
 
 
 def _default(field: dataclasses.Field) -> str:
@@ -114,16 +118,24 @@ def _default(field: dataclasses.Field) -> str:
     default = field.default if factory is dataclasses.MISSING else factory()
     if default is None or default is dataclasses.MISSING:
         return ""
-    return f" (default: {str(default).lower() if isinstance(default, bool) else default})"
+    return f" (default: {_written(default)})"
+
+
+def _written(value: Any) -> str:
+    """A value as YAML has it."""
+    return str(value).lower() if isinstance(value, bool) else str(list(value) if isinstance(value, tuple) else value)
 
 
 def documented(cls: type) -> dict[str, str]:
-    """The text of each field in a dataclass's docstring: a line `name   text`, or `name: text` in a sentence."""
+    """The text of each field in a dataclass's docstring: a line `name   text`, or `name: text` under `Attributes:`."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         names: list[str] = []
+        entries = re.compile(r"    (\w+(?:, \w+)*)\s{2,}(\S.*)$")
         for line in (base.__doc__ or "").splitlines() if dataclasses.is_dataclass(base) else ():
-            entry = re.match(r"    (\w+(?:, \w+)*)\s{2,}(\S.*)$", line)
+            if line == "    Attributes:":
+                entries = re.compile(r"        (\w+): (\S.*)$")
+            entry = entries.match(line)
             if entry:
                 names = entry[1].split(", ")
                 found |= dict.fromkeys(names, entry[2])
@@ -131,6 +143,4 @@ def documented(cls: type) -> dict[str, str]:
                 found |= {name: f"{found[name]} {line.strip()}" for name in names}
             else:
                 names = []
-    about = " ".join((cls.__doc__ or "").split())
-    sentences = {f.name: re.search(rf"[.;] {f.name}: ([^.;]+)", about) for f in dataclasses.fields(cls)}
-    return {name: sentence[1] for name, sentence in sentences.items() if sentence} | found
+    return found

@@ -8,7 +8,7 @@ from glissando.cli.options import parse, parser_for
 from glissando.errors import unknown_name
 from glissando.pretrained import ROOT, card, names
 
-_USE = "\nA name stands for a run directory: `glissando generate {name}`, `glissando.load({name!r})`."
+_USE = "\nA name can be used like a run directory: `glissando generate {name}`, `glissando.load({name!r})`."
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -42,12 +42,19 @@ class Parser(argparse.ArgumentParser):
         """Take `--NAME.option` of `hint`, a dataclass of options or the type of a registry's section."""
         self.dotted[name] = hint
 
+    def add_argument(self, *names: str, **settings: Any) -> Any:
+        """As argparse, positional arguments in capitals."""
+        if not names[0].startswith("-"):
+            settings.setdefault("metavar", names[0].upper())
+        return super().add_argument(*names, **settings)
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message.removeprefix("argument "))
 
     def format_help(self) -> str:
         if self.usage is None:
-            places = [f"[{a.dest}]" if a.nargs in ("?", "*") else a.dest for a in self._get_positional_actions()]
+            forms: dict[Any, str] = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]", None: "{}"}
+            places = [forms[action.nargs].format(action.metavar) for action in self._get_positional_actions()]
             self.usage = " ".join([self.prog, *places, "[options]"])
         parts = [super().format_help()]
         if self.dotted:
@@ -284,7 +291,7 @@ _INFERENCE = {
 def add_inference_options(parser: Parser) -> None:
     """What may be changed of a trained model, and the files that it needs."""
     for name, (kind, text) in _INFERENCE.items():
-        parser.add_argument(f"--{name}", type=kind, help=text)  # type: ignore[arg-type]
+        parser.add_argument(f"--{name}", type=kind, help=text)
     add_import_option(parser)
 
 

@@ -75,8 +75,8 @@ def _parser() -> Parser:
     parser.add_argument("--resume", metavar="RUN", help="for train: run to continue")
     parser.add_argument("--file", help="for evaluate: score all of this file instead of the held-out series")
     parser.add_argument("--json", action="store_true", help="for evaluate: print JSON")
-    parser.add_argument("--count", type=whole, default=31, help="for example: number of series (default 31)")
-    parser.add_argument("--seed", type=whole, default=0, help="for example: seed of the series (default 0)")
+    parser.add_argument("--count", type=whole, default=31, help="for example: number of series")
+    parser.add_argument("--seed", type=whole, default=0, help="for example: seed of the series")
     add_threads_option(parser)
     add_import_option(parser)
     for name, section in (("data", SeriesData), ("model", SeriesConfig), ("training", SeriesTraining)):

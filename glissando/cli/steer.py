@@ -67,7 +67,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = parser_for("steer", "Turn a model's dials and judge what it writes.", EXAMPLE)
+    parser = parser_for(
+        "steer", "Turn a model's dials and judge what it writes.", EXAMPLE, "glissando steer RUN --out DIR [options]"
+    )
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--out", metavar="DIR", help="directory to create for tables, texts and plots")
     parser.add_argument("--dials", metavar="NAMES", type=texts, default=[], help="a list of dials; by default all")

@@ -25,7 +25,13 @@ PROBES: dict[str, Probe] = {}
 def register_probe(name: str, data: Mapping[str, Any], about: str = "") -> Probe:
     """Add a probe for `glissando compare --probes NAME`: a corpus whose answers are scored.
 
-    Raises ConfigError for a name that another probe has.
+    Args:
+        name: Name of the probe.
+        data: Data section of its corpus, such as {"kind": "recall", "pairs": 8, "seq_len": 32}.
+        about: Setting and source, for the report.
+
+    Raises:
+        ConfigError: Another probe has the name.
     """
     probe = Probe(dict(data), about)
     if PROBES.setdefault(name, probe) != probe:

@@ -263,7 +263,7 @@ def _contexts(results: Sequence[ModelResult], runs: Runs) -> Table:
         times = [_spread(r.speed.get("decode", {}).get(str(c)), ".3g") for c in contexts]
         rows.append([r.model, *times, *(_number(r.speed.get("state", {}).get(str(c)), ",d") for c in contexts)])
     note = (
-        "Greedy, batch 1, behind so many tokens; models take turns: median (lowest to highest). "
+        "Greedy, batch 1, after so many tokens; models take turns: median (lowest to highest). "
         + _NOISE
         + "A dash: no positions for so many. "
         + _timed_where(results, runs)

@@ -160,7 +160,7 @@ def _decoding(entries: dict[str, _Entry], context: int, rounds: int, work: _Work
         times: dict[str, list[float]] = {name: [] for name in entries}
         for turn in range(rounds + 1):
             for name, entry in entries.items():
-                work.begin(f"{name} decodes behind {context:,} tokens", _DECODE)
+                work.begin(f"{name} decodes after {context:,} tokens", _DECODE)
                 taken = _milliseconds(entry.model, *read[name])
                 if turn:  # the first warms up
                     times[name].append(taken)

@@ -32,7 +32,10 @@ class BytesOptions:
 
 @options
 class BpeOptions:
-    """A byte-level BPE, trained on the corpus. vocab_size: tokens in all."""
+    """A byte-level BPE, trained on the corpus.
+
+    vocab_size  number of tokens
+    """
 
     vocab_size: PositiveInt = 1024
 
@@ -75,9 +78,9 @@ TOKENIZERS.add("file", FileOptions, "glissando.data.tokenizers:HFTokenizer")
 class DataOptions:
     """Options of every corpus.
 
-    seq_len     tokens of a row
-    batch_size  rows of a batch, over all processes
-    seed        of the order of rows, or of generated data
+    seq_len     number of tokens of a row
+    batch_size  number of rows of a batch, over all processes
+    seed        seed of the order of rows, or of generated data
     tokenizer   {kind: NAME, ...}: bytes, bpe, gpt2 or file; or the path of a tokenizer.json
     """
 
@@ -168,8 +171,9 @@ class JsonlOptions(DataOptions):
 class ShiftOptions(DataOptions):
     """Generated pairs: printable characters moved by `by` places, or random answers.
 
-    by                how far characters are shifted
-    min_len, max_len  characters of a text
+    by                number of places by which characters are moved
+    min_len           smallest number of characters of a text
+    max_len           largest number of characters of a text
     rule              shift, or random: answers that do not depend on the input
     valid_pairs       number of held-out pairs
     train_pairs       number of different training pairs; None: always new ones
@@ -205,9 +209,9 @@ class PairsOptions(DataOptions):
 
 @options
 class TaskOptions(DataOptions):
-    """What the tasks that probe memory have.
+    """Options of the tasks that probe memory.
 
-    valid_rows  held-out rows
+    valid_rows  number of held-out rows
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
@@ -216,7 +220,7 @@ class TaskOptions(DataOptions):
 
 @options
 class RecallOptions(TaskOptions):
-    """Generated keys with their values, then the keys again; the model answers with the values
+    """Generated keys with their values, then the keys again; the model answers with the values.
 
     pairs    number of keys, at most 47
     queries  number of keys that are queried; None: all
@@ -228,7 +232,7 @@ class RecallOptions(TaskOptions):
 
 @options
 class MqarOptions(TaskOptions):
-    """Generated pairs of numbers, then the keys among random numbers; the model answers with the values
+    """Generated pairs of numbers, then the keys among random numbers; the model answers with the values.
 
     pairs       number of keys, each with its value; a row has at least 4 * pairs tokens
     vocabulary  number of different tokens: keys are from the lower half, values from the upper one
@@ -251,7 +255,8 @@ class MqarOptions(TaskOptions):
 class ParityOptions(TaskOptions):
     """Generated bits; after each, the model answers with the parity so far.
 
-    min_len, max_len  number of bits of a row
+    min_len           smallest number of bits of a row
+    max_len           largest number of bits of a row
     valid_len         number of bits of a held-out row; None: as in training
     """
 
@@ -265,7 +270,8 @@ class TrackingOptions(ParityOptions):
     """Generated moves of things in a row; after each, the model answers with their arrangement.
 
     items             number of things, 2 to 5
-    min_len, max_len  number of moves in a row
+    min_len           smallest number of moves in a row
+    max_len           largest number of moves in a row
     valid_len         number of moves in a held-out row; None: as in training
     """
 
@@ -276,8 +282,8 @@ class TrackingOptions(ParityOptions):
 class CopyOptions(TaskOptions):
     """Generated symbols, a long blank, and then the symbols in their order.
 
-    symbols  how many there are to remember
-    delay    characters between the last symbol and the first answer
+    symbols  number of symbols to remember
+    delay    number of characters between the last symbol and the first answer
     """
 
     symbols: PositiveInt = 10
@@ -288,8 +294,8 @@ class CopyOptions(TaskOptions):
 class SelectiveCopyOptions(TaskOptions):
     """Generated symbols scattered over noise, and then the symbols in their order.
 
-    symbols  how many there are to remember
-    length   characters over which they are scattered
+    symbols  number of symbols to remember
+    length   number of characters over which they are scattered
     """
 
     symbols: PositiveInt = 16
@@ -298,10 +304,11 @@ class SelectiveCopyOptions(TaskOptions):
 
 @options
 class InductionOptions(TaskOptions):
-    """Generated random symbols with a mark among them: the symbol that stood behind the mark is to be given
+    """Generated random symbols with a mark among them; at the second mark, the model answers with the symbol after the
+    first.
 
-    length     characters of a row, at least 3: a mark, a symbol and the mark again
-    valid_len  characters of a held-out row; none: as in training
+    length     number of characters of a row, at least 3: a mark, a symbol and the mark again
+    valid_len  number of characters of a held-out row; None: as in training
     """
 
     length: Annotated[int, Field(ge=3)] = 128
@@ -312,16 +319,19 @@ class InductionOptions(TaskOptions):
 class HubOptions(DataOptions):
     """A data set by name, fetched once through the `datasets` package.
 
-    name                             of the data set, or a short one: tinystories
-    subset                           the data set's, where it has several
-    revision                         of the data set; none: the latest
-    text_field                       the name of its text
-    train_split, valid_split         the splits; without valid_split the end of the other is held out
-    max_valid_bytes                  of the held-out text, so many are read; none: all
-    stride, eval_stride, ascii_only  as of `text`
-    file                             one of its files to train on rather than a split: TinyStoriesV2-GPT4-train.txt
-    valid_file                       one to validate on; without it the end of `file` is
-    max_bytes                        how much of the training split or file to fetch
+    name             name of the data set on the Hugging Face Hub, or tinystories for short
+    subset           subset, if the data set has several
+    revision         revision of the data set; None: the latest
+    text_field       name of the field that contains the text
+    train_split      split to train on
+    valid_split      split to validate on; None: the end of train_split is held out
+    max_valid_bytes  largest number of bytes of the held-out text; None: all
+    stride           tokens between training windows; None: random windows
+    eval_stride      tokens between validation windows; None: seq_len
+    ascii_only       drop all bytes that are not ASCII
+    file             file of the data set to train on, instead of a split, such as TinyStoriesV2-GPT4-train.txt
+    valid_file       file of the data set to validate on; None: the end of `file` is held out
+    max_bytes        largest number of bytes of the training split or file to fetch; None: all
     """
 
     name: str = "tinystories"

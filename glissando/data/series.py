@@ -41,19 +41,19 @@ class SeriesData:
     """A table of series, and what to learn from it.
 
     path            CSV with a line of names, or .parquet (needs pyarrow)
-    columns         what is read at each step, a,b,c; if empty all but time and group, and but the target unless it is
+    columns         inputs of each step: a,b,c; if empty, all columns except time, group and a target that is not
                     forecast
-    time            column that says when each value was taken, numbers or ISO dates; without it steps take 1 each
-    group           column that tells the series of the file apart; without it the file is one
+    time            column with the time of each row, as numbers or ISO dates; without it, each step takes 1
+    group           column that names the series that a row belongs to; without it, the file is one series
     target          columns to predict; if empty, `columns` are forecast
-    task            forecast: the next value of the target; regression: its value at the step itself; classification:
-                    its class there; if left out, regression where there is a target, else forecast
-    window          steps of a training window
-    batch_size      windows of a batch
-    valid_path      held-out series, a file with the same columns; if absent, a part of `path` is held out
-    valid_fraction  that part: of the series, which are held out whole, or, of a single one, its end
-    delimiter       between the columns of a CSV
-    seed            decides which series are held out, and the order of the windows
+    task            forecast: the target's next value; regression: its value at the step itself; classification: its
+                    class at the step itself; by default regression with a target, and forecast without
+    window          number of steps of a training window
+    batch_size      number of windows of a batch
+    valid_path      file with the held-out series, with the same columns; without it, a part of `path` is held out
+    valid_fraction  fraction of the series that is held out (whole series, or the end of a single one)
+    delimiter       character between the columns of a CSV
+    seed            seed of the choice of held-out series and of the order of the windows
     """
 
     path: str

@@ -67,7 +67,10 @@ def accepted_by_blocks(depth: Depth) -> frozenset[Signal]:
 
 @options
 class DepthOptions:
-    """What every depth has. layers: blocks with weights of their own."""
+    """Options of every depth.
+
+    layers  number of blocks with weights of their own; of a flow, half of them (rounded down) come before it
+    """
 
     layers: NonNegativeInt = 4
 

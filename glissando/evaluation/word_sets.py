@@ -134,7 +134,7 @@ def _tokens(tokenizer: Tokenizer, prompt: str, before: list[int], word: str) -> 
     ids = whole[len(before) :]
     if whole[: len(before)] != before or not ids:
         raise ConfigError(
-            f"the word {word!r} cannot be encoded behind {prompt!r}: the tokenizer joins the two; give another prompt"
+            f"the word {word!r} cannot be encoded after {prompt!r}: the tokenizer joins the two; give another prompt"
         )
     if tokenizer.decode(ids).strip() != word:
         raise ConfigError(f"the word {word!r} cannot be encoded: the tokenizer makes {tokenizer.decode(ids)!r} of it")

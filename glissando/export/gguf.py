@@ -60,7 +60,7 @@ _TEXT = """
     llama-cli -m {file} -p "Once upon a time" -n 200 -no-cnv
     llama-quantize {file} small.gguf Q8_0               # smaller, by llama.cpp's own tools
 
-It was trained on rows of {context} tokens, which is its context_length; its rotary positions go on behind them. A text
+It was trained on rows of {context} tokens, which is its context_length; its rotary positions continue beyond it. A text
 begins with the token {end}, which llama.cpp puts there by itself.
 """
 

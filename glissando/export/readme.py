@@ -96,9 +96,9 @@ _CONTROL = """
 `control` (batch, {count}) holds the dials {names}, from -1 to 1. It is always given; 0 is the middle of a dial.
 """
 _CAPACITY = """
-The state has room for {capacity:,} tokens, prompt included (`--capacity`). A token behind them is an error: the example
-looks before each call, and ONNX Runtime and PyTorch on a CPU refuse the write, which would be out of bounds. Other
-runtimes may not look: compare `capacity` with the tokens read.
+The state has room for {capacity:,} tokens, prompt included (`--capacity`). A later token is an error: the example
+checks this before each call, and ONNX Runtime and PyTorch on a CPU refuse the write, which would be out of bounds.
+Other runtimes may not: compare `capacity` with the number of tokens read.
 """
 _ENDLESS = """
 The state has one size, however long the text is.

@@ -53,13 +53,28 @@ def grow(
     seed: int = 0,
     dropout: Literal["kept", "published"] = "kept",
 ) -> LanguageModel:
-    """A larger model that computes the same function; `model` stays as it is. See `Growth` for the arguments.
+    """A larger model that computes the same function. The given model does not change.
 
-    A parameter that is frozen (requires_grad False) stays so as a whole, its new rows too; new parameters are trained.
+    A frozen parameter (requires_grad False) stays frozen, with its new rows; new parameters are trained.
 
-    With `vocab`, the logits of the old tokens are the same; the tokenizer stays, and knows no new ones.
+    Args:
+        model: The model to grow.
+        width: Factor of the width.
+        heads: Factor of the heads; None: that of the width.
+        ffn: Factor of the hidden units of the MLPs; None: that of the width.
+        state: Factor of the channels of `spectral` or the state of `liquid`; None: that of the width.
+        layers: Number of new blocks.
+        steps: Number of new applications of a tied depth.
+        head_size: New size of a head.
+        vocab: New size of the vocabulary. The logits of the old tokens are the same; the tokenizer does not change.
+        noise: Standard deviation of the noise between copies, relative to that of the weights; with 0, copies stay
+            equal.
+        seed: Seed of the noise and of new parameters.
+        dropout: `kept`, or `published`: min(0.1, 0.5 D / 256) at the new width D before each residual sum.
 
-    Raises ConfigError for an axis that the model does not have, or that cannot be grown exactly, with the reason.
+    Raises:
+        ConfigError: The model does not have one of these axes, or the axis cannot be grown exactly; the message
+            contains the reason.
     """
     by = Growth(width, heads, ffn, state, layers, steps, head_size, vocab, noise, seed, dropout)
     return grow_by(model, by).model

@@ -31,7 +31,7 @@ class Growth:
     vocab      new size of the vocabulary
     noise      standard deviation of the noise between copies, relative to that of the weights; with 0, copies stay
                equal
-    seed       of the noise and of new parameters
+    seed       seed of the noise and of new parameters
     dropout    `kept`, or `published`: min(0.1, 0.5 D / 256) at the new width D before each residual sum; the logits in
                evaluation mode are the same
     """

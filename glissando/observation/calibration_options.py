@@ -18,7 +18,8 @@ class FixedOptions:
 class StartOptions:
     """tau is set before the first step.
 
-    at_restart  also when training is resumed, as published; a resumed run is then not the uninterrupted one
+    at_restart  set tau again when training is resumed, as published; the result then differs from that of an
+                uninterrupted training
     """
 
     at_restart: bool = True
@@ -26,18 +27,22 @@ class StartOptions:
 
 @options
 class PeriodicOptions:
-    """tau is set before the first step and then again. every: steps between."""
+    """tau is set before the first step and then at regular intervals.
+
+    every  number of steps between two calibrations
+    """
 
     every: PositiveInt = 100
 
 
 @options
 class DriftOptions:
-    """tau is set before the first step, and where the median has drifted while gradients are small.
+    """tau is set before the first step, and again when the median energy has drifted while gradients are small.
 
-    every            steps between checks
-    drift_tolerance  tau is set where |median - tau| is more than this share of tau ...
-    gradient_gate    ... and the gradient norm, averaged exponentially over about 20 steps, is below this (.inf: always)
+    every            number of steps between two checks
+    drift_tolerance  smallest |median - tau| at which tau is set, as a fraction of tau
+    gradient_gate    tau is set only if the norm of the gradient, averaged exponentially over about 20 steps, is below
+                     this number; .inf: always
     """
 
     every: PositiveInt = 100

@@ -37,6 +37,11 @@ class _Release:
 class AdamWOptions(_Release):
     """AdamW. Weight decay applies to matrices alone, not to gains, biases and vectors.
 
+    learning_rate  base rate, which the schedule multiplies
+    beta1     decay rate of the first moment
+    beta2     decay rate of the second moment
+    eps       added to the root of the second moment
+    weight_decay  decoupled decay of the matrices
     release   for a grown model: the matrices keep their reduced learning rates for this many steps, and reach the full
               rate geometrically after as many more; None: they keep them
     """
@@ -55,10 +60,14 @@ class MuonOptions(_Release):
 
     A matrix moves by its momentum made orthogonal, times 0.2 sqrt(its larger side): as far as under AdamW at that rate.
 
-    momentum      of Muon
-    beta1, beta2, eps   of AdamW
-    weight_decay  of matrices, including the embedding
-    release       for a grown model, as with AdamW
+    learning_rate  base rate of both, which the schedule multiplies
+    momentum      momentum of Muon
+    beta1         decay rate of AdamW's first moment
+    beta2         decay rate of AdamW's second moment
+    eps           added to the root of AdamW's second moment
+    weight_decay  decoupled decay of the matrices, including the embedding
+    release       for a grown model: the matrices keep their reduced learning rates for this many steps, and reach the
+                  full rate geometrically after as many more; None: they keep them
     """
 
     learning_rate: Positive = 2e-3
@@ -89,17 +98,25 @@ class TrainingConfig(Length):
     neutral_kl               weight of KL(base || model at u = 0) in the loss; the base is the model that training
                              started from
     early_stopping           stop after this many validations without a new best, and keep the best weights; None: never
-    validate_every, save_every, sample_every   in steps; None: 10 times a run, or every 1000 steps without a budget;
-                             with a budget in seconds, validations then score fewer batches and take at most a fifth of
+    validate_every           steps between validations; None: 10 validations a run, or one every 1000 steps without a
+                             budget; with a budget in seconds, they then score fewer batches and take at most a fifth of
                              it
+    save_every               steps between checkpoints; None: 10 a run, or one every 1000 steps without a budget
+    sample_every             steps between samples; None: 10 a run, or one every 1000 steps without a budget
     sample_prompt            the beginning of samples; None: a held-out beginning
     log_every                steps between rows of metrics.csv
-    keep_checkpoints         how many of the latest checkpoints to keep
-    devices, num_nodes, accelerator, strategy   as in Lightning; strategy `auto`, `ddp` or `fsdp`
+    keep_checkpoints         number of latest checkpoints to keep
+    seed                     seed of the initial weights and of dropout
+    devices                  number of processes on each node, each with a GPU of its own if there are GPUs
+    num_nodes                number of nodes
     context_parallel         number of processes that share each row, each with a consecutive part of it; the number of
                              all processes is a multiple of it
+    accelerator              cpu, cuda, mps or another name of Lightning's; auto: the one that PyTorch finds, or else
+                             the CPU
+    strategy                 how several processes share the model: `ddp`, each has a copy; `fsdp`, weights and
+                             optimizer are sharded; auto: ddp if there are several
     tensorboard              write TensorBoard events beside metrics.csv
-    wandb                    project of Weights & Biases that the rows of metrics.csv go to as well (needs wandb)
+    wandb                    project of Weights & Biases to which the rows of metrics.csv are also sent (needs wandb)
     """
 
     optimizer: OPTIMIZERS.section() = field(default_factory=AdamWOptions)  # type: ignore[valid-type]

@@ -249,7 +249,7 @@ class Loop:
             what = "the gradient is not finite" if math.isfinite(sums.nats) else f"the loss is {sums.nats}"
             raise DivergenceError(
                 f"{what} in step {self.state.step + 1}; {where}. That step is not taken and the last checkpoint "
-                "stands: train again with a lower training.optimizer.learning_rate or a lower training.clip."
+                "is kept: train again with a lower training.optimizer.learning_rate or a lower training.clip."
             )
         return sums
 
@@ -361,7 +361,7 @@ class Loop:
             text = visible(self.sampled())  # by every process, because a sharded model takes all of them
         except NotFiniteError as error:
             raise DivergenceError(
-                f"after step {step} the model's logits are not finite; the last checkpoint stands. Train again "
+                f"after step {step} the model's logits are not finite; the last checkpoint is kept. Train again "
                 "with a lower training.optimizer.learning_rate."
             ) from error
         if self.fabric.is_global_zero:
@@ -436,5 +436,5 @@ class Loop:
             name = list(named)[int(bad.argmax())]
             raise DivergenceError(
                 f"after step {self.state.step} {part_of(name)} ({name}) is not finite; it is not saved and the last "
-                "checkpoint stands. Train again with a lower training.optimizer.learning_rate."
+                "checkpoint is kept. Train again with a lower training.optimizer.learning_rate."
             )

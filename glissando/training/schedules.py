@@ -19,7 +19,10 @@ LONGEST_WARMUP = 0.1
 
 @options
 class ScheduleOptions:
-    """What every schedule has. warmup_steps: linear rise from 0, over a tenth of the budget at most."""
+    """Options of every schedule.
+
+    warmup_steps  number of steps in which the rate rises linearly from 0; at most a tenth of the budget
+    """
 
     #: whether the schedule is a function of the share of a budget that is spent
     needs_end: ClassVar[bool] = False
@@ -29,7 +32,10 @@ class ScheduleOptions:
 
 @options
 class WarmupCosineOptions(ScheduleOptions):
-    """A cosine over the budget. final_ratio: the fraction of the base rate that it ends at."""
+    """The rate falls by a cosine over the budget.
+
+    final_ratio  fraction of the base rate at the end
+    """
 
     needs_end: ClassVar[bool] = True
 
@@ -38,16 +44,16 @@ class WarmupCosineOptions(ScheduleOptions):
 
 @options
 class ConstantOptions(ScheduleOptions):
-    """The base rate."""
+    """The base rate throughout."""
 
 
 @options
 class PlateauOptions(ScheduleOptions):
-    """The base rate, cut where validations bring no new best loss.
+    """The rate is cut when the validation loss stops improving.
 
-    factor    each cut multiplies the rate by this ...
-    cuts      ... at most this often ...
-    patience  ... after so many validations without a new best loss
+    factor    factor by which a cut multiplies the rate
+    cuts      largest number of cuts
+    patience  number of validations without a new best loss before a cut
     """
 
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.5

@@ -10,12 +10,12 @@ from glissando.model import LanguageModel
 
 
 def _speed(model: LanguageModel, ids: Tensor, control: Tensor | None) -> Look:
-    """How fast a token moves at each evaluation of the field, so how long its way over depth is."""
+    """How fast a token moves through depth at each evaluation of the field."""
     rows: list[str] = []
     values: list[list[float]] = []
 
-    def watch(tau: float, slope: Tensor) -> None:
-        rows.append(f"tau {tau:.2f}")
+    def watch(depth: float, slope: Tensor) -> None:
+        rows.append(f"depth {depth:.2f}")
         values.append(slope[0].norm(dim=-1).cpu().double().tolist())
 
     hook = model.depth.register_forward_pre_hook(lambda _, x, given: (x, given | {"watch": watch}), with_kwargs=True)
@@ -23,7 +23,7 @@ def _speed(model: LanguageModel, ids: Tensor, control: Tensor | None) -> Look:
         model(ids, control=control)
     finally:
         hook.remove()
-    about = "How fast a token moves through depth, |dH/dtau|: its mean over tau is the length of the way."
+    about = "How fast a token moves through depth, |dH/dδ|. Its mean over δ is the length of the path."
     return Look("trajectory", "Speed over depth", about, "", True, rows, values)
 
 
