@@ -121,5 +121,12 @@ def _extension(name: str, about: str) -> str:
     )  # fmt: skip
     signature = f"```python\nglissando.{name}{inspect.signature(function)}\n```"
     return "\n\n".join(
-        [f"## `glissando.{name}`", about, signature, inspect.getdoc(function) or "", "Example:", example]
+        [
+            f"## `glissando.{name}` {{#glissando.{name}}}",
+            about,
+            signature,
+            inspect.getdoc(function) or "",
+            "Example:",
+            example,
+        ]
     )

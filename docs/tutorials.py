@@ -1,4 +1,4 @@
-"""The tutorials' code runs, and what it prints stands on the page: docs/tutorials/*.md.
+"""The code of docs/tutorials/*.md and of docs/tour.md runs, and what it prints stands on the page.
 
     python docs/tutorials.py                  runs every page and says what differs, and fails if anything does
     python docs/tutorials.py --write          writes what the code printed into the pages
@@ -11,6 +11,7 @@ The blocks of a page run in their order in one temporary directory:
     ```LANG title="FILE"     is no program but a file, which is written; title="FILE (continued)" is written behind it
     ```text                  right behind a block that runs: what the block prints. A line of three dots, which stays in
                              its place, stands for lines that are left out
+    ``` without a language   is only read
 
 Two outputs agree if their words do, and their whole numbers; other numbers agree within a tenth of the written one, and
 numbers such as 1e-07, which are rounding, if the new one is at most ten times as large, or 1e-6. What depends on the
@@ -44,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {page.stem: page for page in sorted((ROOT / "docs" / "tutorials").glob("*.md"))}
+PAGES = {page.stem: page for page in (*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "tour.md")}
 PORT, HOME = "8000", "/home/you"
 FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?$')
 COMMENT = re.compile(r"^<!-- (output .*|status \d+|not run: .*) -->$")

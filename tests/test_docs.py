@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import re
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
@@ -26,10 +29,19 @@ def text_of(page: Path) -> str:
     return re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
 
 
+def settings() -> dict:
+    """mkdocs.yml without its hooks."""
+    return yaml.safe_load(re.sub(r"^hooks.*$", "", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE))
+
+
+EXCLUDED = settings()["exclude_docs"].split()
+
+
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub and the site make them."""
+    """Of the headings, as GitHub and the site make them, and those that are written."""
+    written = set(re.findall(r'<a id="([^"]+)">', page.read_text()))
     titles = re.findall(r"^#+ +(.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
-    return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
+    return written | {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -39,17 +51,24 @@ def test_links_lead_somewhere(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{page.name}: {link}"
+        if target.is_relative_to(ROOT / "docs") and page.is_relative_to(ROOT / "docs"):
+            name = target.relative_to(ROOT / "docs").as_posix()
+            assert not any(fnmatch.fnmatch(name, pattern) for pattern in EXCLUDED), (
+                f"{page.name}: {link} is not on the site"
+            )
         if anchor:
             assert anchor in anchors(target), f"{page.name}: {link}; there are {sorted(anchors(target))}"
 
 
 def test_the_site_has_every_page():
-    read = re.sub(r"^hooks.*$", "", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
-    listed = [page for section in yaml.safe_load(read)["nav"] for pages in section.values() for each in pages
-              for page in each.values()]  # fmt: skip
+    nav = settings()["nav"]
+    listed = [page for section in nav for pages in section.values() for each in pages for page in each.values()]
+    generated = {
+        f"{name}.md" for name in ("index", "api", "cli", "contributing", "changelog", "code_of_conduct", "security")
+    }
     written = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     assert len(listed) == len(set(listed))
-    assert written | {"index.md", "api.md", "cli.md"} == set(listed)
+    assert written | generated == set(listed)
 
 
 def test_the_readme_is_short():
@@ -66,6 +85,47 @@ def test_the_readmes_python_runs(tmp_path):
     assert len(done.stdout) > 50
 
 
+class Links(HTMLParser):
+    """What a page of the site links to or shows, and its ids."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
+        self.links += [given[name] for name in ("href", "src") if given.get(name)]
+
+
+def dead_links(site: Path) -> list[str]:
+    """Links within the site to files or places that are not there."""
+    pages = {page: Links(page.read_text()) for page in site.rglob("*.html") if page.name != "404.html"}
+    dead = []
+    for page, found in pages.items():
+        for link in found.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            target = target / "index.html" if target.is_dir() else target
+            anchor = unquote(parts.fragment)
+            there = target.exists() and (not anchor or target not in pages or anchor in pages[target].ids)
+            dead += [] if there else [f"{page.relative_to(site)}: {link}"]
+    return dead
+
+
+def test_dead_links_are_found(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "index.html").write_text(
+        '<h1 id="there">x</h1><a href="../runs.csv">x</a><a href="https://b/c">x</a>'
+    )
+    (tmp_path / "index.html").write_text('<a href="a/#there">x</a><a href="a/#gone">x</a><img src="b.png">')
+    assert sorted(dead_links(tmp_path)) == ["a/index.html: ../runs.csv", "index.html: a/#gone", "index.html: b.png"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("mkdocs") is None, reason="needs the extra docs, which `make docs` installs"
@@ -79,3 +139,11 @@ def test_the_site_builds(tmp_path):
     assert "arithmatex" not in home
     served = "".join(page.read_text() for page in (tmp_path / "site").rglob("*.html"))
     assert not re.search(r'<(?:script|link)[^>]+(?:src|href)="https?://(?!example)[^"]*\.(?:js|css)', served)
+    assert dead_links(tmp_path / "site") == []
+    formulas = re.findall(r"<math.*?</math>", served, re.DOTALL)
+    assert len(formulas) > 500
+    assert not [formula for formula in formulas if "\\" in formula or "<mi>&" in formula.replace("<mi>&#", "")]
+    for name in ("register_mixer", "register_depth", "register_corpus", "register_probe", "LanguageModel", "load"):
+        assert re.search(
+            rf'<h2 id="[^"]+"[^>]*>(?:\s|<[^>]+>)*glissando\.{name}\b', (tmp_path / "site/api/index.html").read_text()
+        )

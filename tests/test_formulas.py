@@ -27,8 +27,8 @@ def test_the_pages_have_formulas():
 
 
 def test_formulas_are_found_outside_code():
-    page = "a $x_t$ b `$y$` costs $5 or $6\n\n$$ z\n= 1 $$\n\n```\n$no$\n```\n\n    $no$\n"
-    assert converter.formulas(page) == [("x_t", False), (" z\n= 1 ", True)]
+    page = "a $x_t$ b `$y$` costs $5 or $6\n\n$$ z\n= 1 $$\n\n```\n$no$\n```\n\n    $no$\n\nand $w$\n"
+    assert converter.formulas(page) == [("x_t", False), (" z\n= 1 ", True), ("w", False)]
 
 
 @pytest.mark.parametrize(
