@@ -173,7 +173,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--presets", help="with commas, the first is the baseline; else all six")
     parser.add_argument("--threads", type=_positive, help="to compute with; else as many as are fastest now")
-    parser.add_argument("--out", help="directory of the comparison, or of one to go on with; else runs/demo-DATE")
+    parser.add_argument("--out", help="directory of the comparison, or of one to continue; by default runs/demo-DATE")
     return parser.parse_args(arguments)
 
 

@@ -66,7 +66,7 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
     rows = csv.DictReader(lines)
     if lines and "step" not in (rows.fieldnames or ()):
         raise RunError(
-            f"{path} is damaged: its first line names no column `step`. Move it elsewhere; training goes on without "
+            f"{path} is damaged: its first line names no column `step`. Move it elsewhere; training continues without "
             "its rows"
         )
     return [row for row in rows if None not in row.values() and row["step"].isdigit()]

@@ -285,7 +285,7 @@ class Mirror:
         except (FileNotFoundError, RunError) as error:
             raise RunError(
                 f"the run was not copied to {self.url}: {error}. All of it is in {self.path}; "
-                f"glissando train --resume {shlex.quote(self.url)} goes on from there and copies it again."
+                f"glissando train --resume {shlex.quote(self.url)} continues from there and copies it again."
             ) from error
 
     def _manifest_there(self, name: str) -> bytes | None:

@@ -202,7 +202,7 @@ def test_speed_says_what_it_measures_and_how_long(tmp_path, monkeypatch):
     for name in asked.names:
         for what in (
             f"{name} reads 8 tokens",
-            f"{name} decodes behind 8 tokens",
+            f"{name} decodes after 8 tokens",
             f"in turn, {name}",
             f"memory of {name}",
         ):

@@ -248,7 +248,7 @@ def test_a_copy_that_fails_ends_no_training_and_the_end_says_where_the_run_is(tm
         patched.setattr(remote.Place, "_write", refuse)
         with pytest.raises(RunError, match=r"not copied to memory://book: .*access denied.*--resume memory://book"):
             trained(tmp_path, "memory://book")
-    assert "Training goes on; the next save tries again" in capsys.readouterr().err
+    assert "Training continues; the next save tries again" in capsys.readouterr().err
     assert last_checkpoint(work_directory("memory://book")).step == 4
     resume("memory://book")
     assert_same_tensors(weights(fetched("memory://book")), weights(work_directory("memory://book")))

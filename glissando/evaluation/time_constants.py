@@ -319,7 +319,7 @@ def texts(model: LanguageModel, words: Sequence[int]) -> dict[str, Pattern]:
         start = generator.initial_seed() * length
         if len(words) < start + length:
             raise ValueError(
-                f"row {generator.initial_seed()} of {length} tokens ends behind the text's {len(words)}; give a longer "
+                f"row {generator.initial_seed()} of {length} tokens ends after the text's {len(words)}; give a longer "
                 "text, or compare fewer or shorter rows"
             )
         return torch.tensor(words[start : start + length])

@@ -208,7 +208,7 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
             return self.model.features(ids, mask=_mask(attention_mask, ids, 0), control=control, dt=dt)[0]
         if not isinstance(cache, GlissandoCache):
             raise TypeError(
-                f"past_key_values is a {type(cache).__name__}, and this model goes on from its own state: give a "
+                f"past_key_values is a {type(cache).__name__}, and this model continues from its own state: give a "
                 "GlissandoCache, such as an output with use_cache=True has, or none"
             )
         if cache.state is not None and len(cache.state.position) != len(ids):
@@ -270,7 +270,7 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
         width = _width(generation_config, mask)
         if isinstance(cache, GlissandoCache) and width is not None and cache.length >= width:
             raise ConfigError(
-                f"the cache has read {cache.length} tokens and input_ids has {width}: generate goes on from the "
+                f"the cache has read {cache.length} tokens and input_ids has {width}: generate continues from the "
                 "cache's end, so give all that it has read and at least one token more"
             )
         if generation_config.use_cache is not False and cache is None:
@@ -279,7 +279,7 @@ class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises ConfigError: continuous batching pages keys and values, of which a state has none."""
         raise ConfigError(
-            "continuous batching works on paged keys and values, and this model goes on from its state; use generate"
+            "continuous batching works on paged keys and values, and this model continues from its state; use generate"
         )
 
     generate_batch = init_continuous_batching

@@ -57,7 +57,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     except (DataError, OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "cannot cache" not in str(error):
             raise
-        _warn_once(f"{error}; kernels are compiled anew in every process. Set NUMBA_CACHE_DIR to a writable folder.")
+        _warn_once(f"{error}; kernels are compiled again in every process. Set NUMBA_CACHE_DIR to a writable folder.")
         return jit()(function)
     finally:
         _NUMBA.CACHE_DIR = named

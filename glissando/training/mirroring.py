@@ -22,7 +22,7 @@ class Mirroring(Hook):
             self.mirror.push()
         except RunError as error:
             for hook in loop.hooks:
-                hook.message(f"{error} Training goes on; the next save tries again.")
+                hook.message(f"{error} Training continues; the next save tries again.")
 
 
 def new_place(out: str | Path) -> tuple[Path, Mirroring | None]:

@@ -1,0 +1,67 @@
+"""What --help and the API page say: a text of its own for every option, a line for every argument."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+
+import pytest
+
+import glissando
+from glissando.block import BlockConfig, MLPConfig, NormConfig
+from glissando.cli import COMMANDS, main
+from glissando.cli.help import documented, is_section
+from glissando.config import hints_of
+from glissando.data.corpora import CORPORA, TOKENIZERS
+from glissando.data.series import SeriesData
+from glissando.depth import DEPTHS
+from glissando.mixers import MIXERS
+from glissando.observation.calibration_options import CALIBRATIONS
+from glissando.series import SeriesConfig
+from glissando.series_training import SeriesTraining
+from glissando.training.config import OPTIMIZERS, TrainingConfig
+from glissando.training.schedules import SCHEDULES
+
+REGISTRIES = (MIXERS, DEPTHS, CORPORA, TOKENIZERS, OPTIMIZERS, SCHEDULES, CALIBRATIONS)
+SECTIONS = [glissando.ModelConfig, SeriesConfig, SeriesData, TrainingConfig, SeriesTraining, BlockConfig, MLPConfig]
+SECTIONS += [NormConfig, *(cls for registry in REGISTRIES for cls in registry.options.values())]
+CALLS = [
+    glissando.generate, glissando.grow, glissando.load, glissando.load_state, glissando.register_probe,
+    glissando.save_state, glissando.stream, glissando.LanguageModel.forward, glissando.SeriesModel.forward,
+    glissando.RNN.forward, glissando.SeriesModel.load, glissando.LanguageModel.from_preset,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", SECTIONS, ids=lambda cls: cls.__name__)
+def test_every_option_has_a_text_of_its_own(cls):
+    texts = documented(cls)
+    names = [field.name for field in dataclasses.fields(cls) if not is_section(hints_of(cls)[field.name])]
+    assert set(names) <= set(texts), "an option without a text"
+    assert len({texts[name] for name in names}) == len(names), "two options with one text"
+    assert set(texts) <= {field.name for field in dataclasses.fields(cls)}, "a text of no option"
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__qualname__)
+def test_every_argument_has_a_line_of_the_table(call):
+    """Under `Args:`, which the API page shows as a table."""
+    section = re.search(r"\nArgs:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(call), re.DOTALL)[1]
+    documented_names = re.findall(r"^    \**(\w+): ", section, re.MULTILINE)
+    names = [name for name in inspect.signature(call).parameters if name != "self"]
+    if call is glissando.generate:  # whose others are those of `stream`
+        names = names[:2]
+        others = [name for name in inspect.signature(call).parameters if name not in names]
+        assert set(others) <= set(inspect.signature(glissando.stream).parameters)
+    assert documented_names == names
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_positional_arguments_are_in_capitals(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    usage, _, rest = capsys.readouterr().out.partition("\n\n")
+    words = re.findall(r"(?<![-\w.|])[a-z][a-z_]*\b", usage.replace("usage: ", ""))
+    actions = {"glissando", command, "options", *({"train", "evaluate", "example"} if command == "series" else ())}
+    assert set(words) <= actions | ({"build", "show"} if command == "laplacian" else set())
+    listed = re.search(r"positional arguments:\n(.*?)\n\n", rest, re.DOTALL)
+    assert listed is None or not re.search(r"^  [a-z]", listed[1], re.MULTILINE)
