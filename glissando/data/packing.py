@@ -12,7 +12,7 @@ import torch
 
 from glissando.data.base import IGNORED, Batch
 from glissando.data.documents import Document, Place, Source
-from glissando.data.tokenizers import Tokenizer
+from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 
 _AT_ONCE, _CHARACTERS_AT_ONCE = 16, 1 << 18
 
@@ -79,7 +79,9 @@ class Rows(NamedTuple):
 
     def _pieces(self, documents: Source, place: Place) -> Iterator[_Tokens]:
         """The stream in pieces: `eos doc` for every document, and one eos at the end."""
-        for group in _groups(documents.read(place)):
+        # Bytes gain nothing from more than one.
+        at_once = 1 if isinstance(self.tokenizer, ByteTokenizer) else _AT_ONCE
+        for group in _groups(documents.read(place), at_once):
             yield from self._tokens(group)
         yield _Tokens(place, np.array([self.tokenizer.eos_id], np.int32), np.ones(1, np.int32))
 
@@ -142,14 +144,14 @@ class _Tokens(NamedTuple):
     sizes: np.ndarray  # (n,) bytes
 
 
-def _groups(documents: Iterator[Document]) -> Iterator[list[Document]]:
+def _groups(documents: Iterator[Document], at_once: int) -> Iterator[list[Document]]:
     """Documents that are tokenised at once: few enough to be held, so many that a tokenizer's threads have work."""
     group: list[Document] = []
     size = 0
     for document in documents:
         group.append(document)
         size += len(document.text)
-        if len(group) == _AT_ONCE or size > _CHARACTERS_AT_ONCE:
+        if len(group) == at_once or size > _CHARACTERS_AT_ONCE:
             yield group
             group, size = [], 0
     if group:
