@@ -123,7 +123,7 @@ def test_a_missing_run_suggests_the_nearest(tmp_path):
     make(tmp_path / "tauformer")
     with pytest.raises(RunError, match=r"no run at .*tauforner\. Did you mean .*tauformer\?"):
         Run.open(tmp_path / "tauforner")
-    with pytest.raises(RunError, match=r"No directory in .* has a similar name"):
+    with pytest.raises(RunError, match=r"No run in .* has a similar name"):
         Run.open(tmp_path / "none" / "xyz")
     (tmp_path / "m.ckpt").touch()
     with pytest.raises(RunError, match=r"m\.ckpt is a file"):

@@ -27,6 +27,7 @@ const $ = (id) => document.getElementById(id);
 const alternatives = new Alternatives($("alternatives"));
 const columns = [];
 let serverInfo = null; // what the server says of its models
+let written = null; // the fields as they were for the text that is shown
 let comparing = "one"; // what the columns compare, of the choices that there are
 let activeColumn = null; // the column whose inner pictures are shown
 
@@ -188,10 +189,12 @@ async function write(how = {}, which = columns) {
   let begun = false;
   try {
     const shared = { ...wanted(), ...how.shared };
+    const fields = fieldsOf();
     for (const column of which) void column.settings; // before any of them begins
     const accepted = () => {
       if (!begun) past.begin();
       begun = true;
+      written = fields;
       queueMicrotask(link);
       $("key-to-colours").hidden = false;
       $("readout").textContent = "";
@@ -269,17 +272,21 @@ async function branch(column, kept) {
 
 // ---------------------------------------------------------------- states and links
 
+/** What the fields hold that all columns share, as it is spelled. */
+function fieldsOf() {
+  return { ...Object.fromEntries(["prompt", "seed", ...NUMBERS].map((id) => [id, $(id).value])), pace: pace() };
+}
+
 /** What is shown, for undo; with `before`, show that. */
 function state(before) {
-  const fields = ["prompt", "seed", ...NUMBERS];
   if (!before) {
-    const values = Object.fromEntries(fields.map((id) => [id, $(id).value]));
-    values.prompt = columns[0].said?.prompt ?? values.prompt; // the one that the text was written behind
-    return { values, pace: pace(), compare: comparing, columns: columns.map((column) => column.state) };
+    const { pace: speed, ...values } = written ?? fieldsOf();
+    return { values, pace: speed, compare: comparing, columns: columns.map((column) => column.state) };
   }
   for (const column of columns) column.stop();
-  for (const id of fields) $(id).value = before.values[id];
+  for (const [id, value] of Object.entries(before.values)) $(id).value = value;
   setPace(before.pace);
+  written = fieldsOf();
   arrange(before.columns.length);
   for (const [index, column] of columns.entries()) column.state = before.columns[index];
   nameComparison(before.compare); // which choices there are is the model's matter
