@@ -23,7 +23,6 @@ class FormulaError(ValueError):
 def mathml(tex: str, display: bool = False) -> str:
     """The <math> element of a formula. Raises FormulaError for one with a part that would be drawn wrongly."""
     html = convert(tex.strip(), display="block" if display else "inline")
-    html = html.replace("&#x02015;", "&#x000AF;")  # of \\overline: a dash does not stretch, a macron does
     if "\\" in html or "<mi>&</mi>" in html or "<mi>&amp;</mi>" in html:
         raise FormulaError(
             f"latex2mathml does not know a part of the formula {tex.strip()!r}; write it in other commands "

@@ -102,7 +102,8 @@ def names() -> str:
 
 def _documented(name: str) -> str:
     """The docstring of a public name; its heading is this name, and not that of the module which defines it."""
-    return f"::: {_home(name)}\n    options:\n      heading: {name}\n      toc_label: {name}"
+    options = {"heading": name, "toc_label": name, "separate_signature": "true"}
+    return "\n      ".join([f"::: {_home(name)}\n    options:", *(f"{key}: {value}" for key, value in options.items())])
 
 
 def _home(name: str) -> str:

@@ -20,6 +20,7 @@ PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if converter.for
 def test_every_formula_of_a_page_is_drawn(page):
     for tex, display in converter.formulas(page.read_text()):
         assert converter.mathml(tex, display).startswith("<math")
+        assert "\n>" not in tex, "a line that begins so is a quotation, and cuts the formula"
 
 
 def test_the_pages_have_formulas():

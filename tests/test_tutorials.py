@@ -1,4 +1,4 @@
-"""The tutorials' blocks run in their order and print what stands below them; and the program that sees to it."""
+"""Blocks of the tutorials and the tour run in their order and print what stands below; the program that sees to it."""
 
 from __future__ import annotations
 
