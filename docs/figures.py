@@ -15,7 +15,7 @@ Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. 
     python docs/figures.py --list PATH    the records below a path
 
 Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., muon/...,
-gap/...), the cards of packaged models (cards/...), the code (parameters/..., floor/...) and, for what has no other
+recipe/..., gap/...), the cards of packaged models (cards/...), the code (parameters/..., floor/...) and, for what has no other
 record, docs/figures.yaml (kept/..., and some of runs/...).
 """
 
@@ -116,6 +116,12 @@ def muon() -> dict[str, Any]:
     return _by_model(_trainings("muon"))
 
 
+@cache
+def recipe() -> dict[str, Any]:
+    """As `muon`, with a BPE that all models share."""
+    return _by_model(_trainings("recipe"))
+
+
 def _trainings(name: str) -> Iterator[tuple[str, str, str, str, str]]:
     for row in _rows(name):
         model = row["model"] + (" with labels" if row["labels_told"] else "")
@@ -203,7 +209,7 @@ def verdicts() -> dict[str, dict[str, int]]:
 
 
 RECORDS: dict[str, Callable[[], Mapping[str, Any]]] = {
-    each.__name__: each for each in (audit, verdicts, compare, runs, muon, gap, cards, parameters, floor, kept)
+    each.__name__: each for each in (audit, verdicts, compare, runs, muon, recipe, gap, cards, parameters, floor, kept)
 }
 
 
