@@ -185,7 +185,7 @@ def test_a_model_of_a_text_that_is_not_in_the_package_asks_for_one(name, tmp_pat
     capsys.readouterr()
     for more in (["--file", "mine.txt"], given):
         assert main(["evaluate", name, *more]) == 0
-        assert "bits_per_byte" in capsys.readouterr().out
+        assert "bits per byte" in capsys.readouterr().out
     assert main(["evaluate", name, "--data.path", "none.txt"]) == 1
     assert "there is no file none.txt" in capsys.readouterr().err
 

@@ -171,7 +171,7 @@ def test_a_failed_fill_leaves_the_old_directory(tmp_path):
         raise OSError(errno.ENOSPC, "full")
 
     publish_directory(tmp_path / "d", lambda directory: write_atomic(directory / "a", b"old"))
-    with pytest.raises(RunError, match=r"d: No space left.*old d stands"):
+    with pytest.raises(RunError, match=r"d: No space left.*old d is kept"):
         publish_directory(tmp_path / "d", fill)
     verify_manifest(tmp_path / "d")
     assert (tmp_path / "d" / "a").read_bytes() == b"old"
@@ -195,7 +195,7 @@ def test_a_rename_that_fails_puts_the_old_directory_back(tmp_path, monkeypatch):
         rename(source, destination)
 
     monkeypatch.setattr(storage.os, "rename", fail)
-    with pytest.raises(RunError, match="old d stands"):
+    with pytest.raises(RunError, match="old d is kept"):
         publish_directory(tmp_path / "d", lambda directory: write_atomic(directory / "a", b"new"))
     assert (tmp_path / "d" / "a").read_bytes() == b"old"
 
