@@ -39,7 +39,8 @@ def test_every_marked_figure_of_the_documents_is_that_of_its_record(figures):
     )
     marks = {page.name: len(figures.MARK.findall(page.read_text())) for page in figures.PAGES}
     assert marks["README.md"] > 10
-    assert marks["results.md"] > 20
+    assert marks["results.md"] > 15
+    assert marks["speed.md"] > 10
     assert marks["comparison.md"] > 30
 
 
