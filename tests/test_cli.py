@@ -84,7 +84,7 @@ def test_every_option_of_the_configuration_is_in_the_help(capsys):
         main(["train", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     for line in (
-        "--model.vocab_size V; when training, at least the tokenizer's",
+        "--model.vocab_size V; in training at least the size of the tokenizer",
         "model.mixer.kind: attention, delta, liquid, spectral, tau (default: attention)",
         "--model.depth.tolerance relative error below which",
         "--data.seq_len tokens of a row (default: 256)",

@@ -457,4 +457,4 @@ def test_a_run_of_series_is_not_taken_for_one_of_language(table, tmp_path, capsy
     run = train(options(table, columns="a"), tmp_path / "run")
     for command in (["generate", str(run.path)], ["evaluate", str(run.path)], ["train", "--resume", str(run.path)]):
         assert main(command) == 1
-        assert "holds a model of series: use `glissando series`" in capsys.readouterr().err
+        assert "predicts numbers: use `glissando series evaluate" in capsys.readouterr().err

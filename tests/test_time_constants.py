@@ -108,14 +108,14 @@ def test_patterns_of_tokens():
     assert made["alternating"][::2] == made["alternating"][:1] * 10
     assert made["words"] == words[20:40], "rows overlap"
     assert len(set(made["random"])) > 10
-    with pytest.raises(ValueError, match="row 2 of 20 tokens ends behind the text's 50"):
+    with pytest.raises(ValueError, match="row 2 of 20 tokens ends after the text's 50"):
         texts(language_model(), words)["words"](torch.Generator().manual_seed(2), 20)
 
 
 def test_one_text_repeated_is_not_eight():
     """An interval over rows that are all the same would be of nothing: the text must reach for rows of its own."""
     model = language_model()
-    with pytest.raises(ValueError, match="row 1 of 6 tokens ends behind the text's 6"):
+    with pytest.raises(ValueError, match="row 1 of 6 tokens ends after the text's 6"):
         compare_patterns(model, texts(model, [1, 2, 3, 4, 5, 6]), length=6)
 
 

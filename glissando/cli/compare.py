@@ -31,7 +31,7 @@ EXAMPLE = (
     "--learning_rates 1e-3,2e-3,4e-3 --probes recall,induction,tracking --out runs/compare"
 )
 
-_USAGE = "glissando compare MODEL [MODEL ...] --budget KIND=NUMBER --out DIR [options]"
+_USAGE = "glissando compare MODEL [MODEL ...] --budget BUDGET --out DIR [options]"
 #: rows and width of activations, at about a million parameters, for which threads are chosen
 _USUAL = (1024, 128)
 

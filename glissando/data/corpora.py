@@ -304,8 +304,7 @@ class SelectiveCopyOptions(TaskOptions):
 
 @options
 class InductionOptions(TaskOptions):
-    """Generated random symbols with a mark among them; at the second mark, the model answers with the symbol after the
-    first.
+    """Random symbols with a mark among them; at the second mark, the answer is the symbol after the first.
 
     length     number of characters of a row, at least 3: a mark, a symbol and the mark again
     valid_len  number of characters of a held-out row; None: as in training
