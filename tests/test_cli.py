@@ -87,11 +87,11 @@ def test_every_option_of_the_configuration_is_in_the_help(capsys):
         "--model.vocab_size V; in training at least the size of the tokenizer",
         "model.mixer.kind: attention, delta, liquid, spectral, tau (default: attention)",
         "--model.depth.tolerance relative error below which",
-        "--data.seq_len tokens of a row (default: 256)",
-        "data.tokenizer, kind bpe: A byte-level BPE, trained on the corpus. vocab_size: tokens in all",
-        "--data.tokenizer.vocab_size tokens in all (default: 1024)",
+        "--data.seq_len number of tokens of a row (default: 256)",
+        "data.tokenizer, kind bpe: A byte-level BPE, trained on the corpus",
+        "--data.tokenizer.vocab_size number of tokens (default: 1024)",
         "data, kind recall: Generated keys with their values",
-        "--training.schedule.patience ... after so many validations",
+        "--training.schedule.patience number of validations without a new best loss before a cut",
     ):
         assert line in shown
     assert shown.count("--data.seq_len") == 1, "shared options are listed once"
