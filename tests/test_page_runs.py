@@ -72,6 +72,8 @@ def runs(tmp_path_factory) -> Path:
     story = "The ship sailed at dawn, and the crew sang of home. "
     (place / "book.txt").write_text(sample_text(200, seed=1))
     (place / "another.txt").write_text(story * 40)
+    for corpus, part in product(("tinystories", "books"), ("train", "valid")):
+        (place / f"{corpus}_{part}.txt").write_text(sample_text(200, seed=2 + (part == "valid")))
     (place / "notes.jsonl").write_text('{"body": "The ship sailed at dawn."}\n' * 400)
     (place / "corpus").mkdir()
     for name in "ab":
@@ -188,7 +190,8 @@ def shrunk_comparison(words: list[str]) -> list[str]:
     """Of many models the first three, which the parser of options names in any order; two seeds at most."""
     models = list(dict.fromkeys(chain.from_iterable(map(braces, words[1 : first_option(words)]))))
     words = ["compare", *models[:3], *words[first_option(words) :]]
-    words = with_options(words, SMALL | STORIES | LAYERS | {"budget": "steps=3", "contexts": "16"})
+    stories = STORIES if "--data.kind" not in words else {}
+    words = with_options(words, SMALL | stories | LAYERS | {"budget": "steps=3", "contexts": "16"})
     for option, small in (("probe_budget", "steps=2"), ("seeds", "2"), ("sweep_beyond", "0")):
         needs = {"probe_budget": "--probes", "seeds": "--seeds", "sweep_beyond": "--learning_rates"}[option]
         swept = option != "sweep_beyond" or "," in (value(words, needs) or "")
