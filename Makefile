@@ -51,7 +51,7 @@ tests: .venv/.installed
 
 examples: .venv/.installed
 	@set -e; for f in examples/*.py; do echo "example: $$f"; $(BIN)/python -W error $$f --quick; done
-	@set -e; for m in envelope grow_or_scratch irregular_series shift_rule where_bits_go; do \
+	@set -e; for m in by_position envelope grow_or_scratch irregular_series shift_rule where_bits_go; do \
 		echo "experiment: $$m"; $(BIN)/python -W error -m research.$$m --quick; done
 
 slow: .venv/.installed
