@@ -134,8 +134,9 @@ def _difference(path: Path, known: Fingerprint) -> str | None:
         return f"it has {_shown(now[0])}, and that had {_shown(then[0])}"
     lost = [_shown(of) for of, digest in zip(then, there, strict=True) if digest not in here]
     new = [_shown(of) for of, digest in zip(now, here, strict=True) if digest not in there]
-    told = [f"{len(files)} {what}, the first {files[0]}" for what, files in (("lost", lost), ("new", new)) if files]
-    return f"{len(now)} files instead of {len(then)}, {'; '.join(told) or 'in another order'}"
+    changed = {"lost": lost, "new": new}
+    found = [f"{len(files)} {what}, the first {files[0]}" for what, files in changed.items() if files]
+    return f"{len(now)} files instead of {len(then)}, {'; '.join(found) or 'in another order'}"
 
 
 def _without_name(fingerprint: Mapping[str, Any]) -> dict[str, Any]:

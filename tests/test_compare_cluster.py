@@ -58,7 +58,7 @@ def order(tmp_path, monkeypatch, _signals_as_they_were) -> Order:
     return Order(job, asked.config(job).as_dict(), asked.out, ".seal", os.getcwd(), [], ["glissando"], 1, False)
 
 
-def told(events: list[Any], stop_after: int | None = None) -> Callable[[list[Any]], bool]:
+def recorder(events: list[Any], stop_after: int | None = None) -> Callable[[list[Any]], bool]:
     """What takes a worker's events, and asks to stop once it has taken so many reports."""
     reports = []
 
@@ -75,7 +75,7 @@ def told(events: list[Any], stop_after: int | None = None) -> Callable[[list[Any
 
 def test_a_worker_trains_measures_and_reports(order):
     events: list[Any] = []
-    figures = carry_out(order, told(events))
+    figures = carry_out(order, recorder(events))
     path = order.job.path(order.out)
     assert figures == read_measured(path)
     assert isinstance(figures, dict)
@@ -91,12 +91,12 @@ def test_a_worker_trains_measures_and_reports(order):
 def test_a_worker_that_is_asked_to_stop_saves_and_its_successor_goes_on(order, monkeypatch):
     monkeypatch.setattr(worker, "EVERY", 0.0)
     order.config["training"]["save_every"] = 100
-    assert carry_out(order, told([], stop_after=4)) is None
+    assert carry_out(order, recorder([], stop_after=4)) is None
     run = Run(order.job.path(order.out))
     checkpoint = run.latest_checkpoint()
     assert checkpoint is not None
     assert 0 < int(checkpoint.name.removeprefix("step-")) < 4
-    figures = carry_out(order, told([]))
+    figures = carry_out(order, recorder([]))
     assert isinstance(figures, dict)
     assert figures["spent"]["step"] == 4
     assert len(run.read_environment()["resumed"]) == 1
@@ -128,7 +128,7 @@ def test_a_worker_that_a_signal_ends_lets_another_go_on(order, monkeypatch):
 )
 def test_a_worker_on_another_machine_names_it_and_what_it_lacks(order, changes, message, monkeypatch):
     monkeypatch.setattr(worker.platform, "node", lambda: "node7")
-    error = carry_out(dataclasses.replace(order, **changes), told([]))
+    error = carry_out(dataclasses.replace(order, **changes), recorder([]))
     assert isinstance(error, RunError | ConfigError)
     with pytest.raises(type(error), match=f"^on node7: .*{message}"):
         raise error
@@ -143,7 +143,7 @@ def test_a_worker_waits_for_the_lock_of_a_lost_one(order, monkeypatch):
     with contextlib.ExitStack() as held:
         held.enter_context(alone(path))
         monkeypatch.setattr(worker, "_LOCKED_FOR", 0.05)
-        assert "another process is training" in str(carry_out(order, told(events)))
+        assert "another process is training" in str(carry_out(order, recorder(events)))
         monkeypatch.setattr(worker, "_LOCKED_FOR", 60.0)
         before = len(events)
 
