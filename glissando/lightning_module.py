@@ -75,7 +75,8 @@ class TrainingModule(pl.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return build_optimizer(self.objective.model, self.config.training.optimizer, self.config.grown)
+        t = self.config.training
+        return build_optimizer(self.objective.model, t.optimizer, self.config.grown, t.precision)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The learning rate of the step, which may depend on the gradient's norm."""

@@ -28,7 +28,7 @@ def small() -> LanguageModel:
 def test_each_parameter_is_moved_by_its_own_optimizer():
     options = MuonOptions(learning_rate=0.01, momentum=0.8, weight_decay=0.3)
     model, alone = small(), small()
-    optimizer = build_optimizer(model, options, {})
+    optimizer = build_optimizer(model, options, {}, "32-true")
     maps = ("project.weight", "out.weight", "up.weight", "down.weight")
     by_muon = {name for name, _ in alone.named_parameters() if name.startswith("depth.") and name.endswith(maps)}
     others = {name: p for name, p in alone.named_parameters() if name not in by_muon}
@@ -75,12 +75,23 @@ def test_matrices_move_as_by_pytorchs():
         assert_close(own.state[a]["momentum_buffer"], other.state[b]["momentum_buffer"], "", 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(4, 16, 16), (2, 40, 16), (3, 7, 30)])
-def test_directions_are_nearly_orthogonal(shape):
-    values = torch.linalg.svdvals(orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(1))))
+def test_directions_are_nearly_orthogonal(shape, dtype):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    values = torch.linalg.svdvals(orthogonal(matrices, dtype))
     assert values.max() < 1.3
     assert values.median() > 0.6
-    assert not orthogonal(torch.zeros(shape)).any()
+    assert not orthogonal(torch.zeros(shape), dtype).any()
+    assert_close(orthogonal(matrices, dtype), orthogonal(matrices, torch.float32), "", 0.03)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
+def test_a_cpu_rounds_directions_only_in_mixed_precision_and_with_bfloat16_instructions(native, precision, monkeypatch):
+    monkeypatch.setattr("glissando.training.muon.computes_bfloat16", lambda accelerator: native)
+    optimizer = Muon([{"params": [torch.zeros(2, 2, requires_grad=True)]}], 0.1, 0.9, precision)
+    assert (optimizer.on_cpu == torch.bfloat16) == (native and precision == "bf16-mixed")
 
 
 def test_a_grown_model_moves_as_the_smaller_one_would_have(tmp_path, capfd):
@@ -95,7 +106,7 @@ def test_a_grown_model_moves_as_the_smaller_one_would_have(tmp_path, capfd):
     for path, record in ((run.path, {}), (tmp_path / "grown", grown)):
         model = load(path)
         options = MuonOptions(learning_rate=1e-4, eps=1e-12, weight_decay=0.0)
-        optimizer = build_optimizer(model, options, record)
+        optimizer = build_optimizer(model, options, record, "64-true")
         set_rates(optimizer, options, 0, options.learning_rate)
         before = model(ids)[0].detach()
         model(ids)[0].log_softmax(-1)[..., 3].mean().backward()

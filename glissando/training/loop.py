@@ -177,7 +177,7 @@ class Loop:
         self.objective.parts = row_parts(t.context_parallel)
         self.objective.scale = fabric.world_size / self.nominal
         forward = fabric.setup_module(self.objective.train())
-        self.optimizer = build_optimizer(self.model, t.optimizer, self.config.grown)
+        self.optimizer = build_optimizer(self.model, t.optimizer, self.config.grown, t.precision)
         put_optimizer_state(self.optimizer, self.moments)
         self.saving.world_size = fabric.world_size
         self.writers = group_of_writers() if is_sharded(self.model) else None

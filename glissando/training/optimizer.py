@@ -34,9 +34,10 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 
 
 def build_optimizer(
-    model: nn.Module, options: AdamWOptions | MuonOptions, grown: Mapping[str, list[float]]
+    model: nn.Module, options: AdamWOptions | MuonOptions, grown: Mapping[str, list[float]], precision: str
 ) -> torch.optim.Optimizer:
-    """AdamW, or Muon with it, with the factors that growth has left; weight decay on matrices alone."""
+    """AdamW, or Muon with it, with the factors that growth has left; weight decay on matrices alone. `precision` is
+    that of the training."""
     fused = not is_sharded(model)
     if isinstance(options, AdamWOptions):
         groups = optimizer_groups(model, grown, options.weight_decay, options.eps)
@@ -47,7 +48,7 @@ def build_optimizer(
     by_muon = optimizer_groups(model, grown, options.weight_decay, options.eps, matrices, muon=True)
     others = {name for name, _ in model.named_parameters()} - matrices
     rest = optimizer_groups(model, grown, options.weight_decay, options.eps, others)
-    return MuonWithAdamW(by_muon, rest, options, fused)
+    return MuonWithAdamW(by_muon, rest, options, precision, fused)
 
 
 def decayed_names(model: nn.Module) -> set[str]:
