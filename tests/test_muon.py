@@ -7,8 +7,10 @@ import torch
 from tolerances import assert_close
 from training_runs import PLAIN, configuration
 
+from glissando.checkpoints import latest_checkpoint
 from glissando.errors import ConfigError
 from glissando.growth import Growth
+from glissando.growth.moments import checkpoint_moments, read_moments
 from glissando.growth.runs import grow_run, remembered
 from glissando.growth.shares import Share
 from glissando.loading import load
@@ -17,7 +19,7 @@ from glissando.runs import Run
 from glissando.training.config import MuonOptions
 from glissando.training.fit import train
 from glissando.training.muon import Muon, growth_rate, orthogonal
-from glissando.training.optimizer import build_optimizer, set_rates
+from glissando.training.optimizer import build_optimizer, put_optimizer_state, set_rates
 
 
 def small() -> LanguageModel:
@@ -94,28 +96,52 @@ def test_a_cpu_rounds_directions_only_in_mixed_precision_and_with_bfloat16_instr
     assert (optimizer.on_cpu == torch.bfloat16) == (native and precision == "bf16-mixed")
 
 
-def test_a_grown_model_moves_as_the_smaller_one_would_have(tmp_path, capfd):
-    """Both sides of every matrix are doubled: one step of each gives the same logits, and not those of before."""
+@pytest.mark.parametrize("momentum", [True, False])
+def test_a_grown_model_moves_as_the_smaller_one_would_have(momentum, tmp_path, capfd):
+    """Both sides of every matrix are doubled, and the optimizer's state with them: four more steps of each give the
+    same logits, and not those of before. Without the state they do not."""
     changes = {"training": {"optimizer": {"kind": "muon"}, "precision": "64-true"}}
     run = train(configuration(tmp_path, PLAIN, changes), tmp_path / "run")
     grow_run(run.path, tmp_path / "grown", Growth(width=2, noise=0.0))
-    assert "the optimizer starts with an empty one" in capfd.readouterr().err
-    grown = remembered(Run.open(tmp_path / "grown"))
+    assert "empty" not in capfd.readouterr().err
+    large = Run.open(tmp_path / "grown")
     ids = torch.arange(24).view(2, 12)
     logits = []
-    for path, record in ((run.path, {}), (tmp_path / "grown", grown)):
-        model = load(path)
+    newest = latest_checkpoint(run.path / "checkpoints")
+    for model, record, moments in (
+        (load(newest), {}, checkpoint_moments(newest)),
+        (load(large.path), remembered(large), read_moments(large)),
+    ):
         options = MuonOptions(learning_rate=1e-4, eps=1e-12, weight_decay=0.0)
         optimizer = build_optimizer(model, options, record, "64-true")
+        if momentum:
+            put_optimizer_state(optimizer, moments)
+        elif record:
+            put_optimizer_state(optimizer, {name: own for name, own in moments.items() if "exp_avg" in own})
+        else:
+            put_optimizer_state(optimizer, moments)
         set_rates(optimizer, options, 0, options.learning_rate)
         before = model(ids)[0].detach()
-        model(ids)[0].log_softmax(-1)[..., 3].mean().backward()
-        optimizer.step()
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(ids)[0].log_softmax(-1)[..., 3].mean().backward()
+            optimizer.step()
         logits.append((before, model(ids)[0].detach()))
     (before, after), (same, grown_after) = logits
     assert_close(same, before, "grown", 1e-9)
-    moved = (after - before).abs().max()
-    assert (grown_after - after).abs().max() < 0.02 * moved
+    moved, apart = (after - before).abs().max(), (grown_after - after).abs().max()
+    assert apart < 0.02 * moved if momentum else apart > 0.1 * moved
+
+
+def test_another_optimizer_starts_with_an_empty_state(tmp_path, capfd):
+    muon = {"training": {"optimizer": {"kind": "muon"}}}
+    run = train(configuration(tmp_path, PLAIN, muon), tmp_path / "run")
+    grown = grow_run(run.path, tmp_path / "grown", Growth(width=2))
+    changes = {"start_from": str(grown.path), "model": Run.open(grown.path).read_config()["model"]}
+    train(configuration(tmp_path, PLAIN, changes), tmp_path / "adamw")
+    assert "was trained with muon: the optimizer starts with an empty state" in capfd.readouterr().err
+    train(configuration(tmp_path, PLAIN, muon, changes), tmp_path / "muon")
+    assert "empty" not in capfd.readouterr().err
 
 
 def test_a_share_is_given_back():

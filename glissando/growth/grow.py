@@ -87,13 +87,12 @@ class Grown:
     model: LanguageModel
     table: Table
 
-    def moments(self, name: str, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Adam's moments of the parameter `name`, grown: m / (M s) and v / (M s)^2; 0 for what is new."""
+    def moment(self, name: str, value: Tensor, power: int) -> Tensor:
+        """A mean of the gradients of the parameter `name`, or of their squares (`power` 2), grown: divided by M s or
+        (M s)^2; 0 for what is new."""
         grows = self.table[name]
         assert isinstance(grows, Grows)
-        ratio = 1 / (grows.copies * grows.share)
-        empty = first.new_zeros(grows.shape[1])
-        return grows.place(first, empty, ratio), grows.place(second, empty, ratio**2)
+        return grows.place(value, value.new_zeros(grows.shape[1]), (grows.copies * grows.share) ** -power)
 
 
 @torch.no_grad()

@@ -1,10 +1,9 @@
-"""Adam's moments of a run's parameters, through growth."""
+"""What the optimizer keeps of a run's parameters, through growth: AdamW's moments, Muon's momentum."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,48 +12,59 @@ from glissando.growth.grow import Grown
 from glissando.runs import OPTIMIZER, Run
 from glissando.storage import verify_manifest
 
+#: the optimizer's tensors of each parameter, by its names for them
+Moments = dict[str, dict[str, Tensor]]
 
-class Moments(NamedTuple):
-    """Of one parameter."""
-
-    step: Tensor  # () how many gradients they have seen
-    first: Tensor  # the parameter's shape
-    second: Tensor
-
-    def state(self) -> dict[str, Tensor]:
-        return {"step": self.step, "exp_avg": self.first, "exp_avg_sq": self.second}
+#: of what power of the gradient a tensor is a mean
+_POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum_buffer": 1}
+#: the number of gradients that AdamW has averaged
+_COUNT = "step"
+#: names in the files of earlier versions
+_EARLIER = {"first": "exp_avg", "second": "exp_avg_sq"}
 
 
-def checkpoint_moments(checkpoint: Path) -> dict[str, Moments]:
+def checkpoint_moments(checkpoint: Path) -> Moments:
     """Those of a checkpoint; none of one that an earlier version saved, or of another optimizer.
 
     Raises RunError if it is damaged.
     """
     verify_manifest(checkpoint)
     saved = saved_optimizer(checkpoint)
-    if any("exp_avg" not in own for own in saved.values()):
-        return {}
-    return {name: Moments(own["step"], own["exp_avg"], own["exp_avg_sq"]) for name, own in saved.items()}
+    known = {*_POWERS, _COUNT}
+    return saved if all(isinstance(own, dict) and known.issuperset(own) for own in saved.values()) else {}
 
 
-def grow_moments(moments: Mapping[str, Moments], grown: Grown) -> dict[str, Moments]:
+def optimizer_of(moments: Moments) -> str | None:
+    """The optimizer that keeps these, by its name in training.optimizer.kind; None if there are none."""
+    if not moments:
+        return None
+    return "muon" if any("momentum_buffer" in own for own in moments.values()) else "adamw"
+
+
+def grow_moments(moments: Moments, grown: Grown) -> Moments:
     """Those of the grown model's parameters; what is new starts without."""
-    return {name: Moments(own.step, *grown.moments(name, own.first, own.second)) for name, own in moments.items()}
+    return {
+        name: {key: grown.moment(name, value, _POWERS[key]) if key in _POWERS else value for key, value in own.items()}
+        for name, own in moments.items()
+    }
 
 
-def write_moments(run: Run, moments: Mapping[str, Moments]) -> None:
+def write_moments(run: Run, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Into optimizer.safetensors."""
-    tensors = {f"{name}/{part}": value for name, own in moments.items() for part, value in own._asdict().items()}
-    run.write_tensors(OPTIMIZER, tensors)
+    run.write_tensors(
+        OPTIMIZER, {f"{name}/{key}": value for name, own in moments.items() for key, value in own.items()}
+    )
 
 
-def read_moments(run: Run) -> dict[str, Moments]:
+def read_moments(run: Run) -> Moments:
     """Those of a run that was made by growing; none of any other, or of one of its checkpoints.
 
     Raises RunError if the file is damaged.
     """
+    moments: Moments = {}
     if run.checkpoint is not None or not (run.path / OPTIMIZER).is_file():
-        return {}
-    tensors: dict[str, Any] = run.read_tensors(OPTIMIZER)
-    names = sorted({name.rpartition("/")[0] for name in tensors})
-    return {name: Moments(*(tensors[f"{name}/{part}"] for part in Moments._fields)) for name in names}
+        return moments
+    for path, value in run.read_tensors(OPTIMIZER).items():
+        name, _, key = path.rpartition("/")
+        moments.setdefault(name, {})[_EARLIER.get(key, key)] = value
+    return moments

@@ -21,7 +21,7 @@ from glissando.data.base import Corpus
 from glissando.data.corpora import CORPORA, build_corpus
 from glissando.errors import ConfigError, RunError, Stopped
 from glissando.fabric import seed_everything
-from glissando.growth.moments import read_moments
+from glissando.growth.moments import Moments, optimizer_of, read_moments
 from glissando.growth.runs import remembered
 from glissando.loading import BASE, load
 from glissando.loggers import WANDB
@@ -35,7 +35,7 @@ from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_t
 from glissando.runs import CONFIG, METRICS, SUMMARY, Run, config_text
 from glissando.storage import MANIFEST, publish_directory
 from glissando.training import launch
-from glissando.training.config import MACHINE, RunConfig, fitted_vocabulary
+from glissando.training.config import MACHINE, OPTIMIZERS, RunConfig, fitted_vocabulary
 from glissando.training.hook import Hook
 from glissando.training.length import BUDGETS
 from glissando.training.loop import Loop
@@ -63,7 +63,7 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
     """
     config = copy.deepcopy(config)  # what is found out about this run is not the caller's
     config.check(math.prod(launch.processes(config.training)))
-    tokenizer, moments = None, {}
+    tokenizer, moments = None, Moments()
     if config.start_from is not None:
         start = Run.open(config.start_from)
         tokenizer, config.grown, moments = start_tokenizer(start, config.data), remembered(start), read_moments(start)
@@ -75,7 +75,10 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
     notes = fit_to_corpus(config, corpus)
     path, mirroring = new_place(out)
     loop = _build(config, Run(path), corpus, progress, resuming=False)
-    loop.moments = {name: own.state() for name, own in moments.items()}
+    if (before := optimizer_of(moments)) in (None, OPTIMIZERS.kind_of(config.training.optimizer)):
+        loop.moments = moments
+    else:
+        notes.append(f"{config.start_from} was trained with {before}: the optimizer starts with an empty state")
     if config.start_from is None:
         loop.model.require_started()
     else:
