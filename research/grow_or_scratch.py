@@ -138,7 +138,7 @@ def _shared(task: Task, seed: int, options: argparse.Namespace) -> dict[str, Any
     preset = {key: value for key, value in load_preset(task.preset).items() if key != "about"}
     training = {
         "seed": seed,
-        "optimizer": {"learning_rate": options.rate or task.rate, "beta2": 0.99},
+        "optimizer": {"kind": "adamw", "learning_rate": options.rate or task.rate, "beta2": 0.99},
         "schedule": {"kind": "warmup-cosine", "warmup_steps": 50, "final_ratio": task.final_ratio},
         "validate_every": options.every,
         "sample_every": 10**9,
