@@ -210,7 +210,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     out = tmp_path / "out"
     options += ["--training.save_every", "5", "--training.precision", "32-true"]
     with started([sys.executable, "-m", "glissando", "compare", *options, "--out", str(out)]) as process:
-        path = out / "runs/mine/lr-0.002-seed-0"
+        path = out / "runs/mine/lr-0.004-seed-0"
         deadline = time.monotonic() + 200
         while latest_checkpoint(path / "checkpoints") is None and time.monotonic() < deadline:
             time.sleep(0.02)

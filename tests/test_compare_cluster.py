@@ -355,7 +355,7 @@ def test_what_the_user_has_to_change_is_an_error_of_the_command(tmp_path):
     """More cores than there are; and, found by the worker alone, files of the user's own in a run's place."""
     pytest.importorskip("ray")
     out = tmp_path / "out"
-    stray = out / "runs/transformer-nano/lr-0.002-seed-0/notes.txt"
+    stray = out / "runs/transformer-nano/lr-0.004-seed-0/notes.txt"
     for arguments, status, message in (
         (["--cpus", "100000"], 2, "no machine of the cluster has 100000 CPUs"),
         ([], 1, f"glissando compare: {stray.parent} is not a run"),

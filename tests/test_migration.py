@@ -22,7 +22,12 @@ BEFORE = yaml.safe_load((Path(__file__).parent / "data/configurations_before.yam
 
 
 #: what presets had then, where they have changed since
-THEN = {name: {"data.valid_stories": 256} for name in ("gpt", "hybrid-ode")}
+THEN: dict[str, dict[str, Any]] = {name: {"data.valid_stories": 256} for name in ("gpt", "hybrid-ode")}
+THEN |= {
+    name: {"training.optimizer": {"kind": "adamw", "learning_rate": 4e-3 if "minimal" in name else 2e-3, "beta2": 0.99}}
+    for name in BEFORE["presets"]
+    if name.endswith("-nano")
+}
 
 
 def before(differences: dict[str, Any]) -> dict[str, Any]:
