@@ -12,8 +12,8 @@ Processes are a pipeline over layers: while one reads its part in layer l, the n
 layers and R processes a pass takes about (L + R - 1) / (L R) of one process's time.
 
 The alternative is to let each process read its part from an empty state and to add what the true state contributes
-(an all-gather of states and of transitions). That is exact only where the new state is linear in the old one, which that
-of `liquid` is not; a transition of `delta` is a K x K matrix a head, which takes as many operations as the part itself;
+(an all-gather of states and of transitions). That is exact only where the new state is linear in the old one, which is
+not so for `liquid`; a transition of `delta` is a K x K matrix a head and takes as many operations as the part itself;
 and each mixer would need a second, composable form. The pipeline needs the split law alone.
 
 State passing between processes: Sun et al. 2024 (LASP), arXiv 2404.02882; Dao and Gu 2024 (Mamba-2), arXiv 2405.21060,
