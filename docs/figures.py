@@ -15,7 +15,7 @@ Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. 
     python docs/figures.py --list PATH    the records below a path
 
 Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., muon/...,
-recipe/..., gap/...), the cards of packaged models (cards/...), the code (parameters/..., floor/...) and, for what has
+recipe/..., gap/..., recipe_gap/...), the cards of packaged models (cards/...), the code (parameters/..., floor/...) and, for what has
 no other record, docs/figures.yaml (kept/..., and some of runs/...).
 """
 
@@ -150,6 +150,16 @@ def _summary(by_seed: dict[str, float]) -> dict[str, Any]:
 @cache
 def gap() -> dict[str, Any]:
     """CORPUS/BYTES/MODEL/OTHER: the mean difference of the same seeds, and half of its 95 % interval by Student's t."""
+    return _gaps(runs())
+
+
+@cache
+def recipe_gap() -> dict[str, Any]:
+    """As `gap`, of `recipe`."""
+    return _gaps(recipe())
+
+
+def _gaps(record: dict[str, Any]) -> dict[str, Any]:
     return {
         corpus: {
             size: {
@@ -158,7 +168,7 @@ def gap() -> dict[str, Any]:
             }
             for size, models in sizes.items()
         }
-        for corpus, sizes in runs().items()
+        for corpus, sizes in record.items()
     }
 
 
@@ -209,7 +219,8 @@ def verdicts() -> dict[str, dict[str, int]]:
 
 
 RECORDS: dict[str, Callable[[], Mapping[str, Any]]] = {
-    each.__name__: each for each in (audit, verdicts, compare, runs, muon, recipe, gap, cards, parameters, floor, kept)
+    each.__name__: each
+    for each in (audit, verdicts, compare, runs, muon, recipe, gap, recipe_gap, cards, parameters, floor, kept)
 }
 
 
