@@ -166,7 +166,7 @@ def _run_all(
     # It only connects them: how weights are shared and computed with is each stage's own.
     fabric, runs = launch.build_fabric(replace(training, strategy="auto", precision="32-true")), list[Run]()
     with launch.quiet(), launch.ended_together(fabric):
-        fabric.launch()
+        launch.connect(fabric)
         for plan in staged:
             if fabric.is_global_zero:
                 print(f"stage {plan.path.name}", file=sys.stderr)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from tolerances import assert_close
+from torch.distributed import TCPStore
 from training_runs import (
     PLAIN,
     assert_same_tensors,
@@ -27,9 +31,8 @@ from training_runs import (
 )
 
 from glissando.errors import RunError, TrainingError
-from glissando.runs import Run
 from glissando.stages import train_stages
-from glissando.training import launch, loop
+from glissando.training import launch, loop, rendezvous
 from glissando.training.fit import train
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -101,6 +104,37 @@ def test_a_job_has_a_name_or_none(monkeypatch):
     assert launch.job() == "7"
 
 
+def agreed(store: TCPStore, order: tuple[int, ...]) -> list[str]:
+    """What processes that start in this order agree on, in one store with all that came before."""
+
+    def ask(rank: int) -> str:
+        time.sleep(0.1 * order.index(rank))
+        ours = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=60))
+        return rendezvous.agree(ours, rank, len(order))
+
+    with ThreadPoolExecutor() as pool:
+        return [*pool.map(ask, order)]
+
+
+def test_each_start_agrees_on_a_name_of_its_own():
+    """Whatever starts before have left in torchrun's store, and in any order."""
+    store, names = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), set[str]()
+    for order in itertools.permutations(range(3)):
+        store.queue_push(rendezvous.MESSAGES, "ask died-unanswered")
+        for name in names:
+            store.queue_push(rendezvous.MESSAGES, f"confirm {name}")
+        (name,) = set(agreed(store, order))
+        assert name not in names
+        names.add(name)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_missing_is_named_by_an_error(rank):
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=1))
+    with pytest.raises(TrainingError, match=f"process {rank} of the 2 "):
+        rendezvous.agree(store, rank, 2)
+
+
 #: the second process is killed before a step, and later the first in the middle of a checkpoint
 KILLED_TWICE = """
 import os, signal, sys
@@ -133,25 +167,23 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def on_two_nodes(folder: Path, program: str, values: dict) -> None:
-    """The program, one process a node, both on this machine, until it has ended well; killed ones start again."""
+def two_processes(folder: Path, nodes: int, program: str, values: dict) -> None:
+    """The program in two processes on one or two nodes, all on this machine, until it has ended well; killed ones start
+    again."""
     script = folder / "program.py"
     script.write_text(program)
-    where = [
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
-        "--rdzv-id=seven",
-        "--local-addr=127.0.0.1",
-    ]
-    node = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--max-restarts=4", *where, str(script), str(folder)]
-    node += [*options(values), f"--out={folder / 'run'}"]
+    where = ["--standalone"]
+    if nodes > 1:
+        where = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--local-addr=127.0.0.1"]
+    where += ["--rdzv-id=seven", f"--nnodes={nodes}", f"--nproc-per-node={2 // nodes}", "--max-restarts=8"]
+    node = [*TORCHRUN, *where, str(script), str(folder), *options(values), f"--out={folder / 'run'}"]
     with contextlib.ExitStack() as stack:
-        nodes = []
-        for number in range(2):  # into files: nobody reads a pipe while both are waited for
+        started = []
+        for number in range(nodes):  # into files: nobody reads a pipe while both are waited for
             said = stack.enter_context((folder / f"node-{number}").open("w"))
-            nodes.append(subprocess.Popen(node, env=environment(), stdout=said, stderr=said))
-            stack.callback(nodes[-1].kill)
-        for number, each in enumerate(nodes):
+            started.append(subprocess.Popen(node, env=environment(), stdout=said, stderr=said))
+            stack.callback(started[-1].kill)
+        for number, each in enumerate(started):
             assert each.wait(timeout=500) == 0, (folder / f"node-{number}").read_text()[-3000:]
 
 
@@ -160,24 +192,28 @@ def on_two_nodes(folder: Path, program: str, values: dict) -> None:
 def test_two_nodes_on_one_machine_go_on_after_each_process_was_killed(tmp_path):
     whole = train(configuration(tmp_path, PLAIN, CHANGES), tmp_path / "whole")
     run = tmp_path / "run"
-    on_two_nodes(tmp_path, KILLED_TWICE, mapping(tmp_path, PLAIN, CHANGES))
+    two_processes(tmp_path, 2, KILLED_TWICE, mapping(tmp_path, PLAIN, CHANGES))
     assert (tmp_path / "first").exists()
     assert (tmp_path / "second").exists()
     assert_close(curve(run), curve(whole.path), "train_loss", 1e-5)
     assert last_checkpoint(run).step == 8
 
 
-#: each process of a sharded training is killed once while it writes, the first also between shards and publication
+#: each process of a sharded training is killed once while it writes, the first also between shards and publication, and
+#: the second also while the processes connect; `starts` has the step of the checkpoint that each start finds
 KILLED_IN_WRITING = """
 import os, signal, sys
 from pathlib import Path
 from glissando import shards
+from glissando.checkpoints import latest_checkpoint
+from glissando.runs import Run
+from glissando.training import rendezvous
 folder = Path(sys.argv.pop(1))
 def die_once(name):
     if not (folder / name).exists():
         (folder / name).touch()
         os.kill(os.getpid(), signal.SIGKILL)
-save_tensors, save_manifest = shards.save_tensors, shards.save_manifest
+save_tensors, save_manifest, agree = shards.save_tensors, shards.save_manifest, rendezvous.agree
 def dying_after_shard(path, *args, **keywords):
     save_tensors(path, *args, **keywords)
     if "step-00000004" in str(path) and os.environ["RANK"] == "1":
@@ -188,30 +224,37 @@ def dying_before_manifest(directory, files):
     if "step-00000008" in str(directory):
         die_once("publication")
     save_manifest(directory, files)
+def dying_in_connecting(*args):
+    name = agree(*args)
+    if (folder / "second").exists() and os.environ["RANK"] == "1":
+        die_once("connecting")
+    return name
 shards.save_tensors, shards.save_manifest = dying_after_shard, dying_before_manifest
+rendezvous.agree = dying_in_connecting
+if os.environ["RANK"] == "0":
+    newest = latest_checkpoint(folder / "run" / "checkpoints")
+    with (folder / "starts").open("a") as file:
+        print(0 if newest is None else int(newest.name.removeprefix("step-")), file=file)
+    if newest is not None:
+        Run.open(folder / "run").read_state_dict()
 from glissando.cli import main
 sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_sharded_processes_that_are_killed_while_they_write_go_on(tmp_path):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_sharded_processes_that_are_killed_while_they_write_go_on(tmp_path, nodes):
     whole = train(configuration(tmp_path, PLAIN, CHANGES), tmp_path / "whole")
     run, told = tmp_path / "run", {"training": {"strategy": "fsdp", "validate_every": 100}}
-    script = tmp_path / "program.py"
-    script.write_text(KILLED_IN_WRITING)
-    # A torchrun of its own for each start: one that starts processes again hands them addresses of those that died.
-    node = [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(script), str(tmp_path)]
-    arguments = [*options(mapping(tmp_path, PLAIN, CHANGES, told)), f"--out={run}"]
-    for complete in (2, 4, 6, 8):
-        done = subprocess.run([*node, *arguments], env=environment(), capture_output=True, text=True, check=False)
-        arguments = [f"--resume={run}"]
-        assert (done.returncode == 0) == (complete == 8), done.stderr[-3000:]
-        assert last_checkpoint(run).step == complete
-        Run.open(run).read_state_dict()
-    for name in ("first", "second", "publication"):
+    two_processes(tmp_path, nodes, KILLED_IN_WRITING, mapping(tmp_path, PLAIN, CHANGES, told))
+    for name in ("second", "connecting", "first", "publication"):
         assert (tmp_path / name).exists(), name
+    # A restart on one node may be followed by one on the other, which finds the same.
+    starts = [int(step) for step in (tmp_path / "starts").read_text().split()]
+    assert starts == sorted(starts)
+    assert set(starts) == {0, 2, 4, 6}
     assert_close(curve(run), curve(whole.path), "train_loss", 1e-5)
     assert last_checkpoint(run).step == 8
     assert not [path for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]

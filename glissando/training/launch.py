@@ -22,6 +22,7 @@ from glissando.fabric import ACCELERATOR_REGISTRY, Fabric, MisconfigurationExcep
 from glissando.precision import computes_bfloat16
 from glissando.sharding import shard
 from glissando.training.config import TrainingConfig
+from glissando.training.rendezvous import make_group
 
 _ASIDES = (".*available but not used.*", ".*Dynamo detected a call to a `functools.lru_cache`.*")
 
@@ -83,6 +84,12 @@ def build_fabric(training: TrainingConfig) -> Fabric:
             file=sys.stderr,
         )
     return fabric
+
+
+def connect(fabric: Fabric) -> None:
+    """Start the processes of `fabric`, or connect those that are started. Raises TrainingError if one is missing."""
+    make_group(fabric.device)
+    fabric.launch()
 
 
 @contextlib.contextmanager

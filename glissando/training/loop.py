@@ -45,7 +45,7 @@ from glissando.training.budget import Budget, Clock
 from glissando.training.config import RunConfig
 from glissando.training.context_parallel import own_targets, row_parts
 from glissando.training.hook import Hook
-from glissando.training.launch import build_fabric
+from glissando.training.launch import build_fabric, connect
 from glissando.training.objective import Objective
 from glissando.training.optimizer import build_optimizer, freeze, optimizer_state, put_optimizer_state, set_rates
 from glissando.training.saving import Saving, group_of_writers
@@ -173,7 +173,7 @@ class Loop:
     def _set_up(self, checkpoint: Path | None) -> tuple[Any, Any]:
         """Start the processes, put model and optimizer on their device, and take up the checkpoint."""
         t, fabric = self.config.training, self.fabric
-        fabric.launch()
+        connect(fabric)
         self.objective.parts = row_parts(t.context_parallel)
         self.objective.scale = fabric.world_size / self.nominal
         forward = fabric.setup_module(self.objective.train())
