@@ -15,8 +15,8 @@ Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. 
     python docs/figures.py --list PATH    the records below a path
 
 Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., muon/...,
-recipe/..., gap/..., recipe_gap/...), the cards of packaged models (cards/...), the code (parameters/..., floor/...) and, for what has
-no other record, docs/figures.yaml (kept/..., and some of runs/...).
+recipe/..., gap/..., recipe_gap/...), the cards of packaged models (cards/...), the code (parameters/..., floor/...);
+and, for what has no other record, docs/figures.yaml (kept/..., and some of runs/...).
 """
 
 from __future__ import annotations
