@@ -142,14 +142,19 @@ class Copy:
 
     def push_plan(self) -> None:
         """Copy plan and tokenizer; a tokenizer of other options is deleted before. Raises RunError if that fails."""
-        ours, theirs = ((self.path / TOKENIZER), self._there.read(TOKENIZER))
-        text = ours.read_bytes() if ours.is_file() else None
-        if theirs not in (None, text):
-            self._there.delete(TOKENIZER)
-        if (plan := (self.path / PLAN).read_bytes()) != self._there.read(PLAN):
-            self._there.put(PLAN, plan)
-        if text not in (None, theirs):
-            self._there.put(TOKENIZER, ours)
+        plan, tokenizer = (self.path / PLAN).read_bytes(), self.path / TOKENIZER
+        ours, theirs = tokenizer.read_bytes() if tokenizer.is_file() else None, self._there.read(TOKENIZER)
+        try:
+            if theirs not in (None, ours):
+                self._there.delete(TOKENIZER)
+            if plan != self._there.read(PLAN):
+                self._there.put(PLAN, plan)
+            if ours not in (None, theirs):
+                self._there.put(TOKENIZER, tokenizer)
+        except (FileNotFoundError, RunError) as error:
+            raise RunError(
+                f"{error}. Nothing was trained: name an --out in a storage that can be written to"
+            ) from error
 
     def push(self, *files: Path) -> None:
         """Copy files of the directory. Raises RunError that says where they are if the storage does not take them."""
