@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,11 @@ from glissando.urls import is_url, whole_url
 
 _TRIES = 5  # to read a run that is written meanwhile
 _BASE, _SAMPLES, _ENVIRONMENT, _METRICS = "base", "samples.txt", "environment.json", "metrics.csv"
+#: what a training writes before its first checkpoint
+_BEGUN = {
+    CHECKPOINTS, MANIFEST, _BASE, _SAMPLES, _ENVIRONMENT, _METRICS, TENSORBOARD, WANDB, "config.yaml", "tokenizer.json",
+    "imports",
+}  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -89,6 +94,11 @@ class Place(NamedTuple):
                 return []
             # An object store may list the directory itself.
             return sorted({p.rstrip("/").rpartition("/")[2] for p in found if p.strip("/") != self.root.strip("/")})
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if it is there."""
+        with _reaching("delete", f"{self.url}/{name}"), contextlib.suppress(FileNotFoundError):
+            self.fs.rm_file((self / name).root)
 
     def remove(self) -> None:
         """Delete it, the manifest first: half of it is then no directory that is read."""
@@ -215,28 +225,75 @@ def require_free(url: str) -> None:
         raise RunError(f"{url} exists and is not empty. Resume that run, or choose a new name: nothing is overwritten.")
 
 
-def take_up(url: str) -> Path:
+def _complete(there: Place) -> dict[str, int]:
+    """The complete checkpoints of a run, with their steps; -1 for that of the best validation."""
+    saved = {name: checkpoint_step(name) for name in (there / CHECKPOINTS).names() if name[0] != "."}
+    return {n: step for n, step in saved.items() if (there / CHECKPOINTS / n).read(MANIFEST) is not None}
+
+
+def has_checkpoint(url: str) -> bool:
+    """Whether there is a complete checkpoint at `url` that training resumes from."""
+    return max(_complete(place(url)).values(), default=-1) >= 0
+
+
+def delete_begun(url: str) -> None:
+    """Delete what a training that was killed before its first complete checkpoint has left at `url`; anything else
+    stays. The caller has made sure that the run at `url` is its own to train."""
+    there = place(url)
+    if {*there.names()} <= _BEGUN and not has_checkpoint(url):
+        there.remove()
+
+
+def rename_aside(work: Path, url: str, kind: str = "run") -> None:
+    """Rename the directory `work`, which `url` replaces, to a name that nothing has, and print that name on stderr."""
+    aside = next(p for n in itertools.count(1) if not (p := work.with_name(f"{work.name}.{n}")).exists())
+    print(f"{work} is older than {url} or belongs to another {kind}; it was renamed to {aside}", file=sys.stderr)
+    work.rename(aside)
+
+
+def fetch_finished(url: str, work: Path, also: Sequence[str] = ()) -> None:
+    """Make `work` the finished run at `url`, without its checkpoints; what was there is renamed.
+
+    also  files of the run that its manifest does not list
+
+    Raises RunError where there is no run at `url`, or it is incomplete.
+    """
+    there = place(url)
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with _turn(work), tempfile.TemporaryDirectory(dir=work.parent) as temporary:
+        new = Path(temporary) / "run"
+        _download(there, new)
+        for name in also:
+            there.get(name, new / name)
+        if work.exists():
+            rename_aside(work, url)
+        new.rename(work)
+
+
+def take_up(url: str, work: Path | None = None) -> Path:
     """The directory of this machine in which the run at `url` goes on: what it had here, if that is as far; else the
     checkpoints of `url`, fetched, and what it had here is renamed.
 
+    work  that directory; None: `work_directory` of `url`
+
     Raises RunError where there is no run at `url` with a checkpoint, nor one here.
     """
-    url, work = whole_url(url), work_directory(url)
+    url, work = whole_url(url), work or work_directory(url)
+    work.parent.mkdir(parents=True, exist_ok=True)
     with _turn(work):
         there = place(url)
-        saved = {name: checkpoint_step(name) for name in (there / CHECKPOINTS).names()}
-        complete = [n for n in saved if (there / CHECKPOINTS / n).read(MANIFEST) is not None and n[0] != "."]
-        newest = max((saved[name] for name in complete), default=-1)
+        complete = _complete(there)
+        newest = max(complete.values(), default=-1)
         here = latest_checkpoint(work / CHECKPOINTS)
         if here is not None and checkpoint_step(here) >= newest and _is_copy(work, there):
             return work
         if newest < 0:
             raise RunError(f"no run at {url} with a complete checkpoint to resume from")
         if work.exists():
-            aside = next(p for n in itertools.count(1) if not (p := work.with_name(f"{work.name}.{n}")).exists())
-            print(f"{work} is older than {url} or belongs to another run; it was renamed to {aside}", file=sys.stderr)
-            work.rename(aside)
-        parts = ["", *(f"{CHECKPOINTS}/{name}" for name in complete)]
+            rename_aside(work, url)
+        # A first copy that was cut short has left checkpoints alone, each with copies of what else a run needs.
+        parts = [""] if there.read(MANIFEST) is not None else []
+        parts += [f"{CHECKPOINTS}/{name}" for name in complete]
         parts += [_BASE] if (there / _BASE).read(MANIFEST) is not None else []
         with tempfile.TemporaryDirectory(dir=work.parent) as temporary:
             for part in parts:
@@ -255,10 +312,15 @@ def _is_copy(work: Path, there: Place) -> bool:
 
 
 class Mirror:
-    """The run directory `path`, copied to `url` after every save, what has changed alone."""
+    """The run directory `path`, copied to `url` after every save, what has changed alone.
 
-    def __init__(self, url: str, path: Path) -> None:
+    again  a sentence for errors: what copies the run once the storage takes it again; None: `glissando train --resume`
+    """
+
+    def __init__(self, url: str, path: Path, again: str | None = None) -> None:
         self.url, self.path = whole_url(url), path
+        resume = f"glissando train --resume {shlex.quote(self.url)} continues from there and copies it again."
+        self.again = again or resume
         self._there = place(url)
         self._sent: dict[str, bytes | None] = {}  # the manifests there, by directory
 
@@ -279,13 +341,14 @@ class Mirror:
                 if (each / MANIFEST).is_file():
                     self._push_directory(each.relative_to(self.path).as_posix())
             self._push_run()
-            for gone in {*(self._there / CHECKPOINTS).names()} - {path.name for path in kept}:
+            # A copy of a finished run has no checkpoints: those at the URL stay.
+            there = {*(self._there / CHECKPOINTS).names()} if kept else set()
+            for gone in there - {path.name for path in kept}:
                 (self._there / CHECKPOINTS / gone).remove()
                 self._sent.pop(f"{CHECKPOINTS}/{gone}", None)
         except (FileNotFoundError, RunError) as error:
             raise RunError(
-                f"the run was not copied to {self.url}: {error}. All of it is in {self.path}; "
-                f"glissando train --resume {shlex.quote(self.url)} continues from there and copies it again."
+                f"the run was not copied to {self.url}: {error}. All of it is in {self.path}; {self.again}"
             ) from error
 
     def _manifest_there(self, name: str) -> bytes | None:

@@ -244,7 +244,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def start(out: Path, *arguments: str, around: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start(out: Path | str, *arguments: str, around: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """The comparison as a process of its own group, as a terminal starts it."""
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", PROGRAM, "compare", *TRAINED, "--out", str(out), *arguments],
@@ -327,6 +327,59 @@ def test_a_killed_worker_is_replaced_and_the_results_are_those_without_ray(tmp_p
     assert len(measured(out)) == 2
     assert (out / "report.html").is_file()
     assert not list(out.glob(".cluster-*"))
+
+
+#: a cluster of two machines, which share neither a directory nor a cache; the second is lost at the first line of input
+MACHINES = """
+import sys
+from ray.cluster_utils import Cluster
+first, second = sys.argv[1:]
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "env_vars": {"GLISSANDO_CACHE": first}})
+node = cluster.add_node(num_cpus=1, env_vars={"GLISSANDO_CACHE": second})
+cluster.wait_for_nodes()
+print(cluster.address, flush=True)
+sys.stdin.readline()
+cluster.remove_node(node, allow_graceful=False)
+sys.stdin.readline()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_with_a_url_the_machine_of_a_training_may_be_lost(tmp_path):
+    """Of two machines with a cache each, and a command with a third: the run goes on on the other one."""
+    pytest.importorskip("ray")
+    there, alone = tmp_path / "there", tmp_path / "alone"
+    caches = [tmp_path / name for name in ("first", "second", "command")]
+    other = start(alone)
+    around = environment() | {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
+        machines = subprocess.Popen(
+            [sys.executable, "-c", MACHINES, *map(str, caches[:2])], env=around | {"TMPDIR": temporary},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert machines.stdin is not None
+        assert machines.stdout is not None
+        try:
+            address = machines.stdout.readline().strip()
+            url, mine = f"file://{there}", {"GLISSANDO_CACHE": str(caches[2])}
+            process = start(url, "--on", "ray", "--ray_address", address, around=mine)
+            while process.poll() is None and not (found := list(caches[1].glob("training/*/runs/*/*"))):
+                time.sleep(0.05)
+            lost = at_step(found[0].parents[2], 10, process)
+            print("lost", file=machines.stdin, flush=True)
+            said = ended(process)
+        finally:
+            machines.communicate("\n\n", timeout=300)
+    ended(other)
+    assert "its worker was lost; it goes on on" in said
+    name = lost.relative_to(found[0].parents[2])
+    assert len(Run(there / name).read_environment()["resumed"]) == 1
+    assert list(caches[0].glob(f"training/*/{name}/measured.json"))
+    assert measured(there) == measured(alone)
+    assert len(measured(there)) == 2
+    assert (there / "report.html").is_file()
 
 
 @pytest.mark.slow

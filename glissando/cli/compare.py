@@ -21,6 +21,7 @@ from glissando.cli.options import (
     words,
 )
 from glissando.errors import ConfigError
+from glissando.urls import is_url
 
 if TYPE_CHECKING:
     from glissando.compare.cluster import Cluster
@@ -31,7 +32,7 @@ EXAMPLE = (
     "--learning_rates 1e-3,2e-3,4e-3 --probes recall,induction,tracking --out runs/compare"
 )
 
-_USAGE = "glissando compare MODEL [MODEL ...] --budget BUDGET --out DIR [options]"
+_USAGE = "glissando compare MODEL [MODEL ...] --budget BUDGET --out DIR|URL [options]"
 #: rows and width of activations, at about a million parameters, for which threads are chosen
 _USUAL = (1024, 128)
 
@@ -45,14 +46,18 @@ def main(arguments: Sequence[str]) -> None:
     from glissando.threads import threads_of
 
     keep_freed_memory()
-    before = (threads_of(file.parent) for file in sorted(comparison.out.rglob("environment.json")))
-    choose_threads(options, *_USUAL, before=next(before, None))  # what was interrupted goes on with as many
+    if comparison.copy is not None:
+        comparison.copy.fetch()
+    before = next((threads_of(file.parent) for file in sorted(comparison.directory.rglob("environment.json"))), None)
+    if before is None and comparison.copy is not None:
+        before = comparison.copy.threads()
+    choose_threads(options, *_USUAL, before=before)  # what was interrupted goes on with as many
     try:
         report, _ = compare(comparison, cluster=cluster)
     except KeyboardInterrupt:
         print("\nstopped; the same command continues from here", file=sys.stderr)
         raise
-    print(f"report: {report}")
+    print(f"report: {report}" if comparison.url is None else f"report: {comparison.url}/{report.name}, here {report}")
 
 
 def _comparison(options: Options) -> Comparison:
@@ -72,7 +77,7 @@ def _comparison(options: Options) -> Comparison:
 
     return Comparison(
         list(options.models),
-        Path(options.out).expanduser(),
+        options.out if is_url(options.out) else Path(options.out).expanduser(),
         Amount.parse(options.budget, "--budget"),
         seeds=options.seeds,
         learning_rates=_numbers(options.learning_rates, "--learning_rates", float),
@@ -112,7 +117,10 @@ def _parser() -> Parser:
         "hf:CONFIG.json; the first is the reference",
     )
     parser.add_argument(
-        "--out", metavar="DIR", help="directory of the comparison; a repeated command does only what is missing"
+        "--out",
+        metavar="DIR",
+        help="directory of the comparison, or a URL such as s3://bucket/compare; a repeated command does only what is "
+        "missing",
     )
     parser.add_argument("--budget", help="budget of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
     parser.add_argument("--seeds", type=whole, default=1, help="number of trainings of each model")
@@ -146,7 +154,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--on",
         choices=["ray"],
-        help="ray: train side by side, as tasks of Ray on this machine or on a cluster whose machines all see --out",
+        help="ray: train side by side, as tasks of Ray on this machine or on a cluster whose machines all reach --out",
     )
     parser.add_argument(
         "--ray_address",

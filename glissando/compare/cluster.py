@@ -1,7 +1,8 @@
 """Trainings of a comparison side by side, as tasks of Ray: on this machine, or on all of a cluster.
 
-A task trains one run in the directory of the comparison, which all machines share, and measures it. What a lost worker
-leaves there is a run with its checkpoints: the task is given to another worker, which goes on from the newest.
+A task trains one run in the directory of the comparison, which all machines share, and measures it. Where the
+comparison is at a URL, each worker trains in a directory of its own machine, which is copied there. What a lost worker
+leaves is a run with its checkpoints: the task is given to another worker, which goes on from the newest.
 """
 
 from __future__ import annotations
@@ -148,8 +149,8 @@ class Workers:
         if gpus is None:
             gpus = float(self._has_gpus and config.training.accelerator != "cpu")
         order = Order(
-            job, config.as_dict(), self.comparison.out.resolve(), self._seal, os.getcwd(), imported(), sys.argv,
-            self.cluster.cpus, gpus > 0,
+            job, config.as_dict(), self.comparison.directory.resolve(), self._seal, os.getcwd(), imported(), sys.argv,
+            self.cluster.cpus, gpus > 0, self.comparison.url,
         )  # fmt: skip
         self._jobs.append(job)
         task = self._ray.remote(_train).options(
@@ -177,7 +178,9 @@ class Workers:
         if isinstance(outcome, Exception):
             raise outcome
         assert outcome is not None  # None: it was stopped, which only `_stop` asks for
-        path = job.path(self.comparison.out)
+        path = job.path(self.comparison.directory)
+        if self.comparison.copy is not None:
+            self.comparison.copy.fetch_run(path)
         deadline = time.monotonic() + _SEEN_AFTER
         while read_measured(path) is None:  # which the report is made from
             if time.monotonic() > deadline:
@@ -189,7 +192,8 @@ class Workers:
         return outcome
 
     def _lost(self, job: Job, why: str) -> TrainingError:
-        path, reason = job.path(self.comparison.out), why.strip().partition("\n")[0]
+        run, reason = job.path(self.comparison.directory), why.strip().partition("\n")[0]
+        path = run if self.comparison.copy is None else self.comparison.copy.url_of(run)
         return TrainingError(
             f"{job.title}: its worker was lost {self.cluster.retries + 1} times, the last time because: {reason} What "
             f"was saved is in {path}, and the same command goes on from there; --retries allows for more"
@@ -246,6 +250,8 @@ class Workers:
             print("\n".join(lines), file=self.table.log, flush=True)
         elif kind == "status" and number in self._at_work:
             self._at_work[number] = values[0]
+        elif kind == "print":
+            self.table.print(values[0], stays=True)
         elif kind == "bits":
             self.table.set(job.model, bits_byte=values[0])
         elif kind == "speed":
@@ -281,7 +287,8 @@ class Workers:
                 raise ConfigError(f"no Ray cluster answers at {address}: {error}") from error
             self._stack.callback(ray.shutdown)
         self._require_room(ray, own)
-        self._seal = self._stack.enter_context(_seal_in(self.comparison.out))
+        copy = self.comparison.copy
+        self._seal = self._stack.enter_context(_seal_in(self.comparison.directory)) if copy is None else copy.seal
         self._board = ray.remote(_board()).options(num_cpus=0, max_restarts=-1).remote()
         self._stack.callback(self._end_board)
 

@@ -3,8 +3,10 @@
 OUT/sweep/PRESET/lr-0.002-seed-0          a smaller budget, to choose each model's learning rate
 OUT/runs/PRESET/lr-0.002-seed-1           what is compared
 OUT/probes/TASK/PRESET/lr-0.002-seed-1    the same model trained on a probe
-OUT/plan.json                             the options of the last command
+OUT/plan.json                             the options of the last command, and the comparison's id
 OUT/tokenizer.json                        where data.tokenizer.kind is bpe: trained once, with the first seed, for all
+
+Where OUT is a URL, this is the directory of this machine that is copied there, see glissando.compare.at_url.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import functools
 import itertools
 import json
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from glissando.compare.at_url import MEASURED, PLAN, Copy
 from glissando.compare.models import Given, read_models
 from glissando.compare.probes import PROBES
 from glissando.config import from_dict, merge, to_dict
@@ -32,14 +36,13 @@ from glissando.imports import imported
 from glissando.migration import migrated
 from glissando.model import LanguageModel
 from glissando.precision import resolved_precision
+from glissando.remote import work_directory
 from glissando.runs import CONFIG, TOKENIZER, Run
 from glissando.storage import write_atomic
 from glissando.training.config import RunConfig, fitted_vocabulary
 from glissando.training.length import BUDGETS
+from glissando.urls import is_url, whole_url
 
-PLAN = "plan.json"
-#: in each run's directory: what was measured of it, or that it has failed
-MEASURED = "measured.json"
 #: how far parameter counts may lie from the first model's
 TOLERANCE = 0.05
 _NEVER = 10**9
@@ -101,6 +104,7 @@ class Comparison:
 
     given           presets and YAML files of options, or name -> preset, file, options or ModelConfig; the others are
                     compared with the first
+    out             the directory of the comparison, or a URL that fsspec reaches
     learning_rates  tried for each model at `sweep_share` of the budget; none: each preset's own; one: that
     sweep_beyond    while the best is the lowest or the highest, the next one beyond is tried: at most so many
     seeds           trainings of each model, from training.seed and data.seed upwards
@@ -112,7 +116,7 @@ class Comparison:
     """
 
     given: Sequence[str] | Mapping[str, Given]
-    out: Path
+    out: str | Path
     budget: Amount
     seeds: int = 1
     learning_rates: list[float] = field(default_factory=list)
@@ -214,6 +218,21 @@ class Comparison:
         """The models' names, as of run directories."""
         return list(self.models)
 
+    @property
+    def url(self) -> str | None:
+        """`out`, if that is a URL."""
+        return whole_url(self.out) if is_url(self.out) else None
+
+    @property
+    def directory(self) -> Path:
+        """The directory of this machine in which the comparison is made: `out`, or one in the cache for a URL."""
+        return Path(self.out) if self.url is None else work_directory(self.url).resolve()
+
+    @functools.cached_property
+    def copy(self) -> Copy | None:
+        """The copy at the URL; None where `out` is a directory. Raises RunError for an unknown protocol."""
+        return None if self.url is None else Copy(self.url, self.directory)
+
     # ------------------------------------------------------------------ jobs
 
     def rates(self, name: str) -> list[float]:
@@ -235,12 +254,14 @@ class Comparison:
 
     def _others(self, name: str) -> list[float]:
         """Learning rates of the model that have been measured, or have failed, and are not requested."""
-        requested = {Job("sweep", name, 0, rate).path(self.out) for rate in self.rates(name)}
+        requested = {Job("sweep", name, 0, rate).path(self.directory) for rate in self.rates(name)}
         found = []
-        for path in {file.parent for file in (self.out / "sweep" / name).glob(f"lr-*-seed-0/{MEASURED}")} - requested:
+        for path in {
+            file.parent for file in (self.directory / "sweep" / name).glob(f"lr-*-seed-0/{MEASURED}")
+        } - requested:
             with contextlib.suppress(ValueError):  # a directory of the user's own
                 rate = float(path.name.removeprefix("lr-").removesuffix("-seed-0"))
-                found += [rate] if Job("sweep", name, 0, rate).path(self.out) == path else []
+                found += [rate] if Job("sweep", name, 0, rate).path(self.directory) == path else []
         return sorted(found)
 
     def run_jobs(self, chosen: dict[str, float]) -> list[Job]:
@@ -258,7 +279,7 @@ class Comparison:
         Each seed reads other text, and would have another vocabulary if it trained its own.
         """
         if self._kept_tokenizer():
-            return load_tokenizer(self.out / TOKENIZER)
+            return load_tokenizer(self.directory / TOKENIZER)
         return build_tokenizer(self._first_data())
 
     def _first_data(self) -> DataOptions:
@@ -272,8 +293,8 @@ class Comparison:
 
     def _kept_tokenizer(self) -> bool:
         """Whether OUT has the tokenizer of these very options."""
-        plan, requested = self.out / PLAN, self._trained_on()
-        if requested is None or not plan.is_file() or not (self.out / TOKENIZER).is_file():
+        plan, requested = self.directory / PLAN, self._trained_on()
+        if requested is None or not plan.is_file() or not (self.directory / TOKENIZER).is_file():
             return False
         return migrated({"data": json.loads(plan.read_bytes()).get("tokenizer")})["data"] == requested
 
@@ -292,7 +313,7 @@ class Comparison:
         except ConfigError as error:
             raise ConfigError(f"{job.model}: {error}") from error
         if job.kind != "probe" and isinstance(config.data.tokenizer, BpeOptions):
-            config.data.tokenizer = FileOptions(path=str(self.out / TOKENIZER))
+            config.data.tokenizer = FileOptions(path=str(self.directory / TOKENIZER))
         config.data.seed += job.seed
         config.training.precision = resolved_precision(config.training.precision, config.training.accelerator)
         config.training.seed += job.seed
@@ -329,27 +350,37 @@ class Comparison:
 
     def require_same(self, job: Job) -> None:
         """Raise ConfigError where the job's directory holds a run of other options."""
-        path = job.path(self.out)
-        if not (path / CONFIG).is_file():
+        path, values = job.path(self.directory), None
+        name = str(path)
+        if self.copy is not None and (values := self.copy.read_config(path)) is not None:
+            name = self.copy.url_of(path)
+        elif (path / CONFIG).is_file():
+            values = Run(path).read_config()
+        if values is None:
             return
-        there = from_dict(RunConfig, Run(path).read_config(), "config.yaml").as_dict()
+        there = from_dict(RunConfig, values, "config.yaml").as_dict()
         requested = self.config(job).as_dict()
         there["model"].pop("vocab_size"), requested["model"].pop("vocab_size")  # the tokenizer decides it
         there.pop("imports", None), requested.pop("imports", None)  # wherever the files lay then
-        if requested["data"]["tokenizer"].get("path") == str(self.out / TOKENIZER):  # however OUT was spelled then
+        if requested["data"]["tokenizer"].get("path") == str(
+            self.directory / TOKENIZER
+        ):  # however OUT was spelled then
             there["data"]["tokenizer"].pop("path", None), requested["data"]["tokenizer"].pop("path")
         differing = _differences(there, requested)
         if differing:
             raise ConfigError(
-                f"{path} was trained with other options: {'; '.join(differing[:4])}. Give the same, or another --out"
+                f"{name} was trained with other options: {'; '.join(differing[:4])}. Give the same, or another --out"
             )
 
     def write_plan(self) -> Path:
         """The options and the tokenizer. Raises RunError for a directory that is no comparison."""
-        target = self.out / PLAN
-        if not target.is_file() and self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out]):
-            raise RunError(f"{self.out} is not empty and holds no {PLAN}; nothing is overwritten: choose another --out")
+        out = self.directory
+        target = out / PLAN
+        if not target.is_file() and out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+            raise RunError(f"{out} is not empty and holds no {PLAN}; nothing is overwritten: choose another --out")
+        known = json.loads(target.read_bytes()).get("id") if target.is_file() else None
         options = {
+            "id": known or uuid.uuid4().hex,
             "models": to_dict(self.given), "budget": str(self.budget), "seeds": self.seeds,
             "learning_rates": {name: self.rates(name) for name in self.names},
             "sweep_budget": str(self.budget.times(self.sweep_share)) if self.sweeps else None,
@@ -361,15 +392,15 @@ class Comparison:
         kept = options["tokenizer"] is None or self._kept_tokenizer()
         if not kept:
             self._require_no_runs()
-            (self.out / TOKENIZER).unlink(missing_ok=True)  # no plan beside the tokenizer of another
+            (self.directory / TOKENIZER).unlink(missing_ok=True)  # no plan beside the tokenizer of another
         write_atomic(target, (json.dumps(options, indent=2) + "\n").encode())
         if not kept:
-            self.tokenizer.save(self.out / TOKENIZER)
+            self.tokenizer.save(self.directory / TOKENIZER)
         return target
 
     def _require_no_runs(self) -> None:
         """Raise ConfigError where runs lie that have read the text with another tokenizer than the requested one."""
-        if there := next((path for kind in ("sweep", "runs") for path in (self.out / kind).glob("*/*")), None):
+        if there := next((path for kind in ("sweep", "runs") for path in (self.directory / kind).glob("*/*")), None):
             raise ConfigError(
                 f"{there} was trained with another tokenizer than --data.tokenizer and its text would give now: give "
                 "the same options, or another --out"

@@ -46,14 +46,16 @@ def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path
     about, notes, tables = _about(comparison, results, runs), _notes(comparison, results, runs), _tables(results, runs)
     pictures = figures(results, floor)
     page = _html(comparison, results, floor, about, notes, tables, pictures)
-    write_atomic(comparison.out / HTML, page.encode())
-    write_atomic(comparison.out / CSV, as_csv(results, runs).encode())
-    (comparison.out / PICTURES).mkdir(exist_ok=True)
+    write_atomic(comparison.directory / HTML, page.encode())
+    write_atomic(comparison.directory / CSV, as_csv(results, runs).encode())
+    (comparison.directory / PICTURES).mkdir(exist_ok=True)
     for name, picture in as_files(pictures).items():
-        write_atomic(comparison.out / PICTURES / f"{name}.svg", picture.encode())
+        write_atomic(comparison.directory / PICTURES / f"{name}.svg", picture.encode())
     title = headline(comparison, results)
-    write_atomic(comparison.out / MARKDOWN, _markdown(title, about, notes, tables, results, list(pictures)).encode())
-    return comparison.out / HTML
+    write_atomic(
+        comparison.directory / MARKDOWN, _markdown(title, about, notes, tables, results, list(pictures)).encode()
+    )
+    return comparison.directory / HTML
 
 
 # ---------------------------------------------------------------------- header and notes

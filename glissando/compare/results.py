@@ -240,7 +240,7 @@ def gather(comparison: Comparison, chosen: dict[str, float], speed: dict[str, An
 
 def finished(comparison: Comparison, jobs: Sequence[Job]) -> list[Finished]:
     """Those of the jobs that have been measured, or have failed."""
-    found = [(job, job.path(comparison.out)) for job in jobs]
+    found = [(job, job.path(comparison.directory)) for job in jobs]
     return [Finished(job, path, figures) for job, path in found if (figures := read_measured(path)) is not None]
 
 
@@ -294,7 +294,7 @@ class Runs:
         return " ".join(f"R{first}" if first == last else f"R{first}–R{last}" for first, last in spans)
 
     def place(self, run: Finished) -> str:
-        return str(run.path.relative_to(self.comparison.out))
+        return str(run.path.relative_to(self.comparison.directory))
 
     def seed(self, run: Finished) -> int:
         """training.seed, which counts from what was given; the directory's counts from 0."""

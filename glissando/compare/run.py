@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from glissando.compare.at_url import SPEED
 from glissando.compare.cluster import Cluster, Workers
 from glissando.compare.measure import origin, read_measured
 from glissando.compare.plan import Comparison, Job
-from glissando.compare.report import write_report
+from glissando.compare.report import CSV, HTML, MARKDOWN, PICTURES, write_report
 from glissando.compare.results import Finished, ModelResult, beyond, bits_on, choose, finished, gather, reported
 from glissando.compare.speed import measure_speed
 from glissando.compare.table import Table
@@ -26,7 +27,6 @@ from glissando.machine import environment
 from glissando.progress import minutes
 from glissando.storage import write_atomic
 
-SPEED = "speed.json"
 #: raised when what is measured changes: older figures are not set beside new ones
 _SPEED_FORMAT = 2
 
@@ -34,10 +34,11 @@ _SPEED_FORMAT = 2
 def compare(
     comparison: Comparison, show_table: bool = True, cluster: Cluster | None = None
 ) -> tuple[Path, list[ModelResult]]:
-    """Do what is missing of the comparison; returns the report's path and the results.
+    """Do what is missing of the comparison; returns the report's path on this machine and the results.
 
     The table of all models, the best first, is printed at the end if `show_table`. With a `cluster` trainings are
-    tasks of Ray, side by side; else they follow each other in this process.
+    tasks of Ray, side by side; else they follow each other in this process. Where the comparison's `out` is a URL, what
+    is there is fetched first, and what is saved is copied there.
 
     Raises ConfigError, UnknownNameError, DataError or RunError before anything is trained where that can be known;
     TrainingError where no learning rate of any model works. Ctrl-C raises KeyboardInterrupt once the step in progress
@@ -45,10 +46,14 @@ def compare(
     """
     if cluster is not None:
         cluster.check(comparison)
+    if comparison.copy is not None:
+        comparison.copy.fetch()
     comparison.check()
     _require_same(comparison)
     comparison.write_plan()
-    table = Table(comparison.out)
+    if comparison.copy is not None:
+        comparison.copy.push_plan()
+    table = Table(comparison.directory)
     if comparison.shortened:
         changed = ", ".join(f"data.{name} {str(value).lower()}" for name, value in comparison.shortened.items())
         table.print(f"for the model of the fewest positions, all models are trained with {changed}", stays=True)
@@ -70,7 +75,11 @@ def _compare(comparison: Comparison, table: Table, workers: Workers | None) -> t
     results = gather(comparison, chosen, speed)
     for name in comparison.names:
         table.set(name, state="done" if name in chosen else "failed")
-    return write_report(comparison, results), results
+    report = write_report(comparison, results)
+    if comparison.copy is not None:
+        out = comparison.directory
+        comparison.copy.push(*sorted((out / PICTURES).glob("*.svg")), *(out / name for name in (CSV, MARKDOWN, HTML)))
+    return report, results
 
 
 def _require_same(comparison: Comparison) -> None:
@@ -126,10 +135,11 @@ def _take_turn(comparison: Comparison, jobs: Sequence[Job], turn: int, table: Ta
     """One of the turns before the last, which ends with `_finish`; a training that is further on waits."""
     began, speeds = time.perf_counter(), []
     for job in jobs:
-        path = job.path(comparison.out)
+        path = job.path(comparison.directory)
         if read_measured(path) is None:
             comparison.require_same(job)
-            figures, speed = train_job(comparison.config(job), job, path, table, turn / comparison.turns)
+            url = _url(comparison, path)
+            figures, speed = train_job(comparison.config(job), job, path, table, turn / comparison.turns, url)
             speeds += [] if speed is None else [speed]
             if figures is not None:
                 table.print(f"{job.title}: failed: {figures['failed']}")
@@ -143,14 +153,21 @@ def _take_turn(comparison: Comparison, jobs: Sequence[Job], turn: int, table: Ta
 def _finish(comparison: Comparison, job: Job, table: Table) -> Finished:
     """The job trained and measured, now or before."""
     comparison.require_same(job)
-    path = job.path(comparison.out)
+    path = job.path(comparison.directory)
     figures = read_measured(path)
     if figures is None:
-        figures = train_and_measure(comparison.config(job), job, path, table)
+        figures = train_and_measure(comparison.config(job), job, path, table, _url(comparison, path))
         table.print(_ended(comparison, job, figures))
         table.set(job.model, state="waiting")
+    elif comparison.copy is not None:
+        comparison.copy.push_run(path)
     _count(comparison, job, table)
     return Finished(job, path, figures)
+
+
+def _url(comparison: Comparison, run: Path) -> str | None:
+    """Where the run is copied to."""
+    return None if comparison.copy is None else comparison.copy.url_of(run)
 
 
 def _finish_on(workers: Workers, comparison: Comparison, jobs: Sequence[Job], table: Table) -> list[Finished]:
@@ -158,15 +175,17 @@ def _finish_on(workers: Workers, comparison: Comparison, jobs: Sequence[Job], ta
     found = {}
     for job in jobs:
         comparison.require_same(job)
-        if (figures := read_measured(job.path(comparison.out))) is not None:
+        if (figures := read_measured(job.path(comparison.directory))) is not None:
             found[job] = figures
+            if comparison.copy is not None:
+                comparison.copy.push_run(job.path(comparison.directory))
             _count(comparison, job, table)
     with contextlib.closing(workers.results([job for job in jobs if job not in found])) as results:
         for job, figures in results:
             found[job] = figures
             table.print(_ended(comparison, job, figures))
             _count(comparison, job, table)
-    return [Finished(job, job.path(comparison.out), found[job]) for job in jobs]
+    return [Finished(job, job.path(comparison.directory), found[job]) for job in jobs]
 
 
 def _ended(comparison: Comparison, job: Job, figures: dict[str, Any]) -> str:
@@ -206,10 +225,10 @@ def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[s
         first.setdefault(run.job.model, run.path)
     dates = {run.path: run.figures["provenance"]["date"] for run in good}
     key: dict[str, Any] = {"format": _SPEED_FORMAT, "contexts": list(comparison.contexts)}
-    key["runs"] = {name: str(path.relative_to(comparison.out)) for name, path in first.items()}
+    key["runs"] = {name: str(path.relative_to(comparison.directory)) for name, path in first.items()}
     # A directory may have been removed and trained again, with other options.
     key["dates"] = {name: dates[path] for name, path in first.items()}
-    file = comparison.out / SPEED
+    file = comparison.directory / SPEED
     if file.is_file():
         known = json.loads(file.read_bytes())
         if known["of"] == key and all("provenance" in figures for figures in known["models"].values()):
@@ -220,4 +239,6 @@ def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[s
         for name, figures in measure_speed(first, comparison.contexts, table.status).items()
     }
     write_atomic(file, (json.dumps({"of": key, "models": models}, indent=2) + "\n").encode())
+    if comparison.copy is not None:
+        comparison.copy.push(file)
     return models

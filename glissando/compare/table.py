@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -29,6 +30,7 @@ class Shown(Protocol):
     def log(self) -> TextIO: ...
     def set(self, model: str, **cells: Any) -> None: ...
     def status(self, text: str) -> None: ...
+    def print(self, text: str, stays: bool = False) -> None: ...
     def speed(self, model: str, training: str, tokens_per_second: float) -> None: ...
     def stop_asked(self) -> bool:
         """Whether trainings shall stop without a signal to their own process."""
@@ -151,6 +153,14 @@ class Turn(Progress):
         self.table, self.title, self.model, self.until = table, title, model, until
         self.speed: float | None = None
         self.stopping: Stopping | None = None
+        self._warnings = deque[str]()  # of the thread that saves; the table belongs to the one that trains
+
+    def warning(self, line: str) -> None:
+        self._warnings.append(line)
+
+    def _show_warnings(self) -> None:
+        while self._warnings:
+            self.table.print(f"{self.title}: {self._warnings.popleft()}", stays=True)
 
     def before_step(self, loop: Loop, batches: list[Batch]) -> None:
         super().before_step(loop, batches)
@@ -160,6 +170,7 @@ class Turn(Progress):
 
     def after_step(self, loop: Loop) -> None:
         """Stop as a signal would make it, with everything saved."""
+        self._show_warnings()
         self.speed = (loop.state.tokens - self.first_tokens) / max(loop.clock.working(), 1e-9)
         if self.table.stop_asked():
             loop.budget.asked, loop.stopping.asked = True, signal.SIGINT
@@ -171,3 +182,7 @@ class Turn(Progress):
         self.table.status(f"{self.title}: {100 * loop.budget.share:.0f} %, {self.line(loop)}")
         if self.model is not None and loop.validated_step == loop.state.step:
             self.table.set(self.model, bits_byte=f"{loop.validation['valid_bits_per_byte']:.4f}")
+
+    def close(self) -> None:
+        super().close()
+        self._show_warnings()

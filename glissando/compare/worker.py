@@ -1,12 +1,13 @@
 """One training of a comparison in a worker process of a cluster: what `glissando.compare.cluster` has Ray call there.
 
-The worker trains in the directory of the comparison, which all machines share, and reports to the command, in whose
-table it is shown.
+The worker trains in the directory of the comparison, which all machines share, or in a directory of its own that is
+copied to the comparison's URL. It reports to the command, in whose table it is shown.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy as copies
 import dataclasses
 import io
 import os
@@ -22,12 +23,15 @@ import torch
 
 from glissando import __version__
 from glissando.allocator import keep_freed_memory
+from glissando.compare.at_url import Copy
 from glissando.compare.plan import Job
 from glissando.compare.training import train_and_measure
 from glissando.config import from_dict
 from glissando.errors import ConfigError, GlissandoError, RunError, Stopped
 from glissando.imports import import_file
+from glissando.remote import work_directory
 from glissando.run_files import alone
+from glissando.runs import TOKENIZER
 from glissando.training.config import RunConfig
 
 #: seconds between two reports of a worker
@@ -45,7 +49,9 @@ class Order:
 
     config   of the run, as plain values: what --import registers is not known before the files are imported
     out      the directory of the comparison, absolute; the run is in it
-    seal     a file in it that this command has made: a worker that does not see it sees another directory
+    seal     a file in it that this command has made: a worker that does not see it sees another directory; with a URL
+             the comparison's id
+    url      of the comparison; then `out` is on the command's machine alone
     folder   where the command was started, which relative paths of texts begin at
     imports  files to import
     argv     the command line, which the run's record has
@@ -64,6 +70,7 @@ class Order:
     argv: list[str]
     threads: int
     gpus: bool
+    url: str | None = None
     machine: str = dataclasses.field(default_factory=platform.node)
     version: str = __version__
 
@@ -86,10 +93,11 @@ def carry_out(order: Order, send: Callable[[list[Event]], bool]) -> dict[str, An
     reporter = Reporter(send)
     reporter.tell("began", platform.node(), os.getpid())
     try:
-        _prepare(order)
-        config, path = from_dict(RunConfig, order.config), order.job.path(order.out)
+        copy = None if order.url is None else Copy(order.url, work_directory(order.url).resolve())
+        _prepare(order, copy)
+        config, path = _config(order, copy), order.job.path(order.out if copy is None else copy.path)
         _wait_for(path, reporter)
-        return train_and_measure(config, order.job, path, reporter)
+        return train_and_measure(config, order.job, path, reporter, None if copy is None else copy.url_of(path))
     except Stopped as error:
         if reporter.stop_asked():
             return None
@@ -104,11 +112,22 @@ def carry_out(order: Order, send: Callable[[list[Event]], bool]) -> dict[str, An
         reporter.flush()
 
 
-def _prepare(order: Order) -> None:
+def _config(order: Order, copy: Copy | None) -> RunConfig:
+    """Of the run; the comparison's tokenizer, which is in the command's `out`, is taken from this machine's copy."""
+    config = copies.deepcopy(order.config)
+    tokenizer = config["data"]["tokenizer"]
+    if copy is not None and tokenizer.get("path") == str(order.out / TOKENIZER):
+        tokenizer["path"] = str(copy.path / TOKENIZER)
+    return from_dict(RunConfig, config)
+
+
+def _prepare(order: Order, copy: Copy | None) -> None:
     """Make this process as the command's. Raises ConfigError or RunError where it cannot see what that sees."""
     if order.version != __version__:
         raise RunError(f"the worker has glissando {__version__} and the command {order.version}: install the same")
-    if not (order.out / order.seal).is_file():
+    if copy is not None:
+        copy.require(order.seal)
+    elif not (order.out / order.seal).is_file():
         raise RunError(
             f"the worker does not see {order.out}, or sees another directory there: name an --out on a disk that all "
             "machines of the cluster have at the same place"
@@ -149,8 +168,8 @@ def _wait_for(run: Path, reporter: Reporter) -> None:
 class Reporter:
     """What a training is shown on in a worker: as `glissando.compare.table.Table`, to which it all goes.
 
-    Events are ("began", machine, pid), ("log", text), ("status", text), ("bits", text) and ("speed", model, training,
-    tokens/s). The state of a model is the table's to say, as other trainings of it may go on.
+    Events are ("began", machine, pid), ("log", text), ("print", text), ("status", text), ("bits", text) and ("speed",
+    model, training, tokens/s). The state of a model is the table's to say, as other trainings of it may go on.
     """
 
     def __init__(self, send: Callable[[list[Event]], bool]) -> None:
@@ -170,6 +189,9 @@ class Reporter:
     def status(self, text: str) -> None:
         self._status = text
         self.stop_asked()
+
+    def print(self, text: str, stays: bool = False) -> None:
+        self._events.append(("print", text))
 
     def speed(self, model: str, training: str, tokens_per_second: float) -> None:
         self._events.append(("speed", model, training, tokens_per_second))

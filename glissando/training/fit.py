@@ -49,11 +49,11 @@ from glissando.urls import is_url
 JOB = "torchrun"
 
 
-def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> Run:
+def train(config: RunConfig, out: str | Path, progress: Hook | None = None, work: Path | None = None) -> Run:
     """Train as `config` says into the new run directory `out`; `progress` shows it, a bar by default.
 
     Where `out` is a URL, the run is made in a directory of this machine, which is returned, and copied there after
-    every save.
+    every save. `work` is that directory, if not one that is chosen by the URL.
 
     Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C, SIGTERM, SIGHUP
     and SIGUSR1 raise Stopped, a KeyboardInterrupt, once the step in progress is saved.
@@ -73,7 +73,7 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
     seed_everything(config.training.seed, verbose=False)
     corpus, progress = build_corpus(config.data, tokenizer), progress or Progress()
     notes = fit_to_corpus(config, corpus)
-    path, mirroring = new_place(out)
+    path, mirroring = new_place(out, work)
     loop = _build(config, Run(path), corpus, progress, resuming=False)
     if (before := optimizer_of(moments)) in (None, OPTIMIZERS.kind_of(config.training.optimizer)):
         loop.moments = moments
@@ -86,7 +86,7 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None) -> R
     text = config_text(config.as_dict())
     # A job that is put into its queue again may come to another machine, and another node never had the directory.
     if _begun_by_this_job(loop.run, text) or (mirroring is not None and mirroring.mirror.is_begun(launch.job(), text)):
-        return resume(out, progress=progress)
+        return resume(out, progress=progress, work=work)
     if mirroring is not None and launch.rank() == 0:
         require_free(mirroring.mirror.url)
     # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
@@ -119,6 +119,7 @@ def resume(
     machine: Mapping[str, Any] | None = None,
     progress: Hook | None = None,
     texts: Mapping[str, str] | None = None,
+    work: Path | None = None,
 ) -> Run:
     """Go on from the newest complete checkpoint of the run directory `path`, to bit-identical weights.
 
@@ -129,12 +130,13 @@ def resume(
 
     `texts` says where files of the corpus lie now, {"data.path": "book.txt"}; the run keeps that.
 
-    A run at a URL goes on in a directory of this machine; its checkpoints are fetched where that has none as new.
+    A run at a URL goes on in a directory of this machine, `work` as in `train`; its checkpoints are fetched where that
+    has none as new.
 
     Raises RunError if there is no checkpoint to resume from, a text is not what it was, or another process trains
     there, ConfigError for another option; else as `train`.
     """
-    path, mirroring = old_place(path)
+    path, mirroring = old_place(path, work)
     run = Run(path)
     run.require_run()
     is_first = launch.rank() == 0

@@ -26,6 +26,10 @@ class Hook:
     def message(self, line: str) -> None:
         """A line for a person: a sample, a note."""
 
+    def warning(self, line: str) -> None:
+        """A line about what has failed while training goes on; also from the thread that saves."""
+        self.message(line)
+
     def close(self) -> None:
         """At the end, by an error too."""
 
