@@ -255,10 +255,8 @@ class Comparison:
     def _others(self, name: str) -> list[float]:
         """Learning rates of the model that have been measured, or have failed, and are not requested."""
         requested = {Job("sweep", name, 0, rate).path(self.directory) for rate in self.rates(name)}
-        found = []
-        for path in {
-            file.parent for file in (self.directory / "sweep" / name).glob(f"lr-*-seed-0/{MEASURED}")
-        } - requested:
+        found, measured = [], (self.directory / "sweep" / name).glob(f"lr-*-seed-0/{MEASURED}")
+        for path in {file.parent for file in measured} - requested:
             with contextlib.suppress(ValueError):  # a directory of the user's own
                 rate = float(path.name.removeprefix("lr-").removesuffix("-seed-0"))
                 found += [rate] if Job("sweep", name, 0, rate).path(self.directory) == path else []
@@ -362,9 +360,8 @@ class Comparison:
         requested = self.config(job).as_dict()
         there["model"].pop("vocab_size"), requested["model"].pop("vocab_size")  # the tokenizer decides it
         there.pop("imports", None), requested.pop("imports", None)  # wherever the files lay then
-        if requested["data"]["tokenizer"].get("path") == str(
-            self.directory / TOKENIZER
-        ):  # however OUT was spelled then
+        ours = str(self.directory / TOKENIZER)
+        if requested["data"]["tokenizer"].get("path") == ours:  # however OUT was spelled then
             there["data"]["tokenizer"].pop("path", None), requested["data"]["tokenizer"].pop("path")
         differing = _differences(there, requested)
         if differing:
