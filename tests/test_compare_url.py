@@ -36,6 +36,7 @@ SMALL: dict[str, Any] = {
     "data": {"seq_len": 32, "batch_size": 1, "valid_stories": 2},
     "training": {"log_every": 1, "save_every": 2, "schedule": {"warmup_steps": 2}, "accelerator": "cpu"},
     "contexts": [8],
+    "learning_rates": [2e-3],
 }
 
 
