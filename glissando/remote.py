@@ -95,6 +95,10 @@ class Place(NamedTuple):
             # An object store may list the directory itself.
             return sorted({p.rstrip("/").rpartition("/")[2] for p in found if p.strip("/") != self.root.strip("/")})
 
+    def is_file(self) -> bool:
+        with _reaching("read", self.url):
+            return bool(self.fs.isfile(self.root))
+
     def delete(self, name: str) -> None:
         """Delete a file, if it is there."""
         with _reaching("delete", f"{self.url}/{name}"), contextlib.suppress(FileNotFoundError):
@@ -137,7 +141,7 @@ def _reaching(verb: str, url: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
+def in_turn(folder: Path) -> Iterator[None]:
     """One process of this machine after another."""
     with (folder.with_name(f".{folder.name}.lock")).open("w") as file, contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):  # Windows, and file systems without locks
@@ -175,7 +179,7 @@ def fetched(url: str) -> Path:
         for part in parts:
             _download(run / part if part else run, directory / part)
 
-    with _turn(folder):
+    with in_turn(folder):
         if not (folder / MANIFEST).is_file():
             publish_directory(folder, fill)
     return folder / CHECKPOINTS / checkpoint if checkpoint else folder
@@ -260,7 +264,7 @@ def fetch_finished(url: str, work: Path, also: Sequence[str] = ()) -> None:
     """
     there = place(url)
     work.parent.mkdir(parents=True, exist_ok=True)
-    with _turn(work), tempfile.TemporaryDirectory(dir=work.parent) as temporary:
+    with in_turn(work), tempfile.TemporaryDirectory(dir=work.parent) as temporary:
         new = Path(temporary) / "run"
         _download(there, new)
         for name in also:
@@ -280,7 +284,7 @@ def take_up(url: str, work: Path | None = None) -> Path:
     """
     url, work = whole_url(url), work or work_directory(url)
     work.parent.mkdir(parents=True, exist_ok=True)
-    with _turn(work):
+    with in_turn(work):
         there = place(url)
         complete = _complete(there)
         newest = max(complete.values(), default=-1)

@@ -36,6 +36,7 @@ SMALL: dict[str, Any] = {
     "data": {"seq_len": 32, "batch_size": 1, "valid_stories": 2},
     "training": {"log_every": 1, "save_every": 2, "schedule": {"warmup_steps": 2}, "accelerator": "cpu"},
     "contexts": [8],
+    "learning_rates": [2e-3],
 }
 
 
@@ -72,14 +73,8 @@ def toy(out: str | Path, given: Sequence[str] = ("transformer-nano",), **changes
 def text(folder: Path) -> dict[str, Any]:
     """A text of invented words, whose tokenizer is trained."""
     path, tokenizer = str(text_file(folder)), {"kind": "bpe", "vocab_size": 300}
-    return {
-        "kind": "text",
-        "path": path,
-        "seq_len": 32,
-        "batch_size": 1,
-        "max_valid_bytes": 100,
-        "tokenizer": tokenizer,
-    }
+    rows = {"seq_len": 32, "batch_size": 1, "max_valid_bytes": 100}
+    return {"kind": "text", "path": path, "tokenizer": tokenizer} | rows
 
 
 def stored() -> dict[str, bytes]:
@@ -264,6 +259,12 @@ def test_a_url_with_other_files_is_refused(cache, capsys):
         compare.compare(toy(URL))
     assert stored() == {"compared/notes.txt": b"mine"}
     assert not list(cache.glob("training/*/plan.json"))
+
+
+def test_a_file_is_refused():
+    MemoryFileSystem().pipe_file("/bucket/compared", b"mine")
+    with pytest.raises(RunError, match=r"memory://bucket/compared is a file.*another --out"):
+        compare.compare(toy(URL))
 
 
 def test_files_in_the_place_of_a_run_are_refused(cache):
@@ -481,6 +482,26 @@ def test_a_worker_that_sees_another_storage_says_so(order):
     assert "does not see the comparison at memory://bucket/compared" in str(error)
     changed = dataclasses.replace(order, seal="another")
     assert "does not see the comparison" in str(carry_out(changed, send()))
+
+
+def test_a_worker_takes_no_run_of_another_comparison(order, cache, tmp_path):
+    """As where URL and command's directory were deleted, and a worker's machine still has what it trained then."""
+    carry_out(order, send())
+    empty()
+    shutil.move(cache, cache.with_name("worker"))
+    asked = toy(URL, data=text(tmp_path) | {"seq_len": 16})
+    asked.check()
+    asked.write_plan()
+    assert asked.copy is not None
+    asked.copy.push_plan()
+    config, seal = asked.config(order.job).as_dict(), asked.copy.seal
+    on_another_machine(cache)
+    shutil.move(cache.with_name("worker"), cache)
+    config["data"]["tokenizer"]["path"] = order.config["data"]["tokenizer"]["path"]
+    assert isinstance(carry_out(dataclasses.replace(order, config=config, seal=seal), send()), dict)
+    run = order.job.path(asked.directory)
+    assert Run.open(run).read_config()["data"]["seq_len"] == 16
+    assert list(asked.directory.parent.glob(f"{asked.directory.name}.1/runs/*/*/measured.json"))
 
 
 def test_a_worker_reports_a_copy_that_fails(order, monkeypatch):

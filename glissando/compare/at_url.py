@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from glissando.errors import RunError
-from glissando.remote import Mirror, fetch_finished, place, rename_aside
+from glissando.remote import Mirror, fetch_finished, in_turn, place, rename_aside
 from glissando.runs import CONFIG, ENVIRONMENT, TOKENIZER, Run
 from glissando.storage import write_atomic
 from glissando.training.mirroring import SAME_COMMAND
@@ -68,6 +68,8 @@ class Copy:
         if self._is_fetched:
             return
         print(f"made in {self.path}, copied to {self.url} after every save", file=sys.stderr, flush=True)
+        if self._there.is_file():
+            raise RunError(f"{self.url} is a file; nothing is overwritten: choose another --out")
         if self._there.names():
             plan = self._there.read(PLAN)
             if plan is None:
@@ -128,15 +130,19 @@ class Copy:
         return None
 
     def require(self, seal: str) -> None:
-        """Have the tokenizer of the comparison with the id `seal` here. Raises RunError where the URL has another
-        comparison, or none."""
+        """Have plan and tokenizer of the comparison with the id `seal` here, for a worker; what is here of another
+        comparison is renamed. Raises RunError where the URL has another comparison, or none."""
         plan = self._there.read(PLAN)
         if plan is None or _id(plan, f"{self.url}/{PLAN}") != seal:
             raise RunError(
                 f"the worker does not see the comparison at {self.url}, or sees another one there: name an --out in a "
                 "storage that all machines of the cluster reach"
             )
-        self._fetch_file(TOKENIZER)
+        with in_turn(self.path):  # of the workers on this machine
+            if self.path.exists() and self.seal != seal:
+                rename_aside(self.path, self.url, "comparison")
+            for name in (PLAN, TOKENIZER):
+                self._fetch_file(name)
 
     # ---------------------------------------------------------------------- writing
 
