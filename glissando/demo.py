@@ -85,7 +85,7 @@ def _comparison(options: argparse.Namespace, out: Path) -> Comparison:
             "kind": "stories", "labelled": False, "tokenizer": {"kind": "bpe", "vocab_size": 1024},
             "seq_len": 256, "batch_size": 1, "valid_stories": 32,
         },
-        training={"optimizer": {"kind": "adamw"}, "schedule": {"warmup_steps": 40}},
+        training={"optimizer": {"kind": "adamw", "beta2": 0.99}, "schedule": {"warmup_steps": 40}},
     )  # fmt: skip
     comparison.check()
     print(f"glissando demo: {len(comparison.names)} models learn the built-in stories", flush=True)

@@ -139,7 +139,7 @@ def test_another_optimizer_starts_with_an_empty_state(tmp_path, capfd):
     grown = grow_run(run.path, tmp_path / "grown", Growth(width=2))
     changes = {"start_from": str(grown.path), "model": Run.open(grown.path).read_config()["model"]}
     train(configuration(tmp_path, PLAIN, changes), tmp_path / "adamw")
-    assert "was trained with muon: the optimizer starts with an empty state" in capfd.readouterr().err
+    assert "was trained with muon; adamw starts with an empty state" in capfd.readouterr().err
     train(configuration(tmp_path, PLAIN, muon, changes), tmp_path / "muon")
     assert "empty" not in capfd.readouterr().err
 

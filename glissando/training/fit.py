@@ -78,7 +78,8 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None, work
     if (before := optimizer_of(moments)) in (None, OPTIMIZERS.kind_of(config.training.optimizer)):
         loop.moments = moments
     else:
-        notes.append(f"{config.start_from} was trained with {before}: the optimizer starts with an empty state")
+        now = OPTIMIZERS.kind_of(config.training.optimizer)
+        notes.append(f"{config.start_from} was trained with {before}; {now} starts with an empty state")
     if config.start_from is None:
         loop.model.require_started()
     else:
