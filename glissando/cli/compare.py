@@ -32,7 +32,7 @@ EXAMPLE = (
     "--learning_rates 1e-3,2e-3,4e-3 --probes recall,induction,tracking --out runs/compare"
 )
 
-_USAGE = "glissando compare MODEL [MODEL ...] --budget BUDGET --out DIR|URL [options]"
+_USAGE = "glissando compare MODEL [MODEL ...] --budget BUDGET --out DIR [options]"
 #: rows and width of activations, at about a million parameters, for which threads are chosen
 _USUAL = (1024, 128)
 
