@@ -114,8 +114,8 @@ def test_a_comparison_is_made_here_and_copied_there(cache, monkeypatch, capsys):
         URL, given=["transformer-nano", "transformer-plus-nano"], probes=["recall-8"], probe_budget=Amount("steps", 2)
     )
     report, _ = compare.compare(asked)
-    told = capsys.readouterr().err.splitlines()[0]
-    assert told == f"made in {asked.directory}, copied to {URL} after every save"
+    message = capsys.readouterr().err.splitlines()[0]
+    assert message == f"made in {asked.directory}, copied to {URL} after every save"
     assert asked.directory.is_relative_to(cache)
     pictures = [f"pictures/{path.name}" for path in (asked.directory / "pictures").iterdir()]
     assert pictures
@@ -328,11 +328,11 @@ def test_a_copy_that_fails_is_reported_and_made_up_for(cache, whole, monkeypatch
             match=r"not copied to memory://.*access denied.*the same command continues from there and copies it",
         ):
             compare.compare(asked)
-    told = capsys.readouterr().err
-    assert "access denied" in told
-    assert "Training continues; the next save tries again" in told
-    assert "train --resume" not in told
-    assert str(asked.directory) in told
+    message = capsys.readouterr().err
+    assert "access denied" in message
+    assert "Training continues; the next save tries again" in message
+    assert "train --resume" not in message
+    assert str(asked.directory) in message
     compare.compare(toy(URL))
     on_another_machine(cache)
     nothing_is_trained(monkeypatch)
@@ -380,9 +380,9 @@ COMMAND = [
 def test_the_command_writes_to_a_url_of_files(cache, tmp_path, monkeypatch, capsys):
     url = f"file://{tmp_path}/there"
     assert main([*COMMAND, "--out", url]) == 0
-    told = capsys.readouterr()
-    assert f"copied to {url} after every save" in told.err.splitlines()[0]
-    assert f"{url}/report.html" in told.out
+    message = capsys.readouterr()
+    assert f"copied to {url} after every save" in message.err.splitlines()[0]
+    assert f"{url}/report.html" in message.out
     assert (tmp_path / "there/report.html").is_file()
     on_another_machine(cache)
     nothing_is_trained(monkeypatch)
