@@ -7,8 +7,12 @@ Facts are what a story draws once and tells again: who it is about, things, plac
 (docs/stories.md): what a byte costs whoever knows the grammar and remembers the story. What a model pays above it at a
 name's first byte, where the name has been told before, is a failure to look back.
 
-A text has no grammar to ask and no floor. Its kinds are words of four letters or more, and names, which are words that
-within sentences stand with a capital more often than without; "again" is what its row has told before.
+The bits of a token of several bytes count at the first of them that belongs to a name, fact, word or pronoun, if any
+does, and otherwise at its first byte.
+
+A text has no grammar to ask and no floor; it is read by models of bytes alone. Its kinds are words of four letters or
+more, and names, which are words that within sentences stand with a capital more often than without; "again" is what its
+row has told before.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,9 +32,11 @@ import torch
 from tqdm import tqdm
 
 import glissando
-from glissando.data.stories.stories import byte_costs, generate, parse
-from glissando.data.tokenizers import ByteTokenizer
+from glissando.data.stories.stories import END, byte_costs, generate, parse
+from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.errors import RunError
+from glissando.evaluation.scoring import token_losses
+from glissando.generation import tokenizer_of
 
 STORY_KINDS = ("a name", "a name again", "a fact", "a fact again", "a pronoun")
 TEXT_KINDS = ("a name", "a name again", "a word", "a word again")
@@ -48,7 +55,11 @@ class Piece(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", help="of models of bytes; without any, a model that was not trained")
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        help="trained runs, with --text of models of bytes; without any, a model that was not trained",
+    )
     parser.add_argument("--stories", type=int, help="held-out stories to read (default: 64)")
     parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8, held out, to read in the stories' place")
     parser.add_argument("--rows", type=int, help="rows of the text to read (default: 256)")
@@ -61,7 +72,7 @@ def main() -> None:
             parser.error(f"--{name} is of {'a text, which --text names' if name != 'stories' else 'the stories'}")
         if value is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
-    models = [opened(run) for run in options.runs]
+    models = [opened(run, options.text is not None) for run in options.runs]
     if not models:
         torch.manual_seed(0)
         models.append(glissando.LanguageModel.from_preset("transformer-nano").eval())
@@ -84,15 +95,19 @@ def show(names: tuple[str, ...], kinds: Counter[str], floor: Counter[str] | None
     print(f"{'all':26}{kinds.total():8,}" + "".join(f"{bits.total() / kinds.total():9.4f}" for bits in columns))
 
 
-def opened(run: str) -> glissando.LanguageModel:
+def opened(run: str, reads_text: bool) -> glissando.LanguageModel:
     try:
         model = glissando.load(run).eval()
     except RunError as error:
         sys.exit(str(error))
-    if not isinstance(model.tokenizer, ByteTokenizer):
+    tokenizer = tokenizer_of(model)
+    if reads_text and not isinstance(tokenizer, ByteTokenizer):
         sys.exit(
-            f"{run} does not read bytes, which are what is counted here; train one with --data.tokenizer.kind bytes"
+            f"{run} does not read bytes, of which the rows of a text are made; train one with "
+            "--data.tokenizer.kind bytes, or leave out --text"
         )
+    if tokenizer.byte_lengths is None:
+        sys.exit(f"{run}: its tokens do not stand for bytes of a text, which are what is counted here")
     return model
 
 
@@ -138,12 +153,31 @@ def measure(
         if costs is not None:
             floor = Counter() if floor is None else floor
             add(floor, kinds, costs)
-        ids, known = torch.tensor([[before, *data[:-1]]]), torch.tensor([*data])
         for model, bits in zip(models, spent, strict=True):
+            ids, sizes = tokens(tokenizer_of(model), before, data)
             with torch.no_grad():
-                found = model(ids)[0][0].log_softmax(-1)
-            add(bits, kinds, (-found.gather(1, known.unsqueeze(1)).squeeze(1) / math.log(2)).tolist())
+                found = token_losses(model(torch.tensor([ids[:-1]]))[0], torch.tensor([ids[1:]]))[0] / math.log(2)
+            add(bits, kinds_of_tokens(kinds, sizes), found.tolist())
     return count, floor, spent
+
+
+def tokens(tokenizer: Tokenizer, before: int, data: bytes) -> tuple[list[int], list[int]]:
+    """The ids, behind the one that they follow, and the number of bytes that each of the others stands for."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return [before, *data], [1] * len(data)
+    ids, lengths = tokenizer.encode(data.decode().removesuffix(END)), tokenizer.byte_lengths
+    assert lengths is not None
+    return [tokenizer.eos_id, *ids, tokenizer.eos_id], [*lengths[ids].tolist(), len(END)]
+
+
+def kinds_of_tokens(kinds: list[str], sizes: list[int]) -> list[str]:
+    """Of each token the kind of the first of its bytes that has one, or else OTHER."""
+    ends = list(accumulate(sizes))
+    assert ends[-1] == len(kinds)
+    return [
+        next((kind for kind in kinds[end - size : end] if kind != OTHER), OTHER)
+        for size, end in zip(sizes, ends, strict=True)
+    ]
 
 
 def add(sums: Counter[str], kinds: list[str], values: list[float]) -> None:

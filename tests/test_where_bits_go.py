@@ -7,7 +7,10 @@ from collections import defaultdict
 import pytest
 import torch
 
+from glissando.data.stories.corpus import StoriesCorpus
 from glissando.data.stories.stories import generate, story_bits
+from glissando.data.tokenizers import train_bpe
+from glissando.evaluation.scoring import score
 from glissando.model import LanguageModel
 from research import where_bits_go
 
@@ -53,6 +56,22 @@ def test_the_parts_add_up():
     assert kinds.total() == 80
     assert floor is None
     assert spent.total() == pytest.approx(640, rel=1e-5)
+
+
+def test_the_bits_of_a_token_count_at_the_first_of_its_bytes_that_has_a_kind():
+    name, rest, other = "a name, first byte", "a name, rest", where_bits_go.OTHER
+    kinds = [other, name, rest, rest, other, other, name]
+    assert where_bits_go.kinds_of_tokens(kinds, [3, 1, 2, 1]) == [name, rest, other, name]
+    assert where_bits_go.kinds_of_tokens(kinds, [1] * 7) == kinds
+
+
+def test_a_model_of_longer_tokens_pays_in_all_what_evaluation_says():
+    text = "".join(generate(0, "train", index).text for index in range(4))
+    model = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}, vocab_size=300).eval()
+    model.tokenizer = train_bpe(iter([text]), 300)
+    kinds, _, (spent,) = where_bits_go.measure([model], where_bits_go.stories(3))
+    corpus = StoriesCorpus(model.tokenizer, seq_len=64, batch_size=1, valid_stories=3)
+    assert spent.total() / kinds.total() == pytest.approx(score(model, corpus.batches("valid")).bits_per_byte, rel=1e-5)
 
 
 def test_a_text_has_names_and_words_by_their_capitals():
