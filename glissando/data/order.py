@@ -10,11 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 
 Words = NDArray[np.uint64]
 
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
-_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
-_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_ROUND_KEYS = [np.uint64((turn + 1) * _GOLDEN & _WORD) for turn in range(6)]
+#: of SplitMix64's finaliser
+SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_ROUND_KEYS = [np.uint64((turn + 1) * GOLDEN & _WORD) for turn in range(6)]
 
 
 def _mix(x: Words) -> Words:
@@ -22,16 +23,16 @@ def _mix(x: Words) -> Words:
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """
-    x = (x ^ (x >> _SHIFTS[0])) * _FACTORS[0]
-    x = (x ^ (x >> _SHIFTS[1])) * _FACTORS[1]
-    return x ^ (x >> _SHIFTS[2])
+    x = (x ^ (x >> SHIFTS[0])) * FACTORS[0]
+    x = (x ^ (x >> SHIFTS[1])) * FACTORS[1]
+    return x ^ (x >> SHIFTS[2])
 
 
 def random_words(seed: int, *indices: ArrayLike) -> Words:
     """A 64-bit word for each (seed, index, index, ...); the indices broadcast; at least one dimension."""
-    word = _mix(np.array([(seed + _GOLDEN) & _WORD], dtype=np.uint64))
+    word = _mix(np.array([(seed + GOLDEN) & _WORD], dtype=np.uint64))
     for index in indices:
-        word = _mix((word ^ np.atleast_1d(np.asarray(index)).astype(np.uint64)) + np.uint64(_GOLDEN))
+        word = _mix((word ^ np.atleast_1d(np.asarray(index)).astype(np.uint64)) + np.uint64(GOLDEN))
     return word
 
 
@@ -70,5 +71,5 @@ def _feistel(value: Words, key: Words, bits: int) -> Words:
 
 def _scrambled(word: Words) -> Words:
     """A hash cheaper than `_mix`: a network of six rounds needs no more."""
-    word = word * _FACTORS[0]
-    return (word ^ (word >> _SHIFTS[1])) * _FACTORS[1] >> _SHIFTS[1]
+    word = word * FACTORS[0]
+    return (word ^ (word >> SHIFTS[1])) * FACTORS[1] >> SHIFTS[1]

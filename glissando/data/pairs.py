@@ -14,7 +14,8 @@ import torch
 
 from glissando.data.base import IGNORED, Batch, RowCorpus
 from glissando.data.corpora import DataOptions, PairsOptions, ShiftOptions
-from glissando.data.order import random_below, random_words, shuffled
+from glissando.data.hashing import hashed
+from glissando.data.order import random_below, shuffled
 from glissando.data.problems import Problems, summary_of
 from glissando.data.textfile import open_file, without_mark
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
@@ -215,23 +216,14 @@ class ShiftCorpus(PairsCorpus):
 
 def is_held_out(characters: np.ndarray) -> np.ndarray:
     """(n,) bool of inputs (n, L): a fixed hash decides."""
-    return _hashed(characters, _SPLIT) % np.uint64(10) == 0
-
-
-def _hashed(characters: np.ndarray, key: int) -> np.ndarray:
-    """(n,) hashes of strings (n, L) uint8 padded with zeros, the same whatever L is."""
-    state = random_words(key, np.zeros(len(characters), np.int64))
-    for column in characters.T:
-        # A zero is padding and leaves the hash as it is.
-        state = np.where(column > 0, random_words(key, state, column), state)
-    return state
+    return hashed(characters, _SPLIT) % np.uint64(10) == 0
 
 
 def _random_answers(inputs: list[str], seed: int) -> list[str]:
     """An output as long as its input for each, a function of (seed, input)."""
     width = max(map(len, inputs), default=0)
     padded = b"".join(text.encode("ascii").ljust(width, b"\0") for text in inputs)
-    keys = _hashed(np.frombuffer(padded, np.uint8).reshape(len(inputs), width), _ANSWERS)
+    keys = hashed(np.frombuffer(padded, np.uint8).reshape(len(inputs), width), _ANSWERS)
     drawn = FIRST + random_below(_PRINTABLE, seed, _ANSWERS, keys[:, None], np.arange(width))
     return [
         row[: len(text)].decode("ascii") for row, text in zip(map(bytes, drawn.astype(np.uint8)), inputs, strict=True)

@@ -1,0 +1,35 @@
+"""The compiled hash is the plain one's, whatever the width of its padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from glissando.data.hashing import hashed
+from glissando.data.order import random_words
+from glissando.errors import UnknownNameError
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 0), (7, 1), (64, 33)])
+def test_compiled_and_plain_agree(shape):
+    rng = np.random.default_rng(0)
+    strings = rng.integers(1, 256, shape, dtype=np.uint8)
+    strings[np.arange(shape[1]) >= rng.integers(0, shape[1] + 1, (shape[0], 1))] = 0
+    for key in (0, 5, 2**63):
+        found = hashed(strings, key)
+        assert found.dtype == np.uint64
+        np.testing.assert_array_equal(found, hashed(strings, key, backend="reference"))
+        np.testing.assert_array_equal(found, hashed(np.pad(strings, ((0, 0), (0, 9))), key))
+        np.testing.assert_array_equal(found[::2], hashed(strings[::2], key))  # rows that are not contiguous
+
+
+def test_it_is_one_word_after_the_other():
+    """h = r(key, r(key, r(key, 0), c_1), c_2), written out."""
+    words = random_words(3, random_words(3, random_words(3, 0), 97), 98)
+    assert hashed(np.array([[97, 98, 0]], np.uint8), 3).tolist() == words.tolist()
+    assert hashed(np.array([[98, 97, 0]], np.uint8), 3).tolist() != words.tolist()
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(UnknownNameError, match=r"'fast'.*auto, reference"):
+        hashed(np.zeros((1, 1), np.uint8), 0, backend="fast")
