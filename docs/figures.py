@@ -118,12 +118,16 @@ def muon() -> dict[str, Any]:
 
 @cache
 def recipe() -> dict[str, Any]:
-    """As `muon`, with a BPE that all models share; for stories also `above_floor`, by how many per cent the mean is above
-    the floor of the 128 held-out stories, where the runs were measured on these."""
+    """As `muon`, with a BPE that all models share; also `above_floor`, by how many per cent the mean is above the
+    floor, of models all of whose runs were measured on the 128 held-out stories of `floor`."""
     found = _by_model(_trainings("recipe"))
-    sizes = {f"{int(row['bytes']) / 1e6:g}M" for row in _rows("recipe") if int(row["held_out_bytes"]) == 87_824}
-    for size in sizes & found["stories"].keys():
-        for of in found["stories"][size].values():
+    measured: dict[tuple[str, str, str], set[float]] = {}
+    for row in _rows("recipe"):
+        key = row["corpus"], f"{int(row['bytes']) / 1e6:g}M", row["model"]
+        measured.setdefault(key, set()).add(float(row["held_out_bytes"]))
+    for (corpus, size, model), sizes in measured.items():
+        if corpus == "stories" and sizes == {floor()["held_out_bytes"]}:
+            of = found[corpus][size][model]
             of["above_floor"] = 100 * (of["mean"] / floor()["held_out"] - 1)
     return found
 
@@ -195,14 +199,19 @@ def parameters() -> dict[str, int]:
 
 @cache
 def floor() -> dict[str, float]:
-    """Bits per byte: expected of the generator; of the first 128 held-out stories themselves; of the half of these that
-    compare reports where the other half has chosen a learning rate."""
+    """Bits per byte: expected of the generator; of the first 128 held-out stories themselves, and their bytes; of the
+    half of these that compare reports where the other half has chosen a learning rate."""
     stories = sorted((generate(0, "valid", index) for index in range(128)), key=lambda story: len(story.text))
 
     def of(some: list[Any]) -> float:
         return sum(story.bits for story in some) / sum(len(story.text.encode()) for story in some)
 
-    return {"expected": entropy_floor(), "held_out": of(stories), "reported": of(stories[1::2])}
+    return {
+        "expected": entropy_floor(),
+        "held_out": of(stories),
+        "held_out_bytes": sum(len(story.text.encode()) for story in stories),
+        "reported": of(stories[1::2]),
+    }
 
 
 @cache

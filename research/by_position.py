@@ -2,15 +2,16 @@
 
     python -m research.by_position --text FILE RUN [RUN ...]     pieces of 1,024 bytes, up to 3,072 bytes before them
 
-The text is cut into pieces of P bytes (`--piece`). Rows of n pieces (`--pieces`) begin at every piece and are read from
-an empty state, so that each piece is read n times: as the first of a row, after 0 bytes, as the second, after P bytes,
-and so on. A cell of the first table is the mean bits per byte of the pieces that were read at all n places: its columns
-have the same bytes, and differ in the context alone.
+The text is cut into pieces of P bytes (`--piece`), at the next character if need be. Rows of n pieces (`--pieces`)
+begin at every piece and are read from an empty state, so that each piece is read n times: as the first of a row, after
+0 bytes, as the second, after P bytes, and so on. Tokens count in the piece in which they begin, and only those that are
+the same and scored at all n places: the first token of a row, which nothing precedes, and words that the edge of a row
+cuts are left out everywhere. So the columns of the first table, bits per byte, are of the same tokens and differ in the
+context alone.
 
 The second table has paired differences with 95 % intervals by Student's t over blocks of n neighbouring pieces: each
 place minus the one before; the second half of the places minus the first half; and this run minus the first run, over
-all places. A negative difference is a gain. The bits of a token count at its first byte. The first token of a row is
-not scored: nothing precedes it.
+all places. A negative difference is a gain. Pieces left over behind the last whole block are left out.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ def main() -> None:
     parser.add_argument("--piece", type=int, default=1024, help="P, bytes of a piece (default: 1024)")
     parser.add_argument("--pieces", type=int, default=4, help="n, pieces of a row, an even number (default: 4)")
     parser.add_argument("--limit", type=int, metavar="BYTES", help="read only so much of the text (default: all)")
-    parser.add_argument("--quick", action="store_true", help="eight rows of four pieces of 128 bytes")
+    parser.add_argument("--quick", action="store_true", help="eight pieces of 128 bytes, rows of four")
     options = parser.parse_args()
-    piece, pieces, limit = (128, 4, 11 * 128) if options.quick else (options.piece, options.pieces, options.limit)
-    if piece < 2 or pieces < 2 or pieces % 2 or (limit is not None and limit < 0):
+    piece, pieces, limit = (128, 4, 14 * 128) if options.quick else (options.piece, options.pieces, options.limit)
+    if piece < 16 or pieces < 2 or pieces % 2 or (limit is not None and limit < 0):
         parser.error(
-            f"--piece must be at least 2, --pieces even and --limit not negative; got {piece}, {pieces} and {limit}"
+            f"--piece must be at least 16, --pieces even and --limit not negative; got {piece}, {pieces} and {limit}"
         )
-    text, names = read(options.text)[:limit], options.runs or [None]
+    text, names = read(options.text)[:limit].decode(errors="ignore").encode(), options.runs or [None]
     found = [by_place(opened(name), text, piece, pieces) for name in names]
     titles = [name or "transformer-nano, untrained" for name in names]
     after = [f"after {place:,}" for place in range(0, piece * pieces, piece)]
@@ -54,7 +55,7 @@ def main() -> None:
         ["", *after],
         [[title, *(f"{cell:.4f}" for cell in bits.mean(0))] for title, bits in zip(titles, found, strict=True)],
     )
-    print("\nDifferences of the same bytes: a place minus the one before, and as named")
+    print("\nDifferences: a place minus the one before, and as named; 95 % intervals")
     gaps = [[title, *map(written, differences(bits, found[0]))] for title, bits in zip(titles, found, strict=True)]
     show(["", *after[1:], "second half - first", "run - first run"], gaps)
 
@@ -71,41 +72,48 @@ def show(head: list[str], rows: list[list[str]]) -> None:
 def differences(found: Tensor, first: Tensor) -> list[Gap]:
     """Of bits per byte (pieces, places): each place minus the one before, the second half of the places minus the first
     half, and the mean of all minus that of `first`, another run's of the same pieces."""
-    half = found.shape[1] // 2
-    steps = found[:, 1:] - found[:, :-1]
+    places = found.shape[1]
+    steps, half = found[:, 1:] - found[:, :-1], places // 2
     columns = [*steps.unbind(1), found[:, half:].mean(1) - found[:, :half].mean(1), (found - first).mean(1)]
     # Neighbouring pieces share their context, so that blocks of them count as one observation.
-    return [mean_of(torch.stack([block.mean() for block in column.split(found.shape[1])])) for column in columns]
+    return [mean_of(column.view(-1, places).mean(1)) for column in columns]
 
 
 def by_place(model: glissando.LanguageModel, text: bytes, piece: int, pieces: int) -> Tensor:
-    """Bits per byte (pieces, places) of the pieces of the text that are read at every place.
-
-    A row that would begin or end within a character is left out, and with it the pieces that it has.
-    """
-    rows = {}
-    starts = range(0, len(text) - piece * pieces + 1, piece)
-    for start in tqdm(starts, desc="read", leave=False, disable=None):
-        try:
-            row = text[start : start + piece * pieces].decode()
-        except UnicodeDecodeError:
-            continue
-        rows[start // piece] = bits_by_byte(model, row).view(pieces, piece).mean(1)
-    read = [
-        torch.stack([rows[number - place][place] for place in range(pieces)])
-        for number in range(pieces - 1, len(starts))
-        if all(number - place in rows for place in range(pieces))
-    ]
-    if len(read) <= pieces:
+    """Bits per byte (pieces, places) of the pieces that are read at every place, as many as make whole blocks."""
+    edges = list(range(0, len(text) + 1, piece))
+    for at, edge in enumerate(edges):
+        while edge < len(text) and text[edge] & 0xC0 == 0x80:  # within a character
+            edge += 1
+        edges[at] = edge
+    count = (len(edges) - pieces) - (pieces - 1)
+    if count < 2 * pieces:
         sys.exit(
-            f"{len(read)} pieces of {piece:,} bytes of the text can be read at all {pieces} places; more than {pieces} "
-            "are needed: lower --piece or --pieces, or give a longer text"
+            f"{max(count, 0)} pieces of {piece:,} bytes of the text can be read at all {pieces} places; at least "
+            f"{2 * pieces} are needed: lower --piece or --pieces, or give a longer text"
         )
-    return torch.stack(read)
+    rows = [
+        bits_and_sizes(model, text[begin:end].decode())
+        for begin, end in tqdm([*zip(edges, edges[pieces:], strict=False)], desc="read", leave=False, disable=None)
+    ]
+    found = []
+    for number in range(pieces - 1, pieces - 1 + count - count % pieces):
+        begin, end = edges[number], edges[number + 1]
+        read = [
+            rows[number - place][:, begin - edges[number - place] : end - edges[number - place]]
+            for place in range(pieces)
+        ]
+        bits, sizes = torch.stack(read, 1)
+        same = (sizes == sizes[0]).all(0) & (sizes[0] > 0)
+        if not same.any():
+            sys.exit(f"a piece of {piece:,} bytes has no token that is the same at all places: raise --piece")
+        found.append(bits[:, same].sum(1) / sizes[0, same].sum())
+    return torch.stack(found)
 
 
-def bits_by_byte(model: glissando.LanguageModel, row: str) -> Tensor:
-    """(bytes,) bits of a row that is read from an empty state, those of a token at its first byte and 0 elsewhere."""
+def bits_and_sizes(model: glissando.LanguageModel, row: str) -> Tensor:
+    """(2, bytes) of a row that is read from an empty state: at the first byte of each token its bits and its number of
+    bytes, and 0 at the others and at the first token, which is not scored."""
     tokenizer = tokenizer_of(model)
     widths = tokenizer.byte_lengths
     if widths is None:
@@ -116,11 +124,13 @@ def bits_by_byte(model: glissando.LanguageModel, row: str) -> Tensor:
         sys.exit(
             f"the tokens of a row of {length} bytes stand for {int(sizes.sum())} bytes: the tokenizer changes the text"
         )
-    with torch.no_grad():
-        logits, _ = model(torch.tensor([ids[:-1]]))
-    costs = torch.zeros(length, dtype=torch.float64)
-    costs[sizes.cumsum(0)[:-1]] = token_losses(logits, torch.tensor([ids[1:]]))[0].double() / math.log(2)
-    return costs
+    found = torch.zeros(2, length, dtype=torch.float64)
+    if len(ids) > 1:
+        with torch.no_grad():
+            logits, _ = model(torch.tensor([ids[:-1]]))
+        nats = token_losses(logits, torch.tensor([ids[1:]]))[0].double()
+        found[:, sizes.cumsum(0)[:-1]] = torch.stack([nats / math.log(2), sizes[1:].double()])
+    return found
 
 
 def written(gap: Gap) -> str:

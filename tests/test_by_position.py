@@ -23,35 +23,53 @@ def model_with(tokenizer) -> LanguageModel:
     return model
 
 
-def bits_by_definition(model, row: str) -> torch.Tensor:
+def bits_by_definition(model, row: str) -> tuple[torch.Tensor, torch.Tensor]:
     tokenizer, at = model.tokenizer, 0
     ids = tokenizer.encode(row)
     logits = model(torch.tensor([ids]))[0][0].log_softmax(-1).detach()
-    bits = torch.zeros(len(row.encode()), dtype=torch.float64)
+    bits, sizes = (torch.zeros(len(row.encode()), dtype=torch.float64) for _ in range(2))
     for place, token in enumerate(ids):
         if place:
             bits[at] = -logits[place - 1, token].item() / math.log(2)
+            sizes[at] = float(tokenizer.byte_lengths[token])
         at += int(tokenizer.byte_lengths[token])
-    return bits
+    return bits, sizes
 
 
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), train_bpe(iter([TEXT]), 300)], ids=["bytes", "bpe"])
+TOKENIZERS = pytest.mark.parametrize("tokenizer", [ByteTokenizer(), train_bpe(iter([TEXT]), 300)], ids=["bytes", "bpe"])
+
+
+@TOKENIZERS
 def test_the_bits_of_a_token_stand_at_its_first_byte(tokenizer):
     model, row = model_with(tokenizer), TEXT[:128]
-    torch.testing.assert_close(
-        by_position.bits_by_byte(model, row), bits_by_definition(model, row), rtol=1e-5, atol=1e-5
-    )
+    bits, sizes = by_position.bits_and_sizes(model, row)
+    expected_bits, expected_sizes = bits_by_definition(model, row)
+    torch.testing.assert_close(bits, expected_bits, rtol=1e-5, atol=1e-5)
+    assert torch.equal(sizes, expected_sizes)
 
 
 def test_every_piece_is_read_at_every_place():
     model = model_with(ByteTokenizer())
-    found = by_position.by_place(model, TEXT[:256].encode(), 16, 4)
-    assert found.shape == (16 - 2 * 3, 4)  # the first and last three pieces are not read at all places
+    found = by_position.by_place(model, TEXT[: 15 * 16].encode(), 16, 4)
+    assert found.shape == (8, 4)  # nine pieces of fifteen are read at all places, and eight are whole blocks
     for number, bits in enumerate(found, 3):
         for place, cell in enumerate(bits):
             start = (number - place) * 16
-            row = bits_by_definition(model, TEXT[start : start + 64])
-            assert cell.item() == pytest.approx(row[place * 16 : place * 16 + 16].mean().item(), abs=1e-5)
+            costs, _ = bits_by_definition(model, TEXT[start : start + 64])
+            # as the first of a row the piece's first byte is not scored, and so it counts nowhere
+            assert cell.item() == pytest.approx(costs[place * 16 + 1 : place * 16 + 16].mean().item(), abs=1e-5)
+
+
+@TOKENIZERS
+def test_a_model_that_cannot_use_its_context_gains_nothing(tokenizer):
+    """Words that the edges of rows cut, and tokens that are not scored, make no difference."""
+    model = model_with(tokenizer)
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+    found = by_position.by_place(model, TEXT[:1000].encode(), 37, 4)
+    assert found.min() > 0
+    for gap in by_position.differences(found, found):
+        assert abs(gap.value) < 1e-12 > gap.half
 
 
 def test_differences_are_of_the_same_bytes_and_their_intervals_over_blocks():
@@ -65,13 +83,13 @@ def test_differences_are_of_the_same_bytes_and_their_intervals_over_blocks():
     assert noisy.half == pytest.approx(3.1824 * torch.tensor([-1.0, 0, -1, 0]).std().item() / math.sqrt(4))
 
 
-def test_a_row_that_would_cut_a_character_is_left_out():
-    model, text = model_with(ByteTokenizer()), "a" * 31 + "\u00e4" + "a" * 95  # the character stands on bytes 31 and 32
-    assert (
-        len(by_position.by_place(model, text.encode(), 16, 2)) == 3
-    )  # rows 0 and 2 of 7 are left out, and pieces 1 to 3 of 6
+def test_pieces_begin_and_end_with_characters():
+    greek = "\u03bb\u03cc\u03b3\u03bf\u03c2 " * 40  # letters of two bytes
+    found = by_position.by_place(model_with(ByteTokenizer()), greek.encode(), 17, 2)
+    assert len(found) == len(greek.encode()) // 17 + 1 - 2 - 1 - (len(greek.encode()) // 17 + 1 - 2 - 1) % 2
+    assert found.isfinite().all()
 
 
 def test_a_text_that_is_too_short_is_refused():
-    with pytest.raises(SystemExit, match="4 pieces of 16 bytes of the text can be read at all 4 places; more than 4"):
+    with pytest.raises(SystemExit, match="4 pieces of 16 bytes of the text can be read at all 4 places; at least 8"):
         by_position.by_place(model_with(ByteTokenizer()), TEXT[:160].encode(), 16, 4)

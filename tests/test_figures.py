@@ -98,3 +98,28 @@ def test_a_difference_of_seeds_is_students(figures):
     mine, yours = ({"0": 2, "1": 4, "2": 6, "seeds": [2, 4, 6], "count": 3}), {"seeds": [1, 2, 3], "count": 3}
     assert figures._gap(mine, yours | {"0": 1, "1": 2, "2": 3}) == pytest.approx([2, 4.3027 / 3**0.5])
     assert figures._gap(mine, yours | {"0": 1, "1": 2, "3": 3}) == []
+
+
+def test_the_share_above_the_floor_is_of_runs_measured_on_the_floors_text(figures, monkeypatch):
+    """Not of a model with a run that other held-out text was measured on."""
+    floor = {"held_out": 0.25, "held_out_bytes": 100}
+    columns = ("corpus", "bytes", "model", "seed", "bits_per_byte", "held_out_bytes")
+    rows = [
+        ("stories", "2000000", "a", "0", "0.3", "100"),
+        ("stories", "2000000", "a", "1", "0.4", "100"),
+        ("stories", "2000000", "b", "0", "0.3", "200"),
+        ("stories", "4000000", "c", "0", "0.3", "100"),
+        ("stories", "4000000", "c", "1", "0.3", "200"),
+        ("other", "2000000", "d", "0", "0.3", "100"),
+    ]
+    made = [dict(zip(columns, row, strict=True)) | {"labels_told": ""} for row in rows]
+    monkeypatch.setattr(figures, "_rows", lambda name: iter(made))
+    monkeypatch.setattr(figures, "floor", lambda: floor)
+    figures.recipe.cache_clear()
+    try:
+        found = figures.recipe()
+    finally:
+        figures.recipe.cache_clear()
+    assert found["stories"]["2M"]["a"]["above_floor"] == pytest.approx(40)
+    others = (found["stories"]["2M"]["b"], found["stories"]["4M"]["c"], found["other"]["2M"]["d"])
+    assert not any("above_floor" in of for of in others)

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glissando.data.order import FACTORS, GOLDEN, SHIFTS, Words, random_words
-from glissando.errors import unknown_name
-from glissando.ops.compiled import kernel
+from glissando.ops.compiled import kernel, require_backend
 
 _STEP = np.uint64(GOLDEN)
 
@@ -21,13 +20,15 @@ def hashed(characters: NDArray[np.uint8], key: int, backend: Literal["auto", "re
 
     with r(...) = `random_words`. `auto` is a compiled loop, `reference` goes column by column through NumPy.
 
-    Raises UnknownNameError for another backend.
+    Raises UnknownNameError for another backend, ValueError for characters of another type than uint8.
     """
-    if backend not in ("auto", "reference"):
-        raise unknown_name("hash backend", backend, ("auto", "reference"))
+    require_backend("hash", backend, ("auto", "reference"))
+    if characters.dtype != np.uint8:
+        raise ValueError(f"hash: characters must be uint8, got {characters.dtype}")
     state = random_words(key, np.zeros(len(characters), np.int64))
     if backend == "auto":
-        _fold(np.ascontiguousarray(characters), random_words(key)[0], state)
+        with np.errstate(over="ignore"):  # products wrap around, of which NumPy warns where nothing is compiled
+            _fold(np.ascontiguousarray(characters), random_words(key)[0], state)
         return state
     for column in characters.T:
         state = np.where(column > 0, random_words(key, state, column), state)

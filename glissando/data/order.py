@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Words = NDArray[np.uint64]
 
+# Kernels are compiled anew where this file changes: they hold its constants.
 GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 #: of SplitMix64's finaliser

@@ -23,6 +23,13 @@ def test_compiled_and_plain_agree(shape):
         np.testing.assert_array_equal(found[::2], hashed(strings[::2], key))  # rows that are not contiguous
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_hashes_never_change(backend):
+    """Another value would move rows from one side of every split to the other."""
+    strings = np.frombuffer(b"ab\0a\0b", np.uint8).reshape(2, 3)  # cannot be written to; a zero between is passed over
+    assert hashed(strings, 3, backend=backend).tolist() == [11837784008653983630] * 2
+
+
 def test_it_is_one_word_after_the_other():
     """h = r(key, r(key, r(key, 0), c_1), c_2), written out."""
     words = random_words(3, random_words(3, random_words(3, 0), 97), 98)
@@ -30,6 +37,8 @@ def test_it_is_one_word_after_the_other():
     assert hashed(np.array([[98, 97, 0]], np.uint8), 3).tolist() != words.tolist()
 
 
-def test_an_unknown_backend_is_refused():
+def test_mistakes():
+    with pytest.raises(ValueError, match="characters must be uint8, got int64"):
+        hashed(np.array([[1, -1]]), 0)
     with pytest.raises(UnknownNameError, match=r"'fast'.*auto, reference"):
         hashed(np.zeros((1, 1), np.uint8), 0, backend="fast")
