@@ -1,18 +1,18 @@
-"""Where a model's bits go: at names, at other facts or words, told for the first time or again.
+"""Where a model's bits go: at names, at other facts or words, at their first mention or again.
 
 python -m research.where_bits_go RUN [RUN ...]     one column a run, in bits per byte of the whole text: they add up
 python -m research.where_bits_go --text FILE RUN [RUN ...]     the same of rows of a text instead of the stories
 
-Facts are what a story draws once and tells again: who it is about, things, places, colours. The floor is exact
-(docs/stories.md): what a byte costs whoever knows the grammar and remembers the story. What a model pays above it at a
-name's first byte, where the name has been told before, is a failure to look back.
+Facts are what a story draws once and mentions again: who it is about, things, places, colours. The floor is exact
+(docs/stories.md): what a byte costs whoever knows the grammar and remembers the story. What a model pays above it at
+the first byte of a name that was mentioned before is a failure of retrieval.
 
 The bits of a token of several bytes count at the first of them that belongs to a name, fact, word or pronoun, if any
 does, and otherwise at its first byte.
 
 A text has no grammar to ask and no floor; it is read by models of bytes alone. Its kinds are words of four letters or
-more, and names, which are words that within sentences stand with a capital more often than without; "again" is what its
-row has told before.
+more, and names, which are words that within sentences stand with a capital more often than without; "again" is what
+occurred earlier in its row.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def words(text: str) -> list[tuple[int, str, bool]]:
 
 
 def kinds_of_row(found: list[tuple[int, str, bool]], start: int, length: int) -> list[str]:
-    """The kind of each of a row's bytes. Of a word that the row cuts off at its beginning nothing is told."""
+    """The kind of each of a row's bytes. A word that the row cuts off at its beginning has no kind."""
     kinds, known = [OTHER] * length, set()
     begin = bisect_left(found, start, key=lambda word: word[0])
     for at, word, name in found[begin : bisect_left(found, start + length, key=lambda word: word[0])]:
