@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
+from glissando.data import hashing, order
 from glissando.data.hashing import hashed
 from glissando.data.order import random_words
 from glissando.errors import UnknownNameError
+from glissando.ops import compiled
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (1, 0), (7, 1), (64, 33)])
@@ -35,6 +39,16 @@ def test_it_is_one_word_after_the_other():
     words = random_words(3, random_words(3, random_words(3, 0), 97), 98)
     assert hashed(np.array([[97, 98, 0]], np.uint8), 3).tolist() == words.tolist()
     assert hashed(np.array([[98, 97, 0]], np.uint8), 3).tolist() != words.tolist()
+
+
+def test_the_kernel_is_compiled_anew_where_its_constants_change(tmp_path):
+    """They stand in another file than the kernel, and a kernel on disk would go on with the old ones."""
+    for module in (hashing, order):
+        shutil.copy(module.__file__, tmp_path)
+    before = compiled._sources.__wrapped__(tmp_path)
+    file = tmp_path / "order.py"
+    file.write_text(file.read_text().replace("0x94D049BB133111EB", "0x94D049BB133111ED"))
+    assert compiled._sources.__wrapped__(tmp_path) != before
 
 
 def test_mistakes():
