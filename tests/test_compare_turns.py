@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from comparisons import comparison
 
 from glissando.compare import run as compare
 from glissando.compare import speed, table
 from glissando.compare.measure import read_measured
-from glissando.compare.plan import Amount
+from glissando.compare.plan import Amount, Comparison, Job
 from glissando.compare.speed import measure_speed, training_memory
 from glissando.compare.table import Table, Turn
+from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, GlissandoError
-from glissando.runs import Run
-from glissando.training.fit import train
+from glissando.presets import preset_names
+from glissando.runs import CONFIG, Run
+from glissando.training.fit import fit_to_corpus, train
 
 pytestmark = pytest.mark.timeout(600)
 TIMED = {"decode": {}, "state": {}, "train": {"median": 1.0, "low": 1.0, "high": 1.0}, "memory_mib": 1.0}
@@ -123,6 +126,32 @@ def test_a_failure_in_a_turn_ends_that_model_alone(tmp_path, taken, capsys):
     assert "not finite" in read_measured(failed)["failed"]  # type: ignore[index]
     assert capsys.readouterr().err.count("learning rate 1e+30: failed") == 1
     assert Run(next(asked.out.glob("runs/*/*"))).read_config()["training"]["optimizer"]["learning_rate"] == 1e-3
+
+
+@pytest.mark.parametrize("preset", [name for name in preset_names() if name.endswith("-nano")])
+def test_a_run_of_every_preset_is_known_again(tmp_path, preset):
+    """Also where training has changed options to fit the corpus: for turns, and for a comparison that goes on."""
+    asked = Comparison([preset], tmp_path / "out", Amount("steps", 4), data=SMALL["data"])
+    job = Job("run", preset, 0, 1e-3)
+    trained = asked.config(job)
+    fit_to_corpus(trained, build_corpus(trained.data))
+    path = job.path(asked.directory)
+    path.mkdir(parents=True)
+    (path / CONFIG).write_text(yaml.safe_dump(trained.as_dict()))
+    asked.require_same(job)
+    trained.training.optimizer.learning_rate = 7e-3
+    (path / CONFIG).write_text(yaml.safe_dump(trained.as_dict()))
+    with pytest.raises(ConfigError, match=r"trained with other options: training\.optimizer\.learning_rate was 0\.007"):
+        asked.require_same(job)
+
+
+def test_a_flow_takes_turns(tmp_path, taken):
+    asked = Comparison(
+        ["hybrid-ode-nano"], tmp_path / "out", Amount("steps", 4), **SMALL, turns=2, model={"hidden_size": 16},
+        allow_unequal=True,
+    )  # fmt: skip
+    compare.compare(asked)
+    assert taken == [("hybrid-ode-nano", 2), ("hybrid-ode-nano", 4)]
 
 
 def test_turns_are_at_least_one(tmp_path):

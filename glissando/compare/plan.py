@@ -358,7 +358,8 @@ class Comparison:
             return
         there = from_dict(RunConfig, values, "config.yaml").as_dict()
         requested = self.config(job).as_dict()
-        there["model"].pop("vocab_size"), requested["model"].pop("vocab_size")  # the tokenizer decides it
+        for model in (there["model"], requested["model"]):  # what `fit_to_corpus` decides
+            model.pop("vocab_size"), model.get("depth", {}).pop("control_trained", None)
         there.pop("imports", None), requested.pop("imports", None)  # wherever the files lay then
         ours = str(self.directory / TOKENIZER)
         if requested["data"]["tokenizer"].get("path") == ours:  # however OUT was spelled then
