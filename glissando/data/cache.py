@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -18,6 +19,7 @@ from glissando.storage import write_atomic
 
 _log = logging.getLogger(__name__)
 _PIECES_AT_ONCE = 32
+_BLOCK = 1 << 22
 _SEAL = hashlib.sha256().digest_size
 # Part of every key: raised when the way text is cut into pieces, or what a file holds, changes.
 _FORMAT = 2
@@ -68,18 +70,28 @@ def token_file(data: Joined, tokenizer: Tokenizer, *, ascii_only: bool = False) 
         digest.update(places := np.array(ends, np.int64).tobytes())
         file.write(places + digest.digest())
 
-    if path.exists() and not _is_sealed(path):
-        _log.warning("%s is damaged: the text is tokenised again", path)
-        path.unlink()
-    if not path.exists():
+    digest = _digest_if_sealed(path)
+    if digest is None:
+        if path.exists():
+            _log.warning("%s is damaged: the text is tokenised again", path)
         write_atomic(path, tokenise)
+        digest = _digest_if_sealed(path)
     n_ends = max(len(data.parts) - 1, 0) * np.dtype(np.int64).itemsize
-    places = FileArray(path)[-n_ends - _SEAL : -_SEAL].tobytes()
-    return TokenFile(FileArray(path, dtype, tail=n_ends + _SEAL), np.frombuffer(places, np.int64))
+    # With its digest: another process that tokenises the same text may replace the file by the same tokens.
+    places = FileArray(path, digest=digest)[-n_ends - _SEAL : -_SEAL].tobytes()
+    return TokenFile(FileArray(path, dtype, digest, tail=n_ends + _SEAL), np.frombuffer(places, np.int64))
 
 
-def _is_sealed(path: Path) -> bool:
-    if path.stat().st_size < _SEAL:
-        return False
-    whole = FileArray(path)
-    return whole.part(0, len(whole) - _SEAL).sha256() == whole[len(whole) - _SEAL :].tobytes().hex()
+def _digest_if_sealed(path: Path) -> str | None:
+    """The SHA-256 of the whole file, if it ends with that of all that stands before; else None, as of no file."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:  # once: the file of that name may be replaced meanwhile
+        digest, left = hashlib.sha256(), os.fstat(file.fileno()).st_size - _SEAL
+        while left > 0 and (block := file.read(min(left, _BLOCK))):
+            digest.update(block)
+            left -= len(block)
+        if file.read() != digest.digest():
+            return None
+        digest.update(digest.digest())
+        return digest.hexdigest()

@@ -164,6 +164,22 @@ def test_the_token_cache_is_used_and_keyed_by_content_and_tokenizer(prose: Path,
     assert len(list((cache / "tokens").iterdir())) > 4
 
 
+def test_two_processes_may_tokenise_the_same_text_at_once(
+    prose: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = train(mine := TextCorpus(BPE, path=prose, **OPTIONS), 1)[0]
+    with monkeypatch.context() as patch:
+        patch.setenv("GLISSANDO_CACHE", str(cache.with_name("other")))
+        TextCorpus(BPE, path=prose, **OPTIONS)
+    for file in (cache.with_name("other") / "tokens").iterdir():
+        file.replace(cache / "tokens" / file.name)  # as the slower of two does at its end
+    assert torch.equal(train(mine, 1)[0].ids, first.ids)
+    for file in (cache / "tokens").iterdir():
+        file.write_bytes(file.read_bytes()[::-1])
+    with pytest.raises(DataError, match="has changed while it was in use"):
+        train(mine, 1)
+
+
 def test_a_broken_tokenisation_leaves_nothing_behind(prose: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(self: HFTokenizer, texts: list[str]) -> list[np.ndarray]:
         raise KeyboardInterrupt
