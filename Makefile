@@ -36,7 +36,10 @@ play: .venv/.installed
 demo: .venv/.installed
 	$(BIN)/python -m glissando.demo
 
-test: lint types tests examples
+# Types take one core, so that examples run beside them; tests, which take longest, come last.
+test: lint
+	@$(MAKE) --no-print-directory -j 2 types examples
+	@$(MAKE) --no-print-directory tests
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
@@ -50,9 +53,7 @@ tests: .venv/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 examples: .venv/.installed
-	@set -e; for f in examples/*.py; do echo "example: $$f"; $(BIN)/python -W error $$f --quick; done
-	@set -e; for m in by_position envelope grow_or_scratch irregular_series shift_rule where_bits_go; do \
-		echo "experiment: $$m"; $(BIN)/python -W error -m research.$$m --quick; done
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'example and not slow' -n auto --maxprocesses 8 --dist worksteal
 
 slow: .venv/.installed
 	$(BIN)/python -m pytest -m slow --timeout 3600

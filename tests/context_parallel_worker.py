@@ -102,9 +102,11 @@ def compare(model: LanguageModel, parts: RowParts, length: int, masked: bool) ->
     weights, own, part = weights_of(model, batch), parts.columns(length), parts.of(batch)
     signals = {"mask": part.mask, "control": part.control, "dt": None if dt is None else dt[:, own]}
     logits = model(part.ids, **signals, **parts.given(model, part))[0]
-    got = {name: gradient.clone() for name, gradient in outcome(model, logits, weights[:, own]).items()}
-    for gradient in got.values():
-        dist.all_reduce(gradient, group=where.group)
+    mine = outcome(model, logits, weights[:, own])
+    summed = torch.cat([gradient.flatten() for gradient in mine.values()])
+    dist.all_reduce(summed, group=where.group)
+    sizes = [gradient.numel() for gradient in mine.values()]
+    got = {name: part.view_as(mine[name]) for name, part in zip(mine, summed.split(sizes), strict=True)}
     whole, expected = torch.zeros_like(weights), {}
     if not where.place:
         whole = model(batch.ids, mask=batch.mask, control=batch.control, dt=dt)[0]
@@ -114,8 +116,8 @@ def compare(model: LanguageModel, parts: RowParts, length: int, masked: bool) ->
     real = slice(None) if part.mask is None else part.mask
     pairs = {"logits": (logits[real], whole[:, own][real])} | {n: (got[n], expected[n]) for n in expected}
     gaps = {}
-    for name, (mine, theirs) in pairs.items():
-        gap = (mine - theirs).abs().max().item() if mine.numel() else 0.0
+    for name, (found, theirs) in pairs.items():
+        gap = (found - theirs).abs().max().item() if found.numel() else 0.0
         gaps[name] = gap / max(1.0, theirs.abs().max().item() if theirs.numel() else 0.0)
     worst = max(gaps, key=lambda name: gaps[name])
     return gaps[worst], worst

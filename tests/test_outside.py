@@ -38,7 +38,7 @@ def place(tmp_path_factory) -> Path:
     """A directory with a copy of the example, `mine.py`, and what it has written as a program."""
     place = tmp_path_factory.mktemp("outside")
     shutil.copy(EXAMPLE, place / "mine.py")
-    command = [sys.executable, str(place / "mine.py"), "--quick", "--out", str(place / "out")]
+    command = [sys.executable, "-W", "error", str(place / "mine.py"), "--quick", "--out", str(place / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (place / "stdout").write_text(done.stdout)

@@ -1,0 +1,36 @@
+"""Every example and every experiment runs as a program, at toy sizes and without a warning."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from training_runs import call
+
+ROOT = Path(__file__).resolve().parents[1]
+#: test_outside.py runs this one, and looks at what it has written
+ELSEWHERE = "add_a_mixer"
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "research").glob("*.py") if '"--quick"' in path.read_text("utf-8"))
+#: how the models in the box were trained: three trainings
+SLOW = "pretrained"
+
+pytestmark = pytest.mark.example
+
+
+def runs(*program: str) -> None:
+    done = call([sys.executable, "-W", "error", *program, "--quick"])
+    assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != ELSEWHERE])
+def test_example(name):
+    runs(str(ROOT / "examples" / f"{name}.py"))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == SLOW)) for name in EXPERIMENTS]
+)
+def test_experiment(name):
+    runs("-m", f"research.{name}")
