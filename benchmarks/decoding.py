@@ -23,6 +23,7 @@ GOALS = {
     **{("composite-nano", context): 4.0 for context in (256, 4096)},
     **{("transformer-nano", context): 2.0 for context in (256, 4096)},
     **{("spectral-delta-nano", context): None for context in (256, 4096)},
+    **{("transformer-plus-nano", context): None for context in (256, 4096)},
     **{("tauformer-nano", context): None for context in (256, 4096)},
     **{("hybrid-ode-nano", context): None for context in (256, 4096)},
 }
