@@ -1,4 +1,4 @@
-"""Every example and every experiment runs as a program, at toy sizes and without a warning."""
+"""Examples and experiments run as programs, at toy sizes and without a warning."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from training_runs import call
 
 ROOT = Path(__file__).resolve().parents[1]
-#: test_outside.py runs this one, and looks at what it has written
+#: test_outside.py looks at what it has written
 ELSEWHERE = "add_a_mixer"
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "research").glob("*.py") if '"--quick"' in path.read_text("utf-8"))
-#: how the models in the box were trained: three trainings
+#: how the packaged models are trained, which takes longest
 SLOW = "pretrained"
 
 pytestmark = pytest.mark.example

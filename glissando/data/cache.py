@@ -15,6 +15,7 @@ from glissando.cache_directory import cache_dir
 from glissando.data.joined import Joined
 from glissando.data.textfile import FileArray, pieces
 from glissando.data.tokenizers import Tokenizer
+from glissando.errors import DataError
 from glissando.storage import write_atomic
 
 _log = logging.getLogger(__name__)
@@ -71,11 +72,13 @@ def token_file(data: Joined, tokenizer: Tokenizer, *, ascii_only: bool = False) 
         file.write(places + digest.digest())
 
     digest = _digest_if_sealed(path)
-    if digest is None:
-        if path.exists():
+    if not digest:
+        if digest is not None:
             _log.warning("%s is damaged: the text is tokenised again", path)
         write_atomic(path, tokenise)
         digest = _digest_if_sealed(path)
+    if not digest:
+        raise DataError(f"{path} is not what was just written; check the disk, or name another in GLISSANDO_CACHE")
     n_ends = max(len(data.parts) - 1, 0) * np.dtype(np.int64).itemsize
     # With its digest: another process that tokenises the same text may replace the file by the same tokens.
     places = FileArray(path, digest=digest)[-n_ends - _SEAL : -_SEAL].tobytes()
@@ -83,15 +86,19 @@ def token_file(data: Joined, tokenizer: Tokenizer, *, ascii_only: bool = False) 
 
 
 def _digest_if_sealed(path: Path) -> str | None:
-    """The SHA-256 of the whole file, if it ends with that of all that stands before; else None, as of no file."""
-    if not path.exists():
+    """The SHA-256 of the whole file, if it ends with that of all before it, or else ""; None where there is no file."""
+    try:
+        file = path.open("rb")  # once: the file of that name may be replaced meanwhile
+    except FileNotFoundError:
         return None
-    with path.open("rb") as file:  # once: the file of that name may be replaced meanwhile
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); delete it, and it is made again") from error
+    with file:
         digest, left = hashlib.sha256(), os.fstat(file.fileno()).st_size - _SEAL
         while left > 0 and (block := file.read(min(left, _BLOCK))):
             digest.update(block)
             left -= len(block)
         if file.read() != digest.digest():
-            return None
+            return ""
         digest.update(digest.digest())
         return digest.hexdigest()
