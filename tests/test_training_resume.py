@@ -283,7 +283,8 @@ def test_second_interrupt_ends_at_once(tmp_path):
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
         _, error = process.communicate(timeout=60)
-    assert time.monotonic() - began < 5
+    # It takes a second, or several where every core is busy; that nothing was saved is asserted below.
+    assert time.monotonic() - began < 20
     assert process.returncode == 130
     assert "Traceback" not in error
     assert latest_checkpoint(run / "checkpoints") is None
