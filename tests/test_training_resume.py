@@ -268,9 +268,9 @@ def test_first_interrupt_saves_and_tells_how_to_go_on(tmp_path):
 
 
 def test_second_interrupt_ends_at_once(tmp_path):
-    # the first interrupt takes effect at the end of a step, and these steps are long
-    slow = {"data": {"batch_size": 256, "seq_len": 512}, "model.hidden_size": 64}
-    changed = {"training": {"steps": 1000, "accumulate": 128, "save_every": 10**6, "validate_every": 10**6}}
+    # the first interrupt takes effect at the end of a step, and these take minutes
+    slow = {"data": {"batch_size": 16384, "seq_len": 512}, "model.hidden_size": 64}
+    changed = {"training": {"steps": 1000, "accumulate": 8192, "save_every": 10**6, "validate_every": 10**6}}
     run = tmp_path / "run"
     with started(command(*options(mapping(tmp_path, slow, changed)), f"--out={run}")) as process:
         deadline = time.monotonic() + 60
@@ -283,8 +283,7 @@ def test_second_interrupt_ends_at_once(tmp_path):
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
         _, error = process.communicate(timeout=60)
-    # It takes a second, or several where every core is busy; that nothing was saved is asserted below.
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 20  # a second, or several where every core is busy
     assert process.returncode == 130
     assert "Traceback" not in error
     assert latest_checkpoint(run / "checkpoints") is None

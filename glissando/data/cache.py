@@ -20,7 +20,6 @@ from glissando.storage import write_atomic
 
 _log = logging.getLogger(__name__)
 _PIECES_AT_ONCE = 32
-_BLOCK = 1 << 22
 _SEAL = hashlib.sha256().digest_size
 # Part of every key: raised when the way text is cut into pieces, or what a file holds, changes.
 _FORMAT = 2
@@ -72,12 +71,10 @@ def token_file(data: Joined, tokenizer: Tokenizer, *, ascii_only: bool = False) 
         file.write(places + digest.digest())
 
     digest = _digest_if_sealed(path)
-    if not digest:
-        if digest is not None:
-            _log.warning("%s is damaged: the text is tokenised again", path)
+    if digest is None:
         write_atomic(path, tokenise)
         digest = _digest_if_sealed(path)
-    if not digest:
+    if digest is None:
         raise DataError(f"{path} is not what was just written; check the disk, or name another in GLISSANDO_CACHE")
     n_ends = max(len(data.parts) - 1, 0) * np.dtype(np.int64).itemsize
     # With its digest: another process that tokenises the same text may replace the file by the same tokens.
@@ -86,7 +83,7 @@ def token_file(data: Joined, tokenizer: Tokenizer, *, ascii_only: bool = False) 
 
 
 def _digest_if_sealed(path: Path) -> str | None:
-    """The SHA-256 of the whole file, if it ends with that of all before it, or else ""; None where there is no file."""
+    """The SHA-256 of the whole file, if it ends with that of all before it; None if not, or if there is no file."""
     try:
         file = path.open("rb")  # once: the file of that name may be replaced meanwhile
     except FileNotFoundError:
@@ -95,10 +92,11 @@ def _digest_if_sealed(path: Path) -> str | None:
         raise DataError(f"{path} cannot be read ({error.strerror}); delete it, and it is made again") from error
     with file:
         digest, left = hashlib.sha256(), os.fstat(file.fileno()).st_size - _SEAL
-        while left > 0 and (block := file.read(min(left, _BLOCK))):
+        while left > 0 and (block := file.read(min(left, 1 << 22))):
             digest.update(block)
             left -= len(block)
         if file.read() != digest.digest():
-            return ""
+            _log.warning("%s is damaged: the text is tokenised again", path)
+            return None
         digest.update(digest.digest())
         return digest.hexdigest()
