@@ -21,34 +21,38 @@ from glissando.testing import no_float64
 LONG = {"a cut": (2, 2, 1, 65, 65), "three": (1, 2, 2, 300, 300), "a past": (2, 2, 1, 150, 200)}
 
 
-def errors(inputs: list[Tensor], past: Tensor | None = None, of_lse: bool = False) -> dict[str, float]:
+def errors(got: dict[str, Tensor], exact: dict[str, Tensor], temperature: Tensor) -> dict[str, float]:
     """Relative L2 errors. Where a gradient vanishes, rounding is left of it: errors count from what test_tau_attention
     counts them from, that of T from a hundredth of dv's size over T."""
-    exact = outcome("reference", [x.double() for x in inputs], past, of_lse)
-    got = outcome("sorted", inputs, past, of_lse)
     largest = max(float(exact[name].norm()) for name in NAMES[2:])
-    over_t = float(exact["v"].norm() / inputs[5].double().min())
+    over_t = float(exact["v"].norm() / temperature.double().min())
     least = dict.fromkeys(NAMES, 1e-4 * largest)
     least |= {"lambda_q": 1e-3 * over_t, "lambda_k": 1e-3 * over_t, "temperature": 1e-2 * over_t}
     return {
         name: float((got[name].double() - exact[name]).norm() / exact[name].norm().clamp_min(least[name]))
-        for name in NAMES
+        for name in got
     }
 
 
-def agree(inputs: list[Tensor], past: Tensor | None = None) -> None:
-    """1e-9 in float64. In float32 1e-5 for values, 3e-5 for gradients of lambda, and 1e-3 for those that vanish.
+def require(got: dict[str, Tensor], exact: dict[str, Tensor], temperature: Tensor) -> None:
+    """Errors of at most 1e-9 in float64. In float32 1e-5 for values, 3e-5 for gradients of lambda, and 1e-3 for those
+    that vanish.
 
     The gradient of T is a sum of ds |q - k| / T^2, in which ds is rounded to float32 and nearly all cancels: its error
     is some eps / T^2, counted from dv's size over T, hence 2e-6 / T.
     """
-    double = inputs[0].dtype == torch.float64
-    of_t = max(2e-5, 2e-6 / float(inputs[5].min()))
+    double = temperature.dtype == torch.float64
+    of_t = max(2e-5, 2e-6 / float(temperature.min()))
     loose = {"temperature": of_t, "key_bias": 1e-3, "cumulative_log_forget": 1e-3, "lambda_q": 3e-5, "lambda_k": 3e-5}
+    for name, error in errors(got, exact, temperature).items():
+        bound = 1e-9 if double else loose.get(name, 1e-5)
+        assert error <= bound, f"{name}: relative L2 error {error:.1e}, allowed {bound:.0e}"
+
+
+def agree(inputs: list[Tensor], past: Tensor | None = None) -> None:
     for of_lse in (False, True):
-        for name, error in errors(inputs, past, of_lse).items():
-            bound = 1e-9 if double else loose.get(name, 1e-5)
-            assert error <= bound, f"{name}: relative L2 error {error:.1e}, allowed {bound:.0e}"
+        exact = outcome("reference", [x.double() for x in inputs], past, of_lse)
+        require(outcome("sorted", inputs, past, of_lse), exact, inputs[5])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.03, 1e-3])
@@ -117,18 +121,19 @@ def test_without_float64(kind: str):
     """Exponents are pairs of float32."""
     q, k, v, bias, forget, temperature = problem(kind, (1, 2, 1, 200, 200), torch.float32, 0.01)
     steep = (40 * forget).float()
-    exact = outcome("reference", [x.double() for x in (q, k, v, bias, steep, temperature)], hears_lse=False)
+    inputs = [q, k, v, bias, steep, temperature]
+    exact = outcome("reference", [x.double() for x in inputs], hears_lse=False)
+    # those of `outcome`
+    weights = torch.randn(exact["o"].shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).float()
     with no_float64():
-        leaves = [x.clone().requires_grad_() for x in (q, k, v, bias, steep, temperature)]
+        leaves = [x.clone().requires_grad_() for x in inputs]
         e = exponents(leaves[1], leaves[3], leaves[4])
         o, lse = attend(leaves[0], leaves[1], leaves[2], leaves[5], e, "sorted")
-        generator = torch.Generator().manual_seed(9)
-        weights = torch.randn(o.shape, generator=generator, dtype=torch.float32)
         assert lse.shape == (*q.shape, 2)
-        (o * weights).sum().backward()
-    assert (o.double() - exact["o"]).norm() < 1e-5 * exact["o"].norm()
-    assert (wide_to_double(lse.detach()) - exact["lse"]).abs().max() < 1e-6 * exact["lse"].abs().max()
-    assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in leaves)
+        gradients = torch.autograd.grad((o * weights).sum(), leaves)
+    found = wide_to_double(lse.detach())
+    assert (found - exact["lse"]).abs().max() < 1e-6 * exact["lse"].abs().max()
+    require(dict(zip(NAMES, (o.detach(), found, *gradients), strict=True)), exact, temperature)
 
 
 def test_a_running_sum_is_its_definition():
