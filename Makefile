@@ -15,7 +15,7 @@ endif
 .PHONY: help play demo test lint types tests examples slow bench docs wheel clean
 help:
 	@echo "make play   a trained model with two dials, in the browser"
-	@echo "make demo   five systems and a Transformer learn the built-in stories, and a report (5 minutes)"
+	@echo "make demo   five systems and a Transformer learn the built-in stories, and a report (5 to 7 minutes)"
 	@echo "make test   lint, types, tests, examples"
 	@echo "make slow   the checks that train or time for minutes"
 	@echo "make bench  speed against named peers"

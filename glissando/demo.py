@@ -1,4 +1,4 @@
-"""`make demo`: about five minutes in which five systems and a Transformer learn stories, from as many tokens each.
+"""`make demo`: five to seven minutes in which five systems and a Transformer learn stories, from as many tokens each.
 
 The models train in turns, so that what else the machine does meets all alike. A busy machine takes longer. Where the
 estimate, made from a few steps of every model, is above `LONGEST`, all models learn from fewer tokens, as many each,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from glissando.compare.plan import Comparison
     from glissando.compare.results import ModelResult
 
-#: of each model: about five minutes in all on two quiet cores
+#: of each model: five to seven minutes in all on two quiet cores
 TOKENS = 200_000
 LONGEST, LEAST = 600.0, 0.5
 TURNS = 5
