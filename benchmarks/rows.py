@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import decoding, flow, liquid, scans, serving, spectral, speed, starting, tau, threads
+from benchmarks import decoding, delta, flow, liquid, scans, serving, spectral, speed, starting, tau, threads
 from benchmarks.speed import Row
 from glissando.errors import unknown_name
 
@@ -24,6 +24,7 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "spectral-nano-long": spectral.long_text_nano,
     "spectral-context": spectral.context,
     "spectral-memory": spectral.memory,
+    **{f"delta-training-{preset}-{n}": partial(delta.training, preset, n) for preset, n in delta.TRAINING},
     **{f"flow-latency-{case}": partial(flow.latency, case) for case in flow.CASES},
     "flow-memory": flow.memory,
     **{f"tau-forward-{case}": partial(tau.forward, case) for case in tau.FORWARD},

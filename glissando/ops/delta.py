@@ -56,8 +56,8 @@ def delta_rule(
     s0     (B, H, K, V)
 
     backend  `auto`       `numba` on a CPU, `chunked` elsewhere and under torch.compile
-             `numba`      one pass over time with S in the first-level cache; keeps a state every 64 tokens for the
-                          backward, which computes those between anew
+             `numba`      one pass over time with S in the first-level cache; keeps w, and a state every 64 tokens, for
+                          the backward, which computes the states between anew
              `chunked`    batched products of matrices, for any device
              `reference`  a loop over the equation
 
@@ -93,7 +93,7 @@ def delta_rule(
     require_types("delta_rule", **given)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given.values()):
         return _Delta.apply(q, k, v, g, e, b, s0)
-    o, last, _ = _forward(q, k, v, g, e, b, s0, keep=False)
+    o, last, _, _ = _forward(q, k, v, g, e, b, s0, keep=False)
     return o, last
 
 
@@ -160,8 +160,8 @@ class _Delta(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor) -> Any:
-        o, last, kept = _forward(q, k, v, g, e, b, s0, keep=True)
-        ctx.save_for_backward(q, k, v, g, e, b, kept)
+        o, last, kept, w = _forward(q, k, v, g, e, b, s0, keep=True)
+        ctx.save_for_backward(q, k, v, g, e, b, kept, w)
         return o, last
 
     @staticmethod
@@ -169,12 +169,12 @@ class _Delta(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, ...]:
         from glissando.ops.delta_numba import backward
 
-        q, k, v, g, e, b, kept = ctx.saved_tensors
+        q, k, v, g, e, b, kept, w = ctx.saved_tensors
         state = grad_last.clone(memory_format=torch.contiguous_format)
         grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, g, e, b)]
         given = [as_rows(x, 3) for x in (q, k, v, g.exp())]
         given += [as_rows(x, 2) for x in (e, b)]
-        arrays = [x.numpy() for x in (kept, state, *grads)]
+        arrays = [x.numpy() for x in (kept, w, state, *grads)]
         heads = state.flatten(0, 1)
         over_rows(backward, heads, *given, as_rows(grad, 3), *arrays, KEPT_EVERY, cost=8 * q.shape[1])
         return *grads, state
@@ -182,15 +182,17 @@ class _Delta(torch.autograd.Function):
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor, keep: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, the last state, and the states before every KEPT_EVERY tokens, none unless `keep`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Outputs and the last state; with `keep` also the states before every KEPT_EVERY tokens, and w."""
     from glissando.ops.delta_numba import forward
 
     rows, steps, heads, size = q.shape
     o = torch.empty_like(v, memory_format=torch.contiguous_format)
     state = s0.detach().clone(memory_format=torch.contiguous_format)
     kept = state.new_empty(rows, heads, -(-steps // KEPT_EVERY) if keep else 0, size, v.shape[-1])
+    w = state.new_empty(v.shape if keep else (0, 0, 0, 0))
     given = [as_rows(x, 3) for x in (q, k, v, g.exp())]
     given += [as_rows(x, 2) for x in (e, b)]
-    over_rows(forward, state.flatten(0, 1), *given, state.numpy(), o.numpy(), kept.numpy(), KEPT_EVERY, cost=4 * steps)
-    return o, state, kept
+    arrays = [x.numpy() for x in (state, o, kept, w)]
+    over_rows(forward, state.flatten(0, 1), *given, *arrays, KEPT_EVERY, cost=4 * steps)
+    return o, state, kept, w

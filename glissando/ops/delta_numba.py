@@ -1,9 +1,9 @@
 """The gated delta rule on a CPU: S stays in the first-level cache while time passes, compiled by Numba.
 
-q, k (B, T, H, K); v, o (B, T, H, V); a (B, T, H, 1 or K), the decay itself; e, b (B, T, H); s (B, H, K, V). `first` and
-`last` count heads of rows of the batch. See glissando/ops/delta.py for the equations.
+q, k (B, T, H, K); v, o, w (B, T, H, V); a (B, T, H, 1 or K), the decay itself; e, b (B, T, H); s (B, H, K, V). `first`
+and `last` count heads of rows of the batch. See glissando/ops/delta.py for the equations.
 
-Loops over the values are short and write to one array each: where several could overlap, they are not vectorised.
+Inner loops are short and write to one or two arrays each: where more could overlap, they are not vectorised.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ import numpy as np
 
 from glissando.ops.compiled import kernel
 
+#: rows of the backward's matrices are padded to a multiple, so that sums over them take as many at a time
+_ROWS = 8
+
 
 @kernel
-def forward(q, k, v, a, e, b, s, o, kept, every, first, last):
-    """s holds S_0 and leaves as S_T; kept (B, H, n, K, V) takes the state before every `every` tokens where n > 0."""
+def forward(q, k, v, a, e, b, s, o, kept, w, every, first, last):
+    """s holds S_0 and leaves as S_T; where n > 0, kept (B, H, n, K, V) takes the state before every `every` tokens, and
+    w what each token finds under its key."""
     heads, size, width = q.shape[2], q.shape[3], v.shape[3]
     by_channel, keeps = a.shape[3] > 1, kept.shape[2] > 0
     u = np.empty(width, v.dtype)
@@ -33,6 +37,8 @@ def forward(q, k, v, a, e, b, s, o, kept, every, first, last):
                 for j in range(width):
                     line[j] *= factor
                     u[j] += entry * line[j]
+            if keeps:
+                w[i, t, h] = u
             erase, write = e[i, t, h], b[i, t, h]
             for j in range(width):
                 u[j] = write * value[j] - erase * u[j]
@@ -45,88 +51,128 @@ def forward(q, k, v, a, e, b, s, o, kept, every, first, last):
 
 
 @kernel
-def _again(k, v, a, e, b, state, p, w, u):
-    """From the state before some tokens of one head: P, w and u of each of them."""
-    size, width = state.shape
-    by_channel = a.shape[1] > 1
-    for t in range(len(k)):
+def _states(k, v, a, e, b, w, state, p, u, i, h, start, end):
+    """P, transposed (V, K), and u of each token of head h from `start` to `end`, from the state before them."""
+    size, width, by_channel = k.shape[3], v.shape[3], a.shape[3] > 1
+    decay = np.empty(size, p.dtype)
+    for t in range(start, end):
+        n, erase, write = t - start, e[i, t, h], b[i, t, h]
         for j in range(width):
-            w[t, j] = 0
+            u[n, j] = write * v[i, t, h, j] - erase * w[i, t, h, j]
         for c in range(size):
-            factor, entry, line, to = a[t, c if by_channel else 0], k[t, c], state[c], p[t, c]
+            decay[c] = a[i, t, h, c if by_channel else 0]
+        if n == 0:
             for j in range(width):
-                to[j] = factor * line[j]
-                w[t, j] += entry * to[j]
-        for j in range(width):
-            u[t, j] = b[t] * v[t, j] - e[t] * w[t, j]
-        for c in range(size):
-            entry, line, of = k[t, c], state[c], p[t, c]
-            for j in range(width):
-                line[j] = of[j] + entry * u[t, j]
-
-
-@kernel
-def _step_back(q, k, a, e, grad, p, u, d, du, dw, grad_q, grad_k, grad_g):
-    """One token of one head: d, the gradient at S, becomes that at the S before it, and du that at u."""
-    size, width = d.shape
-    by_channel = len(a) > 1
-    read = u.dtype.type(0)
-    for j in range(width):
-        read += u[j] * grad[j]
-        du[j] = 0
-    for c in range(size):
-        line, of = d[c], p[c]
-        for j in range(width):
-            line[j] += q[c] * grad[j]
-        for j in range(width):
-            du[j] += k[c] * line[j]
-        for_query, for_key = k[c] * read, u.dtype.type(0)
-        for j in range(width):
-            for_query += of[j] * grad[j]
-            for_key += line[j] * u[j]
-        grad_q[c], grad_k[c] = for_query, for_key
-    for j in range(width):
-        dw[j] = -e * du[j]
-    grad_g[0] = 0
-    for c in range(size):
-        factor, line, of = a[c if by_channel else 0], d[c], p[c]
-        for j in range(width):
-            line[j] += k[c] * dw[j]
-        for_key, for_decay = u.dtype.type(0), u.dtype.type(0)
-        for j in range(width):
-            for_decay += line[j] * of[j]
-            for_key += of[j] * dw[j]
-        for j in range(width):
-            line[j] *= factor
-        grad_k[c] += for_key
-        if by_channel:
-            grad_g[c] = for_decay
+                for c in range(size):
+                    p[0, j, c] = decay[c] * state[c, j]
         else:
-            grad_g[0] += for_decay
+            key = k[i, t - 1, h]
+            for j in range(width):
+                to, of, entry = p[n, j], p[n - 1, j], u[n - 1, j]
+                for c in range(size):
+                    to[c] = decay[c] * (of[c] + entry * key[c])
 
 
 @kernel
-def backward(q, k, v, a, e, b, grad, kept, grad_s, grad_q, grad_k, grad_v, grad_g, grad_e, grad_b, every, first, last):
-    """grad_s holds the gradient of S_T and leaves as that of S_0."""
+def _add_product(to, x, m):
+    """to += x^T m; the number of rows of m, here and below, is a multiple of _ROWS."""
+    for r in range(0, len(x), 8):
+        x0, x1, x2, x3, x4, x5, x6, x7 = x[r], x[r + 1], x[r + 2], x[r + 3], x[r + 4], x[r + 5], x[r + 6], x[r + 7]
+        for c in range(len(to)):
+            low = x0 * m[r, c] + x1 * m[r + 1, c] + x2 * m[r + 2, c] + x3 * m[r + 3, c]
+            high = x4 * m[r + 4, c] + x5 * m[r + 5, c] + x6 * m[r + 6, c] + x7 * m[r + 7, c]
+            to[c] += low + high
+
+
+@kernel
+def _add_products(to_x, to_y, x, y, m):
+    """to_x += x^T m and to_y += y^T m, with m read once."""
+    for r in range(0, len(x), 4):
+        x0, x1, x2, x3, y0, y1, y2, y3 = x[r], x[r + 1], x[r + 2], x[r + 3], y[r], y[r + 1], y[r + 2], y[r + 3]
+        for c in range(len(to_x)):
+            m0, m1, m2, m3 = m[r, c], m[r + 1, c], m[r + 2, c], m[r + 3, c]
+            to_x[c] += x0 * m0 + x1 * m1 + x2 * m2 + x3 * m3
+            to_y[c] += y0 * m0 + y1 * m1 + y2 * m2 + y3 * m3
+
+
+@kernel
+def _add_column_sums(to, m, n):
+    """to += the sum of each column of m * n."""
+    for r in range(0, len(m), 4):
+        for c in range(len(to)):
+            low = m[r, c] * n[r, c] + m[r + 1, c] * n[r + 1, c]
+            to[c] += low + m[r + 2, c] * n[r + 2, c] + m[r + 3, c] * n[r + 3, c]
+
+
+@kernel
+def backward(  # noqa: C901 - one token's whole step back: calls within it would cost a third of its time
+    q, k, v, a, e, b, do, kept, w, grad_s, grad_q, grad_k, grad_v, grad_g, grad_e, grad_b, every, first, last
+):
+    """grad_s holds the gradient of S_T and leaves as that of S_0.
+
+    States and their gradients lie transposed, (V, K): so du alone needs sums within rows. The last change of D at a
+    token, by dw and the decay, is made when the token before it reads D.
+    """
     steps, heads, size, width = q.shape[1], q.shape[2], q.shape[3], v.shape[3]
-    p = np.empty((every, size, width), v.dtype)
-    w, u = np.empty((every, width), v.dtype), np.empty((every, width), v.dtype)
-    du, dw = np.empty(width, v.dtype), np.empty(width, v.dtype)
+    by_channel, kind, rows = a.shape[3] > 1, v.dtype, -(-width // _ROWS) * _ROWS  # rows from `width` on stay 0
+    p, u, d = np.zeros((every, rows, size), kind), np.zeros((every, rows), kind), np.zeros((rows, size), kind)
+    grad, du, dw = np.zeros(rows, kind), np.zeros(rows, kind), np.zeros(rows, kind)
+    dq, dk, by_p, dg = np.empty(size, kind), np.empty(size, kind), np.empty(size, kind), np.empty(size, kind)
+    later_a, later_k = np.empty(size, kind), np.empty(size, kind)
     for row in range(first, last):
         i, h = row // heads, row % heads
+        d[:width] = grad_s[i, h].T
+        later_a[:], later_k[:], dw[:] = 1, 0, 0
         for part in range(kept.shape[2] - 1, -1, -1):
             start, end = part * every, min(steps, (part + 1) * every)
-            here = (k[i, start:end, h], v[i, start:end, h], a[i, start:end, h], e[i, start:end, h], b[i, start:end, h])
-            _again(*here, kept[i, h, part].copy(), p, w, u)
+            _states(k, v, a, e, b, w, kept[i, h, part], p, u, i, h, start, end)
             for t in range(end - 1, start - 1, -1):
-                n = t - start
-                _step_back(
-                    q[i, t, h], k[i, t, h], a[i, t, h], e[i, t, h], grad[i, t, h], p[n], u[n], grad_s[i, h], du, dw,
-                    grad_q[i, t, h], grad_k[i, t, h], grad_g[i, t, h],
-                )  # fmt: skip
-                for_write, for_erase = du.dtype.type(0), du.dtype.type(0)
+                query, key, before, change = q[i, t, h], k[i, t, h], p[t - start], u[t - start]
+                # D <- D + q do^T, with what the token after this one has left to do; du = D^T k and dw = -e du
+                read = kind.type(0)
                 for j in range(width):
-                    grad_v[i, t, h, j] = b[i, t, h] * du[j]
+                    grad[j] = do[i, t, h, j]
+                    read += change[j] * grad[j]
+                for j in range(width):
+                    line, of_later, of_grad, total = d[j], dw[j], grad[j], kind.type(0)
+                    for c in range(size):
+                        line[c] = later_a[c] * (line[c] + of_later * later_k[c]) + of_grad * query[c]
+                        total += line[c] * key[c]
+                    du[j] = total
+                for_write, for_erase, erase, write = kind.type(0), kind.type(0), e[i, t, h], b[i, t, h]
+                for j in range(width):
+                    dw[j] = -erase * du[j]
                     for_write += v[i, t, h, j] * du[j]
-                    for_erase -= w[n, j] * du[j]
+                    for_erase -= w[i, t, h, j] * du[j]
+                for j in range(width):
+                    grad_v[i, t, h, j] = write * du[j]
                 grad_b[i, t, h], grad_e[i, t, h] = for_write, for_erase
+                # dq = P do + (u . do) k and dk = D u + P dw
+                for c in range(size):
+                    dq[c] = key[c] * read
+                dk[:], by_p[:] = 0, 0
+                _add_products(dq, by_p, grad, dw, before)
+                _add_product(dk, change, d)
+                for c in range(size):
+                    grad_q[i, t, h, c] = dq[c]
+                for c in range(size):
+                    grad_k[i, t, h, c] = dk[c] + by_p[c]
+                # dg = rowsum((D + k dw^T) * P), or with one decay a head the sum of all
+                if by_channel:
+                    for c in range(size):
+                        dg[c] = key[c] * by_p[c]
+                    _add_column_sums(dg, d, before)
+                    grad_g[i, t, h] = dg
+                else:
+                    total, x, y = kind.type(0), d.reshape(rows * size), before.reshape(rows * size)
+                    for c in range(rows * size):
+                        total += x[c] * y[c]
+                    for j in range(width):
+                        total += w[i, t, h, j] * dw[j]
+                    grad_g[i, t, h, 0] = total
+                for c in range(size):
+                    later_a[c] = a[i, t, h, c if by_channel else 0]
+                    later_k[c] = key[c]
+        for c in range(size):
+            for j in range(width):
+                grad_s[i, h, c, j] = later_a[c] * (d[j, c] + dw[j] * later_k[c])
