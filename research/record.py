@@ -3,7 +3,8 @@
     python -m research.record DIR --corpus stories --bytes 8000000 --into docs/comparison/recipe.csv
 
 DIR is the directory of `glissando compare`. `--bytes` is the budget as text, which a comparison counts in tokens. A row
-that the file already has for the same corpus, bytes, model and seed is replaced.
+that the file already has for the same corpus, bytes, model and seed is replaced where rate and precision are the same;
+where they are not, nothing is written.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ COLUMNS = (
     "low", "high", "held_out_bytes", "commit", "modified", "machine", "threads", "date",
 )  # fmt: skip
 KEY = ("corpus", "bytes", "model", "seed")
+#: what a row that is replaced has as well
+SAME = ("learning_rate", "precision")
 
 
 def main() -> None:
@@ -43,6 +46,7 @@ def main() -> None:
     if options.into.is_file():
         with options.into.open(newline="") as file:
             old = list(csv.DictReader(file))
+    require_same(old, new)
     write_atomic(options.into, as_csv([*old, *new]).encode())
     print(f"{len(new)} run(s) recorded in {options.into}")
 
@@ -67,6 +71,19 @@ def rows(directory: Path, corpus: str, size: int) -> Iterator[dict[str, Any]]:
             "held_out_bytes": round(sum(figures["held_out"]["bytes"])),
             **{name: origin[name] for name in ("commit", "modified", "machine", "threads", "date")},
         }
+
+
+def require_same(old: list[dict[str, str]], new: list[dict[str, Any]]) -> None:
+    """Exit with what is different where a new row would replace one that was trained in another way."""
+    known = {tuple(row[name] for name in KEY): row for row in old}
+    for row in new:
+        before = known.get(tuple(str(row[name]) for name in KEY), {})
+        for name in SAME:
+            if before.get(name, str(row[name])) != str(row[name]):
+                sys.exit(
+                    f"{row['model']}, seed {row['seed']}, is recorded with {name} {before[name]}, and this run has "
+                    f"{row[name]}: remove its row, or record the run elsewhere with another --into"
+                )
 
 
 def as_csv(found: list[dict[str, Any]]) -> str:

@@ -43,6 +43,24 @@ def test_a_run_is_recorded_once(comparison, tmp_path, monkeypatch):
     assert rows[0]["held_out_bytes"] == "20"
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "precision"])
+def test_a_run_that_was_trained_in_another_way_replaces_none(comparison, tmp_path, monkeypatch, name):
+    into = tmp_path / "recipe.csv"
+    options = ["--corpus", "stories", "--bytes", "2e6", "--into", str(into)]
+    monkeypatch.setattr(sys, "argv", ["record", str(comparison), *options])
+    record.main()
+    before = into.read_text()
+    run = comparison / "runs" / "a" / "lr-0.002-seed-1"
+    if name == "precision":
+        (run / "config.yaml").write_text(yaml.safe_dump({"training": {"precision": "bf16-mixed"}}))
+    else:
+        figures = json.loads((run / "measured.json").read_text())
+        (run / "measured.json").write_text(json.dumps(figures | {"learning_rate": 4e-3}))
+    with pytest.raises(SystemExit, match=f"a, seed 1, is recorded with {name} .*remove its row"):
+        record.main()
+    assert into.read_text() == before
+
+
 def test_a_directory_without_runs_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(
         sys, "argv", ["record", str(tmp_path), "--corpus", "x", "--bytes", "1", "--into", str(tmp_path / "y.csv")]

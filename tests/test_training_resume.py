@@ -158,6 +158,19 @@ def test_resume_without_a_checkpoint_says_so(tmp_path, crash_in):
         resume(tmp_path / "run")
 
 
+def test_starting_from_a_run_that_has_not_ended_says_from_which_save(tmp_path, crash_in, capfd):
+    crash_in(9)
+    with pytest.raises(Crash):
+        train(configuration(tmp_path, {"training": {"save_every": 4}}), tmp_path / "run")
+    onward = {"start_from": str(tmp_path / "run"), "training": {"steps": 1}}
+    said = f"{tmp_path / 'run'} has not ended its training: its weights are those of its latest save, step-00000008"
+    train(configuration(tmp_path, onward), tmp_path / "early")
+    assert said in capfd.readouterr().err
+    resume(tmp_path / "run")
+    train(configuration(tmp_path, onward), tmp_path / "late")
+    assert "has not ended" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
 def test_resuming_a_finished_run_mends_it(tmp_path, name):
     train(configuration(tmp_path, {"training": {"steps": 4}}), tmp_path / "run")

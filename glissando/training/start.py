@@ -14,7 +14,7 @@ from glissando.data.tokenizers import Tokenizer
 from glissando.errors import ConfigError
 from glissando.loading import BASE, load
 from glissando.model import LanguageModel, ModelConfig
-from glissando.runs import Run
+from glissando.runs import SUMMARY, Run
 from glissando.storage import MANIFEST
 
 
@@ -39,7 +39,8 @@ def load_start(source: str, config: ModelConfig, model: LanguageModel) -> list[s
     Raises ConfigError for weights that `model` has no place for, of another shape or missing, and for options that
     would have them start elsewhere.
     """
-    theirs, ours = Run.open(source).read_state_dict(), model.state_dict()
+    run = Run.open(source)
+    theirs, ours = run.read_state_dict(), model.state_dict()
     if lost := sorted(set(theirs) - set(ours)):
         raise ConfigError(f"the model has no place for {_some(lost)} of {source}: give both the same model options")
     for name, value in theirs.items():
@@ -55,6 +56,9 @@ def load_start(source: str, config: ModelConfig, model: LanguageModel) -> list[s
         )
     new = set(ours) - set(theirs)
     notes = _keep_starts(config, _model_of(source), source, set(theirs), new)
+    saved = run.latest_checkpoint() if run.checkpoint is None and not (run.path / SUMMARY).is_file() else None
+    if saved is not None:
+        notes.append(f"{source} has not ended its training: its weights are those of its latest save, {saved.name}")
     return [*notes, f"not in {source}, so they start with new values: {_some(sorted(new))}"] if new else notes
 
 
