@@ -1,8 +1,9 @@
-"""What is computed in float32 at least, whatever the model's precision."""
+"""What is computed in float32 at least, whatever the model's precision; and subnormal numbers on a CPU."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,27 @@ def autocast_type(device: str) -> torch.dtype | None:
 def without_autocast(device: str) -> AbstractContextManager:
     """Autocast off. Entering its own context costs as much as two operations, and decoding has no use for it."""
     return nullcontext() if autocast_type(device) is None else torch.autocast(device, enabled=False)
+
+
+@contextmanager
+def flushed_subnormals() -> Iterator[None]:
+    """Within, this thread's CPU takes numbers below the smallest normal one (1.2e-38 in float32) for 0, and so do
+    threads that start within; where the processor can.
+
+    A forget gate gives distant keys such weights, and a processor takes much longer for each product of them: without
+    this, the backward pass of `transformer-plus-nano` takes 3.2 times as long at 4,096 tokens.
+    """
+    before = _flushes_subnormals()
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
+def _flushes_subnormals() -> bool:
+    smallest = torch.tensor(torch.finfo(torch.float32).tiny)
+    return not smallest.mul(0.5).is_nonzero()
 
 
 def computes_bfloat16(accelerator: str) -> bool:

@@ -37,6 +37,7 @@ from glissando.imports import import_file, imported
 from glissando.loading import load
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
+from glissando.precision import flushed_subnormals
 from glissando.progress import elapsed_and_left
 from glissando.runs import Run
 from glissando.state import State, state_bytes
@@ -185,11 +186,12 @@ def _milliseconds(model: LanguageModel, latest: Tensor, state: State) -> float:
 
 
 def trainer(module: nn.Module, ids: Tensor) -> Callable[[], float]:
-    """Tokens/s of one training step (loss, gradients, AdamW) that predicts ids[:, 1:]."""
+    """Tokens/s of one training step (loss, gradients, AdamW) that predicts ids[:, 1:], as `train` computes it."""
     parameters = list(module.parameters())
     # The fused optimizer refuses complex parameters, which published forms have.
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=not any(p.is_complex() for p in parameters))
 
+    @flushed_subnormals()
     def step() -> float:
         began = time.perf_counter()
         output = module(ids[:, :-1])

@@ -29,7 +29,7 @@ from glissando.metrics import read_metrics, summarize, summary_lines
 from glissando.model import LanguageModel, ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS
 from glissando.observation.log import Observation
-from glissando.precision import resolved_precision
+from glissando.precision import flushed_subnormals, resolved_precision
 from glissando.remote import require_free
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
 from glissando.runs import CONFIG, METRICS, SUMMARY, Run, config_text
@@ -49,6 +49,7 @@ from glissando.urls import is_url
 JOB = "torchrun"
 
 
+@flushed_subnormals()
 def train(config: RunConfig, out: str | Path, progress: Hook | None = None, work: Path | None = None) -> Run:
     """Train as `config` says into the new run directory `out`; `progress` shows it, a bar by default.
 
@@ -115,6 +116,7 @@ def _begun_by_this_job(run: Run, config: bytes) -> bool:
     return (run.path / CONFIG).read_bytes() == config and (run.latest_checkpoint() or run.best_checkpoint()) is not None
 
 
+@flushed_subnormals()
 def resume(
     path: str | Path,
     machine: Mapping[str, Any] | None = None,
