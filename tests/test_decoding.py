@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from glissando.config import merge
-from glissando.decoding import NotCompiled, decoder_of, step_from
+from glissando.decoding import NotCompiled, cached_kernels, decoder_of, step_from
 from glissando.decoding.decoder import Decoder
 from glissando.errors import ConfigError, InputError, LengthError, UnknownNameError
 from glissando.generation import Sampling, continue_ids, generate
@@ -107,6 +108,36 @@ def test_caches_grow(mixer):
         found, rows = decoder.step(ids[:, t], rows)
     torch.testing.assert_close(found, expected[:, -1], rtol=1e-4, atol=1e-5)
     assert rows.capacity == 512
+
+
+@pytest.mark.parametrize("mixer", ["attention", "tau"])
+@torch.no_grad()
+def test_keys_whose_weights_vanish_are_left_out(mixer):
+    model = LanguageModel.from_config({
+        "vocab_size": 37, "hidden_size": 16, "depth": {"layers": 2},
+        "mixer": {"kind": mixer, "heads": 2, "forget_gate": True},
+    })  # fmt: skip
+    for name, parameter in model.named_parameters():
+        if name.endswith("forget.bias"):
+            parameter.fill_(-3.0)  # about exp(-3) a token: 25 keys count
+    ids = random_ids(model, 1, 120, seed=3)
+    expected, _ = model(ids)
+    decoder = Decoder(model)
+    rows = decoder.rows(model.init_state(1))
+    for t in range(120):
+        found, rows = decoder.step(ids[:, t], rows)
+    torch.testing.assert_close(found, expected[:, -1], rtol=1e-4, atol=1e-5)
+
+
+def test_weights_below_all_rounding_are_0_and_no_nan_is_hidden():
+    scores = np.array([3.0, -66.9, -67.1, -1e4, -np.inf, 0.0], np.float32)
+    cached_kernels._softmax_weights(scores, 5)
+    assert scores[0] == 1
+    assert scores[1] == pytest.approx(np.exp(-69.9), rel=1e-4)
+    assert list(scores[2:]) == [0, 0, 0, 0]
+    broken = np.array([0.0, np.nan, -100.0], np.float32)
+    cached_kernels._softmax_weights(broken, 3)
+    assert np.isnan(broken[1])
 
 
 @torch.no_grad()
