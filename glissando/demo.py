@@ -47,8 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from glissando.allocator import keep_freed_memory
     from glissando.compare.run import compare
     from glissando.errors import GlissandoError
+    from glissando.precision import flush_subnormals
 
     keep_freed_memory()
+    flush_subnormals()
     if line := use_threads(options.threads, 256, 128):
         print(line, file=sys.stderr, flush=True)
     out = Path(options.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))

@@ -38,6 +38,7 @@ from glissando.errors import ConfigError, DivergenceError, RunError, Stopped, ne
 from glissando.evaluation.series import Score, loss_of, predict, predictions, score, write_predictions
 from glissando.imports import imported
 from glissando.metrics import append, read_metrics
+from glissando.precision import flushed_subnormals
 from glissando.run_files import TEXTS, alone, fingerprints
 from glissando.runs import METRICS, Run
 from glissando.series import SeriesModel
@@ -117,6 +118,7 @@ def prepare(data: SeriesData, classes: list[str] | None = None) -> Prepared:
 # ---------------------------------------------------------------------- training
 
 
+@flushed_subnormals()
 def train(values: Mapping[str, Any], out: str | Path) -> Run:
     """Train by the sections `model`, `data` and `training` into the new run directory `out`.
 
@@ -147,6 +149,7 @@ def train(values: Mapping[str, Any], out: str | Path) -> Run:
         return fit.run_all(None)
 
 
+@flushed_subnormals()
 def resume(path: str | Path, tables: Mapping[str, str] | None = None) -> Run:
     """Go on from the newest checkpoint, to the weights of a training without a break.
 

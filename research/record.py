@@ -28,7 +28,7 @@ COLUMNS = (
     "low", "high", "held_out_bytes", "commit", "modified", "machine", "threads", "date",
 )  # fmt: skip
 KEY = ("corpus", "bytes", "model", "seed")
-#: what a row that is replaced has as well
+#: these must be equal for a row to be replaced
 SAME = ("learning_rate", "precision")
 
 

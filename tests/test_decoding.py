@@ -140,6 +140,15 @@ def test_weights_below_all_rounding_are_0_and_no_nan_is_hidden():
     assert np.isnan(broken[1])
 
 
+@pytest.mark.parametrize("count", [3, 8, 9, 11])
+def test_rows_of_weight_0_are_skipped_by_fours_alone(count):
+    weights = np.array([0, 1, 0, 0, 0, 0, 0, 0, 2, 0, 0.5], np.float32)
+    values, out = np.arange(11 * 3, dtype=np.float32), np.empty(3, np.float32)
+    cached_kernels._weighted_values(weights, count, values, 3, out)
+    expected = weights[:count] @ values.reshape(11, 3)[:count] / weights[:count].sum()
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+
+
 @torch.no_grad()
 def test_rows_are_independent_and_can_leave():
     model = build("preset:composite-nano", torch.float32)

@@ -69,6 +69,25 @@ def test_several_chunks(backend: str, channels: bool, steps: int):
     assert_tensors_close(outcome(backend, inputs), outcome("reference", inputs), backend)
 
 
+@pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
+@pytest.mark.parametrize(("size", "width"), [(9, 8), (7, 9), (33, 17)])
+def test_sizes_about_the_kernels_blocks_on_several_threads(monkeypatch, channels: bool, size: int, width: int):
+    monkeypatch.setattr("glissando.ops.compiled._WORK_A_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    inputs = problem(70, channels, size=size, width=width)
+    assert_tensors_close(outcome("numba", inputs), outcome("reference", inputs), f"K {size}, V {width}")
+
+
+def test_gradients_of_some_inputs_through_strides():
+    q, k, v, g, e, b, s0 = problem(70, False, width=8)
+    found = []
+    for backend in ("numba", "reference"):
+        wide = v.repeat_interleave(2, -1).requires_grad_()
+        o, _ = delta_rule(q, k, wide[..., ::2], g, e, b, s0, backend=backend)  # type: ignore[arg-type]
+        found.append(torch.autograd.grad(o.transpose(1, 2)[..., ::3].square().sum(), wide)[0])
+    assert_close(found[0], found[1], "v", TOLERANCE[torch.float64])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_single_precision_and_strong_decay(backend: str):
     """exp(-80) a token underflows within a chunk: nothing but zeros comes of it."""

@@ -158,12 +158,24 @@ def test_resume_without_a_checkpoint_says_so(tmp_path, crash_in):
         resume(tmp_path / "run")
 
 
-def test_starting_from_a_run_that_has_not_ended_says_from_which_save(tmp_path, crash_in, capfd):
-    crash_in(9)
-    with pytest.raises(Crash):
+@pytest.mark.parametrize("ending", [Crash, Stopped])
+def test_starting_from_a_run_that_has_not_ended_says_so(tmp_path, crash_in, monkeypatch, capfd, ending):
+    if ending is Crash:
+        crash_in(9)
+    else:  # Ctrl-C
+        original = Progress.before_step
+
+        def interrupt(self, loop, batches):
+            original(self, loop, batches)
+            if loop.state.step == 8:
+                monkeypatch.setattr(Progress, "before_step", original)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        monkeypatch.setattr(Progress, "before_step", interrupt)
+    with pytest.raises(ending):
         train(configuration(tmp_path, {"training": {"save_every": 4}}), tmp_path / "run")
     onward = {"start_from": str(tmp_path / "run"), "training": {"steps": 1}}
-    said = f"{tmp_path / 'run'} has not ended its training: its weights are those of its latest save, step-00000008"
+    said = f"{tmp_path / 'run'} has not ended its training: this one starts from the weights that it has saved so far"
     train(configuration(tmp_path, onward), tmp_path / "early")
     assert said in capfd.readouterr().err
     resume(tmp_path / "run")

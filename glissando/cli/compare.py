@@ -43,9 +43,11 @@ def main(arguments: Sequence[str]) -> None:
     comparison, cluster = _comparison(options), _cluster(options)
     from glissando.allocator import keep_freed_memory
     from glissando.compare.run import compare
+    from glissando.precision import flush_subnormals
     from glissando.threads import threads_of
 
     keep_freed_memory()
+    flush_subnormals()
     if comparison.copy is not None:
         comparison.copy.fetch()
     before = next((threads_of(file.parent) for file in sorted(comparison.directory.rglob("environment.json"))), None)

@@ -55,12 +55,14 @@ def main(arguments: Sequence[str]) -> None:
         print(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
         return
     require_out(options, _OUT)
-    _choose_threads(options, config)
     from glissando.allocator import keep_freed_memory
+    from glissando.precision import flush_subnormals
     from glissando.stages import train_stages
     from glissando.training.fit import train
 
     keep_freed_memory()
+    flush_subnormals()
+    _choose_threads(options, config)
     if config.stages:
         train_stages(config, options.out)
     else:
@@ -199,12 +201,14 @@ def _go_on(options: Options) -> None:
             f"got --{' --'.join(others)}"
         )
     from glissando.allocator import keep_freed_memory
+    from glissando.precision import flush_subnormals
     from glissando.stages import STAGES, resume_stages
     from glissando.threads import threads_of
     from glissando.training.fit import extend, resume
     from glissando.training.mirroring import old_place
 
     keep_freed_memory()
+    flush_subnormals()
     folder = old_place(path)[0] if verb == "resume" else Path(path).expanduser()
     staged = (folder / STAGES).is_file()
     first = next(iter(sorted(folder.glob("1-*"))), folder) if staged else folder

@@ -29,6 +29,7 @@ from glissando.compare.training import train_and_measure
 from glissando.config import from_dict
 from glissando.errors import ConfigError, GlissandoError, RunError, Stopped
 from glissando.imports import import_file
+from glissando.precision import flush_subnormals
 from glissando.remote import work_directory
 from glissando.run_files import alone
 from glissando.runs import TOKENIZER
@@ -142,6 +143,7 @@ def _prepare(order: Order, copy: Copy | None) -> None:
     sys.argv = list(order.argv)
     if not order.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for
+    flush_subnormals()
     torch.set_num_threads(order.threads)
     keep_freed_memory()
 

@@ -18,8 +18,8 @@ _NEGLIGIBLE = np.float32(-70)
 
 @kernel
 def _weighted_values(weights, count, values, size, out):
-    """out = sum_j w_j v_j / sum_j w_j over the first `count` rows of values (slots, size); four rows at a time, but for
-    four whose weights are all 0."""
+    """out = sum_j w_j v_j / sum_j w_j over the first `count` rows of values (slots, size); four rows at a time. Four
+    rows whose weights are all 0 are not read, whatever is in them."""
     total = np.float32(0)
     for j in range(count):
         total += weights[j]

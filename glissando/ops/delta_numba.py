@@ -12,7 +12,7 @@ import numpy as np
 
 from glissando.ops.compiled import kernel
 
-#: rows of the backward's matrices are padded to a multiple, so that sums over them take as many at a time
+#: rows of the backward's matrices are padded to a multiple of it: sums over them take four or eight at a time
 _ROWS = 8
 
 
@@ -75,7 +75,7 @@ def _states(k, v, a, e, b, w, state, p, u, i, h, start, end):
 
 @kernel
 def _add_product(to, x, m):
-    """to += x^T m; the number of rows of m, here and below, is a multiple of _ROWS."""
+    """to += the sum over rows r of x[r] m[r]; the number of rows of m, here and below, is a multiple of _ROWS."""
     for r in range(0, len(x), 8):
         x0, x1, x2, x3, x4, x5, x6, x7 = x[r], x[r + 1], x[r + 2], x[r + 3], x[r + 4], x[r + 5], x[r + 6], x[r + 7]
         for c in range(len(to)):
@@ -86,7 +86,7 @@ def _add_product(to, x, m):
 
 @kernel
 def _add_products(to_x, to_y, x, y, m):
-    """to_x += x^T m and to_y += y^T m, with m read once."""
+    """The same of x and of y, with m read once."""
     for r in range(0, len(x), 4):
         x0, x1, x2, x3, y0, y1, y2, y3 = x[r], x[r + 1], x[r + 2], x[r + 3], y[r], y[r + 1], y[r + 2], y[r + 3]
         for c in range(len(to_x)):
@@ -111,12 +111,12 @@ def backward(  # noqa: C901 - one token's whole step back: calls within it would
     """grad_s holds the gradient of S_T and leaves as that of S_0.
 
     States and their gradients lie transposed, (V, K): so du alone needs sums within rows. The last change of D at a
-    token, by dw and the decay, is made when the token before it reads D.
+    token, D <- a (D + k dw^T), is made when the token before it reads D: later_a and later_k are that a and k.
     """
     steps, heads, size, width = q.shape[1], q.shape[2], q.shape[3], v.shape[3]
-    by_channel, kind, rows = a.shape[3] > 1, v.dtype, -(-width // _ROWS) * _ROWS  # rows from `width` on stay 0
-    p, u, d = np.zeros((every, rows, size), kind), np.zeros((every, rows), kind), np.zeros((rows, size), kind)
-    grad, du, dw = np.zeros(rows, kind), np.zeros(rows, kind), np.zeros(rows, kind)
+    by_channel, kind, padded = a.shape[3] > 1, v.dtype, -(-width // _ROWS) * _ROWS  # rows from `width` on stay 0
+    p, u, d = np.zeros((every, padded, size), kind), np.zeros((every, padded), kind), np.zeros((padded, size), kind)
+    grad, du, dw = np.zeros(padded, kind), np.zeros(padded, kind), np.zeros(padded, kind)
     dq, dk, by_p, dg = np.empty(size, kind), np.empty(size, kind), np.empty(size, kind), np.empty(size, kind)
     later_a, later_k = np.empty(size, kind), np.empty(size, kind)
     for row in range(first, last):
@@ -164,8 +164,8 @@ def backward(  # noqa: C901 - one token's whole step back: calls within it would
                     _add_column_sums(dg, d, before)
                     grad_g[i, t, h] = dg
                 else:
-                    total, x, y = kind.type(0), d.reshape(rows * size), before.reshape(rows * size)
-                    for c in range(rows * size):
+                    total, x, y = kind.type(0), d.reshape(padded * size), before.reshape(padded * size)
+                    for c in range(padded * size):
                         total += x[c] * y[c]
                     for j in range(width):
                         total += w[i, t, h, j] * dw[j]

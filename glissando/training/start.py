@@ -15,7 +15,7 @@ from glissando.errors import ConfigError
 from glissando.loading import BASE, load
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import SUMMARY, Run
-from glissando.storage import MANIFEST
+from glissando.storage import MANIFEST, read_json
 
 
 def start_tokenizer(run: Run, data: Any) -> Tokenizer | None:
@@ -56,10 +56,15 @@ def load_start(source: str, config: ModelConfig, model: LanguageModel) -> list[s
         )
     new = set(ours) - set(theirs)
     notes = _keep_starts(config, _model_of(source), source, set(theirs), new)
-    saved = run.latest_checkpoint() if run.checkpoint is None and not (run.path / SUMMARY).is_file() else None
-    if saved is not None:
-        notes.append(f"{source} has not ended its training: its weights are those of its latest save, {saved.name}")
+    if run.checkpoint is None and run.latest_checkpoint() is not None and not _has_ended(run):
+        notes.append(f"{source} has not ended its training: this one starts from the weights that it has saved so far")
     return [*notes, f"not in {source}, so they start with new values: {_some(sorted(new))}"] if new else notes
+
+
+def _has_ended(run: Run) -> bool:
+    """Not stopped by a signal, killed, or training now."""
+    summary = run.path / SUMMARY
+    return summary.is_file() and bool(read_json(summary, "how training ended").get("finished", True))
 
 
 def plan_starts(config: ModelConfig, start_from: str | None, before: ModelConfig | None, grown: bool) -> None:
