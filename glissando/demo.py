@@ -118,7 +118,8 @@ def affordable(planned: int, rates: Mapping[str, float]) -> tuple[int, str]:
     from glissando.progress import minutes
 
     seconds = _WHOLE * planned * sum(1 / rate for rate in rates.values())
-    tokens = round(planned * min(1.0, max(LEAST, LONGEST / seconds)))
+    share = max(LEAST, LONGEST / seconds)
+    tokens = planned if share > 0.98 else round(planned * share)  # the estimate is no better than that
     takes = (
         f"each reads {tokens:,} tokens, in turns: about {minutes(seconds * tokens / planned)} minutes on this machine"
     )

@@ -57,6 +57,7 @@ def test_a_slow_machine_shortens_the_budget_and_no_less_than_half(monkeypatch):
     for slowness, tokens, line in (
         (1, planned, "each reads 300,000 tokens, in turns: about 5:00 minutes on this machine"),
         (4 / 3, planned, "each reads 300,000 tokens, in turns: about 6:40 minutes on this machine"),
+        (1.35, planned, "each reads 300,000 tokens, in turns: about 6:45 minutes on this machine"),
         (2, 200_000, "300,000 tokens would take about 10:00 minutes; each reads 200,000 tokens, in turns: about 6:40"),
         (4, 150_000, "about 10:00 minutes on this machine; from fewer they would learn too little to see"),
     ):
