@@ -63,14 +63,14 @@ def figures(preset: str, tokens: int, processes: int) -> tuple[float, float]:
 
 def measured(preset: str, tokens: int, processes: int, folder: Path) -> None:
     """One process: trains, and prints what it held in KiB after its imports and at most, and the seconds of a step."""
-    from glissando.allocator import keep_freed_memory
     from glissando.config import from_dict, merge
     from glissando.presets import load_preset
+    from glissando.process import prepare_to_train
     from glissando.runs import METRICS
     from glissando.training.config import RunConfig
     from glissando.training.fit import train
 
-    keep_freed_memory()  # as the command does
+    prepare_to_train()  # as the command does
     text, rank = folder / "text", int(os.environ.get("LOCAL_RANK", 0))
     if rank == 0:
         text.write_bytes(bytes(97 + i * i % 23 for i in range(2 * tokens)))

@@ -44,13 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from glissando.threads import use_threads, wait_briefly
 
     wait_briefly()  # before torch is imported
-    from glissando.allocator import keep_freed_memory
     from glissando.compare.run import compare
     from glissando.errors import GlissandoError
-    from glissando.precision import flush_subnormals
+    from glissando.process import prepare_to_train
 
-    keep_freed_memory()
-    flush_subnormals()
+    prepare_to_train()
     if line := use_threads(options.threads, 256, 128):
         print(line, file=sys.stderr, flush=True)
     out = Path(options.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 from loud import loud
@@ -16,6 +18,8 @@ from glissando.serving.api import Server
 from glissando.serving.limits import Limits
 
 NAME = "tiny"
+#: greedily, the model that `tiny` makes never comes to an end
+ENDLESS = {"model": NAME, "prompt": "Once", "max_tokens": 50_000, "temperature": 0}
 
 
 def tiny(preset: str = "liquid-ssm-nano", **options: Any) -> LanguageModel:
@@ -50,3 +54,25 @@ def wait_until(true: Any, seconds: float = 10.0) -> None:
     while not true():
         assert time.monotonic() < deadline, "it does not come about"
         time.sleep(0.01)
+
+
+def ask(client: Any, prompt: Any = "Once upon a time", **options: Any) -> Any:
+    """A completion by OpenAI's client."""
+    return client.completions.create(model=NAME, prompt=prompt, **{"max_tokens": 12, "seed": 3, **options})
+
+
+def connected(url: str, receives: int = 4096) -> socket.socket:
+    """A connection whose client takes up few bytes at a time."""
+    link = socket.socket()
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+    link.settimeout(20)
+    link.connect((urlsplit(url).hostname, urlsplit(url).port))
+    return link
+
+
+def head(length: int) -> bytes:
+    """That of a request whose body has so many bytes."""
+    return (
+        b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % length
+    )

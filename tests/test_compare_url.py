@@ -1,102 +1,44 @@
 """Comparisons at URLs: made here and copied there, continued on a machine that never had them, never overwritten. The
-storages are fsspec's memory and files; with Ray, two nodes on this machine with a cache each."""
+storages are fsspec's memory and files."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import shutil
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from comparisons import comparison
+from comparisons_at_urls import (
+    SMALL,
+    URL,
+    Killed,
+    cache_of_a_test,
+    empty,
+    nothing_is_trained,
+    on_another_machine,
+    stored,
+    text,
+    toy,
+    trained,
+)
 from fsspec.implementations.memory import MemoryFileSystem
-from training_runs import assert_same_tensors, crash_in, text_file, weights
+from training_runs import assert_same_tensors, crash_in
 
 import glissando
 from glissando import remote
 from glissando.cli import main
 from glissando.compare import run as compare
-from glissando.compare import training, worker
-from glissando.compare.measure import read_measured
-from glissando.compare.plan import Amount, Comparison, Job
-from glissando.compare.worker import Order, carry_out
+from glissando.compare import training
+from glissando.compare.plan import Amount
 from glissando.errors import ConfigError, RunError
-from glissando.runs import Run
 
 pytestmark = pytest.mark.timeout(600)
-URL = "memory://bucket/compared"
-TIMED = {"decode": {}, "state": {}, "train": {"median": 1.0, "low": 1.0, "high": 1.0}, "memory_mib": 1.0}
-SMALL: dict[str, Any] = {
-    "data": {"seq_len": 32, "batch_size": 1, "valid_stories": 2},
-    "training": {"log_every": 1, "save_every": 2, "schedule": {"warmup_steps": 2}, "accelerator": "cpu"},
-    "contexts": [8],
-    "learning_rates": [2e-3],
-}
-
-
-class Killed(BaseException):
-    """What no code of the library catches."""
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
-    """A cache of the test's own, an empty memory, and no time spent on speed."""
-
-    def of_the_test(kind: str) -> Path:
-        (tmp_path / "cache" / kind).mkdir(parents=True, exist_ok=True)
-        return tmp_path / "cache" / kind
-
-    monkeypatch.setattr(remote, "cache_dir", of_the_test)
-    monkeypatch.setattr(compare, "measure_speed", lambda runs, *_: dict.fromkeys(runs, TIMED))
-    empty()
-    return tmp_path / "cache"
-
-
-def empty() -> None:
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
-
-
-def toy(out: str | Path, given: Sequence[str] = ("transformer-nano",), **changes: Any) -> Comparison:
-    """Of one model, four steps, saved after two."""
-    asked = comparison(Path(), **(SMALL | changes))
-    asked.given, asked.out = list(given), out
-    return asked
-
-
-def text(folder: Path) -> dict[str, Any]:
-    """A text of invented words, whose tokenizer is trained."""
-    path, tokenizer = str(text_file(folder)), {"kind": "bpe", "vocab_size": 300}
-    rows = {"seq_len": 32, "batch_size": 1, "max_valid_bytes": 100}
-    return {"kind": "text", "path": path, "tokenizer": tokenizer} | rows
-
-
-def stored() -> dict[str, bytes]:
-    return {path.removeprefix("/bucket/"): bytes(file.getvalue()) for path, file in MemoryFileSystem.store.items()}
-
-
-def on_another_machine(cache: Path) -> None:
-    shutil.rmtree(cache)
-
-
-def nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("train", "resume", "measure"):
-        monkeypatch.setattr(training, name, lambda *_, **__: pytest.fail("trained or measured again"))
-
-
-def trained(out: Path) -> dict[str, dict[str, Any]]:
-    """The weights of each run, and what was measured on each held-out row."""
-    found = {}
-    for path in sorted(out.glob("*/**/measured.json")):
-        nats = json.loads(path.read_bytes())["held_out"]["nats"]
-        found[path.parent.relative_to(out).as_posix()] = {"nats": nats, "weights": weights(path.parent)}
-    return found
+    return cache_of_a_test(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -405,127 +347,3 @@ def test_an_interrupted_training_keeps_its_number_of_threads_elsewhere(cache, tm
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert main([*COMMAND, "--training.save_every", "1", "--out", url]) == 0
     assert chosen == [1]
-
-
-# ---------------------------------------------------------------------- a worker, without Ray
-
-
-@pytest.fixture
-def _signals_as_they_were() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def order(cache, tmp_path, monkeypatch, _signals_as_they_were) -> Order:
-    """Of the training of `toy`, from a command on another machine, which has another cache."""
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    asked = toy(URL, data=text(tmp_path))
-    asked.check()
-    asked.write_plan()
-    copy = asked.copy
-    assert copy is not None
-    copy.push_plan()
-    job = Job("run", "transformer-nano", 0, 2e-3)
-    config, out, seal = asked.config(job).as_dict(), asked.directory, copy.seal
-    on_another_machine(cache)
-    elsewhere = out.with_name("elsewhere")
-    config["data"]["tokenizer"]["path"] = str(elsewhere / "tokenizer.json")
-    return Order(job, config, elsewhere, seal, os.getcwd(), [], ["glissando"], 1, False, url=URL)
-
-
-def send(stop_after: int | None = None) -> Callable[[list[Any]], bool]:
-    reports: list[Any] = []
-
-    def take(events: list[Any]) -> bool:
-        reports.append(events)
-        return stop_after is not None and len(reports) >= stop_after
-
-    return take
-
-
-def test_a_worker_goes_on_where_one_elsewhere_was_killed(order, cache, tmp_path, monkeypatch):
-    compare.compare(whole := toy(tmp_path / "whole", data=text(tmp_path)))
-    with monkeypatch.context() as patched:
-        crash_in(patched, 4, Killed())
-        with pytest.raises(Killed):
-            carry_out(order, send())
-    on_another_machine(cache)
-    figures = carry_out(order, send())
-    assert isinstance(figures, dict)
-    assert figures["provenance"]["resumed"] == 1
-    assert json.loads(stored()["compared/runs/transformer-nano/lr-0.002-seed-0/measured.json"]) == figures
-    on_another_machine(cache)
-    asked = toy(URL, data=text(tmp_path))
-    nothing_is_trained(monkeypatch)
-    compare.compare(asked)
-    assert_same_tensors(trained(asked.directory), trained(whole.out))
-
-
-def test_a_worker_that_is_asked_to_stop_has_copied_what_it_saved(order, cache, monkeypatch):
-    monkeypatch.setattr(worker, "EVERY", 0.0)
-    order.config["training"]["save_every"] = 100
-    assert carry_out(order, send(stop_after=4)) is None
-    steps = {name.split("/")[5] for name in stored() if "/checkpoints/step-" in name}
-    assert len(steps) == 1
-    on_another_machine(cache)
-    assert isinstance(figures := carry_out(order, send()), dict)
-    assert figures["provenance"]["resumed"] == 1
-
-
-def test_a_worker_that_sees_another_storage_says_so(order):
-    empty()
-    error = carry_out(order, send())
-    assert isinstance(error, RunError)
-    assert "does not see the comparison at memory://bucket/compared" in str(error)
-    changed = dataclasses.replace(order, seal="another")
-    assert "does not see the comparison" in str(carry_out(changed, send()))
-
-
-def test_a_worker_takes_no_run_of_another_comparison(order, cache, tmp_path):
-    """As where URL and command's directory were deleted, and a worker's machine still has what it trained then."""
-    carry_out(order, send())
-    empty()
-    shutil.move(cache, cache.with_name("worker"))
-    asked = toy(URL, data=text(tmp_path) | {"seq_len": 16})
-    asked.check()
-    asked.write_plan()
-    assert asked.copy is not None
-    asked.copy.push_plan()
-    config, seal = asked.config(order.job).as_dict(), asked.copy.seal
-    on_another_machine(cache)
-    shutil.move(cache.with_name("worker"), cache)
-    config["data"]["tokenizer"]["path"] = order.config["data"]["tokenizer"]["path"]
-    assert isinstance(carry_out(dataclasses.replace(order, config=config, seal=seal), send()), dict)
-    run = order.job.path(asked.directory)
-    assert Run.open(run).read_config()["data"]["seq_len"] == 16
-    assert list(asked.directory.parent.glob(f"{asked.directory.name}.1/runs/*/*/measured.json"))
-
-
-def test_a_worker_reports_a_copy_that_fails(order, monkeypatch):
-    original, events = remote.Place._write, list[Any]()
-
-    def refuse(self: Any, name: str, source: Any) -> None:
-        if "/runs/" in self.root:
-            raise PermissionError("access denied")
-        original(self, name, source)
-
-    monkeypatch.setattr(remote.Place, "_write", refuse)
-    error = carry_out(order, lambda new: bool(events.extend(new)))
-    assert isinstance(error, RunError)
-    assert "access denied" in str(error)
-    assert any(event[0] == "print" and "the next save tries again" in event[1] for event in events)
-
-
-def test_what_a_worker_has_finished_elsewhere_is_fetched(order, cache, tmp_path):
-    figures = carry_out(order, send())
-    on_another_machine(cache)
-    asked = toy(URL, data=text(tmp_path))
-    copy = asked.copy
-    assert copy is not None
-    run = order.job.path(asked.directory)
-    copy.fetch_run(run)
-    assert read_measured(run) == figures
-    assert Run.open(run).read_environment()["command"] == ["glissando"]

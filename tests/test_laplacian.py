@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
+from graphs import DOUBLE, draw, weighted
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from tolerances import assert_close
 from torch import Tensor
 
-from glissando import LanguageModel, ModelConfig
-from glissando.cli import main
-from glissando.config import to_dict
-from glissando.errors import ConfigError, RunError, UnknownNameError
+from glissando.errors import ConfigError, UnknownNameError
 from glissando.laplacian import (
     TokenEmbeddings,
     chain,
@@ -32,20 +28,8 @@ from glissando.laplacian import (
     validate,
 )
 from glissando.ops.energy import energy, energy_edges
-from glissando.runs import Run
 
 EXACT = 1e-12
-DOUBLE = torch.float64
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=DOUBLE)
-
-
-def weighted(size: int = 12, seed: int = 0) -> Tensor:
-    """A graph with uneven weights."""
-    edges, _ = edges_of(random_graph(size, 3, seed))
-    return from_edges(edges, draw(edges.shape[1], seed=seed).abs() + 0.1, size)
 
 
 def text(length: int = 4000) -> list[list[int]]:
@@ -337,45 +321,6 @@ def test_validate_allows_rounding_and_no_more():
         validate(chain(3).long())
 
 
-def test_a_file_is_never_overwritten_and_keeps_its_keys(tmp_path):
-    path = tmp_path / "graph.safetensors"
-    save(path, chain(4), {"source": "chain"})
-    before = path.read_bytes()
-    with pytest.raises(ConfigError, match="nothing is overwritten"):
-        save(path, chain(5), {})
-    assert path.read_bytes() == before
-    with pytest.raises(ConfigError, match="size in `about`"):
-        save(tmp_path / "other.safetensors", chain(4), {"size": "5"})
-
-
-def test_every_flipped_bit_is_noticed(tmp_path):
-    path = tmp_path / "graph.safetensors"
-    save(path, weighted(4), {"source": "test"})
-    good = path.read_bytes()
-    for position in range(0, len(good), 3):
-        damaged = bytearray(good)
-        damaged[position] ^= 1 << position % 8
-        path.write_bytes(damaged)
-        try:
-            load(path)
-        except (RunError, ConfigError) as error:
-            assert path.name in str(error)
-        else:
-            pytest.fail(f"byte {position} of {len(good)} may change unseen")
-
-
-def test_other_files_are_refused_with_the_fix(tmp_path):
-    path = tmp_path / "graph.safetensors"
-    with pytest.raises(RunError, match=r"there is no file .* build one"):
-        load(path)
-    path.write_bytes(b"short")
-    with pytest.raises(RunError, match=r"truncated or no safetensors.*Build it again"):
-        load(path)
-    save_file({"x": torch.ones(3)}, path)
-    with pytest.raises(RunError, match="holds no Laplacian: its format is None"):
-        load(path)
-
-
 def test_pmi_of_a_text_is_that_of_its_definition():
     """One sequence, counted by hand."""
     sequence = [0, 1, 2, 0, 1, 3, 3]
@@ -415,117 +360,3 @@ def test_sequences_do_not_run_together():
 def test_an_unknown_basis_is_offered_the_nearest():
     with pytest.raises(UnknownNameError, match="Did you mean 'svd'"):
         token_embeddings_from_corpus(text(), 12, basis="svds")
-
-
-def build(*arguments: object) -> int:
-    return main(["laplacian", "build", *map(str, arguments)])
-
-
-def test_build_and_show(tmp_path, capsys):
-    out = tmp_path / "chain.safetensors"
-    assert build("--chain", "--size", 6, "--out", out) == 0
-    assert "6 nodes, 5 edges" in capsys.readouterr().out
-    assert torch.equal(load(out)[0], chain(6))
-    assert main(["laplacian", "show", str(out)]) == 0
-    shown = dict(line.rsplit("  ", 1) for line in capsys.readouterr().out.splitlines())
-    shown = {name.strip(): value.strip() for name, value in shown.items()}
-    assert shown["size"] == "6"
-    assert shown["degrees"] == "1 to 2, mean 1.667"
-    assert shown["algebraic connectivity"] == "0.2679"
-    assert shown["source"] == "chain"
-
-
-def test_build_from_embeddings(tmp_path, capsys):
-    vectors = draw(40, 24)
-    np.save(tmp_path / "v.npy", vectors.float().numpy())
-    save_file({"v": vectors, "w": -vectors}, tmp_path / "v.safetensors")
-    expected = normalise(project(from_embeddings(vectors.float(), 5), 8))
-    common = ("--size", 8, "--neighbors", 5, "--out")
-    assert build("--embeddings", tmp_path / "v.npy", *common, tmp_path / "a.safetensors") == 0
-    laplacian, about = load(tmp_path / "a.safetensors")
-    assert torch.equal(laplacian, expected)
-    assert about == {"source": "embeddings v.npy", "features": "24", "neighbors": "5"}
-    assert build("--embeddings", tmp_path / "v.safetensors", *common, tmp_path / "b.safetensors") == 2
-    assert "choose one with --tensor: v, w" in capsys.readouterr().err
-    chosen = ("--embeddings", tmp_path / "v.safetensors", "--tensor", "w", *common, tmp_path / "b.safetensors")
-    assert build(*chosen) == 0
-    assert_close(load(tmp_path / "b.safetensors")[0], expected, tolerance=1e-5)
-
-
-def test_build_from_text(tmp_path, capsys):
-    book = tmp_path / "book.txt"
-    book.write_text("The fox who had a plan went out to find the hen who had none.\n" * 60)
-    assert build("--text", book, "--size", 12, "--tokens", 2000, "--out", tmp_path / "t.safetensors") == 0
-    assert "source text book.txt, tokenizer bytes, tokens 2000, basis contexts" in capsys.readouterr().out
-    assert len(load(tmp_path / "t.safetensors")[0]) == 12
-    out = tmp_path / "s.safetensors"
-    assert build("--corpus", "shift", "--tokens", 3000, "--vocabulary", 300, "--features", 32, "--out", out) == 0
-    assert load(out)[1]["tokenizer"] == "300 BPE tokens"
-    assert len(load(out)[0]) == 32
-
-
-def test_build_from_a_run(tmp_path):
-    model = LanguageModel(ModelConfig(vocab_size=32, hidden_size=16))
-    run = Run.create(tmp_path / "run")
-    run.write_model(model.state_dict(), {"model": to_dict(model.config)})
-    assert build("--run", tmp_path / "run", "--neighbors", 3, "--out", tmp_path / "r.safetensors") == 0
-    laplacian, about = load(tmp_path / "r.safetensors")
-    assert torch.equal(laplacian, normalise(from_embeddings(model.embedding.weight, 3)))
-    assert about["source"] == "token embedding of run run"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["build", "--out", "x"], "exactly one source, got none; choose one of --embeddings"),
-        (["build", "--chain", "--text", "a", "--out", "x"], "got --text and --chain"),
-        (["build", "--chain", "--out", "x"], "--chain needs --size"),
-        (["build", "--chain", "--size", "4"], "--out is missing"),
-        (["build", "--chain", "--size", "4", "--features", "3", "--out", "x"], "build from --corpus, --text"),
-        (["build", "y", "--chain", "--size", "4", "--out", "x"], "build takes no file"),
-        (["build", "--chain", "--size", "4", "--out", "."], "nothing is overwritten"),
-        (["build", "--corpus", "storys", "--out", "x"], "Did you mean 'stories'"),
-        (["build", "--corpus", "jsonl", "--out", "x"], "is a file: give --text FILE"),
-        (["build", "--corpus", "shift", "--tokens", "1", "--out", "x"], "--tokens must be at least 2"),
-        (["build", "--corpus", "shift", "--basis", "sv", "--tokens", "99", "--out", "x"], "Did you mean 'svd'"),
-        (["build", "--corpus", "shift", "--tokens", "2000", "--size", "128", "--out", "x"], "larger vocabulary"),
-        (["build", "--text", "nowhere", "--out", "x"], "cannot read --text nowhere"),
-        (["build", "--run", "nowhere", "--out", "x"], "no run at nowhere"),
-        (["build", "--embeddings", "nowhere.npy", "--out", "x"], "there is no such file"),
-        (["build", "--embeddings", "bad.txt", "--out", "x"], "takes a .npy or .safetensors file"),
-        (["build", "--embeddings", "bad.npy", "--out", "x"], "truncated or no .npy file"),
-        (["build", "--embeddings", "words.npy", "--out", "x"], "no array of real numbers"),
-        (["build", "--embeddings", "bad.safetensors", "--out", "x"], "truncated or no safetensors file"),
-        (["build", "--chian", "--out", "x"], "Did you mean --chain"),
-        (["shw"], "Did you mean 'show'"),
-        (["show"], "show needs a file"),
-        (["show", "bad.safetensors"], "Build it again"),
-        (["show", "bad.npy", "--size", "3"], "show takes a file alone; leave out --size"),
-    ],
-)
-def test_mistakes_get_one_clear_line(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name in ("bad.txt", "bad.npy", "bad.safetensors"):
-        (tmp_path / name).write_bytes(b"\x93NUMPY and no more")
-    np.save("words.npy", np.array(["a", "b"]))
-    assert main(["laplacian", *arguments]) == (1 if message in ("no run at nowhere", "Build it again") else 2)
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "x").exists()
-
-
-def test_rounding_that_is_allowed_is_no_edge(tmp_path):
-    """1e-10 where there is no edge, as a product of matrices leaves it, is saved and loaded as nothing."""
-    noisy = chain(5)
-    noisy[0, 3] = noisy[3, 0] = 1e-10
-    save(tmp_path / "g.safetensors", noisy, {})
-    assert torch.equal(load(tmp_path / "g.safetensors")[0], chain(5))
-    assert torch.equal(edges_of(noisy)[0], edges_of(chain(5))[0])
-
-
-def test_a_saved_file_is_plain_safetensors(tmp_path):
-    save(tmp_path / "g.safetensors", chain(3), {})
-    tensors = load_file(tmp_path / "g.safetensors")
-    assert tensors["edges"].tolist() == [[0, 1], [1, 2]]
-    assert tensors["weights"].tolist() == [1.0, 1.0]

@@ -1,4 +1,4 @@
-"""Rows of metrics.csv that go to Weights & Biases; TensorBoard's are in test_training.py."""
+"""Rows of metrics.csv that go to Weights & Biases; TensorBoard's are in test_training_progress.py."""
 
 from __future__ import annotations
 

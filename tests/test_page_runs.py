@@ -44,7 +44,7 @@ NOT_RUN = {
         "streams FineWeb-Edu and downloads a vocabulary; tests/test_presets_124m.py trains it on generated ids"
     ),
     ("training.md", "glissando train --preset transformer-nano --data.kind hub"): (
-        "downloads TinyStories; tests/test_training.py reads a data set of one's own"
+        "downloads TinyStories; tests/data/test_corpora.py reads one that stands in for it"
     ),
     ("training.md", "glissando train --preset transformer-nano --data.kind hub_stream"): (
         "streams TinyStories; tests/data/test_hub_stream.py streams a local data set"

@@ -20,7 +20,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the [serve] extra")
 import httpx2 as httpx
-from serving import NAME, serving, tiny, wait_until
+from serving import ENDLESS, NAME, connected, serving, tiny, wait_until
 
 from glissando.cli import serve as verb
 from glissando.errors import ConfigError
@@ -30,7 +30,6 @@ from glissando.serving.api import Server
 from glissando.serving.limits import Limits, SparingLog, allowed_connections
 
 LIMITS = Limits(max_prompt=2000, max_tokens=50_000, max_copies=8, patience=2.0)
-ENDLESS = {"model": NAME, "prompt": "Once", "max_tokens": 50_000, "temperature": 0}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
@@ -43,14 +42,6 @@ def model() -> LanguageModel:
 def url(model) -> Iterator[str]:
     with serving(model, LIMITS) as (_, url):
         yield url
-
-
-def connected(url: str, receives: int = 4096) -> socket.socket:
-    link = socket.socket()
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
-    link.settimeout(20)
-    link.connect((urlsplit(url).hostname, urlsplit(url).port))
-    return link
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ import torch
 from glissando.checkpoints import latest_checkpoint
 from glissando.config import from_dict, merge
 from glissando.data.base import Batch
+from glissando.data.corpora import build_corpus
+from glissando.model import LanguageModel
 from glissando.runs import Run
 from glissando.training.config import RunConfig
 from glissando.training.loop import Loop
@@ -66,6 +68,14 @@ def mapping(folder: Path, *updates: dict[str, Any]) -> dict[str, Any]:
 
 def configuration(folder: Path, *updates: dict[str, Any]) -> RunConfig:
     return from_dict(RunConfig, mapping(folder, *updates))
+
+
+def loop_for(folder: Path, *updates: dict[str, Any]) -> Loop:
+    """A loop of a small model with a clock of its own, not started."""
+    config = configuration(folder, *updates)
+    corpus = build_corpus(config.data)
+    model = LanguageModel(config.model, corpus.tokenizer)
+    return Loop(config, Run(folder / "run"), corpus, model, None, [])
 
 
 def weights(run: Run | Path) -> dict[str, torch.Tensor]:

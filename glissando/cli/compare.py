@@ -41,13 +41,11 @@ def main(arguments: Sequence[str]) -> None:
     """Train what is missing, measure, and write the report."""
     options = parse(_parser(), arguments)
     comparison, cluster = _comparison(options), _cluster(options)
-    from glissando.allocator import keep_freed_memory
     from glissando.compare.run import compare
-    from glissando.precision import flush_subnormals
+    from glissando.process import prepare_to_train
     from glissando.threads import threads_of
 
-    keep_freed_memory()
-    flush_subnormals()
+    prepare_to_train()
     if comparison.copy is not None:
         comparison.copy.fetch()
     before = next((threads_of(file.parent) for file in sorted(comparison.directory.rglob("environment.json"))), None)

@@ -86,10 +86,10 @@ def _parser() -> Parser:
 
 def _train(options: Options) -> None:
     from glissando import series_training
-    from glissando.precision import flush_subnormals
+    from glissando.process import prepare_to_train
     from glissando.threads import threads_of
 
-    flush_subnormals()
+    prepare_to_train()
     if options.resume is not None:
         if others := [name for name in options.given if name not in ("resume", "threads", "import", *_TABLES)]:
             raise ConfigError(

@@ -55,13 +55,11 @@ def main(arguments: Sequence[str]) -> None:
         print(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
         return
     require_out(options, _OUT)
-    from glissando.allocator import keep_freed_memory
-    from glissando.precision import flush_subnormals
+    from glissando.process import prepare_to_train
     from glissando.stages import train_stages
     from glissando.training.fit import train
 
-    keep_freed_memory()
-    flush_subnormals()
+    prepare_to_train()
     _choose_threads(options, config)
     if config.stages:
         train_stages(config, options.out)
@@ -200,15 +198,13 @@ def _go_on(options: Options) -> None:
             f"{', --'.join([*budget, *machine])}, and the new place of its texts, --{' and --'.join(_TEXTS)}; "
             f"got --{' --'.join(others)}"
         )
-    from glissando.allocator import keep_freed_memory
-    from glissando.precision import flush_subnormals
+    from glissando.process import prepare_to_train
     from glissando.stages import STAGES, resume_stages
     from glissando.threads import threads_of
     from glissando.training.fit import extend, resume
     from glissando.training.mirroring import old_place
 
-    keep_freed_memory()
-    flush_subnormals()
+    prepare_to_train()
     folder = old_place(path)[0] if verb == "resume" else Path(path).expanduser()
     staged = (folder / STAGES).is_file()
     first = next(iter(sorted(folder.glob("1-*"))), folder) if staged else folder

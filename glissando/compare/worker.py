@@ -22,14 +22,13 @@ from typing import Any
 import torch
 
 from glissando import __version__
-from glissando.allocator import keep_freed_memory
 from glissando.compare.at_url import Copy
 from glissando.compare.plan import Job
 from glissando.compare.training import train_and_measure
 from glissando.config import from_dict
 from glissando.errors import ConfigError, GlissandoError, RunError, Stopped
 from glissando.imports import import_file
-from glissando.precision import flush_subnormals
+from glissando.process import prepare_to_train
 from glissando.remote import work_directory
 from glissando.run_files import alone
 from glissando.runs import TOKENIZER
@@ -143,9 +142,8 @@ def _prepare(order: Order, copy: Copy | None) -> None:
     sys.argv = list(order.argv)
     if not order.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for
-    flush_subnormals()
+    prepare_to_train()
     torch.set_num_threads(order.threads)
-    keep_freed_memory()
 
 
 def _wait_for(run: Path, reporter: Reporter) -> None:

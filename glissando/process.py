@@ -1,0 +1,16 @@
+"""What a program that trains sets for its whole process."""
+
+from __future__ import annotations
+
+from glissando.allocator import keep_freed_memory
+from glissando.precision import flush_subnormals
+
+
+def prepare_to_train() -> None:
+    """Keep freed memory in the process, and compute with subnormal numbers as 0.
+
+    It is for whoever owns the process, before its first thread starts: the commands call it, the library never does by
+    itself. Neither changes what a model computes beyond numbers below the smallest normal one.
+    """
+    keep_freed_memory()
+    flush_subnormals()

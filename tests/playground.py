@@ -1,0 +1,88 @@
+"""The playground in a browser, for tests: a page that is visited, asked for texts and waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+
+import pages
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+expect.set_options(timeout=20_000)
+
+
+@contextlib.contextmanager
+def browsing() -> Iterator[Browser]:
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=pages.BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def served(preset: str, **options) -> Iterator[pages.Served]:
+    served = pages.Served(pages.model_of(preset), **options)
+    yield served
+    served.stop()
+
+
+@contextlib.contextmanager
+def visiting(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens a page; whatever it complains of is in its `complaints`, what it asks for in `requests`."""
+    contexts, gates = [], []
+
+    def opened(served: pages.Served, routes: dict | None = None, at: str = "", **options) -> Page:
+        contexts.append(browser.new_context(**options))
+        gates.append(served.gate)
+        page = contexts[-1].new_page()
+        page.set_default_timeout(20_000)
+        page.complaints, page.requests = [], []
+        page.on("console", lambda message: page.complaints.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("request", lambda asked: page.requests.append(asked))
+        for path, answer in (routes or {}).items():
+            page.route(served.url + path, answer)
+        page.goto(served.url + at)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    for gate in gates:
+        gate.allow(pages.EVER)
+
+
+def met(page: Page) -> Page:
+    """The page, once it knows its model, at full speed."""
+    expect(page.locator("#about")).not_to_have_text(re.compile("Asking the server|not known yet"))
+    page.get_by_role("radio", name="fastest").evaluate("radio => { radio.checked = true }")
+    return page
+
+
+def ask(page: Page, prompt: str = "The fox", **numbers) -> None:
+    page.fill("#prompt", prompt)
+    for name, value in numbers.items():
+        page.fill(f"#{name}", str(value))
+    page.click("#write")
+
+
+def ended(page: Page, how: str = "Seed") -> str:
+    expect(page.locator("#ending")).to_contain_text(how)
+    return page.text_content("#ending")
+
+
+def begun(page: Page, served: pages.Served, tokens: int, **numbers) -> int:
+    """So many tokens of a text stand on the page, and no more are written until the gate opens; tokens before."""
+    before = served.engine.tokens_written
+    served.gate.allow(tokens)
+    ask(page, **numbers)
+    pages.until(lambda: served.engine.tokens_written == before + tokens)
+    expect(page.locator("#written .token").first).to_be_attached()  # it may be a character without a width
+    return before
+
+
+def refused(page: Page) -> str:
+    expect(page.locator("#error")).to_be_visible()
+    assert page.locator("#error").get_attribute("role") == "alert"
+    return page.text_content("#error")

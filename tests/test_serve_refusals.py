@@ -1,0 +1,187 @@
+"""The server refuses what it cannot do, what is too much and who may not ask, and says why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the [serve] extra")
+openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
+import httpx2 as httpx  # noqa: E402
+from serving import NAME, ask, serving, tiny, wait_until  # noqa: E402
+
+from glissando.model import LanguageModel  # noqa: E402
+from glissando.serving.limits import Limits  # noqa: E402
+
+LIMITS = Limits(max_prompt=200, max_tokens=50_000, max_copies=8, max_body=50_000, patience=2.0)
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def server(model) -> Iterator[tuple[Any, str]]:
+    with serving(model, LIMITS) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def web(server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server[1], timeout=30) as web:
+        yield web
+
+
+@pytest.mark.parametrize(
+    ("changed", "param", "message"),
+    [
+        ({"temperature": "1"}, "temperature", 'valid number; got "1"'),
+        ({"temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
+        ({"max_tokens": True}, "max_tokens", "valid integer"),
+        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
+        ({"max_tokens": 10**6}, "max_tokens", "at most 50,000"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 9}, "n", "more than 8 texts"),
+        ({"seed": 10**30}, "seed", "less than or equal"),
+        ({"stop": ["x", ""]}, "stop", "at least 1 character"),
+        ({"prompt": 5}, "prompt", "a text, a list of texts, token ids"),
+        ({"prompt": []}, "prompt", "at least 1 item"),
+        ({"prompt": [300]}, "prompt", "token 300 is outside the vocabulary of 256"),
+        ({"prompt": "a\x00b"}, "prompt", "character 1 is the control byte 0x00"),
+        ({"prompt": "\x1b[2J"}, "prompt", "control byte 0x1b"),
+        ({"prompt": "\ud800"}, "prompt", "half of a surrogate pair"),
+        ({"prompt": "x" * 200}, "prompt", "201 tokens with its beginning, and 200 may be sent"),
+        ({"model": "other"}, "model", "no model 'other' here"),
+        ({"model": None}, "model", "valid string"),
+        ({"logprobs": 50}, "logprobs", "less than or equal to 20"),
+        ({"temprature": 1}, "temprature", "Did you mean 'temperature'"),
+        ({"best_of": 3}, None, "best_of is not supported"),
+        ({"suffix": "end"}, None, "left to right"),
+        ({"presence_penalty": 1.0}, None, "presence_penalty is not supported"),
+        ({"tools": [{"type": "function"}]}, None, "tools is not supported"),
+        ({"store": 0}, None, "store is not supported"),
+        ({"prediction": {"type": "content"}}, None, "prediction is not supported"),
+        ({"response_format": {"type": "json_object"}}, None, "response_format is not supported"),
+        ({"stream_options": {"include_usage": True}}, None, "stream: true"),
+        ({"control": {"mood": 1.0}}, "control", "takes no control"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_done_is_told(web, changed, param, message):
+    asked = {"model": NAME, "prompt": "Once", "max_tokens": 4} | changed
+    got = web.post("/v1/completions", content=json.dumps(asked), headers={"content-type": "application/json"})
+    assert got.status_code == (404 if changed == {"model": "other"} else 400)
+    error = got.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert message in error["message"]
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "must be a JSON object, sent with the header"),
+        (b"{", "not JSON"),
+        (b'"text"', "must be a JSON object"),
+        (b'{"model": "tiny", "%s": 1}' % (b"x" * 9000), "unknown field 'xxx"),
+        (b"[" * 9_000, "not JSON"),
+        (b"[" * 40_000, "more than 16,384 strings, lists and objects"),
+        (b'{"model": "tiny", "prompt": "\xff"}', "not JSON"),
+        (b'{"model": "tiny", "temperature": NaN}', "finite"),
+    ],
+    ids=["empty", "cut", "string", "long-name", "deep", "parts", "not-utf8", "nan"],
+)
+def test_bodies_that_are_no_requests(web, content, message):
+    got = web.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert got.status_code == 400
+    assert message in got.json()["error"]["message"]
+    assert len(got.text) < 500
+
+
+def test_null_is_a_field_left_out(web):
+    """As in OpenAI's schema: clients that fill in every field send it."""
+    asked = {"model": NAME, "prompt": "Once", "seed": 1}
+    names = ("temperature", "top_p", "n", "stop", "stream", "stream_options", "max_tokens", "logprobs", "logit_bias")
+    told = [web.post("/v1/completions", json=asked | extra).json() for extra in ({}, dict.fromkeys([*names, "echo"]))]
+    assert told[0]["choices"] == told[1]["choices"]
+    assert told[0]["usage"]["completion_tokens"] == 16
+    chat = {"model": NAME, "messages": [{"role": "user", "content": "Once"}], "max_completion_tokens": 3}
+    assert web.post("/v1/chat/completions", json=chat | dict.fromkeys(names)).status_code == 200
+    for name in ("model", "prompt"):
+        assert web.post("/v1/completions", json=asked | {name: None}).json()["error"]["param"] == name
+    assert "temperature" in web.post("/v1/completions", json=asked | {"tempratur": None}).json()["error"]["message"]
+
+
+def test_fields_that_ask_for_nothing_are_taken(web):
+    asked = {"model": NAME, "messages": [{"role": "user", "content": "Once"}], "max_completion_tokens": 3}
+    nothing = {"tools": [], "response_format": {"type": "text"}, "store": False, "tool_choice": "auto", "metadata": {}}
+    assert web.post("/v1/chat/completions", json=asked | nothing).status_code == 200
+
+
+def test_a_page_of_another_origin_cannot_ask(web):
+    """Which may send text/plain without being allowed to, and may make its own name point here."""
+    body = json.dumps({"model": NAME, "prompt": "Once"})
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "text/plain; charset=application/json", ""):
+        refused = web.post("/v1/completions", content=body, headers={"content-type": kind})
+        assert refused.status_code == 415
+        assert "send JSON, as application/json" in refused.json()["error"]["message"]
+    with serving(tiny(), LIMITS, hosts=["127.0.0.1"]) as (_, url):
+        for name in ("evil.example", "127.0.0.1.evil.example", "[::1]", ""):
+            refused = httpx.get(url + "/health", headers={"host": name})
+            assert refused.status_code == 400
+            assert "answers to 127.0.0.1; call it by one of these" in refused.json()["error"]["message"]
+        assert httpx.get(url + "/health").status_code == 200
+    with serving(tiny(), LIMITS, hosts=["::1", "localhost"]) as (_, url):
+        for name in ("[::1]:80", "[::1]", "localhost:80", "LocalHost"):
+            assert httpx.get(url + "/health", headers={"host": name}).status_code == 200
+
+
+def test_bodies_that_are_too_large(web):
+    for content in (b"x" * 60_000, (b"x" * 1000 for _ in range(60))):
+        got = web.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+        assert got.status_code == 413
+        assert "more than 50,000 bytes" in got.json()["error"]["message"]
+
+
+def test_other_paths_and_methods(web):
+    assert web.get("/v1/completion").json()["error"]["message"].startswith("there is no /v1/completion here")
+    assert web.get("/v1/completions").status_code == 405
+    assert web.get("/docs").status_code == 404
+    for path in ("/", "/health", "/v1/models", f"/v1/models/{NAME}"):
+        told = web.head(path)
+        assert (told.status_code, told.content) == (200, b"")
+        assert told.headers["content-length"] == web.get(path).headers["content-length"]
+
+
+def test_the_key(model):
+    with serving(model, LIMITS, api_key="right") as (_, url):
+        for key, status in (("wrong", 401), ("right", 200), ("rightx", 401)):
+            headers = {"authorization": f"Bearer {key}"}
+            for path in ("/v1/models", "/metrics"):
+                assert httpx.get(url + path, headers=headers).status_code == status
+        for header, status in (("bearer right", 200), ("Basic right", 401), ("right", 401), ("Bearer", 401)):
+            assert httpx.get(url + "/v1/models", headers={"authorization": header}).status_code == status
+        assert httpx.get(url + "/v1/models").json()["error"]["code"] == "invalid_api_key"
+        assert httpx.get(url + "/health").status_code == 200
+        with pytest.raises(openai.AuthenticationError), openai.OpenAI(base_url=url + "/v1", api_key="x") as client:
+            ask(client)
+
+
+def test_too_many_at_once_are_sent_away(model):
+    with (
+        serving(model, LIMITS, max_sessions=1, max_waiting=1) as (server, url),
+        openai.OpenAI(base_url=url + "/v1", api_key="any", max_retries=0) as client,
+        ask(client, max_tokens=50_000, temperature=0, stream=True) as running,
+    ):
+        next(iter(running))
+        with ask(client, max_tokens=50_000, temperature=0, stream=True):
+            wait_until(lambda: server.served[NAME].engine.waiting == 1)
+            with pytest.raises(openai.RateLimitError, match="1 texts wait already") as refused:
+                ask(client)
+            assert refused.value.response.headers["retry-after"]
