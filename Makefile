@@ -54,7 +54,7 @@ tests: .venv/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 examples: .venv/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'example and not slow' -n auto --maxprocesses 8 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -m 'example and not slow' -n auto --maxprocesses 8 --dist worksteal
 
 slow: .venv/.installed
 	$(BIN)/python -m pytest -m slow --timeout 3600
