@@ -25,12 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     from benchmarks.rows import ROWS, select
+    from glissando.allocator import keep_freed_memory
     from glissando.errors import GlissandoError
-    from glissando.process import prepare_to_train
 
     try:
         rows = select(options.rows)
-        prepare_to_train()  # as `train` does; it serves both sides
+        keep_freed_memory()  # as `train` does; it serves both sides
         print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.rounds} rounds")
         for name in rows:
             print(ROWS[name](options.rounds).line(), flush=True)

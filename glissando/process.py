@@ -9,8 +9,9 @@ from glissando.precision import flush_subnormals
 def prepare_to_train() -> None:
     """Keep freed memory in the process, and compute with subnormal numbers as 0.
 
-    It is for whoever owns the process, before its first thread starts: the commands call it, the library never does by
-    itself. Neither changes what a model computes beyond numbers below the smallest normal one.
+    It is for whoever owns the process, before its first thread starts: the commands call it. The library by itself
+    never keeps freed memory, and it flushes subnormal numbers only within a training. Neither changes what a model
+    computes beyond numbers below the smallest normal one.
     """
     keep_freed_memory()
     flush_subnormals()
