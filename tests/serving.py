@@ -20,6 +20,7 @@ from glissando.serving.limits import Limits
 NAME = "tiny"
 #: greedily, the model that `tiny` makes never comes to an end
 ENDLESS = {"model": NAME, "prompt": "Once", "max_tokens": 50_000, "temperature": 0}
+LIMITS = Limits(max_prompt=200, max_tokens=50_000, max_copies=8, max_body=50_000, patience=2.0)
 
 
 def tiny(preset: str = "liquid-ssm-nano", **options: Any) -> LanguageModel:

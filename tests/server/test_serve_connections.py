@@ -7,7 +7,6 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,37 +14,10 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the [serve] extra")
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
-import httpx2 as httpx  # noqa: E402
 from serving import ENDLESS, NAME, ask, connected, head, serving, tiny, wait_until  # noqa: E402
 
 from glissando.generation import generate  # noqa: E402
 from glissando.model import LanguageModel  # noqa: E402
-from glissando.serving.limits import Limits  # noqa: E402
-
-LIMITS = Limits(max_prompt=200, max_tokens=50_000, max_copies=8, max_body=50_000, patience=2.0)
-
-
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    return tiny()
-
-
-@pytest.fixture(scope="module")
-def server(model) -> Iterator[tuple[Any, str]]:
-    with serving(model, LIMITS) as both:
-        yield both
-
-
-@pytest.fixture(scope="module")
-def client(server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=server[1] + "/v1", api_key="any", max_retries=0, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def web(server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server[1], timeout=30) as web:
-        yield web
 
 
 def test_greedily_the_model_never_comes_to_an_end(client):

@@ -8,10 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -20,38 +18,10 @@ from training_runs import environment
 pytest.importorskip("fastapi", reason="needs the [serve] extra")
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
 import httpx2 as httpx  # noqa: E402
-from serving import ENDLESS, NAME, ask, connected, head, serving, tiny, wait_until  # noqa: E402
+from serving import ENDLESS, LIMITS, NAME, ask, connected, head, serving, tiny, wait_until  # noqa: E402
 
 from glissando.cli import main  # noqa: E402
 from glissando.generation import generate  # noqa: E402
-from glissando.model import LanguageModel  # noqa: E402
-from glissando.serving.limits import Limits  # noqa: E402
-
-LIMITS = Limits(max_prompt=200, max_tokens=50_000, max_copies=8, max_body=50_000, patience=2.0)
-
-
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    return tiny()
-
-
-@pytest.fixture(scope="module")
-def server(model) -> Iterator[tuple[Any, str]]:
-    with serving(model, LIMITS) as both:
-        yield both
-
-
-@pytest.fixture(scope="module")
-def client(server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=server[1] + "/v1", api_key="any", max_retries=0, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def web(server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server[1], timeout=30) as web:
-        yield web
-
 
 # ---------------------------------------------------------------------- OpenAI's client
 

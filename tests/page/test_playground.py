@@ -11,36 +11,12 @@ import pages
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="the page's tests drive a browser with playwright")
-from playground import ask, begun, browsing, ended, met, refused, served, visiting
+from playground import ask, begun, ended, met, refused, served
 from playwright.sync_api import expect
 
 from glissando.generation import generate, stream
 
 pytestmark = pytest.mark.skipif(pages.BROWSER is None, reason=pages.NO_BROWSER)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with browsing() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def liquid():
-    with served("liquid-ssm-nano") as liquid:
-        yield liquid
-
-
-@pytest.fixture(scope="module")
-def hybrid():
-    with served("hybrid-ode-nano") as hybrid:
-        yield hybrid
-
-
-@pytest.fixture
-def visit(browser):
-    with visiting(browser) as visit:
-        yield visit
 
 
 # ---------------------------------------------------------------------- writing

@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the [serve] extra")
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
 import httpx2 as httpx  # noqa: E402
-from serving import NAME, ask, serving, tiny, wait_until  # noqa: E402
-
-from glissando.model import LanguageModel  # noqa: E402
-from glissando.serving.limits import Limits  # noqa: E402
-
-LIMITS = Limits(max_prompt=200, max_tokens=50_000, max_copies=8, max_body=50_000, patience=2.0)
-
-
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    return tiny()
-
-
-@pytest.fixture(scope="module")
-def server(model) -> Iterator[tuple[Any, str]]:
-    with serving(model, LIMITS) as both:
-        yield both
-
-
-@pytest.fixture(scope="module")
-def web(server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server[1], timeout=30) as web:
-        yield web
+from serving import LIMITS, NAME, ask, serving, tiny, wait_until  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""What the tests of the playground share: a browser, two models that are served, and visits to them."""
+
+from __future__ import annotations
+
+import pytest
+
+# playground needs playwright, without which these files are skipped: it is imported late.
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playground import browsing
+
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def liquid():
+    from playground import served
+
+    with served("liquid-ssm-nano") as liquid:
+        yield liquid
+
+
+@pytest.fixture(scope="module")
+def hybrid():
+    from playground import served
+
+    with served("hybrid-ode-nano") as hybrid:
+        yield hybrid
+
+
+@pytest.fixture
+def visit(browser):
+    from playground import visiting
+
+    with visiting(browser) as visit:
+        yield visit
