@@ -60,16 +60,27 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 DEPTH_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "discrete": {"": {}, "-mean-gate": {"depth.mean_gate": True, "mixer": "liquid", "block.conv_width": 0}},
-    "tied": {"": {"depth.n_steps": 5}},
+    "discrete": {
+        "": {},
+        "-mean-gate": {"depth.mean_gate": True, "mixer": "liquid", "block.conv_width": 0},
+        "-shortcuts": {"depth.shortcuts": True, "mixer": ["spectral", "delta"]},
+    },
+    "tied": {"": {"depth.n_steps": 5, "depth.shortcuts": True}},  # without shortcuts: presets
     "flow": {
         "": {"depth.n_steps": 3, "depth.control": ["a", "b"]},
-        "-heun-checkpoint": {"depth.n_steps": 2, "depth.method": "heun", "depth.backward": "checkpoint"},
+        "-heun-checkpoint": {
+            "depth.n_steps": 2,
+            "depth.control": ["a"],
+            "depth.method": "heun",
+            "depth.backward": "checkpoint",
+            "depth.shortcuts": True,
+        },
         "-midpoint-reversible": {
             "depth.n_steps": 2,
             "depth.control": ["a"],
             "depth.method": "midpoint",
             "depth.backward": "reversible",
+            "depth.shortcuts": True,
             "mixer": "spectral",
         },
         "-halting": {"depth.n_steps": 5, "depth.control": ["a"], "depth.tolerance": 1.5e-3},
@@ -77,6 +88,7 @@ DEPTH_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "depth.n_steps": 5,
             "depth.method": "heun",
             "depth.tolerance": 1e-4,
+            "depth.shortcuts": True,
             "mixer": "spectral",
         },
         "-rk4": {"depth.n_steps": 1, "depth.layers": 0, "depth.method": "rk4"},

@@ -37,6 +37,7 @@ from glissando.decoding.program import (
 from glissando.depth import Depth, DiscreteDepth, FlowDepth, TiedDepth
 from glissando.depth.flow import FlowState
 from glissando.depth.mean_gate import MeanGate, MeanState
+from glissando.depth.shortcuts import EPS
 from glissando.depth.solvers import TABLEAUS
 from glissando.mixers import Mixer
 from glissando.model import ComplexHead, LanguageModel, ModelState
@@ -97,7 +98,9 @@ def lower_depth(depth: Depth, builder: Builder, x: int, control: int | None) -> 
 @lower_depth.register
 def _(depth: DiscreteDepth, builder: Builder, x: int, control: int | None) -> tuple[int, Any]:
     states: list[Any] = []
+    source = x
     for number, block in enumerate(depth.blocks):
+        x = _with_shortcut(builder, x, depth.shortcuts, number, source)
         y, state = lower_block(block, builder, x)
         after: Any = state
         size: int = block.hidden_size  # type: ignore[assignment]
@@ -114,8 +117,9 @@ def _(depth: DiscreteDepth, builder: Builder, x: int, control: int | None) -> tu
 
 @lower_depth.register
 def _(depth: TiedDepth, builder: Builder, x: int, control: int | None) -> tuple[int, Any]:
-    states = []
+    states, source = [], x
     for step, i in enumerate(depth.order):
+        x = _with_shortcut(builder, x, depth.shortcuts, step, source)
         block = depth.blocks[i]
         size: int = block.hidden_size  # type: ignore[assignment]
         y, state = lower_block(block, builder, _shifted(builder, x, depth.step_bias[step]))
@@ -134,8 +138,9 @@ def _(depth: FlowDepth, builder: Builder, x: int, control: int | None) -> tuple[
     term = None
     if control is not None and depth.control is not None:
         term = builder.linear(depth.control.weight, depth.control.bias, control)
-    before, flow, after = [], [], []
-    for block in depth.before:
+    before, flow, after, source, half = [], [], [], x, len(depth.before)
+    for number, block in enumerate(depth.before):
+        x = _with_shortcut(builder, x, depth.shortcuts, number, source)
         x, state = lower_block(block, builder, x)
         before.append(state)
     alpha = float(depth.alpha)
@@ -151,14 +156,26 @@ def _(depth: FlowDepth, builder: Builder, x: int, control: int | None) -> tuple[
             time = depth.time(depth.alpha.new_full((1,), (step + share) * step_size))
             at = _shifted(builder, combined(x, row, slopes), time)
             at = at if term is None else builder.add(at, term, size)
+            at = _with_shortcut(builder, at, depth.shortcuts, half, source)
             slope, state = lower_block(depth.field, builder, at, residual=False)
             slopes.append(slope)
             flow.append(state)
         x = combined(x, tableau.b, slopes)
-    for block in depth.after:
+    for number, block in enumerate(depth.after, half + 1):
+        x = _with_shortcut(builder, x, depth.shortcuts, number, source)
         x, state = lower_block(block, builder, x)
         after.append(state)
     return x, FlowState(tuple(before), tuple(flow), tuple(after))
+
+
+def _with_shortcut(builder: Builder, x: int, shortcuts: Tensor | None, application: int, source: int) -> int:
+    """x + b_s x_0 / rms(x_0); x without shortcuts."""
+    if shortcuts is None:
+        return x
+    row = shortcuts[application]
+    added, size = builder.register(row.numel()), row.numel()
+    builder.emit(RMS_NORM, source, added, size, builder.weights(row), builder.number(EPS))
+    return builder.add(x, added, size)
 
 
 def _gated(builder: Builder, gates: Tensor | None, index: int | None, x: int, y: int, size: int) -> int:

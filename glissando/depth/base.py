@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from glissando.block import Block
 from glissando.config import Registry, new_registry, options
+from glissando.depth.shortcuts import with_shortcut
 from glissando.mixers import Context, Signal
 from glissando.state import State
 
@@ -86,10 +87,17 @@ def build_depth(options: Any, make_block: BlockFactory) -> Depth:
     return DEPTHS.class_of(options)(options, make_block)
 
 
-def through(blocks: Iterable[nn.Module], x: Tensor, states: tuple, ctx: Context) -> tuple[Tensor, tuple]:
-    """Blocks one after the other, each with its state or None."""
+def through(
+    blocks: Iterable[nn.Module],
+    x: Tensor,
+    states: tuple,
+    ctx: Context,
+    shortcuts: Tensor | None = None,
+    source: Tensor | None = None,
+) -> tuple[Tensor, tuple]:
+    """Blocks one after the other, each with its state or None, and with its row of `shortcuts` from `source`."""
     after = []
-    for block, before in zip(blocks, states, strict=True):
-        x, new = block(x, before, ctx)
+    for number, (block, before) in enumerate(zip(blocks, states, strict=True)):
+        x, new = block(with_shortcut(x, shortcuts, number, source), before, ctx)
         after.append(new)
     return x, tuple(after)

@@ -2,7 +2,8 @@
 
 The blocks in `gated` are x <- x + a (block(x) - x), each with a learned a that starts at 0: growth adds such blocks.
 With `mean_gate`, what each block adds is multiplied by one gate that all share (glissando/depth/mean_gate.py):
-x <- x + g (block(x) - x).
+x <- x + g (block(x) - x). With `shortcuts` the depth's input is added to x before each block
+(glissando/depth/shortcuts.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from glissando.config import options
 from glissando.depth.base import BlockFactory, Depth, DepthOptions, register_depth
 from glissando.depth.mean_gate import MeanGate
+from glissando.depth.shortcuts import new_shortcuts, shortcut_source, with_shortcut
 from glissando.errors import ConfigError
 from glissando.mixers import EMPTY, Context
 
@@ -26,10 +28,12 @@ class DiscreteConfig(DepthOptions):
     layers     blocks, each applied once
     gated      numbers of the blocks with a learned gate that starts at 0; growth adds them
     mean_gate  what blocks add is gated by its mean so far, one gate for all blocks
+    shortcuts  the embedding is added before each block, with D learned weights a block that start at 0
     """
 
     gated: list[int] = field(default_factory=list)
     mean_gate: bool = False
+    shortcuts: bool = False
 
 
 @register_depth("discrete", DiscreteConfig)
@@ -37,6 +41,7 @@ class DiscreteDepth(Depth):
     """A Transformer's depth. State: each block's, and with `mean_gate` its mean beside it."""
 
     relays = True
+    undecayed = ("shortcuts",)
 
     def __init__(self, config: DiscreteConfig, make_block: BlockFactory) -> None:
         super().__init__()
@@ -45,11 +50,15 @@ class DiscreteDepth(Depth):
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
         self.blocks = nn.ModuleList([make_block(i) for i in range(config.layers)])
         self.gated, self.gates = learned_gates(config.gated, config.layers)
-        self.gate = MeanGate(self.blocks[0].hidden_size) if config.mean_gate else None  # type: ignore[arg-type]
+        width: int = self.blocks[0].hidden_size  # type: ignore[assignment]
+        self.gate = MeanGate(width) if config.mean_gate else None
+        self.shortcuts = new_shortcuts(config.shortcuts, config.layers, width)
 
     def reset_parameters(self) -> None:
         if self.gates is not None:
             nn.init.zeros_(self.gates)
+        if self.shortcuts is not None:
+            nn.init.zeros_(self.shortcuts)
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -60,10 +69,11 @@ class DiscreteDepth(Depth):
         return tuple((state, self.gate.init_state(batch_size, device, dtype)) for state in states)
 
     def forward(self, x: Tensor, state: tuple | None = None, ctx: Context | None = None) -> tuple[Tensor, tuple | None]:
-        ctx, after = ctx or EMPTY, []
+        ctx, source, after = ctx or EMPTY, shortcut_source(self.shortcuts, x), []
         befores = (None,) * len(self.blocks) if state is None else state
         for number, (block, before) in enumerate(zip(self.blocks, befores, strict=True)):
             inner, mean = before if self.gate is not None and before is not None else (before, None)
+            x = with_shortcut(x, self.shortcuts, number, source)
             y, new = self.run(block)(x, inner, ctx)
             if self.gate is not None:
                 gate, mean = self.gate(y - x, mean, ctx)

@@ -3,6 +3,8 @@
     dH/dtau = alpha F(H, tau, u),   tau in [0, 1]
     h = H + e(tau) + W u + b;       F = mixer(norm(h)) + mlp(norm'(h))
 
+With `shortcuts` the depth's input is added to h, and to x before each block (glissando/depth/shortcuts.py).
+
 e is a small network of tau; u the control, (B, C) or (B, T, C), whose term is absent where no control is given, and is
 not where u = 0. alpha is learned. The grid is fixed: no step size depends on other tokens or other rows. With a
 `tolerance` a token may halt on it, see glissando.depth.halting.
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 from glissando.config import options, starting
 from glissando.depth.base import BlockFactory, Depth, DepthOptions, accepted_by_blocks, register_depth, through
 from glissando.depth.halting import EvaluationCount, unroll_halting
+from glissando.depth.shortcuts import new_shortcuts, shortcut_source
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, moved, unroll, weighted
 from glissando.errors import ConfigError, unknown_name
 from glissando.mixers import EMPTY, Context, Signal
@@ -48,6 +51,7 @@ class FlowConfig(DepthOptions):
     backward   how gradients are computed: direct, checkpoint or reversible, see glissando.depth.solvers
     alpha      initial speed of the flow
     tolerance  relative error below which a token's slope is extrapolated instead of evaluated; None: always evaluate
+    shortcuts  the embedding is added before each block and in the field, with D learned weights each that start at 0
     """
 
     n_steps: PositiveInt | None = None
@@ -57,6 +61,7 @@ class FlowConfig(DepthOptions):
     backward: Backward = "direct"
     alpha: Annotated[float, Field(allow_inf_nan=False)] = starting(default=0.1, of="depth.alpha")
     tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    shortcuts: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in TABLEAUS:
@@ -86,6 +91,7 @@ class FlowDepth(Depth):
     """`layers` blocks, half of them (rounded down) before a flow of `n_steps` steps and the others after it."""
 
     relays = True
+    undecayed = ("shortcuts",)
 
     def __init__(self, config: FlowConfig, make_block: BlockFactory) -> None:
         super().__init__()
@@ -102,6 +108,8 @@ class FlowDepth(Depth):
         self.time = nn.Sequential(nn.Linear(1, size), nn.SiLU(), nn.Linear(size, size))
         self.control = nn.Linear(len(config.control), size) if config.control else None
         self.alpha = nn.Parameter(torch.tensor(float(config.alpha)))
+        #: a row for each block before the flow, one for the field, and one for each block after it
+        self.shortcuts = new_shortcuts(config.shortcuts, config.layers + 1, size)
         #: keep every intermediate result: the reference for the backward modes
         self.unrolled = False
 
@@ -113,6 +121,8 @@ class FlowDepth(Depth):
         if self.control is not None:
             bound = self.control.in_features**-0.5
             nn.init.uniform_(self.control.weight, -bound, bound)
+        if self.shortcuts is not None:
+            nn.init.zeros_(self.shortcuts)
 
     @property
     def accepts(self) -> frozenset[Signal]:
@@ -147,9 +157,11 @@ class FlowDepth(Depth):
         ctx, c = ctx or EMPTY, self.config
         inner = ctx.without("control")
         given = FlowState((None,) * len(self.before), (), (None,) * len(self.after)) if state is None else state
-        x, before = through(self.before, x, given.before, inner)
-        # Arguments of the field, for gradients in every backward mode: the control as (B, 1 or T, C), and dt.
-        signals: dict[Signal, Tensor] = {}
+        source, half = shortcut_source(self.shortcuts, x), len(self.before)
+        x, before = through(self.before, x, given.before, inner, self.shortcuts, source)
+        # Arguments of the field, for gradients in every backward mode: the control as (B, 1 or T, C), dt, and the
+        # shortcut (B, T, D).
+        signals: dict[str, Tensor] = {}
         if ctx.control is not None and self.control is not None:
             if ctx.control.shape[-1] != self.control.in_features:
                 raise ConfigError(
@@ -159,6 +171,8 @@ class FlowDepth(Depth):
             signals["control"] = (ctx.control if ctx.control.ndim == 3 else ctx.control.unsqueeze(1)).to(x.dtype)
         if ctx.dt is not None:
             signals["dt"] = ctx.dt
+        if self.shortcuts is not None and source is not None:
+            signals["shortcut"] = self.shortcuts[half] * source
         field = _Field(self, ctx, signals, None if state is None else iter(state.flow), watch)
         args: Any = {"args": tuple(signals.values()), "n_steps": self.n_steps, "method": c.method}
         if c.tolerance is not None:
@@ -179,7 +193,8 @@ class FlowDepth(Depth):
             x = integrate(field, x, **args, params=own, backward=c.backward)
         if state is not None and len(field.after) != len(state.flow):
             raise ValueError(f"a state of {len(state.flow)} evaluations was given to a flow of {len(field.after)}")
-        x, after = through(self.after, x, given.after, inner)
+        rest = None if self.shortcuts is None else self.shortcuts[half + 1 :]
+        x, after = through(self.after, x, given.after, inner, rest, source)
         return x, None if state is None else FlowState(before, tuple(field.after), after)
 
 
@@ -193,7 +208,7 @@ class _Field:
         self,
         depth: FlowDepth,
         ctx: Context,
-        signals: Iterable[Signal],
+        signals: Iterable[str],
         states: Iterator[Any] | None,
         watch: Watcher | None,
     ) -> None:
@@ -212,6 +227,8 @@ class _Field:
         at = h + depth.time(h.new_full((1,), tau))
         if depth.control is not None and "control" in given:
             at = at + depth.control(given["control"])
+        if "shortcut" in given:
+            at = at + given["shortcut"]
         if self.states is not None:
             slope, state = depth.field(at, next(self.states), ctx, residual=False, active=active)
             self.after.append(state)

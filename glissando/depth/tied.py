@@ -3,7 +3,8 @@
 The bias b_s marks the step; everything else is shared. With `layers` L > 1 the blocks take
 turns (1, 2, ..., L, 1, 2, ...). The applications in `gated` are x <- x + a (block(x + b_s) - x), each with a learned a
 that starts at 0: growth adds them. Universal Transformers: Dehghani et al. 2019, arXiv 1807.03819; the bias per step
-is the Continuous Transformer's.
+is the Continuous Transformer's. With `shortcuts` the depth's input is added to x before each application
+(glissando/depth/shortcuts.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from glissando.config import options
 from glissando.depth.base import BlockFactory, Depth, DepthOptions, register_depth
 from glissando.depth.discrete import learned_gates
+from glissando.depth.shortcuts import new_shortcuts, shortcut_source, with_shortcut
 from glissando.errors import ConfigError
 from glissando.mixers import EMPTY, Context
 
@@ -28,10 +30,12 @@ class TiedConfig(DepthOptions):
     layers   blocks with weights of their own, applied in turn
     n_steps  applications in all, at least one for each block
     gated    numbers of the applications with a learned gate that starts at 0; growth adds them
+    shortcuts  the embedding is added before each application, with D learned weights each that start at 0
     """
 
     n_steps: PositiveInt | None = None
     gated: list[int] = field(default_factory=list)
+    shortcuts: bool = False
 
 
 @register_depth("tied", TiedConfig)
@@ -39,6 +43,7 @@ class TiedDepth(Depth):
     """`layers` blocks in turn, `n_steps` applications in all; one state for each application."""
 
     relays = True
+    undecayed = ("shortcuts",)
 
     def __init__(self, config: TiedConfig, make_block: BlockFactory) -> None:
         super().__init__()
@@ -54,11 +59,14 @@ class TiedDepth(Depth):
         self.gated, self.gates = learned_gates(config.gated, config.n_steps)
         width: int = self.blocks[0].hidden_size  # type: ignore[assignment]
         self.step_bias = nn.Parameter(torch.empty(config.n_steps, width))
+        self.shortcuts = new_shortcuts(config.shortcuts, config.n_steps, width)
 
     def reset_parameters(self) -> None:
         if self.gates is not None:
             nn.init.zeros_(self.gates)
         nn.init.normal_(self.step_bias, std=0.02)
+        if self.shortcuts is not None:
+            nn.init.zeros_(self.shortcuts)
 
     @property
     def order(self) -> list[int]:
@@ -71,9 +79,10 @@ class TiedDepth(Depth):
         return tuple(self.blocks[i].init_state(batch_size, device, dtype) for i in self.order)  # type: ignore[operator]
 
     def forward(self, x: Tensor, state: tuple | None = None, ctx: Context | None = None) -> tuple[Tensor, tuple | None]:
-        ctx, after = ctx or EMPTY, []
+        ctx, source, after = ctx or EMPTY, shortcut_source(self.shortcuts, x), []
         befores = (None,) * len(self.step_bias) if state is None else state
         for step, (i, before) in enumerate(zip(self.order, befores, strict=True)):
+            x = with_shortcut(x, self.shortcuts, step, source)
             y, new = self.run(self.blocks[i])(x + self.step_bias[step], before, ctx)
             x = y if self.gates is None or step not in self.gated else x + self.gates[self.gated[step]] * (y - x)
             after.append(new)

@@ -114,6 +114,7 @@ def require_llama(model: LanguageModel) -> None:
         "head_bias": (c.head_bias, False),
         "depth.gated": (c.depth.gated, []),
         "depth.mean_gate": (c.depth.mean_gate, False),
+        "depth.shortcuts": (c.depth.shortcuts, False),
         "block.order": (c.block.order, "pre"),
         "block.mixer_scale": (c.block.mixer_scale, None),
         "block.conv_width": (c.block.conv_width, 0),

@@ -10,7 +10,7 @@ from glissando.block import Block
 from glissando.depth import Depth, DiscreteDepth, FlowDepth, TiedDepth
 from glissando.errors import ConfigError
 from glissando.growth.blocks import begin_blocks, block_table, can_be_identity
-from glissando.growth.lifts import Grows, Lift, Table, append, fill, linear, tables, tile, under
+from glissando.growth.lifts import Grows, Lift, Table, append, fill, join, linear, tables, tile, under
 from glissando.growth.rules import Growth
 
 
@@ -82,9 +82,15 @@ def _gates_table(depth: Any, grown: Any) -> Table:
     return {"gates": Grows(append(len(depth.gates), len(grown.gates)).silent())}
 
 
+def _shortcuts_table(depth: Any, *rows: Lift, width: Lift) -> Table:
+    """Of new blocks they are 0, so that these start as the identity."""
+    return {} if depth.shortcuts is None else {"shortcuts": Grows(join(*rows).silent(), width)}
+
+
 @depth_table.register
 def _(depth: DiscreteDepth, grown: Any, width: Lift) -> Table:
     table = _blocks_table(depth, grown, width, "blocks") | _gates_table(depth, grown)
+    table |= _shortcuts_table(depth, append(len(depth.blocks), len(grown.blocks)), width=width)
     if depth.gate is None or grown.gate is None:
         return table
     inner = fill(depth.gate.up.out_features, grown.gate.up.out_features)
@@ -95,7 +101,8 @@ def _(depth: DiscreteDepth, grown: Any, width: Lift) -> Table:
 @depth_table.register
 def _(depth: TiedDepth, grown: Any, width: Lift) -> Table:
     table = _blocks_table(depth, grown, width, "blocks") | _gates_table(depth, grown)
-    return table | {"step_bias": Grows(append(len(depth.step_bias), len(grown.step_bias)), width)}
+    steps = append(len(depth.step_bias), len(grown.step_bias))
+    return table | _shortcuts_table(depth, steps, width=width) | {"step_bias": Grows(steps, width)}
 
 
 @depth_table.register
@@ -104,6 +111,8 @@ def _(depth: FlowDepth, grown: Any, width: Lift) -> Table:
     table = under("field", block_table(depth.field, grown.field, width))
     table |= tables({"time.0": linear(first, width, tile(1, 1)), "time.2": linear(second, width, width)})
     table |= _blocks_table(depth, grown, width, "before") | _blocks_table(depth, grown, width, "after")
+    before, after = append(len(depth.before), len(grown.before)), append(len(depth.after), len(grown.after))
+    table |= _shortcuts_table(depth, before, tile(1, 1), after, width=width)
     if depth.control is not None:
         controls = depth.control.in_features
         table |= under("control", linear(depth.control, width, tile(controls, controls)))

@@ -1,0 +1,148 @@
+"""Shortcuts from the embedding: x <- x + b_s x_0 / rms(x_0) before each application of a block.
+
+The laws are tried on them in every depth by tests/subjects.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from subjects import random_ids
+from tolerances import assert_close, assert_tensors_close
+
+from glissando.config import merge
+from glissando.growth import grow
+from glissando.model import LanguageModel
+from glissando.presets import load_preset
+from glissando.series import SeriesModel
+from glissando.training.config import AdamWOptions, MuonOptions
+from glissando.training.optimizer import build_optimizer, decayed_names
+
+SIZE = {"vocab_size": 37, "hidden_size": 16}
+DEPTHS: dict[str, dict[str, Any]] = {
+    "discrete": {"kind": "discrete", "layers": 3},
+    "gated": {"kind": "discrete", "layers": 2, "gated": [1]},
+    "mean-gate": {"kind": "discrete", "layers": 2, "mean_gate": True},
+    "tied": {"kind": "tied", "layers": 2, "n_steps": 5},
+    "flow": {"kind": "flow", "layers": 3, "n_steps": 2, "control": ["a"]},
+}
+depths = pytest.mark.parametrize("depth", DEPTHS.values(), ids=DEPTHS)
+
+
+def build(depth: dict[str, Any], **options: Any) -> LanguageModel:
+    torch.manual_seed(0)
+    model = LanguageModel.from_config(SIZE | options | {"depth": depth | {"shortcuts": True}}).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    return model
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+@depths
+def test_a_new_model_computes_what_one_without_shortcuts_does(depth: dict[str, Any]):
+    torch.manual_seed(0)
+    plain = LanguageModel.from_config(SIZE | {"depth": depth})
+    torch.manual_seed(0)
+    model = LanguageModel.from_config(SIZE | {"depth": depth | {"shortcuts": True}})
+    ids = random_ids(model, 2, 9, 0)
+    assert torch.equal(model(ids)[0], plain(ids)[0])
+    assert set(model.state_dict()) - set(plain.state_dict()) == {"depth.shortcuts"}
+
+
+@pytest.mark.parametrize("name", ["discrete", "tied"])
+def test_the_equation_of_a_stack(name: str):
+    model = build(DEPTHS[name], block={"conv_width": 3})
+    depth: Any = model.depth
+    ids = random_ids(model, 2, 9, 0)
+    x = x0 = model.embedding(ids)
+    for s in range(len(depth.shortcuts)):
+        block, bias = depth.blocks[s % len(depth.blocks)], depth.step_bias[s] if name == "tied" else 0.0
+        x = block(x + depth.shortcuts[s] * unit(x0) + bias)[0]
+    assert_close(model(ids)[0], model.logits(model.norm(x)), "values")
+
+
+def test_the_equation_of_a_flow():
+    """Rows: the block before, the field, the two blocks after."""
+    model = build(DEPTHS["flow"])
+    depth: Any = model.depth
+    ids, b = random_ids(model, 2, 9, 0), depth.shortcuts
+    x0 = unit(model.embedding(ids))
+    x = depth.before[0](model.embedding(ids) + b[0] * x0)[0]
+    for step in range(2):
+        at = x + b[1] * x0 + depth.time(x.new_full((1,), step / 2))
+        x = x + depth.alpha * depth.field(at, residual=False)[0] / 2
+    for row, block in zip(b[2:], depth.after, strict=True):
+        x = block(x + row * x0)[0]
+    assert_close(model(ids)[0], model.logits(model.norm(x)), "values")
+
+
+@pytest.mark.parametrize("backward", ["checkpoint", "reversible"])
+def test_every_backward_mode_of_a_flow_has_the_same_gradients(backward: str):
+    """Of the embedding too, which a shortcut reads inside the flow."""
+    found = []
+    for unrolled in (True, False):
+        model = build(DEPTHS["flow"] | {"backward": backward})
+        model.depth.unrolled = unrolled  # type: ignore[assignment]
+        model(random_ids(model, 2, 9, 0))[0].square().sum().backward()
+        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert float(found[0]["depth.shortcuts"].abs().min()) > 0
+    assert_tensors_close(found[1], found[0], "gradient of")
+
+
+@pytest.mark.parametrize("name", ["discrete", "tied"])
+def test_gradient_checkpointing_has_the_same_gradients(name: str):
+    found = []
+    for checkpointing in (False, True):
+        model = build(DEPTHS[name])
+        model.depth.gradient_checkpointing = checkpointing  # type: ignore[assignment]
+        model(random_ids(model, 2, 9, 0))[0].square().sum().backward()
+        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert_tensors_close(found[1], found[0], "gradient of")
+
+
+@depths
+def test_they_are_vectors_to_the_optimizer(depth: dict[str, Any]):
+    """Neither decayed nor orthogonalised: D numbers an application, though written as a matrix."""
+    model = build(depth)
+    assert "depth.shortcuts" not in decayed_names(model)
+    for options in (AdamWOptions(weight_decay=0.1), MuonOptions(weight_decay=0.1)):
+        groups = build_optimizer(model, options, {}, "32-true").param_groups
+        (group,) = [group for group in groups if "depth.shortcuts" in group["names"]]
+        assert group["weight_decay"] == 0
+        assert "depth.blocks.0.mlp.down.weight" not in group["names"]
+
+
+@depths
+def test_layers_that_are_added_start_without_a_shortcut(depth: dict[str, Any]):
+    model = build(depth)
+    grown = grow(model, **({"steps": 2} if depth["kind"] == "tied" else {"layers": 2}), width=2)
+    ids = random_ids(model, 2, 9, 0)
+    with torch.no_grad():
+        assert_close(grown(ids)[0], model(ids)[0], "values")
+    rows: Any = grown.depth.shortcuts
+    assert len(rows) == len(model.depth.shortcuts) + 2  # type: ignore[arg-type]
+    assert int((rows == 0).all(1).sum()) == 2
+
+
+def test_shortcuts_of_complex_numbers_and_of_series():
+    model = build(DEPTHS["discrete"], mixer="spectral", representation="complex", tied_head=False)
+    x = x0 = model.lift(model.embedding(random_ids(model, 2, 9, 0)))
+    for row, block in zip(model.depth.shortcuts, model.depth.blocks, strict=True):
+        x = block(x + row * unit(x0))[0]
+    assert_close(model(random_ids(model, 2, 9, 0))[0], model.head(model.norm(x)), "values")
+    series = SeriesModel.from_config({"hidden_size": 8, "depth": {"shortcuts": True}}, inputs=3, outputs=2)
+    assert series.depth.shortcuts.shape == (4, 8)
+
+
+@pytest.mark.parametrize("preset", ["spectral-delta-nano", "transformer-plus-nano", "hybrid-ode-nano"])
+def test_every_preset_takes_them(preset: str):
+    config = merge(load_preset(preset)["model"], {"depth.shortcuts": True, "hidden_size": 32, "vocab_size": 37})
+    model = LanguageModel.from_config(config)
+    model(random_ids(model, 2, 9, 0))[0].sum().backward()
+    assert float(model.depth.shortcuts.grad.abs().max()) > 0
