@@ -42,7 +42,10 @@ def _preset(name: str) -> dict[str, Any]:
 
 CASES: dict[str, dict[str, Any]] = {
     **{f"preset-{kind}": _preset(name) for kind, name in _PRESETS.items()},
-    **{f"flow-{how}": {"model.depth": {**FLOW, "backward": how}} for how in ("checkpoint", "reversible")},
+    **{
+        f"flow-{how}": {"model.depth": {**FLOW, "backward": how, "shortcuts": how == "reversible"}}
+        for how in ("checkpoint", "reversible")
+    },
     "muon": {"model.depth": FLOW, "training": {"accumulate": 2, "optimizer": {"kind": "muon", "learning_rate": 0.01}}},
     "grown": {"start_from": "grown"},
     "neutral": {

@@ -62,6 +62,9 @@ def test_the_file_holds_llamas_equations(case, tmp_path):
         ({"block": {"conv_width": 4}}, "block.conv_width is 4"),
         ({"block": {"order": "post"}}, "block.order"),
         ({"norm": {"kind": "layer"}}, "norm.kind"),
+        ({"depth": {"gated": [1]}}, "depth.gated"),
+        ({"depth": {"mean_gate": True}}, "depth.mean_gate"),
+        ({"depth": {"shortcuts": True}}, "depth.shortcuts is True"),
         ({"depth": {"kind": "tied", "layers": 1, "n_steps": 2}}, "a stack"),
     ],
 )

@@ -81,6 +81,7 @@ class Trainer:
         ("preset:liquid-ssm", {"width": 2}),
         ("preset:liquid-ssm-nano", {"width": 2, "state": 3}),
         ("mixer:liquid-dense", {"width": 2}),
+        ("depth:discrete-shortcuts", {"width": 2}),
     ],
     ids=str,
 )

@@ -1,10 +1,11 @@
-"""Shortcuts from the embedding: x <- x + b_s x_0 / rms(x_0) before each application of a block.
+"""Shortcuts from the embedding: x <- x + c_s x_0 / rms(x_0) before each application of a block.
 
 The laws are tried on them in every depth by tests/subjects.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,6 +41,24 @@ def build(depth: dict[str, Any], **options: Any) -> LanguageModel:
     return model
 
 
+def assert_computes(model: LanguageModel, plainly: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Logits and the gradient of every parameter are those of `plainly`, which writes the depth out.
+
+    plainly  the embedded tokens -> what the depth makes of them
+    """
+    ids = random_ids(model, 2, 9, 0)
+    x = model.embedding(ids)
+    expected = model.logits(model.norm(plainly(x if model.lift is None else model.lift(x))))
+    assert_close(model(ids)[0], expected, "values")
+    found = []
+    for logits in (model(ids)[0], expected):
+        model.zero_grad()
+        logits.square().sum().backward()
+        found.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys() >= {"embedding.weight", "depth.shortcuts"}
+    assert_tensors_close(found[0], found[1], "gradient of")
+
+
 def unit(x: torch.Tensor) -> torch.Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
 
@@ -59,32 +78,52 @@ def test_a_new_model_computes_what_one_without_shortcuts_does(depth: dict[str, A
 def test_the_equation_of_a_stack(name: str):
     model = build(DEPTHS[name], block={"conv_width": 3})
     depth: Any = model.depth
-    ids = random_ids(model, 2, 9, 0)
-    x = x0 = model.embedding(ids)
-    for s in range(len(depth.shortcuts)):
-        block, bias = depth.blocks[s % len(depth.blocks)], depth.step_bias[s] if name == "tied" else 0.0
-        x = block(x + depth.shortcuts[s] * unit(x0) + bias)[0]
-    assert_close(model(ids)[0], model.logits(model.norm(x)), "values")
+
+    def plainly(x0: torch.Tensor) -> torch.Tensor:
+        x = x0
+        for s in range(len(depth.shortcuts)):
+            block, bias = depth.blocks[s % len(depth.blocks)], depth.step_bias[s] if name == "tied" else 0.0
+            x = block(x + depth.shortcuts[s] * unit(x0) + bias)[0]
+        return x
+
+    assert_computes(model, plainly)
 
 
-def test_the_equation_of_a_flow():
-    """Rows: the block before, the field, the two blocks after."""
-    model = build(DEPTHS["flow"])
+def test_gates_act_behind_the_shortcut():
+    """They scale what the block adds to x + c x_0 / rms(x_0)."""
+    model = build(DEPTHS["gated"])
     depth: Any = model.depth
-    ids, b = random_ids(model, 2, 9, 0), depth.shortcuts
-    x0 = unit(model.embedding(ids))
-    x = depth.before[0](model.embedding(ids) + b[0] * x0)[0]
-    for step in range(2):
-        at = x + b[1] * x0 + depth.time(x.new_full((1,), step / 2))
-        x = x + depth.alpha * depth.field(at, residual=False)[0] / 2
-    for row, block in zip(b[2:], depth.after, strict=True):
-        x = block(x + row * x0)[0]
-    assert_close(model(ids)[0], model.logits(model.norm(x)), "values")
+
+    def plainly(x0: torch.Tensor) -> torch.Tensor:
+        x = depth.blocks[0](x0 + depth.shortcuts[0] * unit(x0))[0]
+        x = x + depth.shortcuts[1] * unit(x0)
+        return x + depth.gates[0] * (depth.blocks[1](x)[0] - x)
+
+    assert_computes(model, plainly)
+
+
+@pytest.mark.parametrize("backward", ["direct", "checkpoint"])
+def test_the_equation_of_a_flow(backward: str):
+    """Rows: the block before, the field, the two blocks after."""
+    model = build(DEPTHS["flow"] | {"backward": backward})
+    depth: Any = model.depth
+
+    def plainly(x0: torch.Tensor) -> torch.Tensor:
+        added = depth.shortcuts.unsqueeze(1).unsqueeze(1) * unit(x0)
+        x = depth.before[0](x0 + added[0])[0]
+        for step in range(2):
+            at = x + added[1] + depth.time(x.new_full((1,), step / 2))
+            x = x + depth.alpha * depth.field(at, residual=False)[0] / 2
+        for row, block in zip(added[2:], depth.after, strict=True):
+            x = block(x + row)[0]
+        return x
+
+    assert_computes(model, plainly)
 
 
 @pytest.mark.parametrize("backward", ["checkpoint", "reversible"])
 def test_every_backward_mode_of_a_flow_has_the_same_gradients(backward: str):
-    """Of the embedding too, which a shortcut reads inside the flow."""
+    """As an unrolled solver; test_the_equation_of_a_flow compares that with the equation written out."""
     found = []
     for unrolled in (True, False):
         model = build(DEPTHS["flow"] | {"backward": backward})
@@ -132,10 +171,14 @@ def test_layers_that_are_added_start_without_a_shortcut(depth: dict[str, Any]):
 
 def test_shortcuts_of_complex_numbers_and_of_series():
     model = build(DEPTHS["discrete"], mixer="spectral", representation="complex", tied_head=False)
-    x = x0 = model.lift(model.embedding(random_ids(model, 2, 9, 0)))
-    for row, block in zip(model.depth.shortcuts, model.depth.blocks, strict=True):
-        x = block(x + row * unit(x0))[0]
-    assert_close(model(random_ids(model, 2, 9, 0))[0], model.head(model.norm(x)), "values")
+
+    def plainly(x0: torch.Tensor) -> torch.Tensor:
+        x = x0
+        for row, block in zip(model.depth.shortcuts, model.depth.blocks, strict=True):
+            x = block(x + row * unit(x0))[0]
+        return x
+
+    assert_computes(model, plainly)
     series = SeriesModel.from_config({"hidden_size": 8, "depth": {"shortcuts": True}}, inputs=3, outputs=2)
     assert series.depth.shortcuts.shape == (4, 8)
 

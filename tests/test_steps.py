@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
@@ -16,7 +17,8 @@ from glissando.cli import main
 from glissando.data.corpora import build_corpus
 from glissando.depth.solvers import TABLEAUS
 from glissando.evaluation import steps
-from glissando.evaluation.steps import Setting, flow_ends, measure_steps, sample, settings, solved_with
+from glissando.evaluation.activation_addition import changed, places
+from glissando.evaluation.steps import Setting, distances, flow_ends, measure_steps, sample, settings, solved_with
 from glissando.model import LanguageModel
 from glissando.training.fit import train
 
@@ -81,6 +83,24 @@ def test_the_ends_of_the_flow(layers: int, corpus):
         for block in depth.after:
             end, _ = block(end)
         assert_close(model.logits(model.norm(end)), model(ids, control=batch.control.double())[0], "logits")
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_a_shortcut_behind_the_flow_is_not_its_end(layers: int, corpus):
+    """A flow of speed 0 ends where it starts, whatever the embedding adds before and after it."""
+    model = flowing(layers=layers, shortcuts=True).double()
+    with torch.no_grad():
+        model.depth.alpha.zero_()
+        model.depth.shortcuts.normal_()
+    batch = sample(corpus, 200)[0]
+    start, end = flow_ends(solved_with(model, Setting("euler", 3)), batch)
+    assert torch.equal(start, end)
+    assert all(math.isnan(gap) for gap in distances(model, [Setting("euler", 3)], batch).values())
+    (place,) = [place for name, place in places(model).items() if name == "flow"]
+    seen: list[torch.Tensor] = []
+    with changed(place, lambda x: seen.append(x) or x):
+        model(batch.ids[:, :128], control=batch.control.double())
+    assert_close(seen[0], end, "the place `flow`")
 
 
 def test_a_sample_is_spread_and_counts_its_bytes(corpus):

@@ -144,6 +144,7 @@ def _(depth: FlowDepth, builder: Builder, x: int, control: int | None) -> tuple[
         x, state = lower_block(block, builder, x)
         before.append(state)
     alpha = float(depth.alpha)
+    shortcut = None if depth.shortcuts is None else _shortcut(builder, depth.shortcuts[half], source)
 
     def combined(start: int, weights: Any, slopes: list[int]) -> int:
         for weight, slope in zip(weights, slopes, strict=True):
@@ -156,7 +157,7 @@ def _(depth: FlowDepth, builder: Builder, x: int, control: int | None) -> tuple[
             time = depth.time(depth.alpha.new_full((1,), (step + share) * step_size))
             at = _shifted(builder, combined(x, row, slopes), time)
             at = at if term is None else builder.add(at, term, size)
-            at = _with_shortcut(builder, at, depth.shortcuts, half, source)
+            at = at if shortcut is None else builder.add(at, shortcut, size)
             slope, state = lower_block(depth.field, builder, at, residual=False)
             slopes.append(slope)
             flow.append(state)
@@ -168,14 +169,18 @@ def _(depth: FlowDepth, builder: Builder, x: int, control: int | None) -> tuple[
     return x, FlowState(tuple(before), tuple(flow), tuple(after))
 
 
+def _shortcut(builder: Builder, row: Tensor, source: int) -> int:
+    """c_s x_0 / rms(x_0)."""
+    dst, size = builder.register(row.numel()), row.numel()
+    builder.emit(RMS_NORM, source, dst, size, builder.weights(row), builder.number(EPS))
+    return dst
+
+
 def _with_shortcut(builder: Builder, x: int, shortcuts: Tensor | None, application: int, source: int) -> int:
-    """x + b_s x_0 / rms(x_0); x without shortcuts."""
+    """x + c_s x_0 / rms(x_0); x without shortcuts."""
     if shortcuts is None:
         return x
-    row = shortcuts[application]
-    added, size = builder.register(row.numel()), row.numel()
-    builder.emit(RMS_NORM, source, added, size, builder.weights(row), builder.number(EPS))
-    return builder.add(x, added, size)
+    return builder.add(x, _shortcut(builder, shortcuts[application], source), shortcuts.shape[1])
 
 
 def _gated(builder: Builder, gates: Tensor | None, index: int | None, x: int, y: int, size: int) -> int:

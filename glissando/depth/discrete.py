@@ -2,8 +2,8 @@
 
 The blocks in `gated` are x <- x + a (block(x) - x), each with a learned a that starts at 0: growth adds such blocks.
 With `mean_gate`, what each block adds is multiplied by one gate that all share (glissando/depth/mean_gate.py):
-x <- x + g (block(x) - x). With `shortcuts` the depth's input is added to x before each block
-(glissando/depth/shortcuts.py).
+x <- x + g (block(x) - x). With `shortcuts` each block is preceded by x <- x + c x_0 / rms(x_0), x_0 the depth's
+input (glissando/depth/shortcuts.py).
 """
 
 from __future__ import annotations

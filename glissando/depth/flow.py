@@ -3,7 +3,8 @@
     dH/dtau = alpha F(H, tau, u),   tau in [0, 1]
     h = H + e(tau) + W u + b;       F = mixer(norm(h)) + mlp(norm'(h))
 
-With `shortcuts` the depth's input is added to h, and to x before each block (glissando/depth/shortcuts.py).
+With `shortcuts` h = H + e(tau) + W u + b + c x_0 / rms(x_0), x_0 the depth's input, and each block before and after the
+flow is preceded by x <- x + c_s x_0 / rms(x_0) (glissando/depth/shortcuts.py).
 
 e is a small network of tau; u the control, (B, C) or (B, T, C), whose term is absent where no control is given, and is
 not where u = 0. alpha is learned. The grid is fixed: no step size depends on other tokens or other rows. With a
@@ -110,6 +111,8 @@ class FlowDepth(Depth):
         self.alpha = nn.Parameter(torch.tensor(float(config.alpha)))
         #: a row for each block before the flow, one for the field, and one for each block after it
         self.shortcuts = new_shortcuts(config.shortcuts, config.layers + 1, size)
+        #: what the flow ends with, H(1), passes through it: a place for hooks
+        self.end = nn.Identity()
         #: keep every intermediate result: the reference for the backward modes
         self.unrolled = False
 
@@ -193,6 +196,7 @@ class FlowDepth(Depth):
             x = integrate(field, x, **args, params=own, backward=c.backward)
         if state is not None and len(field.after) != len(state.flow):
             raise ValueError(f"a state of {len(state.flow)} evaluations was given to a flow of {len(field.after)}")
+        x = self.end(x)
         rest = None if self.shortcuts is None else self.shortcuts[half + 1 :]
         x, after = through(self.after, x, given.after, inner, rest, source)
         return x, None if state is None else FlowState(before, tuple(field.after), after)

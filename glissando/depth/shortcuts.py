@@ -1,11 +1,11 @@
 """Learned shortcuts from the input of a depth, the embedding. Before each application s of a block
 
-    x <- x + b_s x_0 / rms(x_0),     rms(x_0) = sqrt(mean(x_0^2) + eps)
+    x <- x + c_s x_0 / rms(x_0),     rms(x_0) = sqrt(mean(x_0^2) + eps)
 
-x_0 (B, T, D) is what enters the depth, and b_s are D numbers that start at 0, so that a model with shortcuts starts as
-the one without. The field of a flow reads h + b x_0 / rms(x_0) at every evaluation. Shortcuts from the embedding are of
-the modded-nanogpt speedruns (Jordan et al. 2024, github.com/KellerJordan/modded-nanogpt), where two numbers a block
-weigh x and x_0.
+x_0 (B, T, D) is what enters the depth, and c_s are D numbers that start at 0, so that a model with shortcuts starts as
+the one without. Gates act behind the shortcut: they scale what the block adds and not what the shortcut does. The field
+of a flow reads h + c x_0 / rms(x_0) at every evaluation. Shortcuts from the embedding are of the modded-nanogpt
+speedruns (Jordan et al. 2024, github.com/KellerJordan/modded-nanogpt), where two numbers a block weigh x and x_0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EPS = 1e-6
 
 
 def new_shortcuts(wanted: bool, applications: int, hidden_size: int) -> nn.Parameter | None:
-    """b (S, D) for S applications of blocks; None where no shortcuts are wanted."""
+    """c (S, D) for S applications of blocks; None where no shortcuts are wanted."""
     return nn.Parameter(torch.zeros(applications, hidden_size)) if wanted else None
 
 
@@ -29,5 +29,5 @@ def shortcut_source(shortcuts: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def with_shortcut(x: Tensor, shortcuts: Tensor | None, application: int, source: Tensor | None) -> Tensor:
-    """x + b_s x_0 / rms(x_0), or x without shortcuts."""
+    """x + c_s x_0 / rms(x_0), or x without shortcuts."""
     return x if shortcuts is None or source is None else x + shortcuts[application] * source

@@ -3,8 +3,8 @@
 The bias b_s marks the step; everything else is shared. With `layers` L > 1 the blocks take
 turns (1, 2, ..., L, 1, 2, ...). The applications in `gated` are x <- x + a (block(x + b_s) - x), each with a learned a
 that starts at 0: growth adds them. Universal Transformers: Dehghani et al. 2019, arXiv 1807.03819; the bias per step
-is the Continuous Transformer's. With `shortcuts` the depth's input is added to x before each application
-(glissando/depth/shortcuts.py).
+is the Continuous Transformer's. With `shortcuts` each application is preceded by
+x <- x + c_s x_0 / rms(x_0), x_0 the depth's input (glissando/depth/shortcuts.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from glissando.mixers import EMPTY, Context
 class TiedConfig(DepthOptions):
     """Options of the `tied` depth.
 
-    layers   blocks with weights of their own, applied in turn
-    n_steps  applications in all, at least one for each block
-    gated    numbers of the applications with a learned gate that starts at 0; growth adds them
+    layers     blocks with weights of their own, applied in turn
+    n_steps    applications in all, at least one for each block
+    gated      numbers of the applications with a learned gate that starts at 0; growth adds them
     shortcuts  the embedding is added before each application, with D learned weights each that start at 0
     """
 

@@ -41,13 +41,14 @@ def places(model: LanguageModel) -> dict[str, Place]:
     flow      behind the flow
     after.k   behind the k-th block after it
 
-    A flow without blocks before it, and a depth of another kind, start from `input`; another depth ends at `output`.
+    A flow without blocks before it, and a depth of another kind, start from `input`; another depth ends at `output`. In
+    a model with depth.shortcuts what is added at `input` also enters x_0, which every block reads.
     """
     depth = model.depth
     if not isinstance(depth, FlowDepth):
         return {"input": Place(depth, at_input=True), "output": Place(depth)}
     found = {f"before.{k}": Place(block) for k, block in enumerate(depth.before)} or {"input": Place(depth, True)}
-    found["flow"] = Place(depth.after[0], at_input=True) if len(depth.after) else Place(depth)
+    found["flow"] = Place(depth.end, at_input=True)
     return found | {f"after.{k}": Place(block) for k, block in enumerate(depth.after)}
 
 

@@ -24,7 +24,10 @@ MOST = 12
 #: in metrics.csv, before a part's name
 PREFIX = "grad_norm/"
 
-_ORDER = ("embedding", "position_embedding", "lift", "before", "blocks", "field", "time", "control", "alpha", "after")
+_ORDER = (
+    "embedding", "position_embedding", "lift", "shortcuts", "step_bias", "before", "blocks", "gates", "field", "time",
+    "control", "alpha", "after",
+)  # fmt: skip
 _LINES = ("-", "--", "-.", ":")
 
 

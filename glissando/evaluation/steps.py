@@ -261,14 +261,12 @@ def flow_ends(model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor]:
 
         return hook
 
-    # Blocks that stand before or after the flow bound it; without them the depth itself does.
+    # The flow starts from the last block before it; without one from the depth's input.
     hooks = [
         depth.before[-1].register_forward_hook(keep("start", 0))
         if len(depth.before)
         else depth.register_forward_pre_hook(keep("start", 0)),
-        depth.after[0].register_forward_pre_hook(keep("end", 0))
-        if len(depth.after)
-        else depth.register_forward_hook(keep("end", 0)),
+        depth.end.register_forward_pre_hook(keep("end", 0)),
     ]
     device, control = model.embedding.weight.device, accepted_control(model, batch)
     try:
