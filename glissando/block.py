@@ -12,7 +12,7 @@ stands before the mixer, whatever the mixer is.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -181,6 +181,21 @@ class BlockState(NamedTuple):
     mixer: State
 
 
+def require_mixed(mixer: Mixer, x: Tensor, mixed: Any) -> None:
+    """Raise ConfigError unless `mixed`, what a mixer of one's own made of x, is (y, state) with y of the shape of x."""
+    name, shape = type(mixer).__name__, tuple(x.shape)
+    if not isinstance(mixed, tuple) or len(mixed) != 2 or not isinstance(mixed[0], Tensor):
+        got = f"a {type(mixed).__name__}" + (f" of {len(mixed)}" if isinstance(mixed, tuple) else "")
+    elif mixed[0].shape != x.shape:
+        got = f"y of the shape {tuple(mixed[0].shape)}"
+    else:
+        return
+    raise ConfigError(
+        f"forward of the mixer {name} must return (y, state) with y of the shape of its input, {shape}, got {got}; "
+        f"glissando.testing.check_mixer({name}) tests what else is expected of it"
+    )
+
+
 class Block(nn.Module):
     """One mixer and one MLP with their norms and residuals; obeys the mixers' contract."""
 
@@ -191,6 +206,7 @@ class Block(nn.Module):
         self.mixer_norm = build_norm(norm, hidden_size)
         self.conv = ShortConv(hidden_size, config.conv_width) if config.conv_width else None
         self.mixer = mixer
+        self.checks_mixer = not type(mixer).__module__.startswith("glissando.")
         self.starting_scale = scale = config.mixer_scale
         self.mixer_scale = None if scale is None else nn.Parameter(torch.tensor(float(scale)))
         has_mlp = config.mlp.kind != "none"
@@ -236,7 +252,10 @@ class Block(nn.Module):
         y = x if self.order == "post" else self.mixer_norm(x)
         if self.conv is not None:
             y, past = self.conv(y, past, ctx)
-        y, inner = self.mixer(y, inner, ctx)
+        mixed = self.mixer(y, inner, ctx)
+        if self.checks_mixer:
+            require_mixed(self.mixer, y, mixed)
+        y, inner = mixed
         if ctx.relay is not None:  # at once, as the next process waits for it
             y = ctx.relay.send(start, BlockState(past, inner), y)
         if self.mixer_scale is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from glissando.data.tokenizers import StreamDecoder, Tokenizer
 from glissando.decoding.steps import Kind, PlainStep, Step, computing, require_kind, step_from
-from glissando.errors import ConfigError, NotFiniteError, unknown_name
+from glissando.errors import ConfigError, InputError, NotFiniteError, unknown_name
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.sampling import Sampling
@@ -164,6 +165,11 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
         raise ConfigError(
             "this model takes no control: it has no dials. Use one that has, such as `dial` of the package, or train "
             "the preset hybrid-ode-nano with --data.labelled true"
+        )
+    if isinstance(control, str):
+        raise ConfigError(
+            f"control must be a mapping of dials, such as {{{names[0]!r}: 0.7}}, or {len(names)} numbers "
+            f"({', '.join(names)}); got the text {control!r}"
         )
     if not isinstance(control, Mapping):
         if len(control) != len(names):
@@ -326,7 +332,7 @@ def _stream_all(
 ) -> Iterator[list[str]]:
     tokenizer = tokenizer_of(model)
     if not (isinstance(max_tokens, Integral) and max_tokens >= 0):
-        raise ConfigError(f"max_tokens must be a whole number of at least 0, got {max_tokens}")
+        raise ConfigError(f"max_tokens must be a whole number of at least 0, got {max_tokens!r}")
     stops = _texts(stop, "stop")
     if any(not s for s in stops):
         raise ConfigError("a stop text is empty: it would stop at once")
@@ -423,7 +429,13 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def tokenizer_of(model: LanguageModel) -> Tokenizer:
-    """The model's tokenizer. Raises ConfigError if it has none."""
+    """The model's tokenizer. Raises ConfigError if it has none, InputError for what is no model."""
+    if not hasattr(model, "tokenizer"):
+        name = repr(str(model)) if isinstance(model, str | os.PathLike) else "RUN"
+        raise InputError(
+            f"model must be a LanguageModel, got a {type(model).__name__}; load a run or a packaged model with "
+            f"glissando.load({name})"
+        )
     if model.tokenizer is None:
         raise ConfigError(
             f"this model (vocabulary {model.config.vocab_size}) has no tokenizer; set model.tokenizer = "

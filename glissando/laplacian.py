@@ -274,9 +274,9 @@ def load(path: str | Path) -> tuple[Tensor, dict[str, str]]:
 
 
 def refuse_existing(path: str | Path) -> None:
-    """Raises ConfigError if there is something at `path`."""
+    """Raises RunError if there is something at `path`."""
     if Path(path).exists():
-        raise ConfigError(f"{path} exists; nothing is overwritten: name another file, or move that one")
+        raise RunError(f"{path} exists; nothing is overwritten: name another file, or move that one")
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

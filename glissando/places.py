@@ -21,9 +21,14 @@ def refuse_taken(path: str | Path) -> None:
     saved = any((path / "checkpoints").glob("step-*"))
     begun = (path / ".lock").exists() or (path / "environment.json").exists()
     if path.is_dir() and any(path.iterdir()) and (saved or not begun):
-        further = "Resume that run, or choose" if saved else "Choose"
-        raise RunError(f"{path} exists and is not empty. {further} a new name: nothing is overwritten.")
+        raise taken(path, saved)
     above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         reason = "is not writable" if above.is_dir() else "is a file"
         raise RunError(f"could not make {path}: {above} {reason}. Choose a writable place.")
+
+
+def taken(path: Path, saved: bool) -> RunError:
+    """The error for a directory that is not empty; saved: a training has left checkpoints in it."""
+    further = f" (a training: `glissando train --resume {path}` continues it)" if saved else ""
+    return RunError(f"{path} exists and is not empty{further}. Choose a new name: nothing is overwritten.")

@@ -47,6 +47,7 @@ from glissando.imports import IMPORTS, missing_copies, require_registered
 from glissando.loggers import TENSORBOARD, WANDB
 from glissando.machine import environment
 from glissando.migration import migrated
+from glissando.places import taken
 from glissando.quantisation import restored
 from glissando.remote import resolve
 from glissando.storage import (
@@ -439,8 +440,7 @@ def require_new(path: str | Path) -> None:
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; choose another name for the run directory.")
     if path.is_dir() and any(found.name != LOCK for found in path.iterdir()):
-        further = "Resume that run, or choose" if any((path / CHECKPOINTS).glob("step-*")) else "Choose"
-        raise RunError(f"{path} exists and is not empty. {further} a new name: nothing is overwritten.")
+        raise taken(path, any((path / CHECKPOINTS).glob("step-*")))
     above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         reason = "is not writable" if above.is_dir() else "is a file"

@@ -34,7 +34,7 @@ from glissando.data.series import (
     split,
     windows,
 )
-from glissando.errors import ConfigError, DivergenceError, RunError, Stopped, nearest
+from glissando.errors import ConfigError, DivergenceError, NotFiniteError, RunError, Stopped, nearest
 from glissando.evaluation.series import Score, loss_of, predict, predictions, score, write_predictions
 from glissando.imports import imported
 from glissando.metrics import append, read_metrics
@@ -285,6 +285,11 @@ class _Fit:
 
     def _validate(self) -> Score:
         valid = score(self.model, self.prepared.valid, self.prepared.data, self.prepared.classes)
+        if not math.isfinite(valid.loss):
+            raise DivergenceError(
+                f"the held-out loss is {valid.loss} after step {self.step}, and the last checkpoint is kept: train "
+                "again with a lower training.learning_rate"
+            )
         self.waited += 1
         if valid.loss < self.best:
             self.best, self.best_step, self.waited = valid.loss, self.step, 0
@@ -398,7 +403,8 @@ def evaluate(path: str | Path, file: str | None = None, out: str | None = None) 
 
     out  CSV to write: the file's row that is predicted, each target there and its prediction
 
-    Raises DataError for a file that does not fit, RunError for what is no run of series, or one that exists at `out`.
+    Raises DataError for a file that does not fit, RunError for what is no run of series, or one that exists at `out`,
+    NotFiniteError for predictions that are not finite.
     """
     run = Run.open(path)
     config, model = run.read_config(kind="series"), SeriesModel.load(path)
@@ -414,6 +420,11 @@ def evaluate(path: str | Path, file: str | None = None, out: str | None = None) 
         table = read_table(file, data.delimiter)
         held = windows(data, read_series(resolved(data, table), table), config["classes"])
     y = predictions(model, held, data)
+    if not bool(y[held.mask].isfinite().all()):
+        raise NotFiniteError(
+            f"the predictions of {path} are not all finite: its training diverged, or the file has values far beyond "
+            "those trained on. Train again with a lower training.learning_rate"
+        )
     if out is not None:
         write_predictions(Path(out).expanduser(), y, held, data, config["classes"])
     return score(model, held, data, config["classes"], y)

@@ -118,7 +118,7 @@ def test_evaluating_refuses_what_would_do_nothing(options, told, place, capsys):
 def test_pictures_overwrite_nothing(place, tmp_path, capsys):
     mine = tmp_path / "loss.png"
     mine.write_text("mine")
-    assert f"{mine} exists" in fails(capsys, "evaluate", place / "run", "--plots", tmp_path)
+    assert f"{mine} exists" in fails(capsys, "evaluate", place / "run", "--plots", tmp_path, status=1)
     assert mine.read_text() == "mine"
 
 

@@ -23,7 +23,7 @@ def test_a_file_is_never_overwritten_and_keeps_its_keys(tmp_path):
     path = tmp_path / "graph.safetensors"
     save(path, chain(4), {"source": "chain"})
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match="nothing is overwritten"):
+    with pytest.raises(RunError, match="nothing is overwritten"):
         save(path, chain(5), {})
     assert path.read_bytes() == before
     with pytest.raises(ConfigError, match="size in `about`"):
@@ -168,7 +168,9 @@ def test_mistakes_get_one_clear_line(arguments, message, tmp_path, monkeypatch, 
     for name in ("bad.txt", "bad.npy", "bad.safetensors"):
         (tmp_path / name).write_bytes(b"\x93NUMPY and no more")
     np.save("words.npy", np.array(["a", "b"]))
-    assert main(["laplacian", *arguments]) == (1 if message in ("no run at nowhere", "Build it again") else 2)
+    assert main(["laplacian", *arguments]) == (
+        1 if message in ("no run at nowhere", "Build it again", "nothing is overwritten") else 2
+    )
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

@@ -77,7 +77,10 @@ def test_nothing_is_overwritten(tmp_path):
     with pytest.raises(RunError, match=r"run exists and is not empty\. Choose a new name: nothing is overwritten"):
         Run.create(tmp_path / "run")
     (tmp_path / "run/checkpoints/step-00000001").mkdir(parents=True)
-    with pytest.raises(RunError, match=r"run exists and is not empty\. Resume that run, or choose a new name"):
+    with pytest.raises(
+        RunError,
+        match=r"run exists and is not empty \(a training: .*--resume .*run` continues it\)\. Choose a new name",
+    ):
         Run.create(tmp_path / "run")
     for anew in (False, True):
         with pytest.raises(RunError, match="nothing is overwritten"):

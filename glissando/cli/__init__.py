@@ -96,6 +96,11 @@ def _run(command: str, arguments: list[str]) -> int:
     except OSError as error:
         print(f"glissando {command}: {_refusal(error)}", file=sys.stderr)
         return 1
+    except (MemoryError, RuntimeError) as error:
+        if not (missing := _missing_memory(error)):
+            raise
+        print(f"glissando {command}: {missing}", file=sys.stderr)
+        return 1
     except Stopped as error:
         return error.status  # what was saved and how to go on has been printed
     except KeyboardInterrupt:
@@ -104,6 +109,18 @@ def _run(command: str, arguments: list[str]) -> int:
     finally:
         gc.unfreeze()  # for who called `main` in a process of their own
     return 0
+
+
+def _missing_memory(error: MemoryError | RuntimeError) -> str | None:
+    """For an allocation that was refused, by the system or by PyTorch, what would not fit; None for other errors."""
+    told = str(error).strip().split("\n")[0]
+    refused = "can't allocate memory" in told or type(error).__name__ == "OutOfMemoryError"
+    if not (refused or isinstance(error, MemoryError)):
+        return None
+    return (
+        f"not enough memory{f': {told}' if told else ''}. Lower the batch (data.batch_size), the length of its rows "
+        "(data.seq_len) or the sizes of the model"
+    )
 
 
 def _refusal(error: OSError) -> str:

@@ -9,17 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glissando.cli.inference import add_inference_options, inference_overrides
 from glissando.cli.options import (
     Options,
     add_checkpoint_option,
     add_device_option,
-    add_inference_options,
     add_threads_option,
     add_weights_option,
     boolean,
     choose_threads,
     device_of,
-    inference_overrides,
     parse,
     parser_for,
     require_own_held_out,
@@ -30,7 +29,7 @@ from glissando.cli.options import (
 )
 from glissando.config import from_dict, merge, to_dict
 from glissando.data.corpora import CORPORA, build_corpus
-from glissando.errors import ConfigError, DataError
+from glissando.errors import ConfigError, DataError, RunError
 from glissando.pretrained import require_text, without_held_out
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def _score(options: Options) -> None:
     config = _scored(options, without_held_out(options.run, to_dict(trained), options.given))
     require_text(options.run, to_dict(config))
     device = device_of(options)
-    model = load(options.run, inference_overrides(options)).to(device)
+    model = load(options.run, inference_overrides(options, options.run)).to(device)
     round_as_asked(options, model)
     choose_threads(options, config.batch_size * config.seq_len, model.config.hidden_size)
     corpus = build_corpus(config, model.tokenizer)
@@ -99,7 +98,7 @@ def _score(options: Options) -> None:
     _require_pairs(corpus, kind, options)
     _require_flow(model, options)
     _require_liquid(model, options)
-    _require_places(options)
+    _require_places(options, run)
     drawn = _held_out(corpus) if options.diagnostics else []
     # A model that is given labels of each text must not be set beside one that is not, unseen.
     labels = {"labels_given": ", ".join(corpus.control_names)} if corpus.control_names else {}
@@ -201,7 +200,7 @@ def _tasks(options: Options) -> None:
         return
     names = [name.strip() for name in options.tasks.split(",")]
     device = device_of(options)
-    model = load(options.run, inference_overrides(options)).to(device)
+    model = load(options.run, inference_overrides(options, options.run)).to(device)
     round_as_asked(options, model)
     choose_threads(options, _TASK_ROWS, model.config.hidden_size)
     results = run_tasks(model, names, options.limit)
@@ -268,11 +267,12 @@ def require_diagnostics(model: LanguageModel, run: str, folder: str, more: Seque
 TIME_CONSTANTS, PATTERNS = "time-constants.png", "patterns.png"
 
 
-def _require_places(options: Options) -> None:
-    """What will be drawn has a place to lie in, where nothing lies yet."""
-    from glissando.evaluation.plots import PICTURES
+def _require_places(options: Options, run: Run) -> None:
+    """What will be drawn has a log to be drawn from and a place to lie in, where nothing lies yet."""
+    from glissando.evaluation.plots import PICTURES, require_log
 
     if options.plots is not None:
+        require_log(run.path)
         plots = Path(options.plots).expanduser()
         require_writable("--plots", plots)
         _require_none("--plots", [plots / name for name in PICTURES])
@@ -280,7 +280,7 @@ def _require_places(options: Options) -> None:
 
 def _require_none(option: str, files: Sequence[Path]) -> None:
     if there := next((file for file in files if file.exists()), None):
-        raise ConfigError(f"{there} exists; nothing is overwritten: name another {option}, or move it away")
+        raise RunError(f"{there} exists; nothing is overwritten: name another {option}, or move it away")
 
 
 def _held_out(corpus: Corpus) -> list[int]:

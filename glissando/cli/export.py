@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glissando.cli.inference import add_inference_options, inference_overrides
 from glissando.cli.options import (
     Options,
     add_checkpoint_option,
-    add_inference_options,
-    inference_overrides,
     parse,
     parser_for,
     require_out,
@@ -75,7 +74,7 @@ def _export(options: Options) -> None:
     from glissando.loading import load
     from glissando.runs import Run
 
-    model = load(options.run, inference_overrides(options))
+    model = load(options.run, inference_overrides(options, options.run))
     stream = _stream(options, model)
     found = export(model, Run.open(options.run), options.to, options.out, stream, options.capacity, options.runtime)
     print("\n".join(found.lines()))

@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glissando.cli.inference import add_inference_options, inference_overrides
 from glissando.cli.options import (
     Options,
     add_checkpoint_option,
     add_device_option,
-    add_inference_options,
     add_step_option,
     add_threads_option,
     add_weights_option,
     choose_threads,
     device_of,
-    inference_overrides,
     named_values,
     number,
     parse,
@@ -134,7 +133,7 @@ def _write(o: Options) -> None:
     Sampling(o.temperature, o.top_k, o.top_p, seed)
     control = None if o.control is None else named_values(o.control)
     with without_collections():
-        model = load(o.run, inference_overrides(o)).to(device)
+        model = load(o.run, inference_overrides(o, o.run)).to(device)
         if control is not None:  # a wrong name is an error before anything is compiled
             control_values(model, control)
             warn_beyond_labels(control)

@@ -278,28 +278,6 @@ def add_import_option(parser: Parser) -> None:
     )
 
 
-#: what may be changed of a trained model: how its depth is computed, and what it remembers
-_INFERENCE = {
-    "depth.n_steps": (whole, "steps of a flow, if not those of the training"),
-    "depth.method": (str, "solver of a flow, if not that of the training"),
-    "depth.tolerance": (number, "relative error below which a token halts in a flow"),
-    "mixer.cache": (str, "for tau: exact, or binned, with constant memory"),
-    "mixer.bins": (whole, "for tau: number of bins of a binned cache"),
-}
-
-
-def add_inference_options(parser: Parser) -> None:
-    """What may be changed of a trained model, and the files that it needs."""
-    for name, (kind, text) in _INFERENCE.items():
-        parser.add_argument(f"--{name}", type=kind, help=text)
-    add_import_option(parser)
-
-
-def inference_overrides(options: Options) -> dict[str, Any]:
-    """Those of `add_inference_options` that were given."""
-    return {name: getattr(options, name) for name in _INFERENCE if getattr(options, name) is not None}
-
-
 def add_weights_option(parser: Parser) -> None:
     parser.add_argument(
         "--weights",

@@ -19,7 +19,7 @@ from glissando.cli.options import (
     whole,
 )
 from glissando.config import flat, merge, read_options
-from glissando.errors import ConfigError, nearest
+from glissando.errors import ConfigError, RunError, nearest
 from glissando.presets import load_preset
 
 EXAMPLE = "glissando series train --data.path traces.csv --data.time t --out runs/series"
@@ -127,7 +127,7 @@ def _example(options: Options) -> None:
     require_out(options, "name the CSV to write, such as --out oscillators.csv")
     out = Path(options.out).expanduser()
     if out.exists():
-        raise ConfigError(f"{out} exists; nothing is overwritten: choose another --out")
+        raise RunError(f"{out} exists; nothing is overwritten: choose another --out")
     for name, least in (("count", 1), ("seed", 0)):
         if (given := getattr(options, name)) < least:
             raise ConfigError(f"--{name} is {given}: give {least} or more")

@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from glissando.cli.inference import add_inference_options, inference_overrides
 from glissando.cli.options import (
     Options,
     add_device_option,
-    add_inference_options,
     add_step_option,
     add_threads_option,
     add_weights_option,
     choose_threads,
     device_of,
-    inference_overrides,
     number,
     parse,
     parser_for,
@@ -177,7 +176,7 @@ def _server(o: Options) -> Any:
     keys, memory = _keys(o), None if o.memory is None else _bytes(o.memory)
     runs = _named(o)
 
-    models = {name: load(run, inference_overrides(o)).to(device) for name, run in runs.items()}
+    models = {name: load(run, inference_overrides(o, run)).to(device) for name, run in runs.items()}
     for model in models.values():
         round_as_asked(o, model)
         require_step(o, model)

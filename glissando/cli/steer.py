@@ -10,16 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glissando.cli.inference import add_inference_options, inference_overrides
 from glissando.cli.options import (
     Options,
     Parser,
     add_device_option,
-    add_inference_options,
     add_threads_option,
     boolean,
     choose_threads,
     device_of,
-    inference_overrides,
     number,
     numbers,
     parse,
@@ -148,7 +147,7 @@ def _measure(options: Options, report: Report) -> Any:
     from glissando.loading import load, load_base
 
     device = device_of(options)
-    model = load(options.run, inference_overrides(options)).to(device)
+    model = load(options.run, inference_overrides(options, options.run)).to(device)
     choose_threads(options, options.prompts if isinstance(options.prompts, int) else 32, model.config.hidden_size)
     names, values, pair_values, strengths = _checked(options, model)
     sets = read_word_sets(options.words) if options.words else None
@@ -161,7 +160,7 @@ def _measure(options: Options, report: Report) -> Any:
             f"{type(trial.corpus).__name__} has no oracle to judge texts by: give two files of words whose "
             "probabilities a dial should move, --words good.txt bad.txt"
         )
-    base = load_base(options.run, inference_overrides(options))
+    base = load_base(options.run, inference_overrides(options, options.run))
     base = None if base is None else base.to(device)
     selection = _selection(options, trial, names) if judged and options.baselines and base is not None else None
     dials = Dials(model, trial)

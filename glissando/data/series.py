@@ -305,6 +305,10 @@ def split(data: SeriesData, series: list[Series]) -> tuple[list[Series], list[Se
     return [first], [second]
 
 
+#: classes that an error lists
+_SHOWN = 10
+
+
 def windows(data: SeriesData, series: list[Series], classes: Sequence[str]) -> Windows:
     """Each series in windows that do not overlap, the last one padded, none longer than the longest series.
 
@@ -324,10 +328,11 @@ def windows(data: SeriesData, series: list[Series], classes: Sequence[str]) -> W
                 if name not in number
             ]:
                 place, name = unknown[0]
+                more = f", ... ({len(classes):,} in all)" if len(classes) > _SHOWN else ""
                 raise DataError(
-                    f"row {place}, column {data.target[0]!r}: the class {name!r} is not among the classes of the "
-                    "training, "
-                    f"{', '.join(classes)}: hold other series out with data.seed, or leave these rows out"
+                    f"{data.path}, row {place}, column {data.target[0]!r}: the class {name!r} is not among those that "
+                    f"training knows, {', '.join(classes[:_SHOWN])}{more}. Hold other series out with data.seed, leave "
+                    "these rows out, or, where the column holds numbers to predict, set data.task to regression"
                 )
             target = np.array([number[name] for name in target])
         last = target if data.task == "classification" else one.last

@@ -148,11 +148,15 @@ def _signature(stat: os.stat_result) -> tuple[int, ...]:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def check_text(path: Path, encoding_errors: EncodingErrors = "strict") -> str:
+#: what to do about a file that is not UTF-8, for errors
+DROP_BYTES = "convert it (`iconv -t UTF-8`) or give --data.encoding_errors ignore"
+
+
+def check_text(path: Path, encoding_errors: EncodingErrors = "strict", fix: str = DROP_BYTES) -> str:
     """Read the file once, in blocks, and make sure that it is text; returns its SHA-256.
 
     Raises DataError with the byte offset and line of the first NUL byte, or, when `encoding_errors` is
-    "strict", of the first byte that is not UTF-8; and for UTF-16.
+    "strict", of the first byte that is not UTF-8, for which it advises `fix`; and for UTF-16.
     """
     with path.open("rb") as file:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -169,19 +173,18 @@ def check_text(path: Path, encoding_errors: EncodingErrors = "strict") -> str:
                 _refuse(
                     path, offset + nul, "a NUL byte, which is reserved as the end of a document; drop it: tr -d '\\0'"
                 )
-            used = _decoded_length(path, data, offset, decoder_errors, final=not block)
+            used = _decoded_length(path, data, offset, decoder_errors, not block, fix)
             offset, held = offset + used, data[used:]
             if not block:
                 return digest.hexdigest()
 
 
-def _decoded_length(path: Path, data: bytes, offset: int, errors: str, final: bool) -> int:
+def _decoded_length(path: Path, data: bytes, offset: int, errors: str, final: bool, fix: str) -> int:
     if data.isascii():
         return len(data)
     try:
         return codecs.utf_8_decode(data, errors, final)[1]
     except UnicodeDecodeError as error:
-        fix = "convert it (`iconv -t UTF-8`) or give --data.encoding_errors ignore"
         _refuse(path, offset + error.start, f"a byte that is not UTF-8 ({error.reason}); {fix}")
         raise
 

@@ -45,16 +45,26 @@ def plot_run(
     return pictures
 
 
+def require_log(run: Path) -> list[dict[str, str]]:
+    """The rows that a training has logged. Raises RunError for none."""
+    from glissando.metrics import read_metrics
+
+    if not (run / METRICS).is_file():
+        raise RunError(
+            f"{run} has no log of a training ({METRICS}) to draw, as a packaged or saved model has none: leave the "
+            "plots out"
+        )
+    if not (rows := read_metrics(run / METRICS)):
+        raise RunError(f"{run / METRICS} has no rows to draw; train for longer than training.log_every steps")
+    return rows
+
+
 def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
     """Bits per byte, trained and held out, against tokens read (log); the entropy floor as a line.
 
     Raises RunError if nothing was logged.
     """
-    from glissando.metrics import read_metrics
-
-    rows = read_metrics(run / METRICS)
-    if not rows:
-        raise RunError(f"{run / METRICS} has no rows to draw; train for longer than training.log_every steps")
+    rows = require_log(run)
     figure, (axes,) = figure_and_axes()
     for column, label, style in (
         ("train_bits_per_byte", "training", {"color": "#9aa5b1", "linewidth": 1.2}),
@@ -83,15 +93,12 @@ def plot_stages(runs: Sequence[Run], target: Path) -> Path:
     Raises RunError if nothing was logged.
     """
     from glissando.loading import load
-    from glissando.metrics import read_metrics
 
     figure, (axes,) = figure_and_axes()
     curves: dict[str, list[tuple[float, float]]] = {"train_loss": [], "valid_loss": []}
     spent = 0.0
     for number, run in enumerate(runs):
-        rows = read_metrics(run.path / METRICS)
-        if not rows:
-            raise RunError(f"{run.path / METRICS} has no rows to draw; train for longer than training.log_every steps")
+        rows = require_log(run.path)
         for column, points in curves.items():
             points += [(spent + float(row["flops"]), float(row[column])) for row in rows if row.get(column)]
         label = f"{run.path.name}: {load(run.path).num_parameters():,} parameters"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glissando.block import Block
 from glissando.export.forms import prepared
 from glissando.export.forms.base import Refused
 from glissando.model import LanguageModel
@@ -94,11 +95,17 @@ class Stepper(nn.Module):
             raise
         except Exception as error:
             what = "prefill" if prefill else "step"
-            reason = str(error).strip().split("\n")[0]
-            raise Refused(
-                f"the {what} cannot be traced: {type(error).__name__}: {reason}. Of the mixers and depths of this "
-                f"library, this is a defect; one of your own needs a form, see glissando.export.register_form"
-            ) from error
+            reason = str(error).strip().split("\n")[0].split(" For more information")[0].rstrip(".")
+            blocks = [module for module in self.modules() if isinstance(module, Block)]
+            parts = {type(part).__name__: part for part in (*(block.mixer for block in blocks), self.model.depth)}
+            own = [name for name, part in parts.items() if not type(part).__module__.startswith("glissando.")]
+            fix = "This is a defect of the library"
+            if own:
+                fix = (
+                    f"{', '.join(own)} is not of this library: a loop over time steps, or a branch that depends on "
+                    "values, cannot be traced. Give it a form with glissando.export.register_form"
+                )
+            raise Refused(f"the {what} cannot be traced: {type(error).__name__}: {reason}. {fix}") from error
 
 
 def named(state: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -247,10 +247,18 @@ class Loop:
             bad = [name for name, norm in self.norms.items() if not math.isfinite(norm)]
             where = f"the gradient first in {part_of(bad[0])} ({bad[0]})" if bad else "the gradient is finite"
             what = "the gradient is not finite" if math.isfinite(sums.nats) else f"the loss is {sums.nats}"
-            raise DivergenceError(
-                f"{what} in step {self.state.step + 1}; {where}. That step is not taken and the last checkpoint "
-                "is kept: train again with a lower training.optimizer.learning_rate or a lower training.clip."
+            fix = (
+                "That step is not taken and the last checkpoint is kept: train again with a lower "
+                "training.optimizer.learning_rate or a lower training.clip."
             )
+            if not self.state.step:
+                fix = (
+                    "Nothing was trained before, so that neither the learning rate nor training.clip is the cause: "
+                    "check the options of the model, and mixers and depths of your own."
+                )
+                if broken := next((n for n, p in self.model.named_parameters() if not bool(p.isfinite().all())), None):
+                    fix = f"The parameter {broken} is not finite before any training. {fix}"
+            raise DivergenceError(f"{what} in step {self.state.step + 1}; {where}. {fix}")
         return sums
 
     def _agree(self) -> None:
