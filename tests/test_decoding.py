@@ -302,3 +302,12 @@ def test_wrong_inputs_raise():
         Decoder(model, "int9")
     with pytest.raises(UnknownNameError, match="compiled"):
         generate(LanguageModel.from_preset("transformer-nano"), "a", step="compield")
+
+
+def test_rows_that_are_kept_after_their_caches_grew_are_read_and_written_in_their_own_memory():
+    """A caller who drops what `step` returns goes on from the old rows; they have no slots for more tokens."""
+    decoder = Decoder(build("mixer:attention-default", torch.float32))
+    rows = decoder.rows(build("mixer:attention-default", torch.float32).init_state(1))
+    for _ in range(200):
+        decoder.step(torch.tensor([1]), rows)
+    assert int(rows.filled.max()) == rows.capacity == 64

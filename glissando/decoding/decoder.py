@@ -221,6 +221,8 @@ def _resized(rows: Rows, program: Program, capacity: int) -> Rows:
     resized = rows._replace(
         slots=np.zeros((batch, program.slots * capacity), np.float32),
         exact_slots=np.zeros((batch, program.exact_slots * capacity), np.float64),
+        # Of its own: the old rows, whose capacity is the old one, must not count tokens that they have no slots for.
+        filled=rows.filled.copy(),
         capacity=capacity,
     )
     for slot in _slots(program.state):
