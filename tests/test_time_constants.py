@@ -14,7 +14,7 @@ from training_runs import text_file
 
 from glissando.cli import main
 from glissando.cli.evaluate import main as evaluate
-from glissando.errors import ConfigError, DataError, UnknownNameError
+from glissando.errors import ConfigError, DataError, RunError, UnknownNameError
 from glissando.evaluation.diagnostics import Diagnostics, gather, recording, write
 from glissando.evaluation.time_constants import (
     compare_patterns,
@@ -333,7 +333,7 @@ def test_diagnostics_while_generating(tmp_path, capsys):
     assert 3 <= len(ids) <= 3 + 6 - 1  # the last token that is written is never read
     tau = time_constants(model, torch.tensor([ids]))[1, 0]
     assert [float(row["tau"]) for row in rows] == pytest.approx(tau.tolist(), rel=1e-4)
-    assert main(given) == 2
+    assert main(given) == 1
     assert "diagnostics.csv exists; nothing is overwritten" in capsys.readouterr().err
     assert main([*given[:2], "--prompt", '["a", "b"]', "--diagnostics", str(tmp_path / "e")]) == 2
     assert "--diagnostics needs one text, and --prompt is a list of 2" in capsys.readouterr().err
@@ -356,7 +356,7 @@ def test_the_verb_draws_and_compares(tmp_path, capsys):
     evaluate([*given[:-1], str(other), "--prompt", "abc"])
     assert (folder / names[3]).read_bytes() != (other / names[3]).read_bytes()
     assert len((other / names[0]).read_text().splitlines()) == 1 + 3 * 2
-    with pytest.raises(ConfigError, match=r"diagnostics\.csv exists; nothing is overwritten"):
+    with pytest.raises(RunError, match=r"diagnostics\.csv exists; nothing is overwritten"):
         evaluate(given)
 
 

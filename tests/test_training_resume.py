@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -305,8 +306,12 @@ def test_second_interrupt_ends_at_once(tmp_path):
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert process.poll() is None
-        process.send_signal(signal.SIGINT)
         began = time.monotonic()
+        for _ in range(4):  # two signals that come while one operation of PyTorch computes are one to Python
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=5)
+                break
         _, error = process.communicate(timeout=60)
     assert time.monotonic() - began < 20  # a second, or several where every core is busy
     assert process.returncode == 130
