@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -128,6 +129,8 @@ def model_cases() -> dict[str, dict[str, Any]]:
 
 
 CASES = model_cases()
+#: Presets consist of the mixers and depths that are cases themselves: laws that take long try them in `make slow`.
+PRESETS_SLOW = [pytest.param(c, marks=pytest.mark.slow) if c.startswith("preset:") else c for c in CASES]
 
 
 def build(case: str, dtype: torch.dtype = torch.float64) -> LanguageModel:

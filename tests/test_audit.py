@@ -113,7 +113,11 @@ def strict_json(path: Path) -> dict:
     return json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} in JSON"))
 
 
-@pytest.mark.parametrize("name", CLAIMS)
+#: those that take seconds even when `quick`
+LONG = {"tau-speed", "tau-cache", "continuous-accuracy", "continuous-samples", "liquid-learning"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in CLAIMS])
 def test_every_claim_runs_in_both_forms(name: str, tmp_path):
     claim = CLAIMS[name]
     findings = measure(claim, QUICK)

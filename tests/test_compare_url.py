@@ -153,6 +153,7 @@ def every_write(step: int, whole: Any, cache: Path, monkeypatch: pytest.MonkeyPa
     return number
 
 
+@pytest.mark.slow
 def test_killed_while_it_copies_it_resumes_elsewhere_to_the_same_weights(whole, cache, monkeypatch):
     assert every_write(7, whole, cache, monkeypatch) > 30
 

@@ -54,7 +54,9 @@ def single(tmp_path_factory):
     return train(configuration(folder, PLAIN, CHANGES), folder / "run").path
 
 
-@pytest.fixture(scope="module", params=STARTS)
+@pytest.fixture(
+    scope="module", params=["ddp", *(pytest.param(how, marks=pytest.mark.slow) for how in ("torchrun", "fsdp"))]
+)
 def double(request, tmp_path_factory):
     """The same run by two processes, started in one of several ways."""
     launcher, told = STARTS[request.param]

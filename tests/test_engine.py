@@ -27,7 +27,9 @@ def model():
     return model_of("liquid-ssm-nano")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=pytest.mark.slow) if name == "tauformer-nano" else name for name in PRESETS]
+)
 def test_texts_that_join_and_leave_are_those_written_alone(preset):
     model = model_of(preset)
     engine = Engine(model, chunk=7)

@@ -103,6 +103,7 @@ def test_a_token_behind_the_last_slot_is_an_error(mixer, traced):
         stepper(torch.zeros(1, 1, dtype=torch.int64), *state)
 
 
+@pytest.mark.slow
 def test_onnx_from_the_command_to_the_example(tmp_path, capsys):
     run = saved(tmp_path, mixer=[{"kind": "attention", "heads": 2, "forget_gate": True}], depth={"layers": 1})
     text = tmp_path / "text.txt"

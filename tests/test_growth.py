@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from subjects import CASES, build, random_ids
+from subjects import CASES, PRESETS_SLOW, build, random_ids
 from torch import Tensor
 
 from glissando.config import to_dict
@@ -27,6 +27,7 @@ from glissando.series import SeriesModel
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-5}
 law = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 cases = pytest.mark.parametrize("case", CASES)
+presets_slow = pytest.mark.parametrize("case", PRESETS_SLOW)
 
 
 def mixers(model: LanguageModel) -> list[str]:
@@ -130,7 +131,7 @@ def test_each_axis_by_itself_and_all_together(case, dtype):
         assert torch.equal(value, before[name]), f"growing changed {name} of the old model"
 
 
-@cases
+@presets_slow
 @law
 @given(data=st.data())
 def test_any_growth_is_exact(case: str, data: st.DataObject):
@@ -147,7 +148,7 @@ def test_any_growth_is_exact(case: str, data: st.DataObject):
         model = grown
 
 
-@cases
+@presets_slow
 def test_a_long_text_and_its_masks(case):
     """Where the fast paths run; padding on the left, where masks are taken."""
     model = build(case)

@@ -127,6 +127,7 @@ def run(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_verb_runs_tasks(run, capsys):
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -e '.[eval]'")
     assert main(["evaluate", str(run), "--tasks", "glissando_endings,glissando_stories", "--limit", "2", "--json"]) == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from subjects import CASES, build, ragged, random_ids, weigh
+from subjects import CASES, PRESETS_SLOW, build, ragged, random_ids, weigh
 from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from glissando.state import fit_room, join_rows, leaves, map_state, select_rows,
 LIMIT = 60  # below every learned position table
 law = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 cases = pytest.mark.parametrize("case", CASES)
+presets_slow = pytest.mark.parametrize("case", PRESETS_SLOW)
 
 
 def in_pieces(
@@ -94,7 +95,7 @@ def test_split_law_at_length(case: str):
         assert_close(pieces, model(ids)[0], "values")
 
 
-@cases
+@presets_slow
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "ragged"])
 def test_gradients_of_the_split_law_at_length(case: str, masked: bool):
     model = build(case)
@@ -109,7 +110,7 @@ def test_gradients_of_the_split_law_at_length(case: str, masked: bool):
         assert_tensors_close(gradients(model, weigh(pieces)), gradients(model, weigh(model(ids)[0])), "gradient of")
 
 
-@cases
+@presets_slow
 @law
 @given(data=st.data())
 def test_split_law_with_masks(case: str, data: st.DataObject):
@@ -198,7 +199,7 @@ def test_donated_states_compute_the_same(case: str):
         assert_close(pieces, model(ids)[0], "values")
 
 
-@cases
+@presets_slow
 def test_donated_ragged_states_compute_the_same(case: str):
     """A ragged prompt in chunks, then token by token, some rows pausing."""
     model = build(case)
@@ -243,7 +244,7 @@ def test_causality(case: str, data: st.DataObject):
     assert not torch.equal(a[:, at], b[:, at])
 
 
-@cases
+@presets_slow
 @law
 @given(data=st.data())
 def test_batch_law(case: str, data: st.DataObject):
@@ -332,7 +333,7 @@ def test_every_parameter_gets_gradient(case: str):
     assert not dead, f"no gradient: {dead}"
 
 
-@cases
+@presets_slow
 def test_computing_again_in_the_backward_pass_changes_nothing(case: str):
     model = build(case)
     if not hasattr(model.depth, "gradient_checkpointing"):

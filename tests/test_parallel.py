@@ -21,7 +21,6 @@ from glissando.training.fit import train
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
 PROGRAM = str(Path(parallel_cases.__file__))
 #: what `make test` tries; `make slow` tries the others
-QUICK = ["flow-reversible:fsdp", "neutral:fsdp", "grown:fsdp", "neutral:ddp"]
 ALL = [f"{case}:{strategy}" for case in parallel_cases.CASES for strategy in ("ddp", "fsdp")]
 
 
@@ -61,13 +60,9 @@ def assert_same_run(run: Path, expected: Path) -> None:
     assert last_checkpoint(run).optimizer.keys() == last_checkpoint(expected).optimizer.keys()
 
 
-def test_two_processes_give_the_run_of_one(folder):
-    compare(folder, QUICK)
-
-
 @pytest.mark.slow
-def test_every_mixer_and_depth_gives_the_run_of_one(folder):
-    compare(folder, [name for name in ALL if name not in QUICK])
+def test_two_processes_give_the_run_of_one(folder):
+    compare(folder, ALL)
 
 
 STAGES = [

@@ -115,6 +115,7 @@ print(halves)
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor, one thread")
 @pytest.mark.usefixtures("_kept")
+@pytest.mark.slow
 def test_every_thread_of_the_program_flushes_them(tmp_path):
     """The threads have started before training does, to measure how many are fastest."""
     run, free = tmp_path / "run", {name: text for name, text in environment().items() if not name.startswith("OMP_")}

@@ -47,6 +47,7 @@ def test_every_preset_trains_evaluates_and_generates(name, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("Once")
 
 
+@pytest.mark.slow
 def test_a_comparison_of_two_published_models_takes_rows_that_both_can_read(tmp_path, capsys):
     small = ["--model.hidden_size", "8", "--model.mixer.heads", "2", "--data.batch_size", "2"]
     given = ["--budget", "steps=2", "--allow_unequal", "--contexts", "8", "--data.valid_stories", "1"]

@@ -301,6 +301,7 @@ def test_stages_do_not_overwrite(tmp_path):
         train_stages(staged(tmp_path), tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_stages_and_goes_on_from_a_run(tmp_path):
     file = tmp_path / "stages.yaml"
     values = staged(tmp_path).as_dict()

@@ -256,6 +256,7 @@ def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
 LONG = {"training": {"steps": 160, "save_every": 5, "log_every": 1, "validate_every": 100, "accumulate": 2}}
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_at_the_same_weights(tmp_path):
     values = mapping(tmp_path, LONG)
     train(configuration(tmp_path, LONG), tmp_path / "whole")

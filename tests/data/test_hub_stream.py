@@ -107,6 +107,7 @@ def test_every_part_of_a_step_is_read_at_once(hub: dict[str, Any], monkeypatch: 
         assert torch.equal(torch.cat([part.ids for part in parts]), whole.ids)
 
 
+@pytest.mark.slow
 def test_a_training_resumes_as_if_it_had_not_stopped(hub: dict[str, Any], tmp_path: Path) -> None:
     values = configuration(tmp_path).as_dict() | {"data": {"kind": "hub_stream", "valid_split": None, **hub, **OPTIONS}}
     whole, part = (from_dict(RunConfig, values, "test") for _ in range(2))
