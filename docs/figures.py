@@ -192,8 +192,11 @@ def _gap(mine: dict[str, Any], yours: dict[str, Any]) -> list[float]:
 
 @cache
 def parameters() -> dict[str, int]:
+    """NAME; and `NAME without shortcuts` of a -nano preset, as many as it had before it had shortcuts."""
     with torch.device("meta"):
         models = {name: LanguageModel.from_preset(name) for name in preset_names()}
+        for name in [name for name in models if name.endswith("-nano")]:
+            models[f"{name} without shortcuts"] = LanguageModel.from_preset(name, depth={"shortcuts": False})
     return {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
 
 

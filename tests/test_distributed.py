@@ -125,6 +125,7 @@ def resume_with_two(run: Path, copy: Path) -> None:
     assert metrics(copy) == metrics(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", ["fsdp"], indirect=True)
 def test_sharded_run_resumes(double, tmp_path):
     resume_with_two(double[0], tmp_path / "run")

@@ -111,7 +111,7 @@ def assert_same(model: LanguageModel, grown: LanguageModel, length: int = 20, se
     Logits(model, length, seed).assert_of(grown)
 
 
-@cases
+@presets_slow
 @pytest.mark.parametrize("dtype", BOUND, ids=["float64", "float32"])
 def test_each_axis_by_itself_and_all_together(case, dtype):
     """In float32, whose rounding is all that differs, one axis and all of them."""

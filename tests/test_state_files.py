@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from subjects import CASES, build
+from subjects import PRESETS_SLOW, build
 
 import glissando
 from glissando.cli import main
@@ -32,7 +32,7 @@ def ids_of(model: LanguageModel, first: list[int], count: int, text: OneText) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", PRESETS_SLOW)
 def test_a_resumed_text_is_the_uninterrupted_one(case, dtype, tmp_path):
     """Tokens, states and random numbers, of every preset, mixer and depth."""
     model = build(case, dtype)

@@ -80,7 +80,14 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "corpus"), [*((case, {}) for case in CASES), ("plateau", SHIFT)])
+#: what differs most; the others are slow
+QUICK = {"between rows", "everything at once", "muon"}
+
+
+@pytest.mark.parametrize(
+    ("case", "corpus"),
+    [*(pytest.param(case, {}, marks=[pytest.mark.slow] * (case not in QUICK)) for case in CASES), ("plateau", SHIFT)],
+)
 def test_resuming_is_as_if_never_stopped(tmp_path, crash_in, case, corpus):
     changes = {"training": CASES[case] | {"accumulate": 2, "steps": 14}}
     train(configuration(tmp_path, corpus, changes), tmp_path / "whole")
