@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
+from slow import slow_where
 from torch import Tensor
 
 from glissando.config import merge
@@ -130,7 +130,7 @@ def model_cases() -> dict[str, dict[str, Any]]:
 
 CASES = model_cases()
 #: Presets consist of the mixers and depths that are cases themselves: laws that take long try them in `make slow`.
-PRESETS_SLOW = [pytest.param(c, marks=pytest.mark.slow) if c.startswith("preset:") else c for c in CASES]
+PRESETS_SLOW = slow_where([case for case in CASES if case.startswith("preset:")], CASES)
 
 
 def build(case: str, dtype: torch.dtype = torch.float64) -> LanguageModel:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slow import slow_where
 from tolerances import assert_close
 from training_runs import configuration, text_file
 
@@ -117,7 +118,7 @@ def strict_json(path: Path) -> dict:
 LONG = {"tau-speed", "tau-cache", "continuous-accuracy", "continuous-samples", "liquid-learning"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in CLAIMS])
+@pytest.mark.parametrize("name", slow_where(LONG, CLAIMS))
 def test_every_claim_runs_in_both_forms(name: str, tmp_path):
     claim = CLAIMS[name]
     findings = measure(claim, QUICK)

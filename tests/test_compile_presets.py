@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from slow import slow_where
 from subjects import build
 from tolerances import assert_close
 from torch import Tensor
@@ -24,9 +25,7 @@ def _forget_graphs():
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
-@pytest.mark.parametrize(
-    "preset", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SMALL]
-)
+@pytest.mark.parametrize("preset", slow_where(set(SMALL) - QUICK, SMALL))
 def test_no_graph_breaks_in_training(preset: str):
     model = build(f"preset:{preset}").train()
     parameters = dict(model.named_parameters())

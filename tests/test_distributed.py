@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from slow import slow_where
 from tolerances import assert_close
 from training_runs import (
     PLAIN,
@@ -54,9 +55,7 @@ def single(tmp_path_factory):
     return train(configuration(folder, PLAIN, CHANGES), folder / "run").path
 
 
-@pytest.fixture(
-    scope="module", params=["ddp", *(pytest.param(how, marks=pytest.mark.slow) for how in ("torchrun", "fsdp"))]
-)
+@pytest.fixture(scope="module", params=slow_where(["torchrun", "fsdp"], STARTS))
 def double(request, tmp_path_factory):
     """The same run by two processes, started in one of several ways."""
     launcher, told = STARTS[request.param]

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engines import PRESETS, alone, model_of, request_for, run_down, submit
+from slow import slow_where
 
 from glissando.errors import InputError
 from glissando.generation import generate
@@ -27,9 +28,7 @@ def model():
     return model_of("liquid-ssm-nano")
 
 
-@pytest.mark.parametrize(
-    "preset", [pytest.param(name, marks=pytest.mark.slow) if name == "tauformer-nano" else name for name in PRESETS]
-)
+@pytest.mark.parametrize("preset", slow_where(["tauformer-nano"], PRESETS))
 def test_texts_that_join_and_leave_are_those_written_alone(preset):
     model = model_of(preset)
     engine = Engine(model, chunk=7)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slow import slow_where
 from training_runs import call
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -13,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - {"add_a_mixer"})
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "research").glob("*.py") if '"--quick"' in path.read_text("utf-8"))
 #: how the packaged models are trained, which takes longest
-SLOW = "pretrained"
+SLOW = ["pretrained"]
 
 pytestmark = pytest.mark.example
 
@@ -28,8 +29,6 @@ def test_example(name):
     runs(str(ROOT / "examples" / f"{name}.py"))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == SLOW)) for name in EXPERIMENTS]
-)
+@pytest.mark.parametrize("name", slow_where(SLOW, EXPERIMENTS))
 def test_experiment(name):
     runs("-m", f"research.{name}")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import yaml
+from slow import slow_where
 
 from glissando.cli import main
 from glissando.data.base import IGNORED
@@ -22,12 +23,8 @@ SLOW = (
 )  # fmt: skip
 
 
-def _marked(name: str):
-    return pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-
-
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [_marked(name) for name in preset_names() if not name.endswith("-124m")])
+@pytest.mark.parametrize("name", slow_where(SLOW, (name for name in preset_names() if not name.endswith("-124m"))))
 def test_every_preset_trains_evaluates_and_generates(name, tmp_path, capsys):
     run = str(tmp_path / "run")
     given = [] if name == "minimal-transformer" else ["--data.valid_stories", "2"]
