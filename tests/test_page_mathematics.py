@@ -285,9 +285,13 @@ def flow(
         first, second = np.split(linear(block, "mlp.up", rms_norm(block["mlp_norm.weight"], x)), 2, -1)
         return linear(block, "mlp.down", silu(first) * second)
 
-    def blocks(name: str, count: int, x: np.ndarray) -> np.ndarray:
+    source, half = rms_norm(np.ones(x.shape[-1]), x), layers // 2
+    shortcuts = w.get("shortcuts", np.zeros((layers + 1, x.shape[-1])))
+
+    def blocks(name: str, count: int, x: np.ndarray, first: int) -> np.ndarray:
         for i in range(count):
             block = under(f"{name}.{i}.")
+            x = x + shortcuts[first + i] * source
             x = x + mixer(block, x)
             x = x + mlp(block, x)
         return x
@@ -296,6 +300,7 @@ def flow(
         h = state + linear(w, "time.2", silu(linear(w, "time.0", np.array([tau]))))
         if u is not None:
             h = h + linear(w, "control", u if u.ndim == 3 else u[:, None])
+        h = h + shortcuts[half] * source
         block = under("field.")
         return w["alpha"] * (mixer(block, h) + mlp(block, h))
 
@@ -313,14 +318,14 @@ def flow(
         return d * sum(share * k[i] for i, share in enumerate(b))
 
     d = 1 / n_steps
-    y = z = blocks("before", layers // 2, x)
+    y = z = blocks("before", half, x, 0)
     for step in range(n_steps):
         if reversible:
             y = 0.99 * y + 0.01 * z + psi(d, step * d, z)
             z = z - psi(-d, (step + 1) * d, y)
         else:
             y = y + psi(d, step * d, y)
-    return blocks("after", layers - layers // 2, y)
+    return blocks("after", layers - half, y, half + 1)
 
 
 def randomised(module: nn.Module) -> Weights:
@@ -432,9 +437,11 @@ def test_delta(options, times):
     [("euler", "direct"), ("midpoint", "direct"), ("heun", "direct"), ("rk4", "direct"), ("heun", "reversible")],
 )
 @pytest.mark.parametrize("control", ["none", "of a text", "of a token"])
-def test_flow(method, backward, control):
+@pytest.mark.parametrize("shortcuts", [False, True], ids=["", "shortcuts"])
+def test_flow(method, backward, control, shortcuts):
     torch.manual_seed(2)
     depth = {"kind": "flow", "layers": 3, "n_steps": 2, "control": ["a", "b"], "method": method, "backward": backward}
+    depth["shortcuts"] = shortcuts
     mixer = {"kind": "attention", "heads": 3, "forget_gate": True}
     config = {"hidden_size": D, "vocab_size": 11, "mixer": mixer, "block": {"conv_width": 4}, "depth": depth}
     model = LanguageModel.from_config(config)
