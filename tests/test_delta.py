@@ -267,5 +267,23 @@ def test_what_it_stores_it_finds():
     assert_close(s[0, 0], values[[0, 3, 2, 4]])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_queries_have_length_one_at_any_scale(dtype: torch.dtype):
+    """Multiplying what is normalised by a power of two changes nothing; where it is 0, the query is 0."""
+    mixer = Delta(32, heads=2, keys="previous").to(dtype)
+    x = torch.randn(1, 9, 32, dtype=dtype)
+    expected = mixer(x)[0]
+    queries = mixer.project.weight.detach()[:32]
+    for exponent in (-20, 20):
+        scaled = queries * 2.0**exponent
+        with torch.no_grad():
+            mixer.project.weight[:32] = scaled
+        assert_close(mixer(x)[0], expected)
+    with torch.no_grad():
+        mixer.project.weight[:32] = 0
+    _, state = mixer(x, mixer.init_state(1, dtype=dtype))
+    assert state.latest is not None and not state.latest.any() and not state.s.any()
+
+
 def test_its_cost():
     assert mixer_flops(Delta(128, key_size=32), 512).other == 6 * 4 * 32 * 32

@@ -161,10 +161,10 @@ class Delta(Mixer):
             dt: Tensor | float = 1.0 if ctx.dt is None else exact(ctx.dt)[..., None, None]
             if ctx.mask is not None:
                 dt = dt * ctx.mask[..., None, None].to(exact(x).dtype)  # no time passes at padding
-            q = F.normalize(exact(q).view(rows, steps, self.heads, self.key_size), dim=-1)
+            q = _unit(exact(q).view(rows, steps, self.heads, self.key_size))
             latest = None
             if before.latest is None:
-                k = F.normalize(F.silu(exact(k)).view(rows, steps, c.writes, self.heads, self.key_size), dim=-1)
+                k = _unit(F.silu(exact(k)).view(rows, steps, c.writes, self.heads, self.key_size))
             else:
                 k = delayed(before.latest.to(q.dtype).unsqueeze(1), q, 1).unsqueeze(2)
                 if state is not None:
@@ -224,6 +224,12 @@ class Delta(Mixer):
         q = F.pad(q.unsqueeze(2), (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)
         g = F.pad(g.unsqueeze(2), (0, 0, 0, 0, 0, n - 1)).flatten(1, 2)
         return q, *(part.flatten(1, 2) for part in (k, v)), g, erase.flatten(1, 2), store.flatten(1, 2)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """x / |x| along its last dimension, in the one pass of `rms_norm`; 0 where x is 0."""
+    size = x.shape[-1]
+    return rms_norm(x, x.new_full((size,), size**-0.5), 1e-24 / size)
 
 
 def _mean_decay(x: Tensor) -> Tensor:
