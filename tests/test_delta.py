@@ -282,7 +282,9 @@ def test_queries_have_length_one_at_any_scale(dtype: torch.dtype):
     with torch.no_grad():
         mixer.project.weight[:32] = 0
     _, state = mixer(x, mixer.init_state(1, dtype=dtype))
-    assert state.latest is not None and not state.latest.any() and not state.s.any()
+    assert state.latest is not None
+    assert not state.latest.any()
+    assert not state.s.any()
 
 
 def test_its_cost():
