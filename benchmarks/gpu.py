@@ -3,6 +3,8 @@
     scan       GB/s of the recurrence beside the card's bandwidth, a copy on the device and, where they are installed,
                accelerated-scan and the HGRN kernel of flash-linear-attention
     tau        attention by one number a head beside PyTorch's scaled_dot_product_attention, 2k to 256k tokens
+    delta      the delta rule beside scaled_dot_product_attention and, where it is installed, the kernel of
+               flash-linear-attention, 1k to 32k tokens a row
     training   tokens/s and MFU of the five 124M presets and of a plain GPT of the same size: bf16, compiled, AdamW
     decoding   tokens/s of the five presets at 1 text and at 64
 
@@ -34,6 +36,7 @@ from glissando.devices import find_device
 from glissando.errors import GlissandoError
 from glissando.flops import training_flops
 from glissando.model import LanguageModel
+from glissando.ops.delta import delta_rule
 from glissando.ops.scan import scan
 from glissando.ops.tau_attention import tau_attention
 
@@ -47,25 +50,28 @@ SPECTRAL_RATE, SPECTRAL_MFU = 350_000, 0.30
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: scan (B, T, F); tau at `lengths`, `heads` of 64; training rows of `length` tokens."""
+    """What is measured: scan (B, T, F); tau at `lengths` and delta at `delta_lengths`, `heads` of 64; training rows of
+    `length` tokens. A figure is the median of `rounds` calls, of fewer once they have taken `seconds`."""
 
     scan: tuple[int, int, int] = (8, 4096, 2048)
     heads: int = 12
     lengths: tuple[int, ...] = tuple(2**n for n in range(11, 19))
+    delta_lengths: tuple[int, ...] = (1024, 8192, 32768)
     rows: int = 32
     length: int = 1024
     steps: int = 10
     batches: tuple[int, ...] = (1, 64)
     prompt: int = 128
-    written: int = 128
+    written: int = 64
     rounds: int = 7
+    seconds: float = 4.0
     compiled: bool = True
     model: dict[str, Any] = field(default_factory=dict)
 
 
 QUICK = Sizes(
-    scan=(2, 32, 16), heads=2, lengths=(64, 128), rows=2, length=16, steps=1, batches=(1, 2), prompt=4, written=2,
-    rounds=1, compiled=False, model={"hidden_size": 48, "vocab_size": 97, "depth.layers": 1},
+    scan=(2, 32, 16), heads=2, lengths=(64, 128), delta_lengths=(16, 32), rows=2, length=16, steps=1, batches=(1, 2),
+    prompt=4, written=2, rounds=1, compiled=False, model={"hidden_size": 48, "vocab_size": 97, "depth.layers": 1},
 )  # fmt: skip
 
 
@@ -86,15 +92,21 @@ class Bench:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
 
     def seconds(self, call: Callable[[], object], rounds: int | None = None) -> float:
-        """The median of some calls, after two that warm up."""
-        taken = []
-        for n in range(2 + (rounds or self.sizes.rounds)):
+        """The median of some calls, after one or two that warm up."""
+
+        def once() -> float:
             self.wait()
             began = time.perf_counter()
             call()
             self.wait()
-            if n >= 2:
-                taken.append(time.perf_counter() - began)
+            return time.perf_counter() - began
+
+        once()  # compiles
+        taken = [once()]
+        if taken[0] < self.sizes.seconds / 2:
+            taken = [once()]
+        while len(taken) < (rounds or self.sizes.rounds) and sum(taken) < self.sizes.seconds:
+            taken.append(once())
         return statistics.median(taken)
 
     def wait(self) -> None:
@@ -206,7 +218,7 @@ def tau_table(bench: Bench) -> str:
             what = f"T {length:,}" + (" and gradients" if gradients else "")
             standard, ours = (
                 bench.attempt(f"{name}, {what}", partial(milliseconds, bench, make, length, gradients))
-                for name, make in (("SDPA", standard_call), ("tau", tau_call))
+                for name, make in (("SDPA", standard_row), ("tau", tau_call))
             )
             ratio: float | str | None = ours if isinstance(ours, str) else None
             if isinstance(ours, float) and isinstance(standard, float):
@@ -236,9 +248,16 @@ def tau_call(bench: Bench, length: int, gradients: bool) -> Callable[[], object]
     return _called(lambda: tau_attention(q, k, v, t, g, c), (q, k, v, t, g, c), gradients)
 
 
-def standard_call(bench: Bench, length: int, gradients: bool) -> Callable[[], object]:
-    heads, device = bench.sizes.heads, bench.device
-    q, k, v = (torch.randn(1, heads, length, 64, device=device, dtype=_half(bench)) for _ in range(3))
+def standard_row(bench: Bench, length: int, gradients: bool) -> Callable[[], object]:
+    shape = (1, length, bench.sizes.heads, 64)
+    return standard_call(
+        tuple(torch.randn(shape, device=bench.device, dtype=_half(bench)) for _ in range(3)), gradients
+    )
+
+
+def standard_call(given: tuple[Tensor, ...], gradients: bool) -> Callable[[], object]:
+    """Of q, k, v (B, T, H, 64) and what may follow."""
+    q, k, v = (x.transpose(1, 2).contiguous() for x in given[:3])
     return _called(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), gradients)
 
 
@@ -252,6 +271,60 @@ def _called(run: Callable[[], Tensor], leaves: tuple[Tensor, ...], gradients: bo
     for leaf in leaves:
         leaf.requires_grad_()
     return lambda: torch.autograd.grad(run().sum(), leaves)
+
+
+# ---------------------------------------------------------------------- delta
+
+
+def delta_table(bench: Bench) -> str:
+    """As many rows as make up `rows` times `length` tokens, so that every line has the same number of them."""
+    lines: list[list[object]] = []
+    tokens = bench.sizes.rows * bench.sizes.length
+    for length in bench.sizes.delta_lengths:
+        rows = max(1, tokens // length)
+        for gradients in (False, True):
+            what = f"{rows} x {length:,}" + (" and gradients" if gradients else "")
+            given = delta_problem(bench, rows, length)
+            calls = {"SDPA": standard_call, "delta": delta_call}
+            if bench.device.type == "cuda" and find_spec("fla"):
+                calls["fla"] = fla_delta_call
+            found = [
+                bench.attempt(f"{name}, {what}", partial(delta_milliseconds, bench, make, given, gradients))
+                for name, make in calls.items()
+            ]
+            lines.append([what, *found, *[None] * (3 - len(found))])
+    return table(["tokens", "SDPA (ms)", "delta (ms)", "flash-linear-attention (ms)"], lines)
+
+
+def delta_milliseconds(
+    bench: Bench, make: Callable[..., Callable[[], object]], given: tuple[Tensor, ...], gradients: bool
+) -> float:
+    return 1e3 * bench.seconds(make(given, gradients))
+
+
+def delta_problem(bench: Bench, rows: int, length: int) -> tuple[Tensor, ...]:
+    """q, k, v (B, T, H, 64) in the type of SDPA's; the logarithm of the decay and the write (B, T, H) in float32."""
+    shape = (rows, length, bench.sizes.heads)
+    q, k, v = (torch.randn(*shape, 64, device=bench.device) for _ in range(3))
+    decay, write = -0.01 * torch.rand(shape, device=bench.device), torch.rand(shape, device=bench.device)
+    return (*(x.to(_half(bench)) for x in (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v)), decay, write)
+
+
+def delta_call(given: tuple[Tensor, ...], gradients: bool) -> Callable[[], object]:
+    """As the mixer calls it: in float32."""
+    q, k, v, decay, write = (x.float() for x in given)
+    start = q.new_zeros(q.shape[0], q.shape[2], 64, 64)
+    leaves = (q, k, v, decay, write)
+    return _called(lambda: delta_rule(q, k, v, decay.unsqueeze(-1), write, write, start)[0], leaves, gradients)
+
+
+def fla_delta_call(given: tuple[Tensor, ...], gradients: bool) -> Callable[[], object]:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found, unused-ignore]
+
+    q, k, v, decay, write = (x.clone() for x in given)
+    return _called(
+        lambda: chunk_gated_delta_rule(q, k, v, decay, write, scale=1.0)[0], (q, k, v, decay, write), gradients
+    )
 
 
 # ---------------------------------------------------------------------- models
@@ -348,7 +421,13 @@ def decoding_rate(bench: Bench, model: LanguageModel, rows: int) -> float:
 
 # ---------------------------------------------------------------------- all of it
 
-PARTS = {"scan": scan_table, "tau": tau_table, "training": training_table, "decoding": decoding_table}
+PARTS = {
+    "scan": scan_table,
+    "tau": tau_table,
+    "delta": delta_table,
+    "training": training_table,
+    "decoding": decoding_table,
+}
 
 
 def report(bench: Bench, parts: Sequence[str]) -> Iterator[str]:
