@@ -57,7 +57,7 @@ class Sizes:
     heads: int = 12
     lengths: tuple[int, ...] = tuple(2**n for n in range(11, 19))
     delta_lengths: tuple[int, ...] = (1024, 8192, 32768)
-    rows: int = 32
+    rows: int = 16
     length: int = 1024
     steps: int = 10
     batches: tuple[int, ...] = (1, 64)

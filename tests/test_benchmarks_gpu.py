@@ -37,9 +37,13 @@ def test_the_clock_counts_what_is_called(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(now) ** 2))
     calls: list[int] = []
-    # Clocks of 0 and 1 begin the two calls that warm up; of 9 - 4, 25 - 16 and 49 - 36 the median counts.
-    assert bench.seconds(lambda: calls.append(1)) == 9
-    assert len(calls) == 5
+    # Two calls of 1 - 0 and 9 - 4 seconds: the first warms up, and the second has taken more than is left.
+    assert bench.seconds(lambda: calls.append(1)) == 5
+    assert len(calls) == 2
+    bench, now = gpu.Bench(torch.device("cpu"), gpu.Sizes(rounds=3, seconds=100.0)), iter(range(100))
+    # Both warm up where calls are short; of 25 - 16, 49 - 36 and 81 - 64 the median counts.
+    assert bench.seconds(lambda: calls.append(1)) == 13
+    assert len(calls) == 7
 
 
 def test_bars_are_judged_only_where_they_can_be(monkeypatch):

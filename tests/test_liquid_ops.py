@@ -48,7 +48,8 @@ def outcome(backend: str, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, m
     leaves = {name: v.clone().requires_grad_() for name, v in inputs.items() if v is not None}
     of_modes = Modes(*(leaves.get(name) for name in Modes._fields))
     x, _ = liquid(leaves["b"], leaves["z"], of_modes, leaves["x0"], leaves.get("dt"), coupled, backend)
-    grads = torch.autograd.grad((x * draw(*x.shape, seed=6, dtype=x.dtype)).sum(), list(leaves.values()))
+    weights = draw(*x.shape, seed=6, dtype=x.dtype).to(x.device)
+    grads = torch.autograd.grad((x * weights).sum(), list(leaves.values()))
     return {"x": x.detach(), **dict(zip(leaves, grads, strict=True))}
 
 

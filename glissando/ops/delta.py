@@ -13,7 +13,8 @@ Backward, with D the gradient at S_t, P_t = diag(exp(g_t)) S_{t-1}, w_t = P_t^T 
     S_t = diag(exp(G_t)) S_0 + sum_{j <= t} diag(exp(G_t - G_j)) k_j u_j^T
     u_t + e_t sum_{j < t} (k_t^T diag(exp(G_t - G_j)) k_j) u_j = b_t v_t - e_t (diag(exp(G_t)) S_0)^T k_t
 
-a unit lower triangular system for all u of the chunk at once.
+a unit lower triangular system for all u of the chunk at once, affine in S_0. So is the state at the chunk's end, S_0 ->
+A S_0 + X, and such maps are joined in pairs: log2 N steps for N chunks.
 
 Yang et al. 2024, arXiv 2406.06484 (the chunked form) and arXiv 2412.06464 (with decay).
 """
@@ -83,13 +84,12 @@ def delta_rule(
     if exporting():
         o, (last,) = over_time(_step, (s0,), (q, k, v, g.exp(), e, b))
         return o, last
-    if backend == "reference":
-        return reference(q, k, v, g, e, b, s0)
     given = {"q": q, "k": k, "v": v, "g": g, "e": e, "b": b, "s0": s0}
-    if backend == "chunked" or not use_numba("delta_rule", backend, q):
-        return _chunked(**given)
-    if backend == "auto" and not same_reals(*given.values()):
-        return _chunked(**given)
+    if backend == "reference":
+        return reference(**given)
+    mixed = backend == "auto" and not same_reals(*given.values())
+    if backend == "chunked" or mixed or not use_numba("delta_rule", backend, q):
+        return _chunked(**given) if steps > 1 else reference(**given)
     require_types("delta_rule", **given)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given.values()):
         return _Delta.apply(q, k, v, g, e, b, s0)
@@ -146,13 +146,27 @@ def _chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s
     own, by_state = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True).split(
         [v.shape[-1], k.shape[-1]], -1
     )
-    q, k, last = q * kept, (k * to_end).transpose(-1, -2), kept[..., -1, :].unsqueeze(-1)
-    s, outputs = s0, []
-    for i in range(count):
-        u = own[:, :, i] - by_state[:, :, i] @ s
-        outputs.append(q[:, :, i] @ s + queries[:, :, i] @ u)
-        s = last[:, :, i] * s + k[:, :, i] @ u
-    return torch.cat(outputs, 2)[:, :, :steps].transpose(1, 2), s
+    k = (k * to_end).transpose(-1, -2)
+    last = torch.diag_embed(kept[..., -1, :].expand(*kept.shape[:-2], k.shape[-2]))
+    ends = _chain(last - k @ by_state, k @ own, s0)
+    before = torch.cat([s0.unsqueeze(2), ends[:, :, :-1]], 2)
+    outputs = (q * kept) @ before + queries @ (own - by_state @ before)
+    return outputs.flatten(2, 3)[:, :, :steps].transpose(1, 2), ends[:, :, -1].clone()
+
+
+def _chain(a: Tensor, x: Tensor, s0: Tensor) -> Tensor:
+    """s_i = a_i s_{i-1} + x_i for a (B, H, N, K, K) and x (B, H, N, K, V), of all i, in 2 log2 N steps of products:
+    pairs are joined into one, the states after each pair are found, and then those within the pairs."""
+    if a.shape[2] == 1:
+        return a @ s0.unsqueeze(2) + x
+    pairs = a.shape[2] // 2
+    (first, second), (x_1, x_2) = (y[:, :, : 2 * pairs].unflatten(2, (pairs, 2)).unbind(3) for y in (a, x))
+    after = _chain(second @ first, second @ x_1 + x_2, s0)
+    before = torch.cat([s0.unsqueeze(2), after], 2)
+    whole, odd = a.shape[2] - pairs, a.shape[2] % 2
+    within = a[:, :, ::2] @ before[:, :, :whole] + x[:, :, ::2]
+    joined = torch.stack([within[:, :, :pairs], after], 3).flatten(2, 3)
+    return torch.cat([joined, within[:, :, pairs:]], 2) if odd else joined
 
 
 class _Delta(torch.autograd.Function):

@@ -13,7 +13,8 @@ from torch import Tensor
 
 def exporting() -> bool:
     """Whether torch.export looks on: a graph may then depend on no value, only on shapes."""
-    return torch.compiler.is_exporting()
+    # Up to PyTorch 2.12, Dynamo says that it is exporting when it compiles.
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 def over_time(
