@@ -27,8 +27,12 @@ Backend = Literal["auto", "fast", "triton", "sorted", "reference"]
 #: below this many visible keys a head the direct form is faster, on the machine of docs/experiments.md
 _CROSSOVER = 64
 
-#: from this many visible keys on the sorted form in tensor code is faster than the matrix: measured on a CPU alone
+#: from this many visible keys on the sorted form in tensor code is faster than the matrix, on a CPU
 _SORTED_FROM = 256
+
+#: from this many keys on the sorted form is faster than the Triton kernel, with and without gradients: on an H200 by
+#: 1.6 times at 32,768 and by 4 to 7 times at 65,536, 12 heads of 64, while at 16,384 the kernel is by as much
+_SORTED_FROM_ON_CUDA = 24576
 
 #: values that the Triton kernel takes
 _WIDEST = 256
@@ -56,8 +60,9 @@ def tau_attention(
                               glissando.ops.tau_sorted
                  `reference`  the T x L matrix, on any device
                  `auto`       `fast` on a CPU from some 64 tokens on, but not where torch.compile looks on, which cannot
-                              see into it; `triton` on CUDA where it is installed and T > 1; elsewhere `sorted` from
-                              some 256 tokens on, if at least half of the keys have a query, and `reference` below
+                              see into it; `triton` on CUDA where it is installed and T > 1, up to some 24,000 keys;
+                              elsewhere `sorted` from some 256 tokens on, if at least half of the keys have a query,
+                              and `reference` below
 
     Gradients for everything but `past`; where lambdas are equal, that of their distance is 0. Half precision is
     computed in float32; `triton` rounds the factors of its products to TF32 then, and where
@@ -226,7 +231,9 @@ def _is_step(backend: str, q: Tensor, *others: Tensor) -> bool:
 def _use_triton(backend: str, q: Tensor, v: Tensor) -> bool:
     if backend != "auto":
         return backend == "triton"
-    return HAS_TRITON and q.is_cuda and q.dtype == torch.float32 and q.shape[2] > 1 and v.shape[3] <= _WIDEST
+    n_keys, width = v.shape[2:]
+    is_long = n_keys >= _SORTED_FROM_ON_CUDA and 2 * q.shape[2] >= n_keys
+    return HAS_TRITON and q.is_cuda and q.dtype == torch.float32 and q.shape[2] > 1 and width <= _WIDEST and not is_long
 
 
 def _use_fast(backend: str, q: Tensor, k: Tensor) -> bool:
