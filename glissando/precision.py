@@ -17,7 +17,9 @@ def exact(values: Tensor) -> Tensor:
 
 def autocast_type(device: str) -> torch.dtype | None:
     """What autocast computes in on `device`, here and now; None where it is off."""
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    # Asking what is available breaks a compiled graph before PyTorch 2.13; devices that compile have autocast.
+    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    if available and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return None
 

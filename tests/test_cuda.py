@@ -141,7 +141,7 @@ def test_compiled_steps(preset: str):
         return F.cross_entropy(model(ids[:, :-1])[0].flatten(0, 1), ids[:, 1:].flatten())
 
     outcomes = []
-    for run in (torch.compile(loss), loss):
+    for run in (torch.compile(loss, fullgraph=True), loss):
         torch.manual_seed(1)
         value = run(ids)
         outcomes.append({"loss": value.detach(), **gradients(model, value)})

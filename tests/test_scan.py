@@ -15,8 +15,9 @@ from tolerances import TOLERANCE, assert_close
 from torch import Tensor
 
 from glissando.errors import ConfigError, UnknownNameError
+from glissando.mixers.spectral import Spectral
 from glissando.ops import compiled
-from glissando.ops.scan import scan
+from glissando.ops.scan import scan, scan_pairs
 from glissando.ops.scan_numba import NumbaScan
 
 EXACT = 1e-11
@@ -236,6 +237,46 @@ def test_torch_compile_never_looks_into_the_kernel(monkeypatch):
         h, _ = torch.compile(scan, backend="eager")(*inputs)
         near(h, scan(*inputs, backend="reference")[0])
     assert seen == [False, False]
+
+
+def as_pairs(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    h, last = scan(a, x, h0, backend)
+    return torch.view_as_real(h), torch.view_as_real(last)
+
+
+def in_pairs(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    return scan_pairs(torch.view_as_real(a), x, torch.view_as_real(h0))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
+@pytest.mark.parametrize("time", [1, 11])
+@pytest.mark.parametrize("entry", ["real", "complex"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pairs_of_reals_are_the_complex_numbers(kind: str, entry: str, time: int):
+    """scan_pairs, as it is and compiled, and the compiled scan of complex numbers, against the definition."""
+    a, x, h0 = problem(kind, torch.complex128, time=time)
+    x = x if entry == "complex" else x.real.contiguous()
+    expected = outcome("reference", a, x, h0, run=as_pairs)
+    for run in (in_pairs, torch.compile(in_pairs, backend="aot_eager"), torch.compile(as_pairs, backend="aot_eager")):
+        torch._dynamo.reset()
+        for name, got in outcome("auto", a, x, h0, run=run).items():
+            near(got, expected[name], name)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_mixer_holds_no_complex_results_of_the_scan():
+    """Inductor before PyTorch 2.13 writes over those that are viewed as reals, and the gradients are wrong."""
+    types = []
+
+    def look(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        found = (node for node in graph.graph.nodes if "glissando.scan" in str(node.target))
+        types.extend(node.meta["example_value"].dtype for node in found)
+        return graph
+
+    torch._dynamo.reset()
+    mixer = Spectral(16)
+    torch.compile(lambda x: mixer(x)[0], backend=look)(draw(2, 20, 16, dtype=torch.float32))
+    assert types == [torch.float32]
 
 
 def test_the_state_after_one_step_is_apart_from_the_output():

@@ -12,7 +12,7 @@ Martin and Cundy 2018, arXiv 1709.04057; Blelloch 1990, "Prefix sums and their a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
 import torch
@@ -56,8 +56,11 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     chosen = _automatic(x) if backend == "auto" else backend
     if chosen == "reference":
         h, last = reference(a, x, h0)
+    elif torch.compiler.is_compiling() and chosen != "doubling" and x.is_complex():
+        results = _compiled_pairs(torch.view_as_real(a), x, torch.view_as_real(h0), chosen)
+        h, last = (torch.complex(*pairs.unbind(-1)) for pairs in results)
     elif torch.compiler.is_compiling() and chosen != "doubling":
-        h = _operation(a, x, h0, chosen)
+        h = _operation(a, x, h0, chosen, False)
         last = h[:, -1].clone()
     elif torch.is_grad_enabled() and (a.requires_grad or x.requires_grad or h0.requires_grad):
         h, last = _Scan.apply(a, x, h0, chosen)
@@ -66,6 +69,31 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
         last = h[:, -1].clone()  # a view would keep all of h alive in a stream's state
     is_half = given in (torch.float16, torch.bfloat16) and not h.is_complex()
     return h.to(given) if is_half else h, last
+
+
+def scan_pairs(a: Tensor, x: Tensor, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`scan` of complex numbers whose results are pairs of reals: h (B, T, *F, 2) and h_last (B, *F, 2).
+
+    a (*F, 2) or (B, T, *F, 2) and h0 (B, *F, 2), pairs too; x (B, T, *F), real or complex.
+
+    In a compiled graph no result is complex: Inductor generates no code for complex numbers, and before PyTorch 2.13
+    it overlooks that view_as_real(h) shares memory with h, and writes over what the backward of the scan reads.
+    """
+    if torch.compiler.is_compiling() and not exporting():
+        backend = _automatic(x)
+        if backend not in ("doubling", "reference"):
+            return _compiled_pairs(a if a.ndim > x.ndim else a[None, None], x, h0, backend)
+    h, last = scan(torch.view_as_complex(a), x, None if h0 is None else torch.view_as_complex(h0))
+    return torch.view_as_real(h), torch.view_as_real(last)
+
+
+def _compiled_pairs(a: Tensor, x: Tensor, h0: Tensor | None, backend: str) -> tuple[Tensor, Tensor]:
+    """One operation of a graph. a and h0 are pairs of reals, and so are the results."""
+    x = torch.view_as_real(x) if x.is_complex() else torch.stack((x, torch.zeros_like(x)), -1)
+    exact = torch.promote_types(torch.promote_types(a.dtype, x.dtype), a.dtype if h0 is None else h0.dtype)
+    h0 = x.new_zeros(x.shape[0], *x.shape[2:], dtype=exact) if h0 is None else h0.to(exact)
+    h = _operation(a.to(exact), x.to(exact), h0, backend, True)
+    return h, h[:, -1].clone()
 
 
 def _loop(a: Tensor, x: Tensor, h0: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -147,36 +175,48 @@ class _Scan(torch.autograd.Function):
         return *ctx.kernels.backward(a, h, h0, grad, grad_last), None
 
 
+def _as_complex(*pairs: Tensor) -> Iterator[Tensor]:
+    return (torch.view_as_complex(tensor.contiguous()) for tensor in pairs)
+
+
 # A kernel as one operation of a graph: torch.compile does not look into it. Without a graph _Scan costs less.
 
 
 @torch.library.custom_op("glissando::scan", mutates_args=())
-def _operation(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> Tensor:
-    return _kernels(backend, x.device).forward(a, x, h0)
+def _operation(a: Tensor, x: Tensor, h0: Tensor, backend: str, pairs: bool) -> Tensor:
+    run = _kernels(backend, x.device).forward
+    return torch.view_as_real(run(*_as_complex(a, x, h0))) if pairs else run(a, x, h0)
 
 
 @_operation.register_fake
-def _(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> Tensor:
+def _(a: Tensor, x: Tensor, h0: Tensor, backend: str, pairs: bool) -> Tensor:
     return x.new_empty(x.shape)
 
 
 @torch.library.custom_op("glissando::scan_backward", mutates_args=())
-def _operation_backward(a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, backend: str) -> tuple[Tensor, Tensor, Tensor]:
-    return _kernels(backend, h.device).backward(a, h, h0, grad, torch.zeros_like(h0))
+def _operation_backward(
+    a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, backend: str, pairs: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    run = _kernels(backend, h.device).backward
+    if not pairs:
+        return run(a, h, h0, grad, torch.zeros_like(h0))
+    a, h, h0, grad = _as_complex(a, h, h0, grad)
+    grad_a, grad_x, grad_h0 = run(a, h, h0, grad, torch.zeros_like(h0))
+    return torch.view_as_real(grad_a), torch.view_as_real(grad_x), torch.view_as_real(grad_h0)
 
 
 @_operation_backward.register_fake
-def _(a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+def _(a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, backend: str, pairs: bool) -> tuple[Tensor, Tensor, Tensor]:
     return a.new_empty(a.shape), h.new_empty(h.shape), h0.new_empty(h0.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    a, _, h0, ctx.backend = inputs
+    a, _, h0, ctx.backend, ctx.pairs = inputs
     ctx.save_for_backward(a, output, h0)
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return *_operation_backward(*ctx.saved_tensors, grad, ctx.backend), None
+    return *_operation_backward(*ctx.saved_tensors, grad, ctx.backend, ctx.pairs), None, None
 
 
 _operation.register_autograd(_gradients, setup_context=_keep)
