@@ -43,14 +43,14 @@ def _(mixer: Spectral, builder: Builder, x: int) -> tuple[int, Any]:
     state = SpectralState(h, FILLED)
     y = builder.register(2 * n)
     if not c.projections:
-        vectors = builder.weights(constants.factor.real, constants.factor.imag)
+        vectors = builder.weights(*constants.factor.unbind(-1))
         builder.emit(SPECTRAL_PAIRS, x, y, 2 * n, vectors, h.at)
         return y, state
     parts = builder.linear(mixer.project.weight, None, x)
     has_rate = mixer.decay_bias is not None
     gamma = 8 * constants.gamma if has_rate else constants.gamma
     bias = mixer.decay_bias if mixer.decay_bias is not None else torch.zeros_like(gamma)
-    vectors = builder.weights(gamma, bias, constants.factor.real, constants.factor.imag)
+    vectors = builder.weights(gamma, bias, *constants.factor.unbind(-1))
     builder.emit(SPECTRAL, parts, parts + n if has_rate else -1, y, n, vectors, h.at)
     if mixer.sizes[2]:
         y = builder.silu_product(parts + sum(mixer.sizes[:2]), y, 2 * n)

@@ -28,7 +28,7 @@ except ImportError as missing:
         "backend='doubling'"
     ) from missing
 
-#: Steps in a chunk and channels in a block, one a thread: those of glissando.ops.scan_triton, not measured either.
+#: Steps in a chunk and channels in a block, one a thread: those of glissando.ops.scan_triton; not measured.
 _CHUNK = 64
 _BLOCK = 64
 
