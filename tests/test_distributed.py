@@ -228,6 +228,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.slow
 def test_full_disk_on_the_first_process_ends_both(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(FULL_DISK)

@@ -134,6 +134,7 @@ def test_the_published_recipe_of_the_factors():
         assert grown.moment(name, ones, 2).unique().tolist() == [ratio**2]
 
 
+@pytest.mark.slow
 def test_copies_part_company_and_the_loss_does_not_jump():
     """500 steps after growth with noise no two copies are alike; without noise all are. Nearby for the first 50."""
     small = Trainer(build("preset:transformer-plus"), {}, {})

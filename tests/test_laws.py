@@ -84,7 +84,7 @@ def test_split_law(case: str, data: st.DataObject):
     assert_tensors_close(gradients(model, weigh(pieces)), gradients(model, weigh(model(ids)[0])), "gradient of")
 
 
-@cases
+@presets_slow
 def test_split_law_at_length(case: str):
     """Where the fast paths run: a long prompt in uneven chunks, then single tokens."""
     model = build(case)
@@ -96,7 +96,7 @@ def test_split_law_at_length(case: str):
 
 
 @presets_slow
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "ragged"])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True], ids=["full", "ragged"])
 def test_gradients_of_the_split_law_at_length(case: str, masked: bool):
     model = build(case)
     length = LIMIT if model.position_embedding is not None else 150

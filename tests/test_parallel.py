@@ -71,6 +71,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.slow
 def test_stages_share_their_processes(tmp_path):
     """The second grows the model of the first, and shards it; without torchrun, so that Fabric starts the processes."""
     one, two, config = tmp_path / "one", tmp_path / "two", tmp_path / "stages.yaml"

@@ -322,7 +322,8 @@ def test_second_interrupt_ends_at_once(tmp_path):
                 break
         _, error = process.communicate(timeout=60)
     assert time.monotonic() - began < 20  # a second, or several where every core is busy
-    assert process.returncode == 130
+    # -2 where a further signal met the interpreter on its way out: a shell reports 130 for both
+    assert process.returncode in (130, -signal.SIGINT)
     assert "Traceback" not in error
     assert latest_checkpoint(run / "checkpoints") is None
 
