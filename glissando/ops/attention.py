@@ -157,10 +157,10 @@ def _fused(
         v = F.pad(v, (0, extra.shape[-1]))  # the fused CPU kernel needs one head size for all three
     if isinstance(visible, _Band):
         return visible.attend(q, k, v, scale, dropout)[..., :size]
-    mask = visible if isinstance(visible, Tensor) else None
-    y = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=visible == "causal", scale=scale
-    )
+    if isinstance(visible, Tensor):
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout, scale=scale)
+    else:
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=visible == "causal", scale=scale)
     return y[..., :size]
 
 
