@@ -244,6 +244,10 @@ def as_pairs(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> tuple[Tensor, Te
     return torch.view_as_real(h), torch.view_as_real(last)
 
 
+def conjugated(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    return as_pairs(a.conj(), x.conj(), h0.conj(), backend)
+
+
 def in_pairs(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     return scan_pairs(torch.view_as_real(a), x, torch.view_as_real(h0))
 
@@ -261,6 +265,16 @@ def test_pairs_of_reals_are_the_complex_numbers(kind: str, entry: str, time: int
         torch._dynamo.reset()
         for name, got in outcome("auto", a, x, h0, run=run).items():
             near(got, expected[name], name)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_scan_takes_conjugated_views():
+    inputs = problem("varying", torch.complex128)
+    torch._dynamo.reset()
+    compiled_run = torch.compile(conjugated, backend="aot_eager")
+    expected = outcome("reference", *inputs, run=conjugated)
+    for name, got in outcome("auto", *inputs, run=compiled_run).items():
+        near(got, expected[name], name)
 
 
 @pytest.mark.filterwarnings("ignore")

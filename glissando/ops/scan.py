@@ -57,7 +57,8 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     if chosen == "reference":
         h, last = reference(a, x, h0)
     elif torch.compiler.is_compiling() and chosen != "doubling" and x.is_complex():
-        results = _compiled_pairs(torch.view_as_real(a), x, torch.view_as_real(h0), chosen)
+        a, h0 = (torch.view_as_real(z.resolve_conj()) for z in (a, h0))
+        results = _compiled_pairs(a, x, h0, chosen)
         h, last = (torch.complex(*pairs.unbind(-1)) for pairs in results)
     elif torch.compiler.is_compiling() and chosen != "doubling":
         h = _operation(a, x, h0, chosen, False)
@@ -89,7 +90,7 @@ def scan_pairs(a: Tensor, x: Tensor, h0: Tensor | None = None) -> tuple[Tensor, 
 
 def _compiled_pairs(a: Tensor, x: Tensor, h0: Tensor | None, backend: str) -> tuple[Tensor, Tensor]:
     """One operation of a graph. a and h0 are pairs of reals, and so are the results."""
-    x = torch.view_as_real(x) if x.is_complex() else torch.stack((x, torch.zeros_like(x)), -1)
+    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else torch.stack((x, torch.zeros_like(x)), -1)
     exact = torch.promote_types(torch.promote_types(a.dtype, x.dtype), a.dtype if h0 is None else h0.dtype)
     h0 = x.new_zeros(x.shape[0], *x.shape[2:], dtype=exact) if h0 is None else h0.to(exact)
     h = _operation(a.to(exact), x.to(exact), h0, backend, True)
