@@ -37,7 +37,7 @@ from glissando.mixers.base import Context, Mixer, initialized, last_real, placem
 from glissando.mixers.memory import starting_turns
 from glissando.ops.phase_gate import phase_gate
 from glissando.ops.rational_filter import rational_filter
-from glissando.ops.scan import scan_pairs
+from glissando.ops.scan import scan, scan_pairs
 from glissando.precision import exact, without_autocast
 from glissando.state import zeros_position
 
@@ -196,7 +196,11 @@ class Spectral(Mixer):
                 # At gamma = 0, where a gate is shut beyond what the type holds, the root has no slope: it ends before.
                 kept = (-torch.expm1(-2 * gamma)).clamp_min(torch.finfo(gamma.dtype).tiny)
                 a, u = _scaled(torch.exp(-gamma), a), u * torch.sqrt(kept)
-            h, last = scan_pairs(a, u, None if state is None else state.h)
+            if torch.compiler.is_compiling():
+                h, last = scan_pairs(a, u, None if state is None else state.h)
+            else:  # what scan_pairs does, without a call more
+                start = None if state is None else torch.view_as_complex(state.h)
+                h, last = map(torch.view_as_real, scan(torch.view_as_complex(a), u, start))
             y = h.flatten(-2)
         if gate is not None:
             y = y.to(gate.dtype) * F.silu(gate)
