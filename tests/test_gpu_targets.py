@@ -10,7 +10,6 @@ import torch
 from gpu_targets import compile_instead
 from test_liquid_ops import problem, some_modes
 
-from glissando.ops.block_scan import block_scan
 from glissando.ops.liquid import Modes, liquid
 from glissando.ops.scan import scan
 from glissando.ops.tau_attention import tau_attention
@@ -25,7 +24,7 @@ def run_liquid(dtype: torch.dtype = torch.float32, is_even: bool = True, is_comp
     b, z, x0, dt = (v.to(dtype) for v in problem(70, 40, 2, is_complex))
     z.requires_grad_()
     modes = Modes(*(w.to(dtype) for w in some_modes(40) if w is not None))
-    x, _ = liquid(b, z, modes, x0, None if is_even else dt, not is_even, "triton")
+    x = liquid(b, z, modes, x0, None if is_even else dt, not is_even, "triton")
     torch.autograd.grad(x.sum(), z)
 
 
@@ -38,11 +37,6 @@ def run_scan() -> None:
     for dtype in (torch.float32, torch.complex64):
         a, x = torch.ones(2, 300, 40, dtype=dtype, requires_grad=True), torch.ones(2, 300, 40, dtype=dtype)
         torch.autograd.grad(scan(a, x, backend="triton")[0].abs().sum(), a)
-
-
-def run_block_scan() -> None:
-    a, x = torch.ones(2, 300, 40, 2, 2, requires_grad=True), torch.ones(2, 300, 40, 2)
-    torch.autograd.grad(block_scan(a, x, backend="triton")[0].sum(), a)
 
 
 def run_tau() -> None:
@@ -61,7 +55,6 @@ CASES = [
         for run, module, check, kernels in (
             (run_liquid_in_other_forms, "liquid", "_check_device", LIQUID),
             (run_scan, "scan", "_check_device", {"_summarise", "_forward", "_backward"}),
-            (run_block_scan, "block_scan", "_check_device", {"_summarise", "_run"}),
             (run_tau, "tau", "require", {"_forward", "_over_keys", "_over_queries"}),
         )
     ),

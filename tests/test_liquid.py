@@ -145,10 +145,7 @@ def test_what_is_observed_of_it():
 
     found = observed(liquid(state_size=8, adaptation=0.5), inputs(2, 100, 6))
     assert found["tau_p05"] < found["tau_p50"] < found["tau_p95"]
-    assert found["newton_iterations"] >= 2
-    assert found["newton_residual"] < 1e-11
-    assert observed(liquid(state_size=8, state_dependence=False), inputs(1, 9, 6))["newton_iterations"] == 1
-    assert observed(liquid(state_size=4, dynamics="dense"), inputs(1, 9, 6))["newton_iterations"] == 0
+    assert observed(liquid(state_size=4, dynamics="dense"), inputs(1, 9, 6))["tau_p50"] > 0
 
 
 def built(**options: object) -> Liquid:

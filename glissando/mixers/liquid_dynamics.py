@@ -7,7 +7,6 @@ N).
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Annotated, Literal
 
 import torch
@@ -147,7 +146,7 @@ class Diagonal(_Adaptive):
         b, z, before, dt = self._arguments(inputs, before, dt)
         with without_autocast(z.device.type):
             modes, packed = self._given(memo)
-            x, _ = liquid(b, z, modes, before, dt, bool(self.config.coupled), packed=packed)
+            x = liquid(b, z, modes, before, dt, bool(self.config.coupled), packed=packed)
         return x.flatten(2)
 
     def _arguments(
@@ -174,18 +173,6 @@ class Diagonal(_Adaptive):
         _, z, start, _ = self._arguments(inputs, before, dt)
         modes = self.modes()
         return time_constants(z, torch.cat([start.unsqueeze(1), x[:, :-1]], 1), modes) / modes.step
-
-    @torch.no_grad()
-    def effort(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Newton iterations and their residual; one iteration and nothing left where tau does not see the state."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of slowness, but nothing waits for this solution
-            b, z, start, dt = self._arguments(inputs, before, dt)
-            with without_autocast(z.device.type):
-                _, report = liquid(b, z, self.modes(), start, dt, bool(self.config.coupled), "newton")
-        if report is None:
-            return before.new_tensor(1.0), before.new_zeros(())
-        return report.iterations.to(before.dtype).max(), report.residual.max()
 
 
 class Dense(_Adaptive):
@@ -220,10 +207,6 @@ class Dense(_Adaptive):
     def time_constants(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
         """tau (B, T, N): in units of dt."""
         return self._run(inputs, before, dt)[1] / (self.config.dt or 1)
-
-    def effort(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
-        """There is no Newton's method for dynamics that couple."""
-        return before.new_zeros(()), before.new_zeros(())
 
     def _run(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
         u = inputs[0]

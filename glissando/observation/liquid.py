@@ -11,14 +11,10 @@ _TOKENS = 64
 
 
 def observe_liquid(mixer: Liquid, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
-    """Quantiles of tau over modes and tokens, a, and what Newton's method takes for the first tokens.
-
-    At most 64 tokens of the first row; a CPU computes them one after the other, so that Newton's method is run for
-    this alone. Both its columns are 0 for dynamics that it does not serve.
-    """
+    """Quantiles of tau over modes and tokens, and a; at most 64 tokens of the first row."""
     x = x[:1, :_TOKENS]
     dt = None if ctx.dt is None else ctx.dt[:1, :_TOKENS]
     inputs, before = mixer.layer.inputs(x), mixer.init_state(1, x.device).x
     tau = mixer.dynamics.time_constants(inputs, before, dt)
     quantiles = tau.flatten().quantile(tau.new_tensor([0.05, 0.5, 0.95]))
-    return (*quantiles.unbind(), mixer.dynamics.adaptations().mean(), *mixer.dynamics.effort(inputs, before, dt))
+    return (*quantiles.unbind(), mixer.dynamics.adaptations().mean())

@@ -49,9 +49,7 @@ OBSERVERS: dict[type[Mixer], Observer] = {
         observe_tau,
         collapses,
     ),
-    Liquid: Observer(
-        ("tau_p05", "tau_p50", "tau_p95", "adaptation", "newton_iterations", "newton_residual"), (), observe_liquid
-    ),
+    Liquid: Observer(("tau_p05", "tau_p50", "tau_p95", "adaptation"), (), observe_liquid),
 }
 
 

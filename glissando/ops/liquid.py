@@ -21,6 +21,9 @@ and from there to tau, tanh and its argument, whose share of dx_{t-1} joins conj
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -28,12 +31,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.errors import InputError, unknown_name
-from glissando.ops import newton
 from glissando.ops.compiled import HAS_TRITON, as_rows, over_rows, require_shapes, require_types, use_numba
 from glissando.ops.loop import exporting, over_time
 from glissando.ops.scan import scan
 
-Backend = Literal["auto", "reference", "newton", "numba", "triton"]
+Backend = Literal["auto", "reference", "numba", "triton"]
+#: F: (x_{t-1} (B, N, 2), b, z and the time of one token, *weights) -> x_t, mode by mode
+Step = Callable[..., Tensor]
 Form = Literal["numba", "triton"]
 
 
@@ -57,19 +61,19 @@ def liquid(
     coupled: bool = False,
     backend: Backend = "auto",
     packed: Packed | None = None,
-) -> tuple[Tensor, newton.Report | None]:
-    """x_t for t = 1..T, from x0 -> x (B, T, N, 2), and what it took where Newton's method was used.
+) -> Tensor:
+    """x_t for t = 1..T, from x0 -> x (B, T, N, 2).
 
     b   (B, T, N), or (B, T, N, 2) if complex: the input of a mode
     z   (B, T, N): what the input adds to the time constant's pre-activation
     x0  (B, N, 2);  dt  (B, T) >= 0, 1 if None
     packed  `pack(modes)` from before, for `numba` without gradients and dt
 
-    backend  `auto`       `numba` on a CPU; on CUDA `triton`, where it is installed and tau depends on the state;
-                          elsewhere `newton`
+    backend  `auto`       `numba` on a CPU; on CUDA `triton`, where it is installed and tau depends on the state; where
+                          tau depends on the input alone and no kernel serves, one linear scan; elsewhere `reference`,
+                          with a warning once
              `numba`      one pass over memory, one token after the other and modes side by side
              `triton`     the same on CUDA: one launch, rows and modes side by side
-             `newton`     all tokens at once (glissando.ops.newton); without modes.state one linear scan, and no Report
              `reference`  a loop under autograd
 
     Raises ValueError for shapes or types that do not fit or a dt that is negative or not finite, ConfigError for a
@@ -79,24 +83,42 @@ def liquid(
     if backend not in get_args(Backend):
         raise unknown_name("liquid backend", backend, sorted(get_args(Backend)))
     if exporting():
-        return _loop(b, z, modes, x0, dt, coupled), None
+        return _loop(b, z, modes, x0, dt, coupled)
     form = _kernel(backend, b, modes)
     if form is not None and torch.compiler.is_compiling():
-        return _operation(b, z, x0, dt, *modes, coupled, form), None
+        return _operation(b, z, x0, dt, *modes, coupled, form)
     if form is not None and torch.is_grad_enabled():
-        return _Liquid.apply(b, z, x0, pack(modes, dt, form), coupled, dt, *modes), None
+        return _Liquid.apply(b, z, x0, pack(modes, dt, form), coupled, dt, *modes)
     if form is not None:
         reused = packed if form == "numba" and dt is None else None
-        return _run(b, z, x0, reused or pack(modes, dt, form), coupled), None
+        return _run(b, z, x0, reused or pack(modes, dt, form), coupled)
     time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
     pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
-    step, inputs = _step(coupled), (pairs, z, time.to(b.dtype))
+    if backend == "auto" and modes.state is None:
+        return _linear(pairs, z, time.to(b.dtype), modes, x0, coupled)
+    if backend == "auto" and not torch.compiler.is_compiling():
+        _warn_of_the_loop(b.device.type)
     weights = tuple(w for w in modes if w is not None)
-    if backend == "reference":
-        return newton.sequential(step, x0, inputs, weights), None
-    if modes.state is not None:
-        return newton.solve(step, x0, inputs, weights, linearise=_linearised(coupled))
-    return _linear(pairs, z, time.to(b.dtype), modes, x0, coupled), None
+    return _sequential(_step(coupled), x0, (pairs, z, time.to(b.dtype)), weights)
+
+
+@functools.cache
+def _warn_of_the_loop(device: str) -> None:
+    warnings.warn(
+        f"liquid: no kernel runs on {device} here, so that each token is one step of a Python loop, which is slow. "
+        "On CUDA install Triton (pip install 'glissando[triton]'); elsewhere use the CPU.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _sequential(step: Step, x0: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """The definition, one step after the other, under autograd."""
+    x, steps = x0, []
+    for now in zip(*(tensor.unbind(1) for tensor in inputs), strict=True):
+        x = step(x, *now, *weights)
+        steps.append(x)
+    return torch.stack(steps, 1)
 
 
 def _kernel(backend: str, b: Tensor, modes: Modes) -> Form | None:
@@ -175,7 +197,7 @@ def _rates(z: Tensor, past: Tensor, modes: Modes, time: Tensor, coupled: bool) -
     return one_less + 1, sine, c_real, c_imag
 
 
-def _step(coupled: bool) -> newton.Step:
+def _step(coupled: bool) -> Step:
     def step(x: Tensor, b: Tensor, z: Tensor, time: Tensor, *weights: Tensor) -> Tensor:
         keep, turn, c_real, c_imag = _rates(z, x, Modes(*weights), time, coupled)
         (u, v), (p, q) = x.unbind(-1), b.unbind(-1)
@@ -184,32 +206,6 @@ def _step(coupled: bool) -> newton.Step:
         )
 
     return step
-
-
-def _linearised(coupled: bool) -> newton.Linearise:
-    """x_t and dx_t / dx_{t-1}, by hand: lambda, and what x_{t-1} does through s, tau's argument."""
-
-    def linearise(x: Tensor, b: Tensor, z: Tensor, time: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-        modes = Modes(*weights)
-        assert modes.state is not None
-        past, entry = torch.view_as_complex(x.contiguous()), torch.view_as_complex(b.contiguous())
-        keep, turn, *c = _rates(z, x, modes, time, coupled)
-        factor, c_all = torch.complex(keep, turn), torch.complex(*c)
-        phi = _adapted(z, x, modes)
-        tau = modes.tau * (1 + modes.adaptation * phi)
-        rate, k = 1 / tau, modes.step * time.unsqueeze(-1)
-        zeta = torch.complex(-(modes.decay + rate), modes.turn.expand_as(rate))
-        d_rate = -(rate**2) * modes.adaptation * modes.tau * (1 - phi**2)  # d rate / ds, from tau = tau0 (1 + a phi)
-        d_factor = -k * d_rate * factor
-        c_plain = c_all * tau if coupled else c_all
-        d_c = (d_factor + c_plain * d_rate) / zeta
-        d_c = rate * d_c + d_rate * c_plain if coupled else d_c
-        slope = torch.view_as_real(d_factor * past + d_c * entry)
-        through = slope.unsqueeze(-1) * modes.state.unsqueeze(-2)
-        direct = torch.stack([keep, -turn, turn, keep], -1).unflatten(-1, (2, 2))
-        return torch.view_as_real(factor * past + c_all * entry), direct + through
-
-    return linearise
 
 
 def _linear(b: Tensor, z: Tensor, time: Tensor, modes: Modes, x0: Tensor, coupled: bool) -> Tensor:

@@ -24,7 +24,7 @@ try:
 except ImportError as missing:
     raise ConfigError(
         "liquid: backend 'triton' needs Triton, which is not installed: `pip install triton` (Linux), or use "
-        "backend='newton'"
+        "backend='reference'"
     ) from missing
 
 #: Modes in a block, one a thread: one warp, so that few rows still reach many multiprocessors. Not measured.
