@@ -80,7 +80,7 @@ def measured(preset: str, tokens: int, processes: int, folder: Path) -> None:
         "steps": 3, "precision": "32-true", "accelerator": "cpu", "devices": processes, "context_parallel": processes,
         "sample_every": 10**6, "validate_every": 10**6, "save_every": 10**6, "log_every": 1,
     }  # fmt: skip
-    config = from_dict(RunConfig, merge(section, {"data": data, "training": training}))
+    config = from_dict(RunConfig, merge(RunConfig, section, {"data": data, "training": training}))
     imports = held("VmRSS")
     run = train(config, folder / "run")
     with (run.path / METRICS).open(newline="") as file:

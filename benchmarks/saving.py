@@ -72,7 +72,11 @@ def measured(preset: str, batch_size: int, seq_len: int, rounds: int) -> dict[st
         data = {"kind": "text", "path": str(text), "seq_len": seq_len, "batch_size": batch_size, "max_valid_bytes": 64}
         timing = Timing(rounds)
         with contextlib.suppress(Stopped):
-            train(from_dict(RunConfig, merge(section, {"data": data, "training": training})), f"{folder}/run", timing)
+            train(
+                from_dict(RunConfig, merge(RunConfig, section, {"data": data, "training": training})),
+                f"{folder}/run",
+                timing,
+            )
     firsts = range(2, timing.last, 4)  # places in `steps` of the first of each round; in `between`, of what follows it
     plain = median(timing.between[i] for i in firsts)
     return {

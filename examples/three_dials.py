@@ -141,7 +141,7 @@ def configuration(folder: Path, options: argparse.Namespace) -> RunConfig:
             },
         },
     ]
-    return from_dict(RunConfig, merge(preset, shared, {"data": {"tokenizer": tokenizer}, "stages": stages}))
+    return from_dict(RunConfig, merge(RunConfig, preset, shared, {"data": {"tokenizer": tokenizer}, "stages": stages}))
 
 
 def report(options: argparse.Namespace, folder: Path) -> None:

@@ -34,7 +34,7 @@ def main() -> None:
         preset = {key: value for key, value in load_preset(options.preset).items() if key != "about"}
         config = from_dict(
             RunConfig,
-            merge(preset, small, {"data": {"kind": "text", "path": str(text)}, "training": budget}),
+            merge(RunConfig, preset, small, {"data": {"kind": "text", "path": str(text)}, "training": budget}),
         )
         run = train(config, options.out or Path(folder) / "run")
         model = glissando.load(run.path)

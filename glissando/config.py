@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast, dataclass_transform
 
 import pydantic.dataclasses
@@ -99,6 +100,11 @@ class Registry(Generic[T]):
             raise ConfigError(
                 f"{self.what} {name!r} is registered already, as {_qualified(known)}; choose another name"
             )
+        if other := next((n for n, cls in self.options.items() if cls is options and n != name), None):
+            raise ConfigError(
+                f"{self.what} {name!r} has the options of {self.what} {other!r}, and could not be known from it when "
+                f"they are saved: give it a dataclass of its own, which may inherit from {options.__name__}"
+            )
         if not hasattr(options, "__pydantic_validator__"):
             options.__pydantic_config__ = _CONFIG  # type: ignore[attr-defined]
         self._classes[name], self.options[name] = target, options
@@ -123,12 +129,15 @@ class Registry(Generic[T]):
 
     def require(self, name: str) -> None:
         """Raise UnknownNameError, naming the nearest, unless `name` is registered."""
-        if name not in self._classes:
+        if not isinstance(name, str) or name not in self._classes:
             raise unknown_name(self.what, str(name), self._classes)
 
     def kind_of(self, options: Any) -> str:
-        """The name under which the class of these options is registered."""
-        return next(name for name, cls in self.options.items() if type(options) is cls)
+        """The name under which the class of these options is registered. Raises ConfigError for other options."""
+        for name, cls in self.options.items():
+            if type(options) is cls:
+                return name
+        raise ConfigError(f"expected the options of a registered {self.what}, got {options!r}")
 
     def class_of(self, options: Any) -> type[T]:
         return self[self.kind_of(options)]
@@ -188,33 +197,18 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         raise ConfigError(_explained(error, cls, values, where)) from error
 
 
-def to_dict(config: Any) -> Any:
-    """Options as plain nested values, ready for YAML; a section of a registry begins with its `kind`."""
+def to_dict(config: Any, hint: Any = None) -> Any:
+    """Options as plain nested values, ready for YAML. `hint` is the type of a field that holds them: a section of a
+    registry begins with its `kind`."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        values = {field.name: to_dict(getattr(config, field.name)) for field in dataclasses.fields(config)}
-        kind = _kind_of(config)
-        return values if kind is None else {"kind": kind, **values}
+        registry = registry_of(hint)
+        kind = {} if registry is None else {"kind": registry.kind_of(config)}
+        return kind | {name: to_dict(getattr(config, name), inner) for name, inner in hints_of(type(config)).items()}
     if isinstance(config, Mapping):
         return {key: to_dict(value) for key, value in config.items()}
     if isinstance(config, list | tuple):
-        return [to_dict(value) for value in config]
+        return [to_dict(value, hint) for value in config]
     return config
-
-
-_REGISTRIES: dict[str, Registry] = {}
-
-
-def new_registry(section: str, what: str, default: str, shared: type | None = None) -> Registry:
-    """A registry for the configuration's sections of the name `section`."""
-    _REGISTRIES[section] = Registry(what, default, shared)
-    return _REGISTRIES[section]
-
-
-def _kind_of(config: Any) -> str | None:
-    for registry in _REGISTRIES.values():
-        if type(config) in registry.options.values():
-            return registry.kind_of(config)
-    return None
 
 
 def _explained(error: ValidationError, cls: type, values: Any, where: str) -> str:
@@ -244,13 +238,7 @@ def _explained(error: ValidationError, cls: type, values: Any, where: str) -> st
     if first["type"] == "value_error":
         cause = first.get("ctx", {}).get("error")
         names_itself = isinstance(cause, ConfigError)
-        return (
-            str(cause)
-            if names_itself
-            else f"{path} {message}"
-            if message.startswith(("names", "is "))
-            else f"{path}: {message}"
-        )
+        return str(cause) if names_itself else f"{path}{'' if message.startswith(('names', 'is ')) else ':'} {message}"
     hint = ""
     if first["type"] == "literal_error":
         close = nearest(str(given), re.findall(r"'([^']*)'", first["ctx"]["expected"]))
@@ -295,18 +283,24 @@ def _located(loc: tuple, cls: Any, values: Any, where: str) -> tuple[str, Any, A
 
 def section_class(hint: Any, value: Any) -> Any:
     """The dataclass that reads `value` under a type hint, or None."""
-    for part in (hint, *typing.get_args(hint)):
-        if isinstance(part, type) and dataclasses.is_dataclass(part):
-            return part
     registry = registry_of(hint)
-    if registry is None:
-        return None
-    return registry.options.get(value.get("kind", registry.default) if isinstance(value, Mapping) else value)
+    if registry is not None:
+        kind = value.get("kind", registry.default) if isinstance(value, Mapping) else value
+        return registry.options.get(kind) if isinstance(kind, str) else None
+    return next((part for part in _parts(hint) if isinstance(part, type) and dataclasses.is_dataclass(part)), None)
 
 
 def registry_of(hint: Any) -> Registry | None:
-    """The registry of a section's type; None for other types."""
-    return next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Registry)), None)
+    """The registry of a section's type, or of a list or a union of such; None for other types."""
+    return next((part for part in _parts(hint) if isinstance(part, Registry)), None)
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """A type, and what a union, a list or an annotated type is made of."""
+    yield hint
+    if typing.get_origin(hint) in (Annotated, typing.Union, UnionType, list, tuple):
+        for part in typing.get_args(hint):
+            yield from _parts(part)
 
 
 def _names(hint: Any, value: Any) -> list[str]:
@@ -323,81 +317,94 @@ def hints_of(cls: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def merge(*updates: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings merged left to right; a dotted key such as "depth.layers" reaches inside.
+def merge(hint: Any, *updates: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the type `hint`, merged left to right; a dotted name such as "depth.layers" reaches inside a section.
 
-    Another `kind` takes the place of a section: only the options that all kinds of that section have are kept.
+    The types say what a section is: a name that some mixer gives to an option of its own means nothing elsewhere.
+    Another `kind` takes the place of a section: only the options that all kinds of that section have are kept. A dotted
+    name whose section is not known yet stays as it is, for a later merge.
+
+    Args:
+        hint: A dataclass of options, the type of a registry's section, or a mapping of names to such types.
     """
     merged: dict[str, Any] = {}
     for update in updates:
-        merged = _merged(merged, _nested(update))
+        merged = _merged(hint, merged, update)
     return merged
 
 
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+def _merged(hint: Any, old: Any, new: Any) -> Any:
+    registry = registry_of(hint)
+    if registry is not None:
+        old, new = (registry.named(value) if isinstance(value, str) else value for value in (old, new))
+        if isinstance(old, list) and isinstance(new, Mapping) and "kind" not in new:
+            return _over_members(registry, hint, old, new)
+    if not isinstance(new, Mapping):
+        return new
+    merged: dict[str, Any] = dict(old) if isinstance(old, Mapping) else {}
+    if registry is not None:
+        kind = merged.get("kind", registry.default)
+        if new.get("kind", kind) != kind:
+            merged = {name: value for name, value in merged.items() if name in registry.shared}
+    hints = _hints(hint, {**merged, **new})
+    for name, values in _by_option(hints, new).items():
+        for value in values:
+            merged[name] = _merged(hints.get(name), merged.get(name), value)
+    return merged
+
+
+def _hints(hint: Any, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The types of a section's options by name; none where `hint` is no section."""
+    return hint if isinstance(hint, Mapping) else hints_of(section_class(hint, values))
+
+
+def _by_option(hints: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The values for each option in the order in which they apply: a whole section before what is changed inside it."""
+    whole: dict[str, list[Any]] = {}
+    inside: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
-        head, _, rest = key.partition(".")
-        value = _nested({rest: value}) if rest else _nested(value) if isinstance(value, Mapping) else value
-        old = nested.get(head)
-        nested[head] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return nested
+        head, dot, rest = key.partition(".") if isinstance(key, str) else (key, "", "")
+        if dot and head in hints:
+            inside.setdefault(head, {})[rest] = value
+        elif isinstance(value, Mapping):
+            inside.setdefault(key, {}).update(value)
+        else:
+            whole[key] = [value]
+    return {name: [*whole.get(name, []), *([inside[name]] if name in inside else [])] for name in {**whole, **inside}}
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(old)
-    for key, value in new.items():
-        registry, before = _REGISTRIES.get(key), merged.get(key)
-        if registry is not None:
-            before = registry.named(before) if isinstance(before, str) else before
-            value = registry.named(value) if isinstance(value, str) else value
-            if isinstance(before, list) and isinstance(value, Mapping) and "kind" not in value:
-                merged[key] = _over_members(registry, before, value)
-                continue
-        if not isinstance(before, Mapping) or not isinstance(value, Mapping):
-            merged[key] = value
-            continue
-        kind = None if registry is None else before.get("kind", registry.default)
-        if registry is not None and value.get("kind", kind) != kind:
-            before = {name: kept for name, kept in before.items() if name in registry.shared}
-        merged[key] = _merged(before, value)
-    return merged
-
-
-def _over_members(registry: Registry, members: list[Any], new: Mapping[str, Any]) -> list[Any]:
+def _over_members(registry: Registry, hint: Any, members: list[Any], new: Mapping[str, Any]) -> list[Any]:
     """Each option goes to those members of a list whose kind has it; to all, and is refused there, where none has."""
-    old = [registry.named(member) if isinstance(member, str) else member for member in members]
-    has = [_names(registry.section(), member) for member in old]
+    has = [_names(hint, registry.named(member) if isinstance(member, str) else member) for member in members]
     known = {name for names in has for name in names}
+    first = {name: str(name).partition(".")[0] for name in new}
     return [
-        _merged(member, {name: value for name, value in new.items() if name in names or name not in known})
-        for member, names in zip(old, has, strict=True)
+        _merged(hint, member, {k: v for k, v in new.items() if first[k] in names or first[k] not in known})
+        for member, names in zip(members, has, strict=True)
     ]
 
 
-def unregistered(values: Any) -> list[str]:
-    """The kinds that nested `values` name and no registry has, such as "mixer 'average'"."""
+def unregistered(hint: Any, values: Any) -> list[str]:
+    """The kinds that `values` of the type `hint` name and no registry has, such as "mixer 'average'"."""
     if isinstance(values, list | tuple):
-        return [name for value in values for name in unregistered(value)]
+        return [name for value in values for name in unregistered(hint, value)]
+    registry = registry_of(hint)
+    if registry is not None and isinstance(values, str):
+        values = registry.named(values)
     if not isinstance(values, Mapping):
         return []
-    found: list[str] = []
-    for key, value in values.items():
-        found += unregistered(value)
-        registry = _REGISTRIES.get(key)
-        for member in value if isinstance(value, list) else [value]:
-            if registry is not None:
-                member = registry.named(member) if isinstance(member, str) else member
-                kind = member.get("kind") if isinstance(member, Mapping) else None
-                found += [f"{registry.what} {kind!r}"] if isinstance(kind, str) and kind not in registry else []
-    return list(dict.fromkeys(found))
+    kind = None if registry is None else values.get("kind")
+    if registry is not None and isinstance(kind, str) and kind not in registry:
+        return [f"{registry.what} {kind!r}"]
+    hints = _hints(hint, values)
+    return [name for key in hints if key in values for name in unregistered(hints[key], values[key])]
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, with dotted keys: as options are named."""
     items: dict[str, Any] = {}
     for key, value in values.items():
-        items |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        items |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return items
 
 

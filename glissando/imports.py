@@ -71,13 +71,14 @@ def missing_copies(run: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     return copies
 
 
-def require_registered(run: Path, config: Mapping[str, Any], trust_imports: bool) -> None:
-    """Import the files of a run whose `config` names kinds that nothing has registered, if `trust_imports`.
+def require_registered(run: Path, config: Mapping[str, Any], hint: Any, trust_imports: bool) -> None:
+    """Import the files of a run whose `config`, of the type `hint`, names kinds that nothing has registered, if
+    `trust_imports`.
 
     Raises RunError without it, saying what to import, and where there is nothing to import.
     """
     files = [Path(name) for name in config.get("imports", [])]
-    missing = ", ".join(unregistered(config))
+    missing = ", ".join(dict.fromkeys(unregistered(hint, config)))
     if not missing:
         for file in files:
             if _imported.get(file.name) == file and not _is_unchanged(run, file):
@@ -97,7 +98,7 @@ def require_registered(run: Path, config: Mapping[str, Any], trust_imports: bool
         if path != file:
             warnings.warn(f"{file} is not as it was when {run} was made; its copy {path} is imported", stacklevel=4)
         import_file(path)
-    if missing := ", ".join(unregistered(config)):
+    if missing := ", ".join(unregistered(hint, config)):
         raise RunError(f"{run} needs {missing}, and {', '.join(map(str, chosen))} does not register it")
 
 

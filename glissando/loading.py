@@ -52,8 +52,8 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None, trust_imp
     given = run.read_config(trust_imports).get("model")
     if not isinstance(given, dict):
         raise RunError(f"{run.path / CONFIG} describes no model: it has no section `model`, or it is no mapping")
-    changes = merge(overrides or {})
-    values = merge(given, changes)
+    changes = merge(ModelConfig, overrides or {})
+    values = merge(ModelConfig, given, changes)
     if changes.get("depth", {}).get("tolerance") and values["depth"].get("backward") == "checkpoint":
         values["depth"]["backward"] = "direct"  # the same forward, and it can halt
     config = from_dict(ModelConfig, values, "model")

@@ -133,7 +133,7 @@ class LanguageModel(Backbone):
         """
         from glissando.presets import load_preset
 
-        model = cls.from_config(merge(load_preset(name)["model"], overrides))
+        model = cls.from_config(merge(ModelConfig, load_preset(name)["model"], overrides))
         model.require_started()
         return model
 

@@ -290,12 +290,14 @@ class Run:
             verify_manifest(best)
         return best or self.latest_checkpoint()
 
-    def read_config(self, trust_imports: bool = False, kind: str | None = None) -> dict[str, Any]:
+    def read_config(
+        self, trust_imports: bool = False, kind: str | None = None, to_train: bool = False
+    ) -> dict[str, Any]:
         """The configuration, in today's form, of a run of the given `kind`: `series`, or none for language.
 
-        Raises RunError if config.yaml is missing, damaged or malformed, or of another kind, and where it names a mixer
-        or another kind of option that is not registered, unless `trust_imports` has the run's own files executed, which
-        register it.
+        Raises RunError if config.yaml is missing, damaged or malformed, or of another kind, and where its model, its
+        data or, `to_train`, its training names something that is not registered, unless `trust_imports` has the run's
+        own files executed, which register it.
         """
         path = (self.source or self.path) / CONFIG
         if not path.is_file():
@@ -311,7 +313,7 @@ class Run:
         if config.get("kind") != kind:
             raise RunError(_how_to_open(self.path, config.get("kind")))
         config = migrated(config)
-        require_registered(self.source or self.path, config, trust_imports)
+        require_registered(self.source or self.path, config, _sections(to_train), trust_imports)
         return config
 
     def read_tokenizer(self) -> Tokenizer | None:
@@ -407,6 +409,19 @@ class Run:
 
     def _write_environment(self, values: Mapping[str, Any]) -> None:
         self._write(ENVIRONMENT, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def _sections(to_train: bool) -> dict[str, Any]:
+    """The types of the sections that a reader of a configuration needs."""
+    from glissando.backbone import BackboneConfig
+    from glissando.data.corpora import CORPORA
+
+    sections: dict[str, Any] = {"model": BackboneConfig, "data": CORPORA.section()}
+    if to_train:
+        from glissando.training.config import TrainingConfig
+
+        sections["training"] = TrainingConfig
+    return sections
 
 
 def _how_to_open(path: Path, kind: str | None) -> str:

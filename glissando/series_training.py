@@ -41,15 +41,13 @@ from glissando.metrics import append, read_metrics
 from glissando.precision import flushed_subnormals
 from glissando.run_files import TEXTS, alone, fingerprints
 from glissando.runs import METRICS, Run
-from glissando.series import SeriesModel
+from glissando.series import SeriesConfig, SeriesModel
 from glissando.storage import publish_directory, verify_manifest, write_atomic
 from glissando.training.config import TrainingConfig
 from glissando.training.launch import build_fabric
 from glissando.training.progress import print_line
 from glissando.training.stopping import Stopping
 from glissando.trees import load_tree, save_tree
-
-SECTIONS = ("preset", "model", "data", "training", "imports")
 
 
 @options
@@ -118,6 +116,12 @@ def prepare(data: SeriesData, classes: list[str] | None = None) -> Prepared:
 # ---------------------------------------------------------------------- training
 
 
+#: the sections of a configuration and their types
+SECTIONS: dict[str, Any] = {
+    "preset": str, "model": SeriesConfig, "data": SeriesData, "training": SeriesTraining, "imports": list[str],
+}  # fmt: skip
+
+
 @flushed_subnormals()
 def train(values: Mapping[str, Any], out: str | Path) -> Run:
     """Train by the sections `model`, `data` and `training` into the new run directory `out`.
@@ -162,7 +166,7 @@ def resume(path: str | Path, tables: Mapping[str, str] | None = None) -> Run:
     with alone(run.path):
         checkpoint = run.require_checkpoint()
         opened = Run.open(checkpoint)
-        config = merge(opened.read_config(kind="series"), tables or {})
+        config = merge(SECTIONS, opened.read_config(kind="series"), tables or {})
         data = from_dict(SeriesData, config["data"], "data")
         training = from_dict(SeriesTraining, {k: v for k, v in config["training"].items() if v is not None}, "training")
         prepared = prepare(data, config["classes"] or None)

@@ -132,7 +132,7 @@ def plans(config: RunConfig, out: Path) -> list[Plan]:
         start = {}
         if before is not None:
             start["start_from"] = str(path.with_name(f"{path.name}-start") if growth else before.path)
-        whole = from_dict(RunConfig, merge(shared, model, own, start), where)
+        whole = from_dict(RunConfig, merge(RunConfig, shared, model, own, start), where)
         try:
             whole.check(math.prod(launch.processes(whole.training)))
             if not whole.training.budgets:

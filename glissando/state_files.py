@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from glissando.config import to_dict
+from glissando.depth import DEPTHS
 from glissando.errors import InputError, RunError
+from glissando.mixers import MIXERS
 from glissando.state import State, leaves, map_state
 from glissando.storage import load_tensors, save_tensors
 
@@ -141,5 +143,5 @@ def _digest(tensors: Mapping[str, Tensor], model: Backbone | None = None) -> str
 
 
 def _about(model: Backbone) -> str:
-    mixers = ", ".join(dict.fromkeys(str(to_dict(mixer)["kind"]) for mixer in model.config.mixers))
-    return f"{model.num_parameters():,} parameters ({mixers}; {to_dict(model.config.depth)['kind']})"
+    mixers = ", ".join(dict.fromkeys(MIXERS.kind_of(mixer) for mixer in model.config.mixers))
+    return f"{model.num_parameters():,} parameters ({mixers}; {DEPTHS.kind_of(model.config.depth)})"

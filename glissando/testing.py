@@ -113,7 +113,9 @@ def check_depth(depth: type[Depth], config: Any = None, *, hidden_size: int = 16
     x = torch.randn(3, 11, hidden_size, dtype=torch.float64)
     part = model.depth
     _check(part, part, part.init_state, part.accepts, x)
-    again = LanguageModel(ModelConfig(vocab_size=11, hidden_size=hidden_size, depth=DEPTHS.read(to_dict(options))))
+    again = LanguageModel(
+        ModelConfig(vocab_size=11, hidden_size=hidden_size, depth=DEPTHS.read(to_dict(options, DEPTHS.section())))
+    )
     again.double().load_state_dict(model.state_dict())
     ids = torch.randint(0, 11, (2, 7))
     _require_close(again.eval()(ids)[0], model(ids)[0], "parameters", "state_dict restores the function")

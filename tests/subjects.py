@@ -14,7 +14,7 @@ from torch import Tensor
 from glissando.config import merge
 from glissando.depth import DEPTHS
 from glissando.mixers import MIXERS
-from glissando.model import LanguageModel
+from glissando.model import LanguageModel, ModelConfig
 from glissando.presets import load_preset, preset_names
 
 MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -117,14 +117,16 @@ def model_cases() -> dict[str, dict[str, Any]]:
     """Name -> model configuration, as a mapping."""
     # Those of 124M parameters are the -nano ones, wider and deeper.
     names = [name for name in preset_names() if not name.endswith("-124m")]
-    cases = {f"preset:{n}": merge(load_preset(n)["model"], _overrides(n)) for n in names}
+    cases = {f"preset:{n}": merge(ModelConfig, load_preset(n)["model"], _overrides(n)) for n in names}
     for name in MIXERS:
         variants = {"default": {}, **MIXER_VARIANTS.get(name, {})}
         for variant, options in variants.items():
-            cases[f"mixer:{name}-{variant}"] = merge(SMALL, {"mixer": {"kind": name, **options}})
+            cases[f"mixer:{name}-{variant}"] = merge(ModelConfig, SMALL, {"mixer": {"kind": name, **options}})
     for kind in [kind for kind in DEPTHS if kind != "transformers"]:  # see test_outside_models.py
         for variant, options in DEPTH_VARIANTS.get(kind, {"": {}}).items():
-            cases[f"depth:{kind}{variant}"] = merge(SMALL, {"depth.kind": kind, "block.conv_width": 3}, options)
+            cases[f"depth:{kind}{variant}"] = merge(
+                ModelConfig, SMALL, {"depth.kind": kind, "block.conv_width": 3}, options
+            )
     return cases
 
 

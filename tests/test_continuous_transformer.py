@@ -71,7 +71,7 @@ def test_the_preset_trains_samples_resumes_and_is_drawn(tmp_path, capsys):
 def test_the_published_settings_are_the_presets():
     preset = load_preset("continuous-transformer")
     del preset["about"]
-    given = from_dict(RunConfig, merge(preset, {"training": {"steps": 1}}))
+    given = from_dict(RunConfig, merge(RunConfig, preset, {"training": {"steps": 1}}))
     assert (given.data.seq_len, given.data.batch_size) == (8192, 1)
     assert given.training.optimizer.learning_rate == 3e-4
     assert given.training.optimizer.weight_decay == 0.01

@@ -14,7 +14,7 @@ from glissando.decoding.decoder import Decoder
 from glissando.errors import ConfigError, InputError, LengthError, UnknownNameError
 from glissando.generation import Sampling, continue_ids, generate
 from glissando.mixers import Attention
-from glissando.model import LanguageModel
+from glissando.model import LanguageModel, ModelConfig
 from glissando.quantisation import round_weights
 from glissando.state import leaves
 from tests.subjects import CASES, build, random_ids
@@ -275,7 +275,7 @@ def test_what_computes_otherwise_is_not_compiled():
 
 def test_wrong_inputs_raise():
     positions = {"positions": "learned", "max_length": 2}
-    model = LanguageModel.from_config(merge(CASES["mixer:attention-default"], positions))
+    model = LanguageModel.from_config(merge(ModelConfig, CASES["mixer:attention-default"], positions))
     decoder = Decoder(model)
     rows = decoder.rows(model.init_state(1))
     with pytest.raises(InputError, match="from 0 to 36, got 37"):

@@ -151,7 +151,7 @@ def test_the_verb_and_a_stage_take_the_published_dropout(tmp_path, capsys):
 def test_the_example_of_growth_is_one_that_trains():
     values = yaml.safe_load((Path(__file__).parent.parent / "examples" / "grow.yaml").read_text())
     preset = {k: v for k, v in load_preset(values["preset"]).items() if k != "about"}
-    config = from_dict(RunConfig, merge(preset, values))
+    config = from_dict(RunConfig, merge(RunConfig, preset, values))
     widths = [stage.model.hidden_size for _, stage, _ in plans(config, Path("out"))]
     assert widths == [32, 64, 128]
     assert [plan.growth is None for plan in plans(config, Path("out"))] == [True, False, False]

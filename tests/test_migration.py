@@ -47,7 +47,7 @@ def before(differences: dict[str, Any]) -> dict[str, Any]:
 
 
 def today(*updates: dict[str, Any]) -> RunConfig:
-    return from_dict(RunConfig, merge({"training": {"steps": 100, "precision": "32-true"}}, *updates))
+    return from_dict(RunConfig, merge(RunConfig, {"training": {"steps": 100, "precision": "32-true"}}, *updates))
 
 
 def test_every_preset_of_then_is_here_today():

@@ -146,7 +146,7 @@ def test_mistakes_in_calls_are_named(call, message: str):
 )
 def test_a_state_of_another_model_is_told(other: dict, own: dict, message: str):
     small = {"hidden_size": 16, "depth.layers": 2}
-    theirs, model = (LanguageModel.from_config(merge(small, options)) for options in (other, own))
+    theirs, model = (LanguageModel.from_config(merge(ModelConfig, small, options)) for options in (other, own))
     ids = random_ids(model, 2, 5, 0)
     _, state = theirs(ids, theirs.init_state(2))
     with pytest.raises(InputError, match=rf"{message}.*start from model.init_state\(batch_size=2\)"):
@@ -368,7 +368,7 @@ def test_options_of_a_saved_model_can_be_changed_where_that_does_something(neste
     LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}).save(tmp_path / "model")
 
     def changed(name: str, value: object) -> LanguageModel:
-        return glissando.load(tmp_path / "model", merge({name: value}) if nested else {name: value})
+        return glissando.load(tmp_path / "model", merge(ModelConfig, {name: value}) if nested else {name: value})
 
     assert changed("mixer.window", 8).config.mixer.window == 8
     for name, value, message in (

@@ -15,7 +15,7 @@ from tolerances import assert_close, assert_tensors_close
 
 from glissando.config import merge
 from glissando.growth import grow
-from glissando.model import LanguageModel
+from glissando.model import LanguageModel, ModelConfig
 from glissando.presets import load_preset
 from glissando.series import SeriesModel
 from glissando.training.config import AdamWOptions, MuonOptions
@@ -185,7 +185,9 @@ def test_shortcuts_of_complex_numbers_and_of_series():
 
 @pytest.mark.parametrize("preset", ["spectral-delta-nano", "transformer-plus-nano", "hybrid-ode-nano"])
 def test_every_preset_takes_them(preset: str):
-    config = merge(load_preset(preset)["model"], {"depth.shortcuts": True, "hidden_size": 32, "vocab_size": 37})
+    config = merge(
+        ModelConfig, load_preset(preset)["model"], {"depth.shortcuts": True, "hidden_size": 32, "vocab_size": 37}
+    )
     model = LanguageModel.from_config(config)
     model(random_ids(model, 2, 9, 0))[0].sum().backward()
     assert float(model.depth.shortcuts.grad.abs().max()) > 0

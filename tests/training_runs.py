@@ -63,7 +63,7 @@ def text_file(folder: Path) -> Path:
 
 def mapping(folder: Path, *updates: dict[str, Any]) -> dict[str, Any]:
     """The base configuration on a text file in `folder`, changed by `updates`."""
-    return merge(_BASE, {"data.path": str(text_file(folder))}, *updates)
+    return merge(RunConfig, _BASE, {"data.path": str(text_file(folder))}, *updates)
 
 
 def configuration(folder: Path, *updates: dict[str, Any]) -> RunConfig:

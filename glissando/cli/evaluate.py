@@ -87,8 +87,8 @@ def _score(options: Options) -> None:
     if options.file is not None:
         open_files(options.file, "--file", "*.txt")
     trained = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
-    config = _scored(options, without_held_out(options.run, to_dict(trained), options.given))
-    require_text(options.run, to_dict(config))
+    config = _scored(options, without_held_out(options.run, to_dict(trained, CORPORA.section()), options.given))
+    require_text(options.run, to_dict(config, CORPORA.section()))
     device = device_of(options)
     model = load(options.run, inference_overrides(options, options.run)).to(device)
     round_as_asked(options, model)
@@ -144,12 +144,12 @@ def _scored(options: Options, trained: dict[str, Any]) -> Any:
         sizes = {name: trained[name] for name in CORPORA.shared if name in trained}
         whole_file = {"kind": "text", "path": options.file, "valid_path": options.file}
         return from_dict(CORPORA.section(), {**sizes, **requested, **whole_file}, "data")
-    config = from_dict(CORPORA.section(), merge({"data": trained}, {"data": requested})["data"], "data")
+    config = from_dict(CORPORA.section(), merge(CORPORA.section(), trained, requested), "data")
     if config.tokenizer != from_dict(CORPORA.section(), trained, "data").tokenizer:
         raise ConfigError(
             "--data.tokenizer would do nothing, because the run's own tokenizer encodes the text; leave it out"
         )
-    now = to_dict(config)
+    now = to_dict(config, CORPORA.section())
     require_own_held_out(options.given, now, trained)
     if now["kind"] == trained["kind"] == "jsonl":
         _require_same_lines(now, trained)

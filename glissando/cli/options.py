@@ -86,11 +86,9 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     values = {name: _value(_hints(parser, name), name, text) for name, text in dotted.items()}
     # A section as a whole, or its kind, comes before what is changed inside it.
     ordered = sorted(values, key=lambda name: name.removesuffix(".kind").count("."))
-    options.sections = merge(*({name: values[name]} for name in ordered))
+    options.sections = merge(parser.dotted, *({name: values[name]} for name in ordered))
     for name, value in options.sections.items():
-        registry = registry_of(parser.dotted[name])
-        options.sections[name] = registry.named(value) if registry is not None and isinstance(value, str) else value
-        if not isinstance(options.sections[name], Mapping):
+        if not isinstance(value, Mapping):
             raise ConfigError(f"--{name}: expected a mapping of options, got {value!r}")
     options.given = given
     return options

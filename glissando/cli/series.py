@@ -104,7 +104,9 @@ def _train(options: Options) -> None:
     preset = options.preset or file.get("preset") or "liquid-series"
     chosen = {name: value for name, value in load_preset(preset, "series").items() if name != "about"}
     choose_threads(options, *_USUAL)
-    series_training.train(merge(chosen, file, options.sections, {"preset": preset}), options.out)
+    series_training.train(
+        merge(series_training.SECTIONS, chosen, file, options.sections, {"preset": preset}), options.out
+    )
 
 
 def _evaluate(options: Options) -> None:

@@ -154,10 +154,11 @@ def _config(options: Options) -> RunConfig:
     for name, value in (("preset", preset), ("start_from", start)):
         if value is not None and not isinstance(value, str):
             raise ConfigError(f"{name} must be a text, got {value!r}: name a {'preset' if name == 'preset' else 'run'}")
-    if file.get("imports") and (missing := unregistered(file)):
+    from_dict(RunConfig, {"imports": file.get("imports", [])})
+    if file.get("imports") and (missing := unregistered(RunConfig, file)):
         raise ConfigError(
-            f"--config {options.config} needs {', '.join(missing)}, which nothing has registered yet; if you trust "
-            f"them, add --import {' --import '.join(file['imports'])}"
+            f"--config {options.config} needs {', '.join(dict.fromkeys(missing))}, which nothing has registered yet; "
+            f"if you trust them, add --import {' --import '.join(file['imports'])}"
         )
     before = {} if start is None else _of_run(start)
     given = [*options.given, *flat(file)]
@@ -165,9 +166,9 @@ def _config(options: Options) -> RunConfig:
         before["data"] = without_held_out(start, before["data"], given)
     chosen = {} if preset is None else {key: value for key, value in load_preset(preset).items() if key != "about"}
     last = {"preset": preset or before.get("preset"), "start_from": start, "imports": imported()}
-    config = from_dict(RunConfig, merge(before, chosen, file, options.sections, last))
+    config = from_dict(RunConfig, merge(RunConfig, before, chosen, file, options.sections, last))
     if start is not None:
-        data = to_dict(config.data)
+        data = to_dict(config)["data"]
         require_own_held_out(given, data, before.get("data", {}))
         require_text(start, data)
     return config
@@ -177,7 +178,7 @@ def _of_run(path: str) -> dict[str, Any]:
     """The options of a run, but for what it was started from, its budget and what was special to its training."""
     from glissando.runs import Run
 
-    config = Run.open(path).read_config()
+    config = Run.open(path).read_config(to_train=True)
     for name in ("start_from", "grown"):  # what growth has left is taken from the run itself
         config.pop(name, None)
     for name in (*BUDGETS, "freeze", "neutral_kl"):

@@ -78,7 +78,7 @@ def _over_its_preset(values: Mapping[str, Any], source: str, is_first: bool) -> 
             "name this model first"
         )
     preset = values.get("preset")
-    merged = merge({} if preset is None else load_preset(str(preset)), values)
+    merged = merge(RunConfig, {} if preset is None else load_preset(str(preset)), values)
     merged.pop("about", None)
     try:
         from_dict(RunConfig, merged)

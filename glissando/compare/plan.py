@@ -27,19 +27,27 @@ import torch
 from glissando.compare.at_url import MEASURED, PLAN, Copy
 from glissando.compare.models import Given, read_models
 from glissando.compare.probes import PROBES
-from glissando.config import from_dict, merge, to_dict
+from glissando.config import from_dict, hints_of, merge, to_dict
 from glissando.data.base import Corpus
-from glissando.data.corpora import BpeOptions, DataOptions, FileOptions, StoriesOptions, build_corpus, build_tokenizer
+from glissando.data.corpora import (
+    CORPORA,
+    BpeOptions,
+    DataOptions,
+    FileOptions,
+    StoriesOptions,
+    build_corpus,
+    build_tokenizer,
+)
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.imports import imported
 from glissando.migration import migrated
-from glissando.model import LanguageModel
+from glissando.model import LanguageModel, ModelConfig
 from glissando.precision import resolved_precision
 from glissando.remote import work_directory
 from glissando.runs import CONFIG, TOKENIZER, Run
 from glissando.storage import write_atomic
-from glissando.training.config import RunConfig, fitted_vocabulary
+from glissando.training.config import RunConfig, TrainingConfig, fitted_vocabulary
 from glissando.training.length import BUDGETS
 from glissando.urls import is_url, whole_url
 
@@ -287,7 +295,7 @@ class Comparison:
     def _trained_on(self) -> dict[str, Any] | None:
         """The data options that the tokenizer is trained on; None where none is trained."""
         data = self._first_data()
-        return to_dict(data) if isinstance(data.tokenizer, BpeOptions) else None
+        return to_dict(data, CORPORA.section()) if isinstance(data.tokenizer, BpeOptions) else None
 
     def _kept_tokenizer(self) -> bool:
         """Whether OUT has the tokenizer of these very options."""
@@ -302,10 +310,11 @@ class Comparison:
         data = PROBES[job.task].data if job.kind == "probe" else self.shared_data()
         sizes = {"run": self.budget, "sweep": self.budget.times(self.sweep_share), "probe": self.probe_budget}
         rate = {"optimizer": {"learning_rate": job.learning_rate}}
+        short = {"sample_every": _NEVER}
         training = merge(
-            model.get("training", {}), {"sample_every": _NEVER}, self.training, rate, sizes[job.kind].options()
+            TrainingConfig, model.get("training", {}), short, self.training, rate, sizes[job.kind].options()
         )
-        values = {"preset": model["preset"], "model": merge(model["model"], self.model), "data": data}
+        values = {"preset": model["preset"], "model": merge(ModelConfig, model["model"], self.model), "data": data}
         try:
             config = from_dict(RunConfig, values | {"training": training, "imports": imported()})
         except ConfigError as error:
@@ -319,13 +328,13 @@ class Comparison:
 
     def shared_data(self) -> dict[str, Any]:
         """The first model's data options with the requested changes; stories where it names no corpus."""
-        return merge(self._data(), self.shortened)
+        return merge(CORPORA.section(), self._data(), self.shortened)
 
     def _data(self) -> dict[str, Any]:
-        return merge({"data": self.models[self.names[0]].get("data", {})}, {"data": self.data})["data"]
+        return merge(CORPORA.section(), self.models[self.names[0]].get("data", {}), self.data)
 
     def _changes(self, section: str) -> dict[str, Any]:
-        return merge(getattr(self, section))
+        return merge(hints_of(RunConfig)[section], getattr(self, section))
 
     @functools.cached_property
     def shortened(self) -> dict[str, Any]:
@@ -341,7 +350,7 @@ class Comparison:
         return found
 
     def _positions(self, name: str) -> int | None:
-        model = merge(self.models[name]["model"], self.model)
+        model = merge(ModelConfig, self.models[name]["model"], self.model)
         return model.get("max_length") if model.get("positions") == "learned" else None
 
     # ------------------------------------------------------------------ on disk

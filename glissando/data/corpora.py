@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt
 
-from glissando.config import Registry, new_registry, options
+from glissando.config import Registry, options
 from glissando.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _named(text: str) -> dict[str, str]:
 
 
 #: tokenizers by name; the class is built by `build_tokenizer`
-TOKENIZERS: Registry[Any] = new_registry("tokenizer", "tokenizer", "bytes")
+TOKENIZERS: Registry[Any] = Registry("tokenizer", "bytes")
 TOKENIZERS.named = _named
 TOKENIZERS.add("bytes", BytesOptions, "glissando.data.tokenizers:ByteTokenizer")
 TOKENIZERS.add("bpe", BpeOptions, "glissando.data.tokenizers:HFTokenizer")
@@ -94,7 +94,7 @@ class DataOptions:
 
 
 #: corpora by name
-CORPORA: Registry[Any] = new_registry("data", "corpus", "stories", DataOptions)
+CORPORA: Registry[Any] = Registry("corpus", "stories", DataOptions)
 #: @register_corpus("letters", LettersOptions) makes a class, built as cls(tokenizer, **options), a corpus. Those below
 #: read their keywords by these very options.
 register_corpus = CORPORA.register

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from glissando.block import Block
-from glissando.config import Registry, new_registry, options
+from glissando.config import Registry, options
 from glissando.depth.shortcuts import with_shortcut
 from glissando.mixers import Context, Signal
 from glissando.state import State
@@ -77,7 +77,7 @@ class DepthOptions:
 
 
 #: depths by name
-DEPTHS: Registry[Depth] = new_registry("depth", "depth", "discrete", DepthOptions)
+DEPTHS: Registry[Depth] = Registry("depth", "discrete", DepthOptions)
 #: @register_depth("ring", RingConfig) makes a class, built as cls(config, make_block), a depth
 register_depth = DEPTHS.register
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from glissando.config import Registry, new_registry
+from glissando.config import Registry
 from glissando.relay import Relay
 from glissando.state import State
 
@@ -111,7 +111,7 @@ class Mixer(nn.Module, ABC):
 
 
 #: mixers by name
-MIXERS: Registry[Mixer] = new_registry("mixer", "mixer", "attention")
+MIXERS: Registry[Mixer] = Registry("mixer", "attention")
 #: @register_mixer("average", AverageConfig) makes a class, built as cls(hidden_size, config), a mixer
 register_mixer = MIXERS.register
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from glissando.config import Registry, new_registry, options
+from glissando.config import Registry, options
 
 
 @options
@@ -51,7 +51,7 @@ class DriftOptions:
 
 
 #: when tau, one number for the model, is set to the median energy of the first tau layer's keys over a batch
-CALIBRATIONS: Registry[Any] = new_registry("calibration", "calibration", "fixed")
+CALIBRATIONS: Registry[Any] = Registry("calibration", "fixed")
 for _name, _options in (
     ("fixed", FixedOptions),
     ("start", StartOptions),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from glissando.config import Registry, new_registry, options, to_dict
+from glissando.config import Registry, options, to_dict
 from glissando.data.corpora import CORPORA, StoriesOptions
 from glissando.errors import ConfigError
 from glissando.loggers import import_wandb
@@ -80,7 +80,7 @@ class MuonOptions(_Release):
 
 
 #: optimizers by name
-OPTIMIZERS: Registry[Any] = new_registry("optimizer", "optimizer", "adamw")
+OPTIMIZERS: Registry[Any] = Registry("optimizer", "adamw")
 OPTIMIZERS.add("adamw", AdamWOptions, "torch.optim:AdamW")
 OPTIMIZERS.add("muon", MuonOptions, "glissando.training.muon:MuonWithAdamW")
 
@@ -153,9 +153,9 @@ class Stage:
 
     name: str
     grow: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
+    model: Annotated[dict[str, Any], ModelConfig] = field(default_factory=dict)
+    data: Annotated[dict[str, Any], CORPORA] = field(default_factory=dict)
+    training: Annotated[dict[str, Any], TrainingConfig] = field(default_factory=dict)
 
 
 @options
@@ -176,7 +176,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     stages: list[Stage] = field(default_factory=list)
     grown: dict[str, list[float]] = field(default_factory=dict)
-    imports: list[str] = field(default_factory=list)
+    imports: list[Annotated[str, Field(strict=True)]] = field(default_factory=list)
 
     def check(self, processes: int) -> None:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""

@@ -146,7 +146,7 @@ def resume(
     with alone(run.path) if is_first else contextlib.nullcontext():
         checkpoint = run.require_checkpoint()
         opened = Run.open(checkpoint)
-        config = from_dict(RunConfig, opened.read_config(), "config.yaml")
+        config = from_dict(RunConfig, opened.read_config(to_train=True), "config.yaml")
         put_texts(config.data, texts or {})
         config.training = replace(config.training, **machine_only(machine or {}))
         config.check(math.prod(launch.processes(config.training)))
@@ -157,7 +157,7 @@ def resume(
             opened.restore(checkpoint)
             run.note_resumed()
             if texts:
-                run.write_config(merge(run.read_config(), texts))
+                run.write_config(merge(RunConfig, run.read_config(), texts))
         return _fit(loop, checkpoint, mirroring)
 
 
@@ -183,7 +183,7 @@ def extend(
     machine_only(options, beside=(*BUDGETS, "early_stopping"))
     run.require_run()
     checkpoint = run.require_checkpoint()
-    config = from_dict(RunConfig, Run.open(checkpoint).read_config(), "config.yaml")
+    config = from_dict(RunConfig, Run.open(checkpoint).read_config(to_train=True), "config.yaml")
     put_texts(config.data, texts or {})
     require_texts(config.data, run)
     config.training = t = replace(config.training, **{**dict.fromkeys(BUDGETS), **options})

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from glissando.config import Registry, new_registry, options
+from glissando.config import Registry, options
 from glissando.errors import ConfigError
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -99,7 +99,7 @@ class Schedule:
 
 
 #: learning-rate schedules by name
-SCHEDULES: Registry[Schedule] = new_registry("schedule", "schedule", "warmup-cosine", ScheduleOptions)
+SCHEDULES: Registry[Schedule] = Registry("schedule", "warmup-cosine", ScheduleOptions)
 
 
 @SCHEDULES.register("warmup-cosine", WarmupCosineOptions)
