@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 from tolerances import TOLERANCE, assert_close, assert_tensors_close
 from torch import Tensor
 
-from glissando.errors import ConfigError, UnknownNameError
+from glissando.errors import ConfigError, InputError, UnknownNameError
 from glissando.flops import mixer_flops
 from glissando.mixers import Context, ContextError, Delta, DeltaConfig
 from glissando.ops.delta import delta_rule
+from glissando.ops.precise import standing_in
 from glissando.testing import check_mixer
 
 BACKENDS = ["chunked", "numba"]
@@ -249,6 +251,122 @@ def test_rotation_starts_at_the_rates_of_a_rotary_embedding():
     real, imaginary = s.unflatten(2, (3, 2)).unbind(3)
     expected = [angle.cos() * real - angle.sin() * imaginary, angle.sin() * real + angle.cos() * imaginary]
     assert_close(turned, torch.stack(expected, 3).flatten(2, 3))
+
+
+# ---------------------------------------------------------------------- long gaps
+
+#: horizons that forget within the gaps below, and that do not
+FORGETFUL, LASTING = (16.0, 1024.0), (1e10, 1e11)
+
+
+def in_two_precisions(dt: Tensor, cuts: tuple[int, ...] = (), **options: object) -> list[dict[str, Tensor]]:
+    """Outputs and gradients of a float32 mixer that turns, and of the same parameters in float64."""
+    torch.manual_seed(0)
+    mixer, x = Delta(32, heads=2, transition="rotate", **options), torch.randn(*dt.shape, 32)
+    outcomes = []
+    for dtype in (torch.float32, torch.float64):
+        mixer = mixer.to(dtype)
+        mixer.zero_grad()
+        parts, state = [], mixer.init_state(len(x)) if cuts else None
+        for a, b in itertools.pairwise((0, *cuts, dt.shape[1])):
+            y, state = mixer(x[:, a:b].to(dtype), state, Context(dt=dt[:, a:b].to(dtype)))
+            parts.append(y)
+        y = torch.cat(parts, 1)
+        y.square().sum().backward()
+        assert mixer.omega is not None
+        assert mixer.omega.grad is not None
+        outcomes.append({"y": y.detach(), "omega": mixer.omega.grad, "weight": mixer.project.weight.grad})
+    return outcomes
+
+
+def require_near(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    """|got - expected| / |expected|, norms of whole tensors."""
+    for name, tensor in expected.items():
+        error = float((got[name].detach().double() - tensor.detach()).norm() / tensor.detach().norm())
+        assert error < tolerance, f"{name}: relative error {error:.1e}"
+
+
+@pytest.mark.parametrize("decay", ["head", "channel"])
+@pytest.mark.parametrize("horizons", [FORGETFUL, LASTING], ids=["forgetful", "lasting"])
+@pytest.mark.parametrize("gap", [1.0, 864_000.0, 4.9e8])
+def test_turns_keep_their_phase_over_a_long_gap(decay: str, horizons: tuple, gap: float):
+    """omega starts at 1 and a pair turns at up to 2 omega: w dt reaches 1e9."""
+    dt = torch.ones(2, 20)
+    dt[:, 10] = gap
+    require_near(*in_two_precisions(dt, decay=decay, horizons=horizons), 1e-5)
+
+
+def test_turns_keep_their_phase_where_every_step_is_long():
+    require_near(*in_two_precisions(torch.full((2, 70), 1e4), horizons=LASTING), 1e-5)
+
+
+def test_a_long_gap_may_fall_between_two_calls():
+    dt = torch.ones(2, 20)
+    dt[:, 10] = 1e6
+    (whole, expected), (parts, _) = (in_two_precisions(dt, cuts, horizons=LASTING) for cuts in ((), (10, 11)))
+    require_near(parts, {name: tensor.double() for name, tensor in whole.items()}, 1e-5)
+    require_near(parts, expected, 1e-5)
+
+
+def test_turns_keep_their_phase_on_a_device_without_float64():
+    dt = torch.ones(2, 70)
+    dt[:, 10::7] = 1e5
+    _, expected = in_two_precisions(dt, horizons=LASTING)
+    with standing_in("cpu"):  # by chunks, too
+        got, _ = in_two_precisions(dt, horizons=LASTING)
+    require_near(got, expected, 1e-5)
+
+
+def test_sums_of_a_chunk_keep_small_decays_beside_large_ones():
+    for channels in (False, True):
+        q, k, v, g, e, b, s = (tensor.float() for tensor in problem(64, channels))
+        g[:, ::2] = -100
+        expected, _ = delta_rule(*(tensor.double() for tensor in (q, k, v, g, e, b, s)), backend="reference")
+        got, _ = delta_rule(q, k, v, g, e, b, s, backend="chunked", gaps=True)
+        require_near({"o": got}, {"o": expected}, 1e-6)
+
+
+def test_time_may_be_more_precise_than_the_mixer():
+    """A float64 dt of a float32 mixer turns the state by all its digits."""
+    torch.manual_seed(0)
+    mixer, x = Delta(8, heads=2, transition="rotate", horizons=LASTING), torch.randn(1, 4, 8)
+    dt = torch.tensor([[1.0, 123_456_789.3, 1.0, 2.0]], dtype=torch.float64)
+    got = mixer(x, None, Context(dt=dt))[0]
+    expected = mixer.double()(x.double(), None, Context(dt=dt))[0]
+    require_near({"y": got}, {"y": expected}, 1e-5)
+
+
+def test_a_turn_beyond_what_is_resolved_needs_a_state_that_has_decayed():
+    torch.manual_seed(0)
+    mixer, x = Delta(8, heads=2, transition="rotate", horizons=LASTING), torch.randn(2, 6, 8)
+    dt = torch.ones(2, 6)
+    dt[1, 3] = 1e10
+    message = r"up to 1e\+09 radians a token, and dt 1e\+10 of row 1, token 3 turns head 0 .*larger unit"
+    with pytest.raises(InputError, match=message):
+        mixer(x, None, Context(dt=dt))
+    compiled = torch.compile(mixer, backend="eager", fullgraph=True)
+    assert compiled(x, None, Context(dt=dt))[0][1, 3:].isnan().any(), "a graph depends on no value, but a NaN is seen"
+    dt[1, 3] = 1e14
+    mixer(x, None, Context(mask=torch.arange(6) < torch.tensor([[6], [3]]), dt=dt))  # no time passes at padding
+    y = mixer(x, None, Context(dt=dt))[0].detach()
+    assert_close(y[1:, 3:], mixer(x[1:, 3:], None, Context(dt=dt[1:, 3:]))[0].detach(), "nothing is left", 1e-5)
+    assert_close(y, mixer.double()(x.double(), None, Context(dt=dt.double()))[0].detach(), "in float64", 1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if not {"keys"} & set(v) and "reflect" not in v.values()])
+def test_gradients_are_finite_where_outputs_are(backend: str, variant: dict):
+    torch.manual_seed(0)
+    mixer, x = Delta(12, heads=2, **variant), torch.randn(2, 20, 12, requires_grad=True)
+    for gap in (1e14, 1e20, 3.4e38):
+        dt = torch.ones(2, 20)
+        dt[:, 10] = gap
+        dt.requires_grad_()
+        with standing_in("cpu") if backend == "chunked" else nullcontext():
+            y, state = mixer(x, mixer.init_state(2), Context(dt=dt))
+        assert state is not None
+        grads = torch.autograd.grad(y.square().sum() + state.s.sum(), [x, dt, *mixer.parameters()])
+        assert all(bool(tensor.isfinite().all()) for tensor in (y, state.s, *grads)), gap
 
 
 def test_a_signal_without_meaning_is_refused():

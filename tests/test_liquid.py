@@ -264,3 +264,21 @@ def test_no_time_no_mean():
     zero = torch.sigmoid(gate.down(torch.nn.functional.gelu(gate.up(torch.zeros(8).double()))))
     assert_close(got[0, 1], zero, "gate", 1e-12)
     assert state.mean.abs().max() == 0
+
+
+@pytest.mark.parametrize("dynamics", ["diagonal", "dense"])
+@pytest.mark.parametrize("gap", [10.0, 3e3, 864_000.0, 1e14, 3.4e38])
+def test_a_long_gap_keeps_float32s_digits(dynamics: str, gap: float):
+    """tau is at most 20, so that a state is gone before its phase is: no turn of an undecayed one is large."""
+    torch.manual_seed(0)
+    mixer, x = Liquid(16, state_size=16 if dynamics == "dense" else 256, tau=9.9, dynamics=dynamics), inputs(2, 12, 16)
+    dt = torch.ones(2, 12)
+    dt[:, 5:8] = gap
+    outcomes = []
+    for dtype in (torch.float32, torch.float64):
+        mixer.to(dtype).zero_grad()
+        y = mixer(x.float().to(dtype), None, Context(dt=dt.to(dtype)))[0]
+        y.square().sum().backward()
+        assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in mixer.parameters())
+        outcomes.append(y.detach().double())
+    assert (outcomes[0] - outcomes[1]).norm() < 1e-5 * outcomes[1].norm()

@@ -17,7 +17,9 @@ symmetrically, half a step before it and half after (Strang 1968, second order i
 
     decay: channel         diag(1 / tau) in the place of 1 / tau
     transition: rotate     dS/dt has the term Omega S: pair n of the key's channels turns at 2 sigmoid(w x) omega_n,
-                           with a w a head. omega_n starts at 1, ..., 1 / horizons[1], the rates of a rotary embedding
+                           with a w a head. omega_n starts at 1, ..., 1 / horizons[1], the rates of a rotary embedding.
+                           With dt, turns are computed in float64 from x on, for up to 1e9 radians a token; a token
+                           that turns further must have decayed the state, and is written and read without a turn
     transition: reflect    e = 2 sigmoid(z), b = e: eigenvalues from 1 to -1. No real flow passes there: dt is refused
     writes                 so many keys and values a token, written one after the other (b = e)
     keys: previous         k is the query of the token before: a token finds what came right after tokens like it.
@@ -41,14 +43,19 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options, starting
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, InputError
 from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer, require_parts
 from glissando.mixers.memory import Horizons
 from glissando.ops.delta import delta_rule
 from glissando.ops.loop import delayed, exporting
-from glissando.ops.precise import angle_sum
+from glissando.ops.precise import angle_sum, double, widest
 from glissando.ops.rms_norm import rms_norm
 from glissando.precision import exact, without_autocast
+
+#: radians that a token may turn: float64 holds their fraction of a turn to 3e-7
+_RESOLVED = 1e9
+#: decay times after which nothing of a state is left, and after which its rates' sums lose digits
+_FORGOTTEN, _AT_REST = 30.0, 100.0
 
 
 @options
@@ -158,9 +165,7 @@ class Delta(Mixer):
         require_parts(before, latest=c.keys == "previous")
         q, k, v, write, decay, turn, gate = self.project(x).split(self.sizes, -1)
         with without_autocast(x.device.type):
-            dt: Tensor | float = 1.0 if ctx.dt is None else exact(ctx.dt)[..., None, None]
-            if ctx.mask is not None:
-                dt = dt * ctx.mask[..., None, None].to(exact(x).dtype)  # no time passes at padding
+            dt = _time(exact(x).dtype, ctx)
             q = _unit(exact(q).view(rows, steps, self.heads, self.key_size))
             latest = None
             if before.latest is None:
@@ -172,10 +177,13 @@ class Delta(Mixer):
             v = F.silu(exact(v)).view(rows, steps, c.writes, self.heads, self.value_size)
             write = exact(write).view(rows, steps, c.writes, self.heads) + exact(self.write_bias)
             rate = exact(decay).view(rows, steps, self.heads, self.rates) + exact(self.decay_bias)
-            rate = exact(self.log_rate).exp() * 8 * torch.sigmoid(rate) * dt  # dt / tau
-            erase, store = self._strengths(write, rate, dt)
+            rate = exact(self.log_rate).exp() * 8 * torch.sigmoid(rate)  # 1 / tau
+            erase, store = self._strengths(write, rate, dt, ctx.dt is not None)
+            rate = rate * dt
+            if ctx.dt is not None:
+                rate = rate.clamp_max(_AT_REST)
 
-            g = -rate
+            g, decayed = -rate, rate.detach()
             if self.rotates and c.decay == "channel":
                 rate = rate.repeat_interleave(2, -1)
             if c.decay == "channel":
@@ -185,15 +193,18 @@ class Delta(Mixer):
             angle = None
             if self.omega is not None:
                 # In the frame that turns with the state only keys and queries do; differences of angles count alone.
-                turn = 2 * torch.sigmoid(exact(turn)).unsqueeze(-1) * exact(self.omega) * dt
-                angle = angle_sum(turn, 1)
+                if ctx.dt is None:
+                    turn = summed = 2 * torch.sigmoid(exact(turn)).unsqueeze(-1) * exact(self.omega) * dt
+                else:
+                    turn, summed = self._far_turns(x, ctx.dt, ctx.mask, decayed)
+                angle = angle_sum(summed, 1)
                 k = _turned(k, -(angle - 0.5 * turn).unsqueeze(2))
                 q = _turned(q, -angle)
             if c.writes > 1:
                 q, k, v, g, erase, store = self._one_after_the_other(q, k, v, g, erase, store)
             else:
                 k, v, erase, store = (part.squeeze(2) for part in (k, v, erase, store))
-            o, s = delta_rule(q, k, v, g, erase, store, before.s.to(q.dtype))
+            o, s = delta_rule(q, k, v, g, erase, store, before.s.to(q.dtype), gaps=ctx.dt is not None)
             o = rms_norm(o[:, c.writes - 1 :: c.writes], exact(self.norm), 1e-6)
             if state is not None:
                 if c.decay == "channel":
@@ -204,17 +215,58 @@ class Delta(Mixer):
         y = self.out(y * F.silu(gate) if c.output_gate else y)
         return y, None if state is None else DeltaState(s.to(before.s.dtype), latest)
 
-    def _strengths(self, write: Tensor, rate: Tensor, dt: Tensor | float) -> tuple[Tensor, Tensor]:
-        """e and b (B, T, writes, H)."""
+    def _strengths(self, write: Tensor, rate: Tensor, dt: Tensor | float, gaps: bool) -> tuple[Tensor, Tensor]:
+        """e and b (B, T, writes, H) for the rates 1 / tau; `gaps` where dt may be long."""
         if self.config.transition == "reflect":
             time = dt if isinstance(dt, float) else (dt > 0).to(write.dtype)
             e = 2 * torch.sigmoid(write) * time
             return e, e
-        strength = F.softplus(write) * dt  # beta dt
+        beta = F.softplus(write)
+        strength = beta * dt
         e = -torch.expm1(-strength)
         if self.config.writes > 1 or self.config.decay == "channel":
             return e, e
-        return e, strength * _mean_decay(strength + rate.transpose(-1, -2))
+        rate = rate.transpose(-1, -2)
+        if gaps:
+            # What is stored is at rest by then, and depends on the ratio of the rates alone: no product overflows.
+            dt = torch.minimum(torch.as_tensor(dt), _AT_REST / (beta + rate).detach())
+            strength = beta * dt
+        return e, strength * _mean_decay(strength + rate * dt)
+
+    def _far_turns(self, x: Tensor, dt: Tensor, mask: Tensor | None, rate: Tensor) -> tuple[Tensor, Tensor]:
+        """By how much each pair turns in a token's time dt, (B, T, H, K / 2), modulo 4 pi: its half is exact as well.
+        Twice: the second is for the sum over tokens, and has no gradient where the past is forgotten, as the gradients
+        of the tokens behind would cancel but for rounding.
+
+        x (B, T, D); rate (B, T, H, rates), dt / tau. Raises InputError where a turn is not resolved and the state is
+        not forgotten in its time; in a compiled graph, which depends on no value, the turn is NaN.
+        """
+        assert self.omega is not None
+        time = double(dt if mask is None else dt * mask)[..., None, None]
+        turn = 2 * torch.sigmoid(self._turn_logits(x)).unsqueeze(-1) * double(self.omega) * time
+        unresolved = turn.detach().abs() > _RESOLVED
+        lost = unresolved & (rate.to(turn.device) < _FORGOTTEN)
+        turn = turn.masked_fill(unresolved, 0.0)
+        if torch.compiler.is_compiling():
+            turn = turn.masked_fill(lost, math.nan)
+        elif bool(lost.any()):
+            row, token, head, _ = lost.nonzero()[0].tolist()
+            raise InputError(
+                f"delta: transition `rotate` resolves turns of up to {_RESOLVED:g} radians a token, and dt "
+                f"{float(dt[row, token]):g} of row {row}, token {token} turns head {head} further while its state has "
+                "not decayed; give dt in a larger unit of time"
+            )
+        half = torch.remainder(0.5 * turn, 2 * math.pi)
+        turn = 2 * half.to(x.device, widest(x.device))
+        return turn, torch.where(rate < _FORGOTTEN, turn, turn.detach())
+
+    def _turn_logits(self, x: Tensor) -> Tensor:
+        """w x (B, T, H) in float64: an error of 1e-7 in a rate is one of 100 radians after 1e9."""
+        first = sum(self.sizes[:5])
+        if type(self.project) is nn.Linear:
+            return F.linear(double(x), double(self.project.weight[first : first + self.heads]))
+        weights = {name: double(weight) for name, weight in self.project.named_parameters()}  # an adapter has its own
+        return torch.func.functional_call(self.project, weights, double(x))[..., first : first + self.heads]
 
     def _one_after_the_other(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, erase: Tensor, store: Tensor
@@ -224,6 +276,14 @@ class Delta(Mixer):
         q = F.pad(q.unsqueeze(2), (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)
         g = F.pad(g.unsqueeze(2), (0, 0, 0, 0, 0, n - 1)).flatten(1, 2)
         return q, *(part.flatten(1, 2) for part in (k, v)), g, erase.flatten(1, 2), store.flatten(1, 2)
+
+
+def _time(dtype: torch.dtype, ctx: Context) -> Tensor | float:
+    """dt (B, T, 1, 1), 0 at padding, finite; or 1."""
+    dt: Tensor | float = 1.0
+    if ctx.dt is not None:
+        dt = ctx.dt[..., None, None].to(dtype).clamp_max(torch.finfo(dtype).max)
+    return dt if ctx.mask is None else dt * ctx.mask[..., None, None].to(dtype)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -75,6 +75,9 @@ class LiquidConfig:
 #: tau0 and a stay within these
 _TAU, _ADAPT = (0.01, 10.0), (0.001, 0.999)
 
+#: time after which no mode keeps anything, and whose products with rates are finite in float32
+_AT_REST = 1e30
+
 
 def _logit(share: float) -> float:
     return math.log(share / (1 - share))
@@ -155,7 +158,9 @@ class Diagonal(_Adaptive):
         """b, z, x0 and dt of glissando.ops.liquid."""
         n, b, z = len(self.turn), exact(inputs[0]), exact(inputs[1]) + exact(self.bias)
         b = b if b.shape[-1] == n else b.unflatten(-1, (n, 2))
-        return b, z, before.unflatten(-1, (n, 2)).to(z.dtype), None if dt is None else dt.to(z.dtype)
+        if dt is not None:
+            dt = dt.clamp_max(_AT_REST).to(z.dtype)
+        return b, z, before.unflatten(-1, (n, 2)).to(z.dtype), dt
 
     def _given(self, memo: Memo | None) -> tuple[Modes, Packed | None]:
         """What follows from the weights alone."""
@@ -215,7 +220,7 @@ class Dense(_Adaptive):
         x = before.to(entry.dtype)
         if dt is not None:
             require_time(dt)
-        times = u.new_ones(1, 1).expand(u.shape[:2]) if dt is None else dt
+        times = u.new_ones(1, 1).expand(u.shape[:2]) if dt is None else dt.clamp_max(_AT_REST)
         states, taus = [], []
         for now, drive, time in zip(u.unbind(1), entry.unbind(1), times.unbind(1), strict=True):
             tau = self._tau(x, now)

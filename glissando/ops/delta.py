@@ -38,6 +38,7 @@ from glissando.ops.compiled import (
     use_numba,
 )
 from glissando.ops.loop import exporting, over_time
+from glissando.ops.precise import cumulative, difference, rounded
 
 Backend = Literal["auto", "reference", "chunked", "numba"]
 
@@ -46,7 +47,15 @@ _CHUNK, _CHANNEL_CHUNK, KEPT_EVERY = 64, 16, 64
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor, backend: Backend = "auto"
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    e: Tensor,
+    b: Tensor,
+    s0: Tensor,
+    backend: Backend = "auto",
+    gaps: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The outputs o (B, T, H, V) and the last state (B, H, K, V).
 
@@ -55,6 +64,7 @@ def delta_rule(
     g      (B, T, H, 1), the logarithm of the decay, at most 0; or (B, T, H, K), one a channel of the key
     e, b   (B, T, H)
     s0     (B, H, K, V)
+    gaps   g may be as low as -100: its sums within a chunk need more digits than its own type has
 
     backend  `auto`       `numba` on a CPU, `chunked` elsewhere and under torch.compile
              `numba`      one pass over time with S in the first-level cache; keeps w, and a state every 64 tokens, for
@@ -89,7 +99,7 @@ def delta_rule(
         return reference(**given)
     mixed = backend == "auto" and not same_reals(*given.values())
     if backend == "chunked" or mixed or not use_numba("delta_rule", backend, q):
-        return _chunked(**given) if steps > 1 else reference(**given)
+        return _chunked(**given, gaps=gaps) if steps > 1 else reference(**given)
     require_types("delta_rule", **given)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given.values()):
         return _Delta.apply(q, k, v, g, e, b, s0)
@@ -117,7 +127,9 @@ def _step(carry: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Ten
     return (s,), torch.einsum("bhkv,bhk->bhv", s, q)
 
 
-def _chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor) -> tuple[Tensor, Tensor]:
+def _chunked(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor, gaps: bool
+) -> tuple[Tensor, Tensor]:
     steps, by_head = q.shape[1], g.shape[-1] == 1
     chunk = min(_CHUNK if by_head else _CHANNEL_CHUNK, steps)
     count = -(-steps // chunk)
@@ -129,16 +141,17 @@ def _chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s
 
     q, k, v, g = cut(q), cut(k), cut(v), cut(g)
     e, b = cut(e.unsqueeze(-1)), cut(b.unsqueeze(-1))
-    total = g.cumsum(-2)
-    kept, to_end = total.exp(), (total[..., -1:, :] - total).exp()
+    total = cumulative(g, 3) if gaps else g.cumsum(3)
+    less = difference if gaps else torch.sub
+    kept = (rounded(total) if gaps else total).to(g.dtype).exp()
+    to_end = less(total[:, :, :, -1:], total).to(g.dtype).exp()
+    between = less(total[:, :, :, :, None], total[:, :, :, None]).to(g.dtype)
     earlier = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
     if by_head:
         # Differences of later pairs would overflow: they are masked before the exponential.
-        between = total - total.transpose(-1, -2)
-        decay = between.masked_fill(~earlier, -torch.inf).exp()
+        decay = between.squeeze(-1).masked_fill(~earlier, -torch.inf).exp()
         keys, queries = (k @ k.transpose(-1, -2)) * decay, (q @ k.transpose(-1, -2)) * decay
     else:
-        between = total.unsqueeze(-2) - total.unsqueeze(-3)
         decay = between.masked_fill(~earlier.unsqueeze(-1), -torch.inf).exp()
         keys, queries = (torch.einsum("...tc,...jc,...tjc->...tj", x, k, decay) for x in (k, q))
     system = (e * keys).tril(-1) + torch.eye(chunk, dtype=q.dtype, device=q.device)
