@@ -1,19 +1,17 @@
-"""Trainings of a comparison as tasks of Ray; without Ray, what the command and a worker say to each other."""
+"""Trainings of a comparison as tasks of Ray; without Ray, what a worker does."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,12 @@ from comparisons import comparison
 from training_runs import environment
 
 from glissando.cli import main
-from glissando.compare import worker
-from glissando.compare.cluster import Cluster, Workers
+from glissando.compare import cluster
+from glissando.compare.cluster import STOP, Cluster, WorkerEnding, _Order, _train
 from glissando.compare.measure import read_measured
 from glissando.compare.plan import Job
-from glissando.compare.table import Table
-from glissando.compare.worker import Order, WorkerEnding, carry_out
+from glissando.compare.run import compare
 from glissando.errors import ConfigError, MissingExtraError, RunError
-from glissando.run_files import alone
 from glissando.runs import Run
 
 SMALL: dict[str, Any] = {
@@ -39,64 +35,41 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture
-def _signals_as_they_were() -> Iterator[None]:
-    """A worker ignores SIGINT for good."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def order(tmp_path, monkeypatch, _signals_as_they_were) -> Order:
+def order(tmp_path, monkeypatch) -> _Order:
     """Of one small training, with one thread; the process is as it was afterwards."""
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     asked = comparison(tmp_path, **SMALL)
-    asked.out.mkdir()
-    (asked.out / ".seal").touch()
+    plan = json.loads(asked.write_plan().read_bytes())
     job = Job("run", "transformer-nano", 0, 1e-3)
-    return Order(job, asked.config(job).as_dict(), asked.out, ".seal", os.getcwd(), [], ["glissando"], 1, False)
-
-
-def recorder(events: list[Any], stop_after: int | None = None) -> Callable[[list[Any]], bool]:
-    """What takes a worker's events, and asks to stop once it has taken so many reports."""
-    reports = []
-
-    def send(new: list[Any]) -> bool:
-        events.extend(new)
-        reports.append(len(new))
-        return stop_after is not None and len(reports) >= stop_after
-
-    return send
+    return _Order(job, asked.config(job).as_dict(), asked.directory, plan["id"], 1, False, argv=["glissando"])
 
 
 # ---------------------------------------------------------------------- a worker, without Ray
 
 
-def test_a_worker_trains_measures_and_reports(order):
-    events: list[Any] = []
-    figures = carry_out(order, recorder(events))
+def test_a_worker_trains_and_measures(order):
+    figures = _train(order)
     path = order.job.path(order.out)
     assert figures == read_measured(path)
     assert isinstance(figures, dict)
     assert figures["spent"]["step"] == 4
-    kinds = [event[0] for event in events]
-    assert events[0] == ("began", order.machine, os.getpid())
-    assert {"log", "status", "bits", "speed"} <= set(kinds)
-    assert "parameters 7,472" in "".join(event[1] for event in events if event[0] == "log")
     record = Run(path).read_environment()
     assert (record["threads"], record["command"]) == (1, ["glissando"])
+    assert "parameters 7,472" in (order.out / "compare.log").read_text()
 
 
 def test_a_worker_that_is_asked_to_stop_saves_and_its_successor_goes_on(order, monkeypatch):
-    monkeypatch.setattr(worker, "EVERY", 0.0)
+    monkeypatch.setattr(cluster, "_EVERY", -1.0)
     order.config["training"]["save_every"] = 100
-    assert carry_out(order, recorder([], stop_after=4)) is None
+    (order.out / STOP).touch()
+    assert _train(order) is None
     run = Run(order.job.path(order.out))
     checkpoint = run.latest_checkpoint()
     assert checkpoint is not None
     assert 0 < int(checkpoint.name.removeprefix("step-")) < 4
-    figures = carry_out(order, recorder([]))
+    (order.out / STOP).unlink()
+    figures = _train(order)
     assert isinstance(figures, dict)
     assert figures["spent"]["step"] == 4
     assert len(run.read_environment()["resumed"]) == 1
@@ -104,59 +77,35 @@ def test_a_worker_that_is_asked_to_stop_saves_and_its_successor_goes_on(order, m
 
 def test_a_worker_that_a_signal_ends_lets_another_go_on(order, monkeypatch):
     """SIGTERM, as a machine sends it that is shut down: saved, and an error that Ray gives to another worker."""
-    monkeypatch.setattr(worker, "EVERY", 0.0)
-    reports = []
 
-    def send(events: list[Any]) -> bool:
-        reports.append(events)
-        if len(reports) == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return False
+    class Ending(cluster._Quiet):
+        def stop_asked(self) -> bool:
+            if not self._is_asked:
+                os.kill(os.getpid(), signal.SIGTERM)
+            self._is_asked = True
+            return False
 
+    monkeypatch.setattr(cluster, "_Quiet", Ending)
     with pytest.raises(WorkerEnding, match="saved"):
-        carry_out(order, send)
+        _train(order)
     assert Run(order.job.path(order.out)).latest_checkpoint() is not None
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seal": ".other"}, "does not see .*name an --out on a disk that all machines"),
+        ({"plan": "other"}, "does not see .*name an --out on a disk that all machines"),
         ({"version": "0.0"}, "and the command 0.0: install the same"),
         ({"imports": ["/none/mixer.py"]}, "no such Python file; all machines"),
     ],
 )
 def test_a_worker_on_another_machine_names_it_and_what_it_lacks(order, changes, message, monkeypatch):
-    monkeypatch.setattr(worker.platform, "node", lambda: "node7")
-    error = carry_out(dataclasses.replace(order, **changes), recorder([]))
+    monkeypatch.setattr(cluster.platform, "node", lambda: "node7")
+    error = _train(dataclasses.replace(order, **changes))
     assert isinstance(error, RunError | ConfigError)
     with pytest.raises(type(error), match=f"^on node7: .*{message}"):
         raise error
     assert not order.job.path(order.out).exists()
-
-
-def test_a_worker_waits_for_the_lock_of_a_lost_one(order, monkeypatch):
-    """Which is held for a while; and if it is held for good, another process trains there."""
-    monkeypatch.setattr(worker, "EVERY", 0.01)
-    path = order.job.path(order.out)
-    events: list[Any] = []
-    with contextlib.ExitStack() as held:
-        held.enter_context(alone(path))
-        monkeypatch.setattr(worker, "_LOCKED_FOR", 0.05)
-        assert "another process is training" in str(carry_out(order, recorder(events)))
-        monkeypatch.setattr(worker, "_LOCKED_FOR", 60.0)
-        before = len(events)
-
-        def send(new: list[Any]) -> bool:
-            events.extend(new)
-            if len(events) > before + 2:
-                held.close()
-            return False
-
-        figures = carry_out(order, send)
-    assert isinstance(figures, dict)
-    assert figures["spent"]["step"] == 4
-    assert any("is locked by another process" in str(event) for event in events)
 
 
 # ---------------------------------------------------------------------- the command, without Ray
@@ -187,38 +136,19 @@ def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch):
         Cluster().check(comparison(tmp_path))
 
 
-def test_what_workers_report_is_in_the_table(tmp_path):
-    asked = comparison(tmp_path)
-    shown = Table(tmp_path, io.StringIO())
-    jobs = [Job("run", "a", seed, 1e-3) for seed in (0, 1)] + [Job("probe", "b", 0, 1e-3, "copy")]
-    workers = Workers(Cluster(), asked, shown)
-    workers._jobs = list(jobs)
-    for number in (0, 1, 2):
-        workers._take(number, jobs[number], ("began", "node1", 7))
-    assert {model: row["state"] for model, row in shown.rows.items()} == {"a": "2 run", "b": "copy"}
-    workers._take(0, jobs[0], ("bits", "1.2345"))
-    workers._take(1, jobs[1], ("log", "one\ntwo\n"))
-    workers._ended(jobs[0])
-    assert shown.rows["a"] == {"state": "run", "bits_byte": "1.2345"}
-    workers._take(0, jobs[0], ("status", "too late"))
-    assert 0 not in workers._at_work
-    workers._take(1, jobs[1], ("began", "node2", 8))
-    workers._ended(jobs[1])
-    assert shown.rows["a"]["state"] == "waiting"
-    shown.close(show=False)
-    log = (tmp_path / "compare.log").read_text()
-    assert f"[{jobs[1].title}] one\n[{jobs[1].title}] two\n" in log
-    assert f"{jobs[1].title}: its worker was lost; it goes on on node2" in log
-
-
-def test_a_budget_in_seconds_is_said_to_be_shared(tmp_path):
+def test_a_budget_in_seconds_is_said_to_be_shared(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("glissando.compare.run._compare", lambda *_: (tmp_path, []))
+    monkeypatch.setattr(Cluster, "check", lambda *_: None)
     for budget, said in (("steps=4", False), ("seconds=4", True)):
-        file = io.StringIO()
         asked = comparison(tmp_path)
         asked.budget = type(asked.budget).parse(budget, "--budget")
-        with contextlib.closing(Table(tmp_path, file)) as shown:
-            Workers(Cluster(), asked, shown)
-        assert ("trainings on one machine share it" in file.getvalue()) == said
+        compare(asked, cluster=Cluster())
+        assert ("trainings on one machine share it" in capsys.readouterr().err) == said
+
+
+def test_a_url_is_refused(tmp_path, capsys):
+    assert main(["compare", "transformer-nano", "--budget", "steps=1", "--out", "memory://book"]) == 2
+    assert "--out of a comparison is a directory, got memory://book" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- Ray itself
@@ -311,75 +241,16 @@ def test_a_killed_worker_is_replaced_and_the_results_are_those_without_ray(tmp_p
         assert pid is not None
         assert pid != process.pid
         os.kill(pid, signal.SIGKILL)
-        said = ended(process)
+        ended(process)
         assert left_behind(Path(temporary)) == []
         assert list(Path(temporary).glob("ray*")) == []
     ended(other)
     assert not (tmp_path / ".ray").exists()
-    assert "its worker was lost; it goes on on" in said
     assert len(Run(killed).read_environment()["resumed"]) == 1
-    log = (out / "compare.log").read_text()
-    steps = re.findall(rf"^\[{killed.parent.name}, .*\] step (\d+),", log, re.MULTILINE)  # of its validations
-    # Each once: again, if it had started at step 0. What a killed worker had not yet sent is missing.
-    assert len(steps) == len(set(steps))
-    assert steps[-1] == "40"
     assert measured(out) == measured(alone)
     assert len(measured(out)) == 2
     assert (out / "report.html").is_file()
-    assert not list(out.glob(".cluster-*"))
-
-
-#: a cluster of two machines, which share neither a directory nor a cache; the second is lost at the first line of input
-MACHINES = """
-import sys
-from ray.cluster_utils import Cluster
-first, second = sys.argv[1:]
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "env_vars": {"GLISSANDO_CACHE": first}})
-node = cluster.add_node(num_cpus=1, env_vars={"GLISSANDO_CACHE": second})
-cluster.wait_for_nodes()
-print(cluster.address, flush=True)
-sys.stdin.readline()
-cluster.remove_node(node, allow_graceful=False)
-sys.stdin.readline()
-cluster.shutdown()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_with_a_url_the_machine_of_a_training_may_be_lost(tmp_path):
-    """Of two machines with a cache each, and a command with a third: the run goes on on the other one."""
-    pytest.importorskip("ray")
-    there, alone = tmp_path / "there", tmp_path / "alone"
-    caches = [tmp_path / name for name in ("first", "second", "command")]
-    other = start(alone)
-    around = environment() | {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
-    with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
-        machines = subprocess.Popen(
-            [sys.executable, "-c", MACHINES, *map(str, caches[:2])], env=around | {"TMPDIR": temporary},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert machines.stdin is not None
-        assert machines.stdout is not None
-        try:
-            address = machines.stdout.readline().strip()
-            url, mine = f"file://{there}", {"GLISSANDO_CACHE": str(caches[2])}
-            process = start(url, "--on", "ray", "--ray_address", address, around=mine)
-            while process.poll() is None and not (found := list(caches[1].glob("training/*/runs/*/*"))):
-                time.sleep(0.05)
-            lost = at_step(found[0].parents[2], 10, process)
-            print("lost", file=machines.stdin, flush=True)
-            said = ended(process)
-        finally:
-            machines.communicate("\n\n", timeout=300)
-    ended(other)
-    assert "its worker was lost; it goes on on" in said
-    name = lost.relative_to(found[0].parents[2])
-    assert len(Run(there / name).read_environment()["resumed"]) == 1
-    assert list(caches[0].glob(f"training/*/{name}/measured.json"))
-    assert measured(there) == measured(alone)
-    assert len(measured(there)) == 2
-    assert (there / "report.html").is_file()
+    assert not (out / STOP).exists()
 
 
 @pytest.mark.slow

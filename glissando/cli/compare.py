@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.cli.options import (
@@ -21,7 +20,6 @@ from glissando.cli.options import (
     words,
 )
 from glissando.errors import ConfigError
-from glissando.urls import is_url
 
 if TYPE_CHECKING:
     from glissando.compare.cluster import Cluster
@@ -46,18 +44,14 @@ def main(arguments: Sequence[str]) -> None:
     from glissando.threads import threads_of
 
     prepare_to_train()
-    if comparison.copy is not None:
-        comparison.copy.fetch()
     before = next((threads_of(file.parent) for file in sorted(comparison.directory.rglob("environment.json"))), None)
-    if before is None and comparison.copy is not None:
-        before = comparison.copy.threads()
     choose_threads(options, *_USUAL, before=before)  # what was interrupted goes on with as many
     try:
         report, _ = compare(comparison, cluster=cluster)
     except KeyboardInterrupt:
         print("\nstopped; the same command continues from here", file=sys.stderr)
         raise
-    print(f"report: {report}" if comparison.url is None else f"report: {comparison.url}/{report.name}, here {report}")
+    print(f"report: {report}")
 
 
 def _comparison(options: Options) -> Comparison:
@@ -77,7 +71,7 @@ def _comparison(options: Options) -> Comparison:
 
     return Comparison(
         list(options.models),
-        options.out if is_url(options.out) else Path(options.out).expanduser(),
+        options.out,
         Amount.parse(options.budget, "--budget"),
         seeds=options.seeds,
         learning_rates=_numbers(options.learning_rates, "--learning_rates", float),
@@ -119,8 +113,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="directory of the comparison, or a URL such as s3://bucket/compare; a repeated command does only what is "
-        "missing",
+        help="directory of the comparison; a repeated command does only what is missing",
     )
     parser.add_argument("--budget", help="budget of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
     parser.add_argument("--seeds", type=whole, default=1, help="number of trainings of each model")

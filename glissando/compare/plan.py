@@ -5,8 +5,6 @@ OUT/runs/PRESET/lr-0.002-seed-1           what is compared
 OUT/probes/TASK/PRESET/lr-0.002-seed-1    the same model trained on a probe
 OUT/plan.json                             the options of the last command, and the comparison's id
 OUT/tokenizer.json                        where data.tokenizer.kind is bpe: trained once, with the first seed, for all
-
-Where OUT is a URL, this is the directory of this machine that is copied there, see glissando.compare.at_url.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from glissando.compare.at_url import MEASURED, PLAN, Copy
 from glissando.compare.models import Given, read_models
 from glissando.compare.probes import PROBES
 from glissando.config import from_dict, hints_of, merge, to_dict
@@ -44,16 +41,19 @@ from glissando.imports import imported
 from glissando.migration import migrated
 from glissando.model import LanguageModel, ModelConfig
 from glissando.precision import resolved_precision
-from glissando.remote import work_directory
 from glissando.runs import CONFIG, TOKENIZER, Run
 from glissando.storage import write_atomic
 from glissando.training.config import RunConfig, TrainingConfig, fitted_vocabulary
 from glissando.training.length import BUDGETS
-from glissando.urls import is_url, whole_url
+from glissando.urls import is_url
 
 #: how far parameter counts may lie from the first model's
 TOLERANCE = 0.05
 _NEVER = 10**9
+#: the options of a comparison, and its id
+PLAN = "plan.json"
+#: in each run's directory: what was measured of it, or that it has failed
+MEASURED = "measured.json"
 
 
 class Amount(NamedTuple):
@@ -112,7 +112,7 @@ class Comparison:
 
     given           presets and YAML files of options, or name -> preset, file, options or ModelConfig; the others are
                     compared with the first
-    out             the directory of the comparison, or a URL that fsspec reaches
+    out             the directory of the comparison
     learning_rates  tried for each model at `sweep_share` of the budget; none: each preset's own; one: that
     sweep_beyond    while the best is the lowest or the highest, the next one beyond is tried: at most so many
     seeds           trainings of each model, from training.seed and data.seed upwards
@@ -138,6 +138,10 @@ class Comparison:
     model: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if is_url(self.out):
+            raise ConfigError(f"--out of a comparison is a directory, got {self.out}; copy the finished one there")
 
     def check(self) -> None:
         """Raise ConfigError, UnknownNameError or DataError for what cannot be compared, before anything is written."""
@@ -227,19 +231,9 @@ class Comparison:
         return list(self.models)
 
     @property
-    def url(self) -> str | None:
-        """`out`, if that is a URL."""
-        return whole_url(self.out) if is_url(self.out) else None
-
-    @property
     def directory(self) -> Path:
-        """The directory of this machine in which the comparison is made: `out`, or one in the cache for a URL."""
-        return Path(self.out) if self.url is None else work_directory(self.url).resolve()
-
-    @functools.cached_property
-    def copy(self) -> Copy | None:
-        """The copy at the URL; None where `out` is a directory. Raises RunError for an unknown protocol."""
-        return None if self.url is None else Copy(self.url, self.directory)
+        """`out`."""
+        return Path(self.out).expanduser()
 
     # ------------------------------------------------------------------ jobs
 
@@ -357,15 +351,10 @@ class Comparison:
 
     def require_same(self, job: Job) -> None:
         """Raise ConfigError where the job's directory holds a run of other options."""
-        path, values = job.path(self.directory), None
-        name = str(path)
-        if self.copy is not None and (values := self.copy.read_config(path)) is not None:
-            name = self.copy.url_of(path)
-        elif (path / CONFIG).is_file():
-            values = Run(path).read_config()
-        if values is None:
+        path = job.path(self.directory)
+        if not (path / CONFIG).is_file():
             return
-        there = from_dict(RunConfig, values, "config.yaml").as_dict()
+        there = from_dict(RunConfig, Run(path).read_config(), "config.yaml").as_dict()
         requested = self.config(job).as_dict()
         for model in (there["model"], requested["model"]):  # what `fit_to_corpus` decides
             model.pop("vocab_size"), model.get("depth", {}).pop("control_trained", None)
@@ -376,7 +365,7 @@ class Comparison:
         differing = _differences(there, requested)
         if differing:
             raise ConfigError(
-                f"{name} was trained with other options: {'; '.join(differing[:4])}. Give the same, or another --out"
+                f"{path} was trained with other options: {'; '.join(differing[:4])}. Give the same, or another --out"
             )
 
     def write_plan(self) -> Path:

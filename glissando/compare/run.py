@@ -11,13 +11,11 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from glissando.compare.at_url import SPEED
-from glissando.compare.cluster import Cluster, Workers
 from glissando.compare.measure import origin, read_measured
 from glissando.compare.plan import Comparison, Job
-from glissando.compare.report import CSV, HTML, MARKDOWN, PICTURES, write_report
+from glissando.compare.report import write_report
 from glissando.compare.results import Finished, ModelResult, beyond, bits_on, choose, finished, gather, reported
 from glissando.compare.speed import measure_speed
 from glissando.compare.table import Table
@@ -27,6 +25,11 @@ from glissando.machine import environment
 from glissando.progress import minutes
 from glissando.storage import write_atomic
 
+if TYPE_CHECKING:
+    from glissando.compare.cluster import Cluster
+
+#: in a comparison's directory: the measured speed of its models
+SPEED = "speed.json"
 #: raised when what is measured changes: older figures are not set beside new ones
 _SPEED_FORMAT = 2
 
@@ -37,8 +40,7 @@ def compare(
     """Do what is missing of the comparison; returns the report's path on this machine and the results.
 
     The table of all models, the best first, is printed at the end if `show_table`. With a `cluster` trainings are
-    tasks of Ray, side by side; else they follow each other in this process. Where the comparison's `out` is a URL, what
-    is there is fetched first, and what is saved is copied there.
+    tasks of Ray, side by side; else they follow each other in this process.
 
     Raises ConfigError, UnknownNameError, DataError or RunError before anything is trained where that can be known;
     TrainingError where no learning rate of any model works. Ctrl-C raises KeyboardInterrupt once the step in progress
@@ -46,40 +48,38 @@ def compare(
     """
     if cluster is not None:
         cluster.check(comparison)
-    if comparison.copy is not None:
-        comparison.copy.fetch()
     comparison.check()
     _require_same(comparison)
     comparison.write_plan()
-    if comparison.copy is not None:
-        comparison.copy.push_plan()
     table = Table(comparison.directory)
     if comparison.shortened:
         changed = ", ".join(f"data.{name} {str(value).lower()}" for name, value in comparison.shortened.items())
         table.print(f"for the model of the fewest positions, all models are trained with {changed}", stays=True)
     with contextlib.ExitStack() as stack:
         stack.callback(table.close, show_table)
-        workers = None if cluster is None else stack.enter_context(Workers(cluster, comparison, table))
-        return _compare(comparison, table, workers)
+        kinds = [comparison.budget.kind, comparison.probe_budget.kind if comparison.probes else None]
+        if cluster is not None and "seconds" in kinds:
+            table.print(
+                "a budget in seconds is wall time: trainings on one machine share it, so that each does less in its "
+                "time than it would alone",
+                stays=True,
+            )
+        return _compare(comparison, table, cluster)
 
 
-def _compare(comparison: Comparison, table: Table, workers: Workers | None) -> tuple[Path, list[ModelResult]]:
+def _compare(comparison: Comparison, table: Table, cluster: Cluster | None) -> tuple[Path, list[ModelResult]]:
     for name, count in comparison.parameters().items():
         table.set(name, parameters=f"{count:,}", state="waiting")
-    chosen = _chosen(comparison, table, workers)
-    runs = _finish_all(comparison, comparison.run_jobs(chosen), table, workers)
+    chosen = _chosen(comparison, table, cluster)
+    runs = _finish_all(comparison, comparison.run_jobs(chosen), table, cluster)
     _show(comparison, runs, table)
     speed = _speed(comparison, runs, table)
-    _finish_all(comparison, comparison.probe_jobs(chosen), table, workers)
+    _finish_all(comparison, comparison.probe_jobs(chosen), table, cluster)
     table.print("writing the report")
     results = gather(comparison, chosen, speed)
     for name in comparison.names:
         table.set(name, state="done" if name in chosen else "failed")
-    report = write_report(comparison, results)
-    if comparison.copy is not None:
-        out = comparison.directory
-        comparison.copy.push(*sorted((out / PICTURES).glob("*.svg")), *(out / name for name in (CSV, MARKDOWN, HTML)))
-    return report, results
+    return write_report(comparison, results), results
 
 
 def _require_same(comparison: Comparison) -> None:
@@ -102,12 +102,12 @@ def _may_be_chosen(comparison: Comparison) -> list[dict[str, float]]:
     return [dict.fromkeys(comparison.names, rate) for rate in sorted({job.learning_rate for job in jobs})]
 
 
-def _chosen(comparison: Comparison, table: Table, workers: Workers | None = None) -> dict[str, float]:
+def _chosen(comparison: Comparison, table: Table, cluster: Cluster | None = None) -> dict[str, float]:
     """model -> learning rate. Raises TrainingError where none works for any model."""
     if comparison.sweeps:
-        tried = _finish_all(comparison, comparison.sweep_jobs(), table, workers)
+        tried = _finish_all(comparison, comparison.sweep_jobs(), table, cluster)
         while further := beyond(comparison, tried):
-            tried += _finish_all(comparison, further, table, workers)
+            tried += _finish_all(comparison, further, table, cluster)
         chosen = choose(tried)
     else:
         chosen = {name: comparison.rates(name)[0] for name in comparison.names}
@@ -118,10 +118,10 @@ def _chosen(comparison: Comparison, table: Table, workers: Workers | None = None
     return chosen
 
 
-def _finish_all(comparison: Comparison, jobs: Sequence[Job], table: Table, workers: Workers | None) -> list[Finished]:
+def _finish_all(comparison: Comparison, jobs: Sequence[Job], table: Table, cluster: Cluster | None) -> list[Finished]:
     """Each job trained and measured; in turns, those of one task and seed together."""
-    if workers is not None:
-        return _finish_on(workers, comparison, jobs, table)
+    if cluster is not None:
+        return _finish_on(cluster, comparison, jobs, table)
     done = []
     for _, group in itertools.groupby(jobs, key=lambda job: (job.task, job.seed)):
         together = list(group)
@@ -138,8 +138,7 @@ def _take_turn(comparison: Comparison, jobs: Sequence[Job], turn: int, table: Ta
         path = job.path(comparison.directory)
         if read_measured(path) is None:
             comparison.require_same(job)
-            url = _url(comparison, path)
-            figures, speed = train_job(comparison.config(job), job, path, table, turn / comparison.turns, url)
+            figures, speed = train_job(comparison.config(job), job, path, table, turn / comparison.turns)
             speeds += [] if speed is None else [speed]
             if figures is not None:
                 table.print(f"{job.title}: failed: {figures['failed']}")
@@ -156,31 +155,22 @@ def _finish(comparison: Comparison, job: Job, table: Table) -> Finished:
     path = job.path(comparison.directory)
     figures = read_measured(path)
     if figures is None:
-        figures = train_and_measure(comparison.config(job), job, path, table, _url(comparison, path))
+        figures = train_and_measure(comparison.config(job), job, path, table)
         table.print(_ended(comparison, job, figures))
         table.set(job.model, state="waiting")
-    elif comparison.copy is not None:
-        comparison.copy.push_run(path)
     _count(comparison, job, table)
     return Finished(job, path, figures)
 
 
-def _url(comparison: Comparison, run: Path) -> str | None:
-    """Where the run is copied to."""
-    return None if comparison.copy is None else comparison.copy.url_of(run)
-
-
-def _finish_on(workers: Workers, comparison: Comparison, jobs: Sequence[Job], table: Table) -> list[Finished]:
+def _finish_on(cluster: Cluster, comparison: Comparison, jobs: Sequence[Job], table: Table) -> list[Finished]:
     """As `_finish` of each job, side by side."""
     found = {}
     for job in jobs:
         comparison.require_same(job)
         if (figures := read_measured(job.path(comparison.directory))) is not None:
             found[job] = figures
-            if comparison.copy is not None:
-                comparison.copy.push_run(job.path(comparison.directory))
             _count(comparison, job, table)
-    with contextlib.closing(workers.results([job for job in jobs if job not in found])) as results:
+    with contextlib.closing(cluster.results(comparison, [job for job in jobs if job not in found], table)) as results:
         for job, figures in results:
             found[job] = figures
             table.print(_ended(comparison, job, figures))
@@ -239,6 +229,4 @@ def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[s
         for name, figures in measure_speed(first, comparison.contexts, table.status).items()
     }
     write_atomic(file, (json.dumps({"of": key, "models": models}, indent=2) + "\n").encode())
-    if comparison.copy is not None:
-        comparison.copy.push(file)
     return models

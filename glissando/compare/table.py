@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import TextIO
 
 from glissando.data.base import Batch
 from glissando.progress import QUIET_SECONDS
@@ -21,19 +21,6 @@ LOG = "compare.log"
 HEADINGS = ("model", "parameters", "rate", "sweep", "runs", "probes", "bits/byte", "state")
 #: a training that reads at less than this share of an earlier speed is slow
 _SLOW = 0.5
-
-
-class Shown(Protocol):
-    """What trainings are shown on: the table itself, or what reports to it from another process."""
-
-    @property
-    def log(self) -> TextIO: ...
-    def set(self, model: str, **cells: Any) -> None: ...
-    def status(self, text: str) -> None: ...
-    def print(self, text: str, stays: bool = False) -> None: ...
-    def speed(self, model: str, training: str, tokens_per_second: float) -> None: ...
-    def stop_asked(self) -> bool:
-        """Whether trainings shall stop without a signal to their own process."""
 
 
 class Table:
@@ -49,7 +36,7 @@ class Table:
         self._height, self._drawn, self._status, self._printed = 0, 0.0, "", time.perf_counter()
         self._fastest: dict[str, float] = {}
 
-    def set(self, model: str, **cells: Any) -> None:
+    def set(self, model: str, **cells: object) -> None:
         """Change cells of a model's row."""
         self.rows.setdefault(model, {}).update({name: str(value) for name, value in cells.items()})
         self._draw(force=True)
@@ -83,7 +70,7 @@ class Table:
             )
 
     def stop_asked(self) -> bool:
-        """Never: signals reach the process that has the table."""
+        """Whether trainings shall stop without a signal to their own process: here never."""
         return False
 
     def close(self, show: bool = True) -> None:
@@ -147,7 +134,7 @@ class Turn(Progress):
     stopping  what asks it to stop from outside; None before the first step
     """
 
-    def __init__(self, table: Shown, title: str, model: str | None, until: float = 1.0) -> None:
+    def __init__(self, table: Table, title: str, model: str | None, until: float = 1.0) -> None:
         """`model` names the row that has the validations' bits per byte; none has them if None."""
         super().__init__(table.log)
         self.table, self.title, self.model, self.until = table, title, model, until

@@ -7,25 +7,20 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from glissando.compare.at_url import push_finished
 from glissando.compare.measure import measure, record_failure
 from glissando.compare.plan import Job
 from glissando.compare.speed import warm_up
-from glissando.compare.table import Shown, Turn, TurnOver
+from glissando.compare.table import Table, Turn, TurnOver
 from glissando.data.corpora import build_tokenizer
 from glissando.errors import DivergenceError, Stopped
-from glissando.remote import delete_begun, has_checkpoint
 from glissando.runs import Run
 from glissando.training.config import RunConfig, fitted_vocabulary
 from glissando.training.fit import resume, train
 
 
-def train_and_measure(config: RunConfig, job: Job, path: Path, table: Shown, url: str | None = None) -> dict[str, Any]:
-    """Train the job to its end, from what is there; what was measured of it, or that it has failed, as it is kept.
-
-    url  where the run at `path` is copied to after every save, and where it goes on if that is further
-    """
-    figures, _ = train_job(config, job, path, table, url=url)
+def train_and_measure(config: RunConfig, job: Job, path: Path, table: Table) -> dict[str, Any]:
+    """Train the job to its end, from what is there; what was measured of it, or that it has failed, as it is kept."""
+    figures, _ = train_job(config, job, path, table)
     if figures is not None:
         return figures
 
@@ -34,17 +29,14 @@ def train_and_measure(config: RunConfig, job: Job, path: Path, table: Shown, url
         if table.stop_asked():
             raise Stopped
 
-    figures = measure(job, path, status)
-    if url is not None:
-        push_finished(url, path)
-    return figures
+    return measure(job, path, status)
 
 
 def train_job(
-    config: RunConfig, job: Job, path: Path, table: Shown, until: float = 1.0, url: str | None = None
+    config: RunConfig, job: Job, path: Path, table: Table, until: float = 1.0
 ) -> tuple[dict[str, Any] | None, float | None]:
     """Train the job until so much of its budget is spent; the figures of a failure, and the speed in tokens/s of the
-    steps taken, each None where there is none. `url` as in `train_and_measure`."""
+    steps taken, each None where there is none."""
     shown = Turn(table, job.title, job.model if job.kind == "run" else None, until)
     table.set(job.model, state=job.task or job.kind)
     with contextlib.redirect_stderr(table.log):
@@ -52,19 +44,12 @@ def train_job(
             if config.training.seconds is not None:
                 table.status(f"{job.title}: compiling")  # a machine does so once: no model's seconds are spent on it
                 warm_up(with_vocabulary(config))
-            out, work = (path, None) if url is None else (url, path)
-            has_begun = path.is_dir() and not Run(path).has_only_begun()
-            if has_begun or (url is not None and has_checkpoint(url)):
-                resume(out, progress=shown, work=work)
+            if path.is_dir() and not Run(path).has_only_begun():
+                resume(path, progress=shown)
             else:
-                if url is not None:
-                    delete_begun(url)
-                train(config, out, progress=shown, work=work)
+                train(config, path, progress=shown)
         except DivergenceError as error:
-            figures = record_failure(job, path, str(error))
-            if url is not None:
-                push_finished(url, path)
-            return figures, shown.speed
+            return record_failure(job, path, str(error)), shown.speed
         except TurnOver:
             pass
         except Stopped:
