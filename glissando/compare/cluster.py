@@ -217,6 +217,7 @@ class _Order:
     folder: str = field(default_factory=os.getcwd)
     imports: list[str] = field(default_factory=imported)
     argv: list[str] = field(default_factory=lambda: list(sys.argv))
+    machine: str = field(default_factory=platform.node)
     version: str = __version__
 
 
@@ -245,7 +246,8 @@ def _train(order: _Order) -> dict[str, Any] | Exception | None:
             return None
         raise WorkerEnding(f"{platform.node()}: {error}") from error
     except (GlissandoError, OSError) as error:
-        error.args = (f"on {platform.node()}: {error}",)
+        if order.machine != platform.node():  # where something may be missing that the user has
+            error.args = (f"on {platform.node()}: {error}",)
         return error
 
 
