@@ -175,12 +175,26 @@ class Backbone(nn.Module):
     ) -> tuple[Tensor, ModelState | None]:
         """What the head reads, tokens in their own order, and the state after them."""
         x = self.norm(x)
-        if order is not None:
-            x = _in_order(x, order.argsort(1))
+        back = None if order is None else order.argsort(1)
+        if back is not None:
+            x = _in_order(x, back)
+        if ctx.hidden is not None:
+            self._finish_hidden(ctx.hidden, back, x)
         if state is None:
             return x, None
         seen = inputs.shape[1] if ctx.mask is None else ctx.counts(inputs)
         return x, ModelState(state.position + seen, inner)
+
+    def _finish_hidden(self, hidden: list[Tensor], back: Tensor | None, x: Tensor) -> None:
+        """Tokens of every representation in their own order, and the head's input x in the place of the last one.
+
+        Raises ConfigError for a depth that adds none.
+        """
+        if len(hidden) < 2:
+            raise ConfigError(
+                f"{type(self.depth).__name__} adds no hidden states: its forward must call ctx.keep(x) after each block"
+            )
+        hidden[:] = [*(one if back is None else _in_order(one, back) for one in hidden[:-1]), x]
 
     def _require_own_state(self, state: ModelState | None, error: Exception) -> None:
         """Raise InputError if the state is not this model's: looked at once something failed, as a look costs time at

@@ -172,11 +172,12 @@ class LanguageModel(Backbone):
         memo: Memo | None = None,
         relay: Relay | None = None,
         head: bool = True,
+        hidden: list[Tensor] | None = None,
     ) -> tuple[Tensor, ModelState | None]:
         """The logits for the token after each position.
 
         Args:
-            ids: Tokens (B, T), int64.
+            ids: Tokens (B, T), int64; or (B, T, D) numbers that stand in the place of their embeddings.
             state: State to continue from, of `init_state` or an earlier call; None: an empty past.
             control: Control (B, C), or (B, T, C) if it varies by token.
             dt: Time steps (B, T).
@@ -187,6 +188,9 @@ class LanguageModel(Backbone):
             relay: The ids are one process's part of each row (context parallelism); the state comes from the previous
                 process. `state` is then an empty state with the position of the part's first token.
             head: False returns the input of the head, (B, T, D), instead of the logits.
+            hidden: An empty list; the call adds the input of the depth, the representation after each block (for a tied
+                depth each application, for a flow H(1) as one more), and in the place of the last one the input of the
+                head, each (B, T, D).
 
         Returns:
             Logits (B, T, V), and the state after the last token, or None if no state was given.
@@ -200,14 +204,17 @@ class LanguageModel(Backbone):
             raise InputError(
                 f"ids must be a tensor (batch, time) int64, got a {type(ids).__name__}; use torch.tensor(ids)"
             )
-        if ids.ndim != 2 or ids.shape[1] == 0 or ids.dtype not in (torch.int64, torch.int32):
+        if ids.is_floating_point():
+            self._check_embeddings(ids)
+        elif ids.ndim != 2 or ids.shape[1] == 0 or ids.dtype not in (torch.int64, torch.int32):
             raise InputError(
                 f"ids must be (batch, time >= 1) int64, got {tuple(ids.shape)} {ids.dtype}; "
                 "a single text needs ids.unsqueeze(0)"
             )
-        ctx = Context(mask, dt, control, donate, memo, relay)
+        ctx = Context(mask, dt, control, donate, memo, relay, hidden)
         ids, ctx, order = self._prepared(ids, state, ctx)
         x = self._embed(ids, None if state is None else state.position, ctx)
+        ctx.keep(x)
         try:
             before = None if state is None else state.depth
             x, inner = self.depth(x, before, ctx) if relay is None else self._relayed(x, before, ctx, relay)
@@ -229,10 +236,20 @@ class LanguageModel(Backbone):
         """The input of the head, (B, T, D), and the state: `forward(..., head=False)`."""
         return self(ids, state, **signals, head=False)
 
+    def _check_embeddings(self, embeddings: Tensor) -> None:
+        size, dtype = self.embedding.embedding_dim, self.embedding.weight.dtype
+        shape = tuple(embeddings.shape)
+        fits = embeddings.dtype == dtype or torch.is_autocast_enabled(embeddings.device.type)
+        if embeddings.ndim != 3 or shape[1] == 0 or shape[2] != size or not fits:
+            raise InputError(
+                f"ids must be int64, or embeddings (batch, time >= 1, {size}) {dtype} as model.embedding(ids) has "
+                f"them; got {shape} {embeddings.dtype}"
+            )
+
     def _embed(self, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
-        """(B, T, D) of packed ids (B, T); position (B,) of each row's first, None without a state."""
+        """(B, T, D) of packed ids or embeddings; position (B,) of each row's first, None without a state."""
         try:
-            x = self.embedding(ids)
+            x = ids if ids.is_floating_point() else self.embedding(ids)
         except IndexError as error:
             raise InputError(
                 f"ids must be from 0 to {self.config.vocab_size - 1}, got {int(ids.min())} to {int(ids.max())}; encode "
@@ -245,10 +262,10 @@ class LanguageModel(Backbone):
     def _positions(self, limit: int, ids: Tensor, position: Tensor | None, ctx: Context) -> Tensor:
         """(B, T) positions of tokens, each below `limit`."""
         if exporting():  # the runtime's look-up refuses a position behind the last
-            start = ids.new_zeros(ids.shape[0]) if position is None else position
+            start = ids.new_zeros(ids.shape[0], dtype=torch.int64) if position is None else position
             return start.unsqueeze(1) + torch.arange(ids.shape[1], device=ids.device)
         if position is None and ctx.mask is None:  # known without a look at any tensor, as torch.compile needs it
-            furthest, start = ids.shape[1], ids.new_zeros(ids.shape[0])
+            furthest, start = ids.shape[1], ids.new_zeros(ids.shape[0], dtype=torch.int64)
         else:
             counts = ctx.counts(ids)  # padding needs no position
             start = torch.zeros_like(counts) if position is None else position

@@ -279,8 +279,10 @@ def test_what_a_state_cannot_do_is_refused():
         model.generate(torch.tensor(PROMPTS[:1]), prompt_lookup_num_tokens=2, max_new_tokens=3)
     with pytest.raises(ConfigError, match="cache_implementation 'static'"):
         model.generate(**batch, cache_implementation="static", max_new_tokens=3)
-    with pytest.raises(ConfigError, match="output_hidden_states"):
-        model.generate(**batch, output_hidden_states=True, return_dict_in_generate=True, max_new_tokens=3)
+    with pytest.raises(ConfigError, match="no mixer keeps attention weights"):
+        model.generate(**batch, output_attentions=True, return_dict_in_generate=True, max_new_tokens=3)
+    with pytest.raises(ValueError, match=r"not used by the model: \['token_type_ids'\]"):
+        model.generate(**batch, token_type_ids=torch.zeros_like(batch["input_ids"]), max_new_tokens=3)
     with pytest.raises(TypeError, match="DynamicCache"):
         model.generate(**batch, past_key_values=transformers.DynamicCache(), max_new_tokens=3)
     with pytest.raises(ConfigError, match="continuous batching"):
@@ -289,8 +291,11 @@ def test_what_a_state_cannot_do_is_refused():
         model.generate(batch["input_ids"], attention_mask=batch["attention_mask"].flip(1), max_new_tokens=3)
     with pytest.raises(ValueError, match="cannot go back"):
         GlissandoCache().crop(2)
-    with pytest.raises(ConfigError, match="resized"):
-        model.resize_token_embeddings(40)
+    with pytest.raises(ConfigError, match=r"vocabulary of 37 cannot be resized to 40: .* vocab"):
+        model.resize_token_embeddings(pad_to_multiple_of=8)
+    assert model.resize_token_embeddings(37) is model.get_input_embeddings()
+    with pytest.raises(ConfigError, match='attn_implementation="flash_attention_2"` is not supported'):
+        model.set_attn_implementation("flash_attention_2")
     with pytest.raises(ValueError, match=r"attention_mask must be \(3, 7\)"):
         model(batch["input_ids"], attention_mask=batch["attention_mask"][:, :5])
 

@@ -84,6 +84,8 @@ def test_peft_trains_a_lora(case, tmp_path):
 def test_arguments_that_it_has_no_use_for_are_refused_and_none_is_not():
     model = GlissandoForCausalLM.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
     ids = torch.tensor([[1, 2]])
-    assert torch.equal(model(ids, inputs_embeds=None).logits, model(ids).logits)
-    with pytest.raises(TypeError, match="reads input_ids and has no inputs_embeds: leave that out"):
-        model(ids, inputs_embeds=torch.zeros(1, 2, 16))
+    assert torch.equal(model(ids, position_ids=None, output_attentions=False).logits, model(ids).logits)
+    with pytest.raises(TypeError, match=r"has no token_type_ids: leave that out, .*tokens have no types"):
+        model(ids, token_type_ids=torch.zeros_like(ids))
+    with pytest.raises(TypeError, match=r"has no output_attentions, .*no mixer keeps"):
+        model(ids, output_attentions=True, position_ids=ids)

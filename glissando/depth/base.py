@@ -49,7 +49,7 @@ class Depth(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, state: State = None, ctx: Context | None = None) -> tuple[Tensor, State]:
-        """x (B, T, D) -> (B, T, D) and the state after it; None in, None out."""
+        """x (B, T, D) -> (B, T, D) and the state after it; None in, None out. `ctx.keep(x)` after each block."""
 
     def reset_parameters(self) -> None:
         """Start the parameters that are its own and not its blocks'."""
@@ -99,5 +99,6 @@ def through(
     after = []
     for number, (block, before) in enumerate(zip(blocks, states, strict=True)):
         x, new = block(with_shortcut(x, shortcuts, number, source), before, ctx)
+        ctx.keep(x)
         after.append(new)
     return x, tuple(after)

@@ -79,6 +79,7 @@ class DiscreteDepth(Depth):
                 gate, mean = self.gate(y - x, mean, ctx)
                 y, new = x + gate * (y - x), (new, mean)
             x = y if self.gates is None or number not in self.gated else x + self.gates[self.gated[number]] * (y - x)
+            ctx.keep(x)
             after.append(new)
         return x, None if state is None else tuple(after)
 

@@ -197,6 +197,7 @@ class FlowDepth(Depth):
         if state is not None and len(field.after) != len(state.flow):
             raise ValueError(f"a state of {len(state.flow)} evaluations was given to a flow of {len(field.after)}")
         x = self.end(x)
+        ctx.keep(x)
         rest = None if self.shortcuts is None else self.shortcuts[half + 1 :]
         x, after = through(self.after, x, given.after, inner, rest, source)
         return x, None if state is None else FlowState(before, tuple(field.after), after)

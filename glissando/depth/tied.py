@@ -85,5 +85,6 @@ class TiedDepth(Depth):
             x = with_shortcut(x, self.shortcuts, step, source)
             y, new = self.run(self.blocks[i])(x + self.step_bias[step], before, ctx)
             x = y if self.gates is None or step not in self.gated else x + self.gates[self.gated[step]] * (y - x)
+            ctx.keep(x)
             after.append(new)
         return x, None if state is None else tuple(after)

@@ -60,14 +60,7 @@ def _every_time_constant(model: Backbone, inputs: Tensor, dt: Tensor | None = No
     def note(mixer: Liquid, x: Tensor, ctx: Context) -> None:
         found.append(mixer.time_constants(x, ctx))
 
-    if isinstance(model, LanguageModel) and inputs.is_floating_point():  # in the place of the embeddings of ids
-        handle = model.embedding.register_forward_hook(lambda *_: inputs)
-        try:
-            show(model, mixers, note, torch.zeros(inputs.shape[:2], dtype=torch.int64, device=inputs.device), dt=dt)
-        finally:
-            handle.remove()
-    else:
-        show(model, mixers, note, inputs, dt=dt)
+    show(model, mixers, note, inputs, dt=dt)
     return found
 
 

@@ -15,7 +15,11 @@ from glissando.model import ModelConfig
 
 #: saved beside config.json; nothing but an import, so that the library that is installed computes
 MODULE = "modeling_glissando"
-_AUTO_CLASSES = {"AutoConfig": "GlissandoConfig", "AutoModelForCausalLM": "GlissandoForCausalLM"}
+_AUTO_CLASSES = {
+    "AutoConfig": "GlissandoConfig",
+    "AutoModelForCausalLM": "GlissandoForCausalLM",
+    "AutoModelForSequenceClassification": "GlissandoForSequenceClassification",
+}
 _SOURCE = f"from glissando.hf import {', '.join(_AUTO_CLASSES.values())}  # noqa: F401\n"
 
 
@@ -64,7 +68,9 @@ class GlissandoConfig(PretrainedConfig):
 
     @property
     def num_hidden_layers(self) -> int:
-        return self.model["depth"]["layers"]
+        """Hidden states after the first: one a block; one an application of a tied depth; a flow is one more."""
+        depth = self.model["depth"]
+        return depth["n_steps"] if depth["kind"] == "tied" else depth["layers"] + (depth["kind"] == "flow")
 
     @property
     def max_position_embeddings(self) -> int:

@@ -41,6 +41,7 @@ class Context:
              tied block need not do it again, or for all that a caller shares it among. None where gradients are needed.
     relay    the row is cut over processes, and this one reads a part of it: what keeps a state gets it from the process
              before, and hands it to the one behind. Blocks do; a mixer does not see it.
+    hidden   a list of the representations so far, to which a depth adds each by `keep`; None: nobody reads them
     """
 
     mask: Tensor | None = None
@@ -49,12 +50,18 @@ class Context:
     donate: bool = False
     memo: Memo | None = None
     relay: Relay | None = None
+    hidden: list[Tensor] | None = None
 
     def counts(self, x: Tensor) -> Tensor:
         """(B,) int64: real tokens in each row of x (B, T, ...)."""
         if self.mask is None:
             return torch.full((x.shape[0],), x.shape[1], dtype=torch.int64, device=x.device)
         return self.mask.sum(1)
+
+    def keep(self, x: Tensor) -> None:
+        """Add x (B, T, D), the representation after a block, to `hidden`, where there is one."""
+        if self.hidden is not None:
+            self.hidden.append(x)
 
     def without(self, *names: Signal) -> Context:
         """The same context without the named signals: their user has used them."""
