@@ -10,7 +10,8 @@ import pytest
 from training_runs import configuration
 
 from glissando.errors import RunError
-from glissando.evaluation.gradients import (
+from glissando.training.fit import train
+from research.gradients import (
     departure,
     merged,
     plot_gradients,
@@ -19,7 +20,6 @@ from glissando.evaluation.gradients import (
     spread,
     window_of,
 )
-from glissando.training.fit import train
 
 
 def curve(end: float, n: int = 100) -> np.ndarray:

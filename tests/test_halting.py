@@ -16,9 +16,10 @@ from glissando.data.base import Batch
 from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.solvers import unroll
 from glissando.errors import ConfigError
-from glissando.evaluation.halting import counted, halting_table, measure_halting, plot_halting
+from glissando.evaluation.scoring import counted
 from glissando.model import LanguageModel
 from glissando.training.fit import train
+from research.halting import halting_table, measure_halting, plot_halting
 
 
 class Plain:

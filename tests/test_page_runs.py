@@ -129,16 +129,7 @@ def shrunk(words: list[str]) -> list[str]:
     if words[0] == "generate":
         reduced += ["--max_tokens", "4"]
     if words[0] == "steer":
-        reduced += [
-            "--values",
-            "[-1, 0, 1]",
-            "--pair_values",
-            "[-1, 1]",
-            "--strengths",
-            "[4]",
-            "--selection_prompts",
-            "2",
-        ]
+        reduced += ["--values", "[-1, 0, 1]"]
         reduced += ["--max_tokens", "8", "--cost_rows", "2"]
         reduced += [] if "--prompts" in words else ["--prompts", "2"]
     if words[0] == "evaluate" and "--tasks" in words and "list" not in words and "--limit" not in words:

@@ -18,10 +18,10 @@ from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError
 from glissando.evaluation.scoring import score
 from glissando.evaluation.steering import Cost, Dials, Sweep, Trial, crossing_point, spearman, sweep, trial
-from glissando.evaluation.steering_pair import PairGrid, pair_grids
 from glissando.generation import generate
 from glissando.model import LanguageModel
 from glissando.training.fit import train
+from research.steering.pairs import PairGrid, pair_grids
 
 U = (-1.0, 0.0, 1.0)
 COSTS = [Cost(1.0, 2.0), Cost(0.9, 1.8), Cost(1.1, 2.2)]
@@ -188,16 +188,11 @@ def test_the_verb_writes_tables_texts_and_pictures(tmp_path, capsys):
     figures = told(out)
     assert [dial["dial"] for dial in figures["dials"]] == ["mood", "speech"]
     assert figures["dials"][0]["bits_per_byte_uncontrolled"] > 0
-    assert figures["pairs"][0]["dials"] == ["mood", "speech"]
-    assert figures["comparisons"] == []
     assert figures["perplexity_at_0_against_base"] is None
     assert len((out / "texts.jsonl").read_text().splitlines()) == 2 * 3 * 2
-    for picture in ("mood.png", "speech.png", "mood-speech.png"):
+    for picture in ("mood.png", "speech.png"):
         assert (out / picture).read_bytes()[:4] == b"\x89PNG"
-    printed = capsys.readouterr().out
-    assert "success at +1" in printed
-    assert "turned at once" in printed
-    assert "they need the uncontrolled base" in printed
+    assert "success at +1" in capsys.readouterr().out
 
 
 def test_mistakes_are_told_before_anything_is_written(tmp_path, capsys):
@@ -211,9 +206,6 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path, capsys):
         ([], "--out is missing"),
         ([*new, "--values", "[0, 1]"], "needs the values -1, 0 and 1"),
         ([*new, "--dials", '["mod"]'], "Did you mean 'mood'"),
-        ([*new, "--pair_values", "[1]"], "below 0 and one above"),
-        ([*new, "--strengths", "[0]"], "positive numbers"),
-        ([*new, "--selection_prompts", "1"], "selection_prompts must be at least 2"),
         ([*new, "--cost_rows", "-1"], "at least 0 (0: all), got -1"),
     ):
         assert main([*command, *wrong]) == (1 if message.endswith("not empty") or "overwritten" in message else 2)
@@ -221,20 +213,34 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path, capsys):
     assert not (tmp_path / "b").exists()
 
 
-def test_where_there_is_a_base_baselines_are_measured(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("glissando.evaluation.steering_baselines.TEXTS", 3)
+def test_pairs_and_baselines_are_measured_by_the_program_of_research(tmp_path, capsys, monkeypatch):
+    from research.steering.__main__ import main as measure
+
+    monkeypatch.setattr("research.steering.baselines.TEXTS", 3)
     trained(tmp_path, valid_stories=6)
+    command = [str(tmp_path / "run"), *COMMAND]
+    for wrong, message in (
+        (["--pair_values", "[1]"], "below 0 and one above"),
+        (["--strengths", "[0]"], "positive numbers"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            measure([*command, *wrong, "--out", str(tmp_path / "a")])
+    measure([*command, "--out", str(tmp_path / "a")])
+    assert told(tmp_path / "a")["comparisons"] == []
+    assert told(tmp_path / "a")["pairs"][0]["dials"] == ["mood", "speech"]
+    printed = capsys.readouterr().out
+    assert "turned at once" in printed
+    assert "they need the uncontrolled base" in printed
     shutil.copytree(tmp_path / "run", tmp_path / "run" / "base")
-    command = ["steer", str(tmp_path / "run"), *COMMAND, "--selection_prompts", "2", "--strengths", "[1]"]
-    assert main([*command, "--dials", '["mood"]', "--out", str(tmp_path / "a")]) == 0
-    (comparison,) = told(tmp_path / "a")["comparisons"]
+    with pytest.raises(ConfigError, match="selection_prompts must be at least 2"):
+        measure([*command, "--selection_prompts", "1", "--out", str(tmp_path / "b")])
+    command += ["--selection_prompts", "2", "--strengths", "[1]"]
+    measure([*command, "--dials", '["mood"]', "--out", str(tmp_path / "b")])
+    (comparison,) = told(tmp_path / "b")["comparisons"]
     assert [baseline["name"] for baseline in comparison["baselines"]] == ["prompt-prefixing", "activation addition"]
-    assert told(tmp_path / "a")["perplexity_at_0_against_base"] > 0
-    assert (tmp_path / "a" / "mood-baselines.png").read_bytes()[:4] == b"\x89PNG"
+    for picture in ("a/mood-speech.png", "b/mood-baselines.png"):
+        assert (tmp_path / picture).read_bytes()[:4] == b"\x89PNG"
     assert "beside steering without one" in capsys.readouterr().out
-    assert main([*command, "--baselines", "false", "--out", str(tmp_path / "b")]) == 0
-    assert told(tmp_path / "b")["comparisons"] == []
-    assert told(tmp_path / "b")["dials"][0]["mean_label"] == told(tmp_path / "a")["dials"][0]["mean_label"]
 
 
 def test_a_model_without_dials_is_told(tmp_path, capsys):

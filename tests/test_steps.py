@@ -13,14 +13,13 @@ from training_runs import configuration
 
 import glissando
 from glissando import progress
-from glissando.cli import main
 from glissando.data.corpora import build_corpus
 from glissando.depth.solvers import TABLEAUS
-from glissando.evaluation import steps
-from glissando.evaluation.activation_addition import changed, places
-from glissando.evaluation.steps import Setting, distances, flow_ends, measure_steps, sample, settings, solved_with
 from glissando.model import LanguageModel
 from glissando.training.fit import train
+from research import flow_steps as steps
+from research.flow_steps import Setting, distances, flow_ends, measure_steps, sample, settings, solved_with
+from research.steering.activation_addition import changed, places
 
 FLOW = {"kind": "flow", "layers": 2, "n_steps": 3, "control": ["mood", "speech"], "alpha": 1.0}
 TEXT = {"model.depth": FLOW, "training": {"steps": 3, "log_every": 1}}
@@ -120,29 +119,20 @@ def test_a_model_without_a_flow_is_told(corpus):
         measure_steps(LanguageModel.from_config({"hidden_size": 16}), corpus)
 
 
-def test_evaluate_draws_and_tells_the_steps(tmp_path, capsys, monkeypatch):
+def test_the_program_draws_and_prints_the_steps(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(steps, "STEPS", (1, 2))
     monkeypatch.setattr(steps, "SAMPLE_BYTES", 400)
-    run, plain = tmp_path / "run", tmp_path / "plain"
-    train(configuration(tmp_path, TEXT), run)
-    train(configuration(tmp_path, {"training": {"steps": 2, "log_every": 1}}), plain)
-    pictures = tmp_path / "pictures"
-    command = ["evaluate", str(run), "--depth.n_steps", "1"]
-    assert main([*command, "--json", "--steps", "true", "--plots", str(pictures)]) == 0
-    told = json.loads(capsys.readouterr().out)["steps"]
-    assert told["trained"] == {"method": "euler", "n_steps": 3}, "the run's own, whatever it is evaluated with"
-    assert len(told["settings"]) == 4 * 2 + 1
-    assert told["bytes"] == 100
-    for name in ("steps", "convergence", "gradients", "loss"):
-        assert (pictures / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)  # as if everything took long
-    assert main(["evaluate", str(run), "--steps", "true"]) == 0
+    run, pictures = tmp_path / "run", tmp_path / "pictures"
+    train(configuration(tmp_path, TEXT), run)
+    monkeypatch.setattr("sys.argv", ["flow_steps", str(run), "--out", str(pictures)])
+    steps.main()
     captured = capsys.readouterr()
-    for what in ("scoring the held-out text", "timing every setting", "distances", "reading the text", "halting"):
+    for what in ("timing every setting", "distances", "reading the text", "halting"):
         assert re.search(rf"^{what}.*: \d+ of \d+ \w+, \d+:\d\d elapsed", captured.err, re.M), what
-    assert "bits per byte" in captured.out
-    assert "* euler          3" in captured.err
-    assert main(["evaluate", str(run), "--json"]) == 0
-    assert "steps" not in json.loads(capsys.readouterr().out)
-    assert main(["evaluate", str(plain), "--steps", "true"]) == 2
-    assert "is discrete; leave it out" in capsys.readouterr().err
+    assert "* euler          3" in captured.out
+    told = json.loads((pictures / "steps.json").read_text())["steps"]
+    assert told["trained"] == {"method": "euler", "n_steps": 3}
+    assert len(told["settings"]) == 4 * 2 + 1
+    for name in ("steps", "convergence", "halting"):
+        assert (pictures / f"{name}.png").read_bytes()[:4] == b"\x89PNG"

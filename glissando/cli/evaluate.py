@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from glissando.cli.options import (
     add_device_option,
     add_threads_option,
     add_weights_option,
-    boolean,
     choose_threads,
     device_of,
     parse,
@@ -34,8 +32,6 @@ from glissando.pretrained import require_text, without_held_out
 
 if TYPE_CHECKING:
     from glissando.data.base import Corpus
-    from glissando.evaluation.halting import Point
-    from glissando.evaluation.steps import StepCurve
     from glissando.model import LanguageModel
     from glissando.runs import Run
 
@@ -51,10 +47,7 @@ def main(arguments: Sequence[str]) -> None:
         "--exact_match", type=whole, default=256, help="number of pairs to answer, for a corpus of pairs"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plots", metavar="DIR", help="directory for plots: loss, gradients, steps of a flow")
-    parser.add_argument(
-        "--steps", type=boolean, default=False, help="measure every solver and number of steps of a flow"
-    )
+    parser.add_argument("--plots", metavar="DIR", help="directory for plots of the loss and of the mixers")
     parser.add_argument(
         "--diagnostics", metavar="DIR", help="directory for tables and pictures of a liquid model, token by token"
     )
@@ -96,7 +89,6 @@ def _score(options: Options) -> None:
     corpus = build_corpus(config, model.tokenizer)
     kind = CORPORA.kind_of(config)
     _require_pairs(corpus, kind, options)
-    _require_flow(model, options)
     _require_liquid(model, options)
     _require_places(options, run)
     drawn = _held_out(corpus) if options.diagnostics else []
@@ -105,16 +97,6 @@ def _score(options: Options) -> None:
     result = {"corpus": kind} | labels | measure(model, corpus, options.exact_match)
     if not options.json:
         print(table(result), flush=True)
-    steps = _steps(run, model, corpus) if options.plots or options.steps else None
-    halting = _halting(run, model, corpus) if steps is not None else []
-    if options.json and options.steps and steps is not None:
-        result |= {"steps": steps.as_dict(), "halting": [asdict(point) for point in halting]}
-    elif steps is not None:
-        print(steps.table(), file=sys.stderr)
-        if halting:
-            from glissando.evaluation.halting import halting_table
-
-            print(halting_table(halting), file=sys.stderr)
     if options.json:
         print(json.dumps(result, indent=2))
     if problems := getattr(corpus, "problems", None):
@@ -123,7 +105,7 @@ def _score(options: Options) -> None:
         from glissando.evaluation.plots import plot_run
 
         floor = build_corpus(trained, model.tokenizer).entropy_floor
-        for picture in plot_run(run.path, model, Path(options.plots).expanduser(), floor, steps, halting):
+        for picture in plot_run(run.path, model, Path(options.plots).expanduser(), floor):
             print(f"picture: {picture}", file=sys.stderr)
     if options.diagnostics:
         _diagnostics(model, drawn, options)
@@ -186,7 +168,7 @@ def _refuse_mixed(options: Options) -> None:
             raise ConfigError(f"--limit {options.limit} is for --tasks, and none are given; name some or leave it out")
         return
     for name in options.given:
-        if name in ("file", "plots", "steps", "diagnostics", "prompt", "exact_match") or name.startswith("data"):
+        if name in ("file", "plots", "diagnostics", "prompt", "exact_match") or name.startswith("data"):
             raise ConfigError(f"--tasks measures tasks alone, and --{name} was given too; leave one of them out")
 
 
@@ -220,17 +202,6 @@ def _require_pairs(corpus: Corpus, name: str, options: Options) -> None:
 
     if "exact_match" in options.given and not isinstance(corpus, PairsCorpus):
         raise ConfigError(f"--exact_match counts answers of pairs, and {name} is not of pairs; leave it out")
-
-
-def _require_flow(model: LanguageModel, options: Options) -> None:
-    from glissando.depth import DEPTHS
-    from glissando.evaluation.steps import has_flow
-
-    if options.steps and not has_flow(model):
-        raise ConfigError(
-            f"--steps measures the solver of a flow, but the depth of {options.run} is "
-            f"{DEPTHS.kind_of(model.config.depth)}; leave it out"
-        )
 
 
 def _require_liquid(model: LanguageModel, options: Options) -> None:
@@ -333,41 +304,11 @@ def _diagnostics(model: LanguageModel, ids: list[int], options: Options) -> None
 _DRAWN, _SHORTEST = 160, 16
 
 
-def _steps(run: Run, model: LanguageModel, corpus: Corpus) -> StepCurve | None:
-    """Every setting of a flow's solver; None without a flow. The setting to mark is the run's, not that of options."""
-    from glissando.evaluation import steps
-    from glissando.evaluation.steps import Setting, has_flow, measure_steps
-    from glissando.model import ModelConfig
-
-    if not has_flow(model):
-        return None
-    depth = from_dict(ModelConfig, run.read_config()["model"], "model").depth
-    print(f"solving the flow in other ways, on about {steps.SAMPLE_BYTES:,} bytes of the text", file=sys.stderr)
-    trained = Setting(depth.method, depth.n_steps)
-    return measure_steps(model, corpus, trained, sample_bytes=steps.SAMPLE_BYTES)
-
-
-def _halting(run: Run, model: LanguageModel, corpus: Corpus) -> list[Point]:
-    """Tolerances on the run's own grid; [] for the coupled scheme, which cannot halt."""
-    from glissando.evaluation.halting import measure_halting
-    from glissando.evaluation.steps import SAMPLE_BYTES, sample
-    from glissando.loading import load
-    from glissando.quantisation import round_weights
-
-    if model.config.depth.backward == "reversible":
-        return []
-    anew = load(run.checkpoint or run.path).to(model.embedding.weight.device)
-    if model.weights_precision != "float32":
-        round_weights(anew, model.weights_precision)
-    return measure_halting(anew, sample(corpus, SAMPLE_BYTES))
-
-
 def measure(model: LanguageModel, corpus: Corpus, exact_match: int) -> dict[str, object]:
     """Everything that is measured of `model` on a corpus's held-out part."""
     from glissando.data.pairs import PairsCorpus
-    from glissando.evaluation.halting import counted
     from glissando.evaluation.pairs import exact_match_rate
-    from glissando.evaluation.scoring import score
+    from glissando.evaluation.scoring import counted, score
     from glissando.progress import track
 
     total = sum(1 for _ in corpus.batches("valid"))

@@ -16,7 +16,6 @@ from glissando.cli.options import (
     Parser,
     add_device_option,
     add_threads_option,
-    boolean,
     choose_threads,
     device_of,
     number,
@@ -34,26 +33,18 @@ from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from glissando.evaluation.steering import Cost, Sweep, Trial
-    from glissando.evaluation.steering_baselines import Comparison
-    from glissando.evaluation.steering_pair import PairGrid
     from glissando.evaluation.word_sets import WordSweep
     from glissando.model import LanguageModel
 
 EXAMPLE = "glissando steer runs/steered --out runs/steered-dial --prompts 64"
-NO_BASE = (
-    "no baselines: they need the uncontrolled base that the run was steered from. Train one, then steer from it: "
-    "glissando train --from BASE --training.neutral_kl 1.0 --data.labelled true --out RUN"
-)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Sweep every dial, or those of --dials, and pairs of them; beside the baselines where the run holds its base.
+    """Sweep every dial, or those of --dials; with --words also by the probabilities of two sets of words.
 
-    With --words also, and for a corpus without an oracle only, by the probabilities of two sets of words.
-
-    Writes DIR/steering.json, DIR/texts.jsonl and pictures: one a dial, one a pair, one a comparison.
+    Writes DIR/steering.json, DIR/texts.jsonl and a picture of each dial.
     """
-    options = parse(_parser(), arguments)
+    options = parse(steer_parser(), arguments)
     require_out(options, "name the directory to make, such as --out runs/steered-dial")
     out = Path(options.out).expanduser()
     require_empty(out)
@@ -65,17 +56,13 @@ def main(arguments: Sequence[str]) -> None:
         print(f"picture: {picture}", file=sys.stderr)
 
 
-def _parser() -> Parser:
-    parser = parser_for(
-        "steer", "Turn a model's dials and judge what it writes.", EXAMPLE, "glissando steer RUN --out DIR [options]"
-    )
+def steer_parser(usage: str = "glissando steer RUN --out DIR [options]") -> Parser:
+    """The options of a trial, which research.steering has, too."""
+    parser = parser_for("steer", "Turn a model's dials and judge what it writes.", EXAMPLE, usage)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--out", metavar="DIR", help="directory to create for tables, texts and plots")
     parser.add_argument("--dials", metavar="NAMES", type=texts, default=[], help="a list of dials; by default all")
     parser.add_argument("--values", type=numbers, default=[], help="values of u; by default -1.5 to 1.5 in quarters")
-    parser.add_argument(
-        "--pair_values", type=numbers, default=[], help="values of two dials turned at once; by default -1, 0, 1"
-    )
     parser.add_argument(
         "--prompts",
         type=whole_or_text,
@@ -91,21 +78,6 @@ def _parser() -> Parser:
     parser.add_argument("--max_tokens", type=whole, default=700, help="largest number of tokens of each text")
     parser.add_argument("--temperature", type=number, default=0.8, help="temperature of sampling")
     parser.add_argument("--seed", type=whole, default=0, help="seed of prompts and of sampling")
-    parser.add_argument(
-        "--baselines",
-        type=boolean,
-        default=True,
-        help="measure prefixes and activation addition, if the run has its base",
-    )
-    parser.add_argument(
-        "--strengths", type=numbers, default=[], help="strengths of activation addition; by default 2, 4, ..., 64"
-    )
-    parser.add_argument(
-        "--selection_prompts",
-        type=whole,
-        default=12,
-        help="number of other beginnings, for choosing the baselines' options",
-    )
     add_inference_options(parser)
     add_device_option(parser)
     add_threads_option(parser)
@@ -119,8 +91,6 @@ class Report:
     base: Cost | None = None
     sweeps: list[Sweep] = field(default_factory=list)
     words: list[WordSweep] = field(default_factory=list)
-    pairs: list[PairGrid] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
     cost_rows: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -133,71 +103,50 @@ class Report:
             "cost_rows": self.cost_rows,
             "dials": dials[: len(self.sweeps)],
             "words": dials[len(self.sweeps) :],
-            "pairs": [pair.as_dict() for pair in self.pairs],
-            "comparisons": [comparison.as_dict() for comparison in self.comparisons],
         }
 
 
 def _measure(options: Options, report: Report) -> Any:
     """Fill `report` and print it part by part, yielding after each."""
     from glissando.evaluation.steering import Dials, sweep
-    from glissando.evaluation.steering_baselines import compare
-    from glissando.evaluation.steering_pair import pair_grids
     from glissando.evaluation.word_sets import read_word_sets, word_rows, word_sweep
     from glissando.loading import load, load_base
 
     device = device_of(options)
     model = load(options.run, inference_overrides(options, options.run)).to(device)
     choose_threads(options, options.prompts if isinstance(options.prompts, int) else 32, model.config.hidden_size)
-    names, values, pair_values, strengths = _checked(options, model)
+    names, values = dials_and_values(options, model)
     sets = read_word_sets(options.words) if options.words else None
-    trial = _trial(options, model)
-    judged = trial.corpus.has_oracle
+    trial = trial_of(options, model)
     if sets is not None:
         word_rows(trial.corpus.tokenizer, trial.prompts, [word for each in sets for word in each.words])
-    elif not judged:
+    elif not trial.corpus.has_oracle:
         raise ConfigError(
             f"{type(trial.corpus).__name__} has no oracle to judge texts by: give two files of words whose "
             "probabilities a dial should move, --words good.txt bad.txt"
         )
     base = load_base(options.run, inference_overrides(options, options.run))
-    base = None if base is None else base.to(device)
-    selection = _selection(options, trial, names) if judged and options.baselines and base is not None else None
     dials = Dials(model, trial)
-    report.base = None if base is None else trial.read(base)
+    report.base = None if base is None else trial.read(base.to(device))
     report.cost_rows = len(trial.held_out)
     yield  # a place that cannot be written to shows before minutes are spent
-    if sets is not None:
-        for name in names:
-            report.words.append(word_sweep(dials, name, sets, values, report.base))
-            print(table(report.words[-1].as_dict()), flush=True)
-            yield
-    if not judged:
+    for name in names if sets is not None else []:
+        assert sets is not None
+        report.words.append(word_sweep(dials, name, sets, values, report.base))
+        print(table(report.words[-1].as_dict()), flush=True)
+        yield
+    if not trial.corpus.has_oracle:
         print("no texts are written: the corpus has no oracle to judge them by")
         return
     for name in names:
         report.sweeps.append(sweep(dials, name, values, report.base))
         print(table(report.sweeps[-1].as_dict()), flush=True)
         yield
-    report.pairs = pair_grids(dials, names, pair_values)
-    for pair in report.pairs:
-        print(pair_table(pair.as_dict()), flush=True)
-    yield
-    if options.baselines and base is None:
-        print(NO_BASE)
-    for name in names if base is not None and selection is not None else []:
-        assert base is not None
-        assert selection is not None
-        report.comparisons.append(compare(dials, base, name, selection, strengths))
-        print(comparison_table(report.comparisons[-1].as_dict()), flush=True)
-        yield
 
 
-def _checked(options: Options, model: LanguageModel) -> tuple[list[str], Any, Any, Any]:
-    """The dials, and the values of --values, --pair_values and --strengths: mistakes show before anything runs."""
+def dials_and_values(options: Options, model: LanguageModel) -> tuple[list[str], Any]:
+    """The dials, and the values of --values: mistakes show before anything runs."""
     from glissando.evaluation.steering import VALUES, check_values
-    from glissando.evaluation.steering_baselines import STRENGTHS, check_strengths
-    from glissando.evaluation.steering_pair import PAIR_VALUES, check_pair_values
     from glissando.generation import control_values
 
     names = model.config.controls
@@ -212,12 +161,11 @@ def _checked(options: Options, model: LanguageModel) -> tuple[list[str], Any, An
             raise unknown_name("dial", name, names)
     if len(set(options.dials)) < len(options.dials):
         raise ConfigError(f"--dials names a dial twice: {options.dials}")
-    values = check_values(options.values or VALUES)
-    pair_values = check_pair_values(options.pair_values or PAIR_VALUES)
-    return options.dials or names, values, pair_values, check_strengths(options.strengths or STRENGTHS)
+    return options.dials or names, check_values(options.values or VALUES)
 
 
-def _trial(options: Options, model: LanguageModel) -> Trial:
+def trial_of(options: Options, model: LanguageModel) -> Trial:
+    """Prompts, held-out rows and sampling as the options and the run's own data say."""
     from glissando.config import from_dict
     from glissando.data.corpora import CORPORA, build_corpus
     from glissando.evaluation.steering import trial
@@ -229,15 +177,6 @@ def _trial(options: Options, model: LanguageModel) -> Trial:
     if isinstance(options.prompts, str):
         chosen["prompts"] = read_lines(options.prompts, "--prompts")
     return trial(build_corpus(data, model.tokenizer), **chosen)
-
-
-def _selection(options: Options, trial: Trial, names: Sequence[str]) -> Trial:
-    from glissando.evaluation.rows import labelled_texts
-    from glissando.evaluation.steering_baselines import selection_trial
-
-    for name in names:
-        labelled_texts(trial.corpus, name, 1)  # a missing label shows now, not after the sweeps
-    return selection_trial(trial, options.selection_prompts)
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -276,58 +215,11 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def pair_table(figures: dict[str, Any]) -> str:
-    """Mean labels of both dials and joint success, one setting a line."""
-    first, second = figures["dials"]
-    lines = [
-        f"dials {first} and {second} turned at once, {figures['prompts']} held-out prompts",
-        f"  {first + ', u':>12} {second + ', u':>12} {'mean ' + first:>14} {'mean ' + second:>14}     success",
-    ]
-    columns = (figures[f"mean_{first}"], figures[f"mean_{second}"], figures["joint_success"])
-    for i, u in enumerate(figures["u"]):
-        for j, v in enumerate(figures["u"]):
-            a, b, joint = (column[i][j] for column in columns)
-            success = "-" if math.isnan(joint) else f"{joint:.1%}"
-            lines.append(f"  {u:12.2f} {v:12.2f} {a:14.3f} {b:14.3f}   {success:>9}")
-    return "\n".join(lines)
-
-
-def comparison_table(figures: dict[str, Any]) -> str:
-    """Success and cost of the dial and of what can be done without one, one a line."""
-    f = figures
-    lines = [
-        f"dial {f['dial']} beside steering without one; options chosen on {f['chosen_on_other_prompts']} other prompts",
-        f"  {'':64} {'at -1':>7} {'at +1':>7} {'both':>7}   perplexity / the base's",
-        _outcome("no steering", f["unsteered"]),
-        _outcome("dial", f["outcome"]),
-    ]
-    for baseline in f["baselines"]:
-        cheap, best = baseline["as_cheap_as_the_dial"], baseline["best_at_any_cost"]
-        if best is None:
-            lines.append(f"  {baseline['name']}: not measured, {baseline['note']}")
-            continue
-        if cheap is None:
-            lines.append(f"  {baseline['name']}: none is within the dial's cost or 1 %")
-        else:
-            lines.append(_outcome(f"{cheap['way']} (within the dial's cost or 1 %)", cheap))
-        lines.append(_outcome(f"{best['way']} (at any cost)", best))
-    above = f["dial_above_baselines_as_cheap"]
-    if above is not None:
-        than = "higher" if above else "not higher"
-        lines.append(f"  the dial's success is {than} than that of every baseline within its cost or 1 %")
-    return "\n".join(lines)
-
-
-def _outcome(name: str, f: dict[str, Any]) -> str:
-    shares = " ".join(f"{f[key]:7.1%}" for key in ("success_at_-1", "success_at_+1", "success"))
-    return f"  {name:64} {shares}   {f['perplexity_against_base']:.4f}"
-
-
 def _write(out: Path, report: Report) -> None:
     from glissando.storage import write_atomic
 
     require_writable("--out", out)
-    write_atomic(out / "steering.json", (json.dumps(_without_nan(report.as_dict()), indent=2) + "\n").encode())
+    write_atomic(out / "steering.json", (json.dumps(without_nan(report.as_dict()), indent=2) + "\n").encode())
     lines = [
         json.dumps({"dial": result.name, "u": u, "text": text}) + "\n"
         for result in report.sweeps
@@ -337,21 +229,19 @@ def _write(out: Path, report: Report) -> None:
     write_atomic(out / "texts.jsonl", "".join(lines).encode())
 
 
-def _without_nan(value: Any) -> Any:
-    """NaN, which JSON does not know, as null."""
+def without_nan(value: Any) -> Any:
+    """`value` with NaN, which JSON does not know, as null."""
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_nan(item) for item in value]
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _draw(out: Path, report: Report) -> list[Path]:
-    from glissando.evaluation.dial_plots import plot_comparison, plot_dial, plot_pair
+    from glissando.evaluation.dial_plots import plot_dial
 
     return [
         *(plot_dial(result, out / f"{result.name}.png") for result in report.sweeps),
         *(plot_dial(result, out / f"{result.name}-words.png") for result in report.words),
-        *(plot_pair(pair, out / f"{'-'.join(pair.names)}.png") for pair in report.pairs),
-        *(plot_comparison(result, out / f"{result.name}-baselines.png") for result in report.comparisons),
     ]

@@ -9,40 +9,23 @@ from typing import Any
 from glissando.errors import RunError
 from glissando.evaluation import kernels  # noqa: F401 (adds to MIXER_PICTURES)
 from glissando.evaluation.figures import MIXER_PICTURES, figure_and_axes
-from glissando.evaluation.gradients import plot_gradients
-from glissando.evaluation.halting import Point, plot_halting
-from glissando.evaluation.steps import StepCurve, plot_convergence, plot_steps
 from glissando.model import LanguageModel
 from glissando.runs import METRICS, Run
 
 #: what `plot_run` may draw
-PICTURES = ("loss.png", "gradients.png", "kernels.png", "steps.png", "convergence.png", "halting.png")
+PICTURES = ("loss.png", "kernels.png")
 
 
-def plot_run(
-    run: str | Path,
-    model: LanguageModel,
-    out: str | Path,
-    floor: float | None = None,
-    steps: StepCurve | None = None,
-    halting: Sequence[Point] = (),
-) -> list[Path]:
+def plot_run(run: str | Path, model: LanguageModel, out: str | Path, floor: float | None = None) -> list[Path]:
     """Draw every picture that a run and its model have into the directory `out`; returns their paths.
 
-    floor   the corpus's entropy in bits per byte, where it is known
-    steps   what the solver's steps of a flow were measured to do
-    halting what its tolerances were measured to do
+    floor  the corpus's entropy in bits per byte, where it is known
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    pictures = [plot_loss(Path(run), out / "loss.png", floor), plot_gradients(Path(run), out / "gradients.png")]
     kinds = {type(module) for module in model.modules()}
-    pictures += [draw(model, out / name) for kind, (name, draw) in MIXER_PICTURES.items() if kind in kinds]
-    if steps is not None:
-        pictures += [plot_steps(steps, out / "steps.png"), plot_convergence(steps, out / "convergence.png")]
-    if halting:
-        pictures.append(plot_halting(halting, out / "halting.png"))
-    return pictures
+    pictures = [draw(model, out / name) for kind, (name, draw) in MIXER_PICTURES.items() if kind in kinds]
+    return [plot_loss(Path(run), out / "loss.png", floor), *pictures]
 
 
 def require_log(run: Path) -> list[dict[str, str]]:

@@ -121,7 +121,7 @@ def exploding_corrected(plan: Plan) -> Finding:
 
 def _departed(norms: dict[str, list[float]]) -> dict[str, str]:
     """What left a factor of 100 of its first norm, and how."""
-    from glissando.evaluation.gradients import departure, window_of
+    from research.gradients import departure, window_of
 
     found = {part: departure(np.array(each), window_of(len(each))) for part, each in norms.items()}
     return {part: f"{what.verb} ({what.ratio:.2g}x)" for part, what in found.items() if what is not None}
@@ -137,7 +137,7 @@ def _pm(both: tuple[float, float]) -> str:
 
 def _draw_training(hybrid: Trained, baseline: Trained, target: Path) -> Path:
     from glissando.evaluation.figures import figure_and_axes
-    from glissando.evaluation.gradients import running_median
+    from research.gradients import running_median
 
     figure, (left, right) = figure_and_axes(columns=2)
     for name, run, color in (("hybrid", hybrid, "#0b6e99"), ("baseline", baseline, "#c77700")):

@@ -90,10 +90,10 @@ def _run_gaps(plan: Plan) -> dict[str, float]:
     from glissando.config import from_dict
     from glissando.data.corpora import build_corpus
     from glissando.depth.solvers import TABLEAUS
-    from glissando.evaluation.steps import Setting, distances, one_text, sample
     from glissando.loading import load
     from glissando.runs import Run
     from glissando.training.config import RunConfig
+    from research.flow_steps import Setting, distances, one_text, sample
 
     assert plan.run is not None
     model = load(plan.run)

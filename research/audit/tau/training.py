@@ -234,7 +234,7 @@ def _attends(plan: Plan, nats: float) -> str:
 
 def _draw(plan: Plan, target: Path) -> Path:
     from glissando.evaluation.figures import figure_and_axes
-    from glissando.evaluation.gradients import running_median
+    from research.gradients import running_median
 
     figure, (axes,) = figure_and_axes()
     colors = {"published": "#b3261e", "T = 1": "#c77700", "learned T": "#0b6e99", "softmax": "#5f6b76"}

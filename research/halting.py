@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from glissando.data.base import Batch
 from glissando.depth.flow import FlowDepth
-from glissando.depth.halting import EvaluationCount
 from glissando.depth.solvers import evaluations
 from glissando.errors import ConfigError
 from glissando.evaluation.figures import figure_and_axes
-from glissando.evaluation.scoring import score
-from glissando.evaluation.steps import Setting, solved_with
+from glissando.evaluation.scoring import counted, score
 from glissando.model import LanguageModel
 from glissando.progress import track
+from research.flow_steps import Setting, solved_with
 
 TOLERANCES = (0.002, 0.004, 0.008, 0.012, 0.016, 0.024, 0.032, 0.064)
-
-
-@contextlib.contextmanager
-def counted(model: LanguageModel) -> Iterator[EvaluationCount]:
-    """Counts the evaluations of a flow with a tolerance; nothing for another model."""
-    count = EvaluationCount()
-    if not isinstance(model.depth, FlowDepth):
-        yield count
-        return
-    hook = model.depth.register_forward_pre_hook(lambda _, x, given: (x, given | {"count": count}), with_kwargs=True)
-    try:
-        yield count
-    finally:
-        hook.remove()
 
 
 @dataclass(frozen=True)

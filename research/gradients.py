@@ -6,7 +6,9 @@ A part vanishes (explodes) where the median of its norm over a window of logged 
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,3 +198,19 @@ def spread(places: list[float], gap: float = 0.05) -> list[float]:
     level = [float(np.mean(pool)) for pool in pools for _ in pool]
     top = 1 - (len(places) - 1) * gap
     return [min(max(value, 0.0), top) + i * gap for i, value in enumerate(level)]
+
+
+def main() -> None:
+    """Draw the gradients of a run."""
+    parser = argparse.ArgumentParser(prog="python -m research.gradients", description=__doc__)
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("picture", type=Path, help="picture to write, such as gradients.png")
+    options = parser.parse_args()
+    try:
+        print(plot_gradients(options.run, options.picture))
+    except RunError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,8 @@ Every setting reads the same text, so that differences between settings are far 
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import statistics
 import time
@@ -346,3 +348,39 @@ def _plain_ticks(axes: Any, values: list[float]) -> None:
     ticks = [2.0**power for power in range(low, high + 1)]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
+
+
+def main() -> None:
+    """Print the table, and draw the pictures into --out."""
+    from glissando.config import from_dict
+    from glissando.data.corpora import CORPORA, build_corpus
+    from glissando.loading import load
+    from glissando.runs import Run
+    from research.halting import halting_table, measure_halting, plot_halting
+
+    parser = argparse.ArgumentParser(prog="python -m research.flow_steps", description=__doc__)
+    parser.add_argument("run", help="run directory of a flow")
+    parser.add_argument("--out", type=Path, required=True, help="directory to create for steps.json and pictures")
+    options = parser.parse_args()
+    model = load(options.run)
+    data = from_dict(CORPORA.section(), Run.open(options.run).read_config().get("data", {}), "data")
+    corpus = build_corpus(data, model.tokenizer)
+    curve = measure_steps(model, corpus)
+    print(curve.table())
+    options.out.mkdir(parents=True)
+    pictures = [
+        plot_steps(curve, options.out / "steps.png"), plot_convergence(curve, options.out / "convergence.png")
+    ]  # fmt: skip
+    figures: dict[str, Any] = {"steps": curve.as_dict()}
+    if model.config.depth.backward != "reversible":  # the coupled scheme cannot halt
+        points = measure_halting(load(options.run), sample(corpus, SAMPLE_BYTES))
+        print(halting_table(points))
+        pictures.append(plot_halting(points, options.out / "halting.png"))
+        figures["halting"] = [asdict(point) for point in points]
+    (options.out / "steps.json").write_text(json.dumps(figures, indent=2) + "\n")
+    for picture in pictures:
+        print(f"picture: {picture}")
+
+
+if __name__ == "__main__":
+    main()
