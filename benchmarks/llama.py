@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
+from benchmarks import gguf_file as gguf
 from benchmarks.speed import Row, random_bytes
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.decoding.decoder import Decoder
 from glissando.errors import GlissandoError
-from glissando.export import gguf
 from glissando.model import LanguageModel
 
 #: presets of one size; llama.cpp runs the last

@@ -119,8 +119,6 @@ def test_the_page_shows_what_is_printed(title, home, monkeypatch, capfd):
             continue
         if "cuda" in words and torch.cuda.is_available():
             continue
-        if "gguf" in words:
-            pytest.importorskip("gguf")
         with monkeypatch.context() as patched, forgetting():
             if "^C\n" in shown:
                 interrupt(patched, 5)

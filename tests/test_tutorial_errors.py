@@ -51,8 +51,6 @@ def trained_before(found: list, last) -> list[str]:
 
 @pytest.mark.parametrize(("page", "line"), CASES)
 def test_a_quoted_error_is_the_programs(page, line, tmp_path, monkeypatch, capfd):
-    if page == "export":
-        pytest.importorskip("gguf", reason="needs the extra export")
     monkeypatch.chdir(tmp_path)
     found = tutorials.blocks(tutorials.PAGES[page].read_text())
     last = next(block for block in found if block.line == line)

@@ -29,7 +29,6 @@ TO = {
     "onnx": "one streaming step and a prefill of any length, for ONNX Runtime",
     "web": "a static page that runs these in the browser",
     "torch": "the same as exported programs of PyTorch (.pt2)",
-    "gguf": "for llama.cpp; only models that compute as Llama does, such as the preset transformer",
     "safetensors-bf16": "a run with matrices in bfloat16",
     "safetensors-int8": "a run with matrices in int8, with a scale for each output channel",
 }
@@ -83,17 +82,25 @@ def _export(options: Options) -> None:
 
 def _stream(options: Options, model: LanguageModel) -> list[int]:
     """Held-out tokens: of --file, else of the run's own held-out batches."""
+    from glissando.data.textfile import open_file
+    from glissando.generation import tokenizer_of
+
+    if options.file is None:
+        return held_out_tokens(options.run, model)
+    tokenizer = tokenizer_of(model)
+    with open_file(options.file, "--file").open("rb") as file:
+        return [tokenizer.eos_id, *tokenizer.encode(file.read(8 * _TOKENS).decode(errors="replace"))]
+
+
+def held_out_tokens(path: str, model: LanguageModel) -> list[int]:
+    """Some hundreds of tokens of the run's own held-out batches. Raises DataError where the text is not there."""
     from glissando.config import from_dict
     from glissando.data.corpora import CORPORA, build_corpus
-    from glissando.data.textfile import open_file
     from glissando.generation import tokenizer_of
     from glissando.runs import Run
 
     tokenizer = tokenizer_of(model)
-    if options.file is not None:
-        with open_file(options.file, "--file").open("rb") as file:
-            return [tokenizer.eos_id, *tokenizer.encode(file.read(8 * _TOKENS).decode(errors="replace"))]
-    data = from_dict(CORPORA.section(), Run.open(options.run).read_config().get("data", {}), "data")
+    data = from_dict(CORPORA.section(), Run.open(path).read_config().get("data", {}), "data")
     stream: list[int] = []
     try:
         for batch in build_corpus(data, tokenizer).batches("valid"):

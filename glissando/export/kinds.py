@@ -72,12 +72,6 @@ def _torch(request: Request, folder: Path) -> Check:
     return _graph(program.write, lambda place, _: program.TorchRuntime(place))(request, folder)
 
 
-def _gguf(request: Request, folder: Path) -> Check:
-    from glissando.export import gguf
-
-    return gguf.fill(request, folder)
-
-
 def _bf16(request: Request, folder: Path) -> Check:
     from glissando.export import smaller
 
@@ -95,7 +89,6 @@ KINDS: dict[str, Writer] = {
     "onnx": _onnx,
     "web": _web,
     "torch": _torch,
-    "gguf": _gguf,
     "safetensors-bf16": _bf16,
     "safetensors-int8": _int8,
 }
@@ -112,7 +105,7 @@ def export(
 ) -> Check:
     """Write `model`, of the run `run`, to the new folder `out` -> what the check found; in float32.
 
-    kind      onnx, web, torch, gguf, safetensors-bf16 or safetensors-int8
+    kind      onnx, web, torch, safetensors-bf16 or safetensors-int8
     stream    held-out tokens, some hundreds: what the check reads
     capacity  tokens that a cache which grows holds; CAPACITY if None
     runtime   of web: the npm package of onnxruntime-web; fetched by npm once if None

@@ -2,6 +2,6 @@
 
 from glissando.ops.scan import scan
 from glissando.ops.tau_attention import tau_attention
-from glissando.ops.zero_order_hold import discretize, hippo_legs, legs_modes, undiscretize
+from glissando.ops.zero_order_hold import discretize, hippo_legs, legs_modes
 
-__all__ = ["discretize", "hippo_legs", "legs_modes", "scan", "tau_attention", "undiscretize"]
+__all__ = ["discretize", "hippo_legs", "legs_modes", "scan", "tau_attention"]

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import glissando
-from glissando.cli import main
+from benchmarks import gguf_file
+from benchmarks.gguf_file import export, require_llama
 from glissando.config import to_dict
 from glissando.data.tokenizers import train_bpe
-from glissando.export import Refused, export
-from glissando.export.gguf import require_llama
+from glissando.export import Refused
 from glissando.model import LanguageModel
-from glissando.runs import Run
 
 TEXT = "Once upon a time there was a fox, and it's said that foxes don't sleep: 12 of 30 nights. " * 20
 
@@ -36,7 +35,7 @@ def saved(folder: Path, tokenizer: Any = None, **options: Any) -> Path:
 
 def exported(run: Path, out: Path) -> LanguageModel:
     model = glissando.load(run)
-    export(model, Run.open(run), "gguf", out, model.tokenizer.encode(TEXT))
+    export(model, model.tokenizer.encode(TEXT), 64, out)
     return model
 
 
@@ -78,10 +77,10 @@ def test_the_presets_are_llama():
         require_llama(LanguageModel.from_preset(name))
 
 
-def test_the_command_names_what_it_cannot_do(tmp_path, capsys):
-    run = saved(tmp_path, mixer="spectral")
-    assert main(["export", str(run), "--to", "gguf", "--out", str(tmp_path / "out")]) == 1
-    assert "--to onnx" in capsys.readouterr().err
+def test_the_program_names_what_it_cannot_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["gguf_file", "stories", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="a stack of attention blocks"):
+        gguf_file.main()
     assert not (tmp_path / "out").exists()
 
 

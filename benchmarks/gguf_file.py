@@ -1,5 +1,7 @@
 """GGUF: models that compute as Llama does, for llama.cpp.
 
+    python -m benchmarks.gguf_file RUN --out DIR
+
     x <- x + Wo attention(rope(Wq n(x)), rope(Wk n(x)), Wv n(x)),   x <- x + Wdown (silu(Wgate n'(x)) * Wup n'(x))
 
 llama.cpp turns neighbouring features (2i, 2i + 1) where this library turns (i, i + K/2): the rows of Wq and Wk are put
@@ -8,10 +10,12 @@ into that order, which changes no logit. Bytes become a vocabulary of 256 single
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +23,7 @@ from torch import Tensor
 
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer, stand_ins
 from glissando.depth import DiscreteConfig
-from glissando.errors import MissingExtraError
+from glissando.errors import GlissandoError, MissingExtraError
 from glissando.export import check, readme
 from glissando.export.check import Check
 from glissando.export.forms.base import Refused
@@ -27,10 +31,8 @@ from glissando.export.manifest import write_tokenizer
 from glissando.generation import tokenizer_of
 from glissando.mixers import AttentionConfig
 from glissando.model import LanguageModel
-from glissando.storage import write_atomic
-
-if TYPE_CHECKING:
-    from glissando.export.request import Request
+from glissando.runs import Run, require_new
+from glissando.storage import publish_directory, write_atomic
 
 FILE = "model.gguf"
 _LLAMA = "export with --to onnx, or train the preset transformer"
@@ -70,30 +72,39 @@ def require_installed() -> None:
     try:
         import gguf  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("--to gguf needs gguf: pip install -e '.[export]' in a checkout") from error
+        raise MissingExtraError("benchmarks.gguf_file needs gguf: pip install gguf") from error
 
 
-def fill(request: Request, folder: Path) -> Check:
-    """The file, its tokenizer, README.md and example.py; checked by reading the file back and computing Llama's
-    equations from it in NumPy.
+def export(model: LanguageModel, stream: list[int], context: int, out: Path) -> Check:
+    """Write the new folder `out`: the file, its tokenizer, README.md and example.py; checked by reading the file back
+    and computing Llama's equations from it in NumPy.
 
-    Raises Refused for a model that computes otherwise than Llama does.
+    stream   held-out tokens for the check
+    context  tokens of a row in training
+
+    Raises Refused for a model that computes otherwise than Llama does, RunError where there is something at `out`.
     """
     require_installed()
-    model, tokenizer = request.model, tokenizer_of(request.model)
+    require_new(out)
+    tokenizer = tokenizer_of(model)
     require_llama(model)
     vocabulary = vocabulary_of(tokenizer, model.config.vocab_size)
-    context = int(request.run.read_config().get("data", {}).get("seq_len", 512))
-    write(model, vocabulary, tokenizer.eos_id, context, folder / FILE)
-    reader = NumpyLlama(folder / FILE)
-    texts = check.texts_of(request.stream, None)
-    found = check.compare(model, reader, reader.start, texts, None, "Llama's equations in NumPy, read from the file")
-    found.require_equal()
-    write_tokenizer(tokenizer, folder)
-    write_atomic(folder / "example.py", _EXAMPLE.format(context=context).encode())
-    text = _TEXT.format(file=FILE, context=context, end=tokenizer.eos_id)
-    write_atomic(folder / "README.md", (readme.heading(model, "GGUF") + text + readme.checked(found)).encode())
-    return found
+    checks: list[Check] = []
+
+    def fill(folder: Path) -> None:
+        write(model, vocabulary, tokenizer.eos_id, context, folder / FILE)
+        reader = NumpyLlama(folder / FILE)
+        texts = check.texts_of(stream, None)
+        found = check.compare(model, reader, reader.start, texts, None, "Llama's equations in NumPy, from the file")
+        found.require_equal()
+        write_tokenizer(tokenizer, folder)
+        write_atomic(folder / "example.py", _EXAMPLE.format(context=context).encode())
+        text = _TEXT.format(file=FILE, context=context, end=tokenizer.eos_id)
+        write_atomic(folder / "README.md", (readme.heading(model, "GGUF") + text + readme.checked(found)).encode())
+        checks.append(found)
+
+    publish_directory(out, fill)
+    return checks[0]
 
 
 def require_llama(model: LanguageModel) -> None:
@@ -308,3 +319,25 @@ class NumpyLlama:
 _PARTS = (
     "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down",
 )  # fmt: skip
+
+
+def main() -> None:
+    """Export a run, checked on its own held-out text."""
+    from glissando.cli.export import held_out_tokens
+    from glissando.loading import load
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf_file", description=__doc__)
+    parser.add_argument("run", help="run directory of a model such as `transformer-nano`")
+    parser.add_argument("--out", type=Path, required=True, help="folder to create")
+    options = parser.parse_args()
+    try:
+        model = load(options.run)
+        context = int(Run.open(options.run).read_config().get("data", {}).get("seq_len", 512))
+        found = export(model, held_out_tokens(options.run, model), context, options.out)
+    except GlissandoError as error:
+        sys.exit(str(error))
+    print("\n".join(found.lines()))
+
+
+if __name__ == "__main__":
+    main()
