@@ -1,4 +1,4 @@
-"""Where and how a process runs: its machine, versions, commit and command line."""
+"""Where and how a process runs: its machine, memory, versions, commit and command line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,42 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def available_bytes(device: torch.device) -> int:
+    """What may still be taken on a device: of a GPU what is free, else what the system or this container has left."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
+    if found := re.search(r"MemAvailable:\s+(\d+) kB", _text("/proc/meminfo")):
+        free = int(found[1]) * 1024
+    limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    if not (limit.isdigit() and used.isdigit()):
+        return free
+    cached = re.search(r"^inactive_file (\d+)$", _text("/sys/fs/cgroup/memory.stat"), re.MULTILINE)
+    return max(0, min(free, int(limit) - int(used) + (int(cached[1]) if cached else 0)))  # files give way
+
+
+def resident_bytes(device: torch.device) -> int:
+    """What this process takes now: on a GPU in tensors, else in memory; 0 where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    found = re.search(r"VmRSS:\s+(\d+) kB", _text("/proc/self/status"))
+    return int(found[1]) * 1024 if found else 0
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def readable(count: float) -> str:
+    """1536 -> 1.5 KiB."""
+    power = next(power for power in (0, 1, 2, 3) if count < 1024 ** (power + 1) or power == 3)
+    count, unit = count / 1024**power, ("bytes", "KiB", "MiB", "GiB")[power]
+    return f"{count:,.1f} {unit}" if power and count < 100 else f"{count:,.0f} {unit}"

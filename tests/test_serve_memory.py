@@ -19,9 +19,10 @@ from engines import PRESETS, Heard, model_of, request_for, run_down, submit
 from glissando.allocator import return_freed_memory
 from glissando.errors import ConfigError
 from glissando.generation import generate
+from glissando.machine import readable, resident_bytes
 from glissando.model import LanguageModel
 from glissando.serving.engine import BusyError, Engine, TooLargeError
-from glissando.serving.memory import Footprint, readable, resident_bytes
+from glissando.serving.memory import Footprint
 from glissando.state import state_bytes
 
 MEBI = 2**20

@@ -162,9 +162,10 @@ def serve(o: Options) -> None:
 def _server(o: Options) -> Any:
     """The models opened, and what serves them; nothing listens yet."""
     try:
+        from glissando.machine import readable, resident_bytes
         from glissando.serving.api import Server
         from glissando.serving.limits import Limits
-        from glissando.serving.memory import Footprint, readable, resident_bytes
+        from glissando.serving.memory import Footprint
         from glissando.serving.planning import ChatTemplate
         from glissando.serving.served import prompts, trained_on
     except ModuleNotFoundError as error:

@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from glissando.machine import available_bytes
 from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer, as_json
 from glissando.serving.engine import BusyError, Engine, Outbox, StoppingError, TooLargeError, call_all
@@ -33,7 +34,6 @@ from glissando.serving.limits import (
     error_body,
     patient_protocol,
 )  # fmt: skip
-from glissando.serving.memory import available_bytes
 from glissando.serving.metrics import Metrics
 from glissando.serving.planning import ChatTemplate
 from glissando.serving.pool import Pool

@@ -26,10 +26,11 @@ from torch import Tensor
 from glissando.allocator import return_freed_memory
 from glissando.decoding.steps import Kind, decoder_of
 from glissando.generation import Sampling, tokenizer_of, tokens_left, writable
+from glissando.machine import available_bytes, readable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.serving.batches import Batch, Reading, Together, one_row, overflown, pushed, tokens_of
-from glissando.serving.memory import Needs, available_bytes, readable
+from glissando.serving.memory import Needs
 from glissando.serving.pool import Pool
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.session import (

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +12,7 @@ import torch
 
 from glissando.errors import ConfigError
 from glissando.generation import tokens_left
+from glissando.machine import readable
 from glissando.model import LanguageModel
 from glissando.serving.session import Request
 from glissando.state import fit_room, state_bytes
@@ -118,36 +117,3 @@ def _peak(model: LanguageModel, ids: torch.Tensor, state: Any) -> tuple[int, Any
         events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
         most = max(accumulate((size for _, size in events), initial=0))
     return max(0, most - state_bytes(state)), state
-
-
-def available_bytes(device: torch.device) -> int:
-    """What may still be taken on a device: of a GPU what is free, else what the system or this container has left."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
-    if found := re.search(r"MemAvailable:\s+(\d+) kB", _text("/proc/meminfo")):
-        free = int(found[1]) * 1024
-    limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
-    return max(0, min(free, int(limit) - int(used))) if limit.isdigit() and used.isdigit() else free
-
-
-def resident_bytes(device: torch.device) -> int:
-    """What this process takes now: on a GPU in tensors, else in memory; 0 where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    found = re.search(r"VmRSS:\s+(\d+) kB", _text("/proc/self/status"))
-    return int(found[1]) * 1024 if found else 0
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
-def readable(count: float) -> str:
-    """1536 -> 1.5 KiB."""
-    power = next(power for power in (0, 1, 2, 3) if count < 1024 ** (power + 1) or power == 3)
-    count, unit = count / 1024**power, ("bytes", "KiB", "MiB", "GiB")[power]
-    return f"{count:,.1f} {unit}" if power and count < 100 else f"{count:,.0f} {unit}"
