@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -26,14 +27,16 @@ from glissando.data.series import (
     SeriesData,
     Windows,
     classes_of,
+    described,
     order,
     read_series,
-    read_table,
+    require_near,
     resolved,
     scales,
     split,
     windows,
 )
+from glissando.data.tables import read_table
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, RunError, Stopped, nearest
 from glissando.evaluation.series import Score, loss_of, predict, predictions, score, write_predictions
 from glissando.imports import imported
@@ -91,13 +94,17 @@ class SeriesTraining:
 
 
 class Prepared(NamedTuple):
-    """What a configuration and its table come to; `data` names every column."""
+    """What a configuration and its table come to; `data` names every column.
+
+    lines  for the user: how the tables were read
+    """
 
     data: SeriesData
     classes: list[str]
     train: Windows
     valid: Windows
     scales: Scales
+    lines: list[str]
 
 
 def prepare(data: SeriesData, classes: list[str] | None = None) -> Prepared:
@@ -109,8 +116,10 @@ def prepare(data: SeriesData, classes: list[str] | None = None) -> Prepared:
         valid = read_series(data, read_table(data.valid_path, data.delimiter))
     else:
         train, valid = split(data, train)
-    classes = classes_of(data, train) if classes is None else classes
-    return Prepared(data, classes, windows(data, train, classes), windows(data, valid, classes), scales(data, train))
+    classes, found = classes_of(data, train) if classes is None else classes, scales(data, train)
+    require_near(data, [*train, *valid], found)
+    lines = described(data, table, found.time_scale)
+    return Prepared(data, classes, windows(data, train, classes), windows(data, valid, classes), found, lines)
 
 
 # ---------------------------------------------------------------------- training
@@ -322,6 +331,8 @@ class _Fit:
             )
 
     def _say_what(self) -> None:
+        for line in self.prepared.lines:
+            print_line(line, sys.stderr)
         data, model = self.prepared.data, self.model
         read, given = ", ".join(data.columns), f", time {data.time} ({model.config.dt})" if data.time else ""
         print_line(
@@ -416,13 +427,20 @@ def evaluate(path: str | Path, file: str | None = None, out: str | None = None) 
         raise RunError(f"{path} is a model that was saved without data: it can be loaded, and not evaluated here")
     data = from_dict(SeriesData, config["data"], "data")
     if file is None:
-        held = prepare(data, config["classes"] or None).valid
+        prepared = prepare(data, config["classes"] or None)
+        held, lines = prepared.valid, prepared.lines
         _require_same(data, run)
     else:
         values = {name: getattr(data, name) for name in hints_of(SeriesData)}
         data = SeriesData(**values | {"path": file, "valid_path": None})
         table = read_table(file, data.delimiter)
-        held = windows(data, read_series(resolved(data, table), table), config["classes"])
+        data = resolved(data, table)
+        series = read_series(data, table)
+        require_near(data, series, Scales(*(getattr(model, n).double().numpy() for n in Scales._fields)))
+        lines = described(data, table, float(np.median(np.concatenate([one.dt for one in series]))))
+        held = windows(data, series, config["classes"])
+    for line in lines:
+        print_line(line, sys.stderr)
     y = predictions(model, held, data)
     if not bool(y[held.mask].isfinite().all()):
         raise NotFiniteError(

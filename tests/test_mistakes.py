@@ -244,7 +244,7 @@ def test_a_column_of_numbers_is_no_class(series, tmp_path, capsys):
     options = ["--data.task", "classification", "--data.target", "a", "--training.steps", "1"]
     status, message = said(capsys, "series", "train", *series, *options, "--out", str(tmp_path / "run"))
     assert status == 1
-    assert "osc.csv, row " in message
+    assert "osc.csv, line " in message
     assert "in all)" in message
     assert "set data.task to regression" in message
     assert len(message) < 600

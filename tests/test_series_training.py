@@ -17,7 +17,8 @@ import torch
 import yaml
 
 from glissando.cli import main
-from glissando.data.series import SeriesData, order, read_series, read_table, resolved, scales, split, windows
+from glissando.data.series import SeriesData, order, read_series, resolved, scales, split, windows
+from glissando.data.tables import read_table
 from glissando.errors import DataError, GlissandoError, MissingExtraError
 from glissando.series import SeriesModel
 from glissando.series_training import evaluate, resume, train
@@ -70,7 +71,7 @@ def test_what_a_table_comes_to(table):
     assert np.array_equal(first.x, values[:-1])
     assert np.array_equal(first.target, values[1:])
     assert np.array_equal(first.last, values[:-1])
-    assert np.array_equal(first.dt, np.diff(times))
+    np.testing.assert_allclose(first.dt, np.diff(times), rtol=1e-12)
     assert first.place.tolist() == list(range(3, 42))
     regression = resolved(SeriesData(path=str(table), columns="a,b", time="t", group="g", target="y"), every)
     assert regression.task == "regression"
@@ -188,7 +189,7 @@ GOOD = [("u", 1, 1.0), ("u", 2, 2.0), ("u", 3, 4.0), ("v", 1, 3.0), ("v", 4, 1.0
         (
             "v,k\n1,a\n2,b\n3,a\n4,a\n5,c\n",
             {"target": "k", "task": "classification"},
-            r"row 6, column 'k': the class 'c'",
+            r"table.csv, line 6, column 'k': the class 'c'",
         ),
         (b"t,v\n1,\xff\n", {}, r"table.csv, line 2: not a CSV in UTF-8"),
     ],

@@ -1,20 +1,15 @@
-"""Series of numbers from a CSV or Parquet file: read, checked, split and cut into windows.
+"""Series of numbers from a table (glissando.data.tables): checked, split and cut into windows.
 
-Each row of the file is a step of a series. A column `group` tells several series apart, a column `time` says when each
+Each row of the table is a step of a series. A column `group` tells several series apart, a column `time` says when each
 value was taken. Everything that cannot be used raises DataError, with the file's own row and the column.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +18,9 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from glissando.config import options
-from glissando.errors import ConfigError, DataError, MissingExtraError, unknown_name
+from glissando.data import tables
+from glissando.data.tables import Table
+from glissando.errors import ConfigError, DataError, unknown_name
 
 
 def _names(value: Any) -> Any:
@@ -41,9 +38,11 @@ class SeriesData:
     """A table of series, and what to learn from it.
 
     path            CSV with a line of names, or .parquet (needs pyarrow)
-    columns         inputs of each step: a,b,c; if empty, all columns except time, group and a target that is not
-                    forecast
-    time            column with the time of each row, as numbers or ISO dates; without it, each step takes 1
+    columns         inputs of each step: a,b,c; if empty, all columns except time, group, a target that is not
+                    forecast, and an index that pandas wrote
+    time            column with the time of each row, as numbers or dates; without it, each step takes 1
+    time_format     date: the times are dates, ISO or digits alone (20260131, 202601, 202601311200), and steps are in
+                    seconds; number: they are numbers; by default dates where every time is one
     group           column that names the series that a row belongs to; without it, the file is one series
     target          columns to predict; if empty, `columns` are forecast
     task            forecast: the target's next value; regression: its value at the step itself; classification: its
@@ -59,6 +58,7 @@ class SeriesData:
     path: str
     columns: Names = field(default_factory=list)
     time: str | None = None
+    time_format: Literal["date", "number"] | None = None
     group: str | None = None
     target: Names = field(default_factory=list)
     task: Literal["forecast", "regression", "classification"] | None = None
@@ -74,11 +74,13 @@ class Series(NamedTuple):
     """One series of T steps, in the units of the data."""
 
     name: str
+    table: Table
     x: np.ndarray  # (T, F)
     dt: np.ndarray  # (T,) until the next value of a forecast, else since the value before; the first is their median
     target: np.ndarray  # (T, O), or (T,) names of classes
     last: np.ndarray  # as target: what is known of it at the step where it is forecast
-    place: np.ndarray  # (T,) the file's row of each target
+    read: np.ndarray  # (T,) the file's row of each x
+    place: np.ndarray  # (T,) the file's row of each target, where dt ends
 
 
 class Windows(NamedTuple):
@@ -95,121 +97,11 @@ class Windows(NamedTuple):
         return Windows(*(part[chosen] for part in self))
 
 
-# ---------------------------------------------------------------------- files
-
-
-class Table(NamedTuple):
-    path: Path
-    columns: dict[str, Sequence[Any]]
-    places: Sequence[int]  # of each row: the line of a CSV, the row of a Parquet file, from 1
-    unit: str  # "line" or "row"
-
-    def at(self, row: int, name: str) -> str:
-        return f"{self.path}, {self.unit} {self.places[row]}, column {name!r}"
-
-
-def read_table(path: str | Path, delimiter: str = ",") -> Table:
-    """Every column of a CSV, as texts, or of a Parquet file, as its values.
-
-    Raises DataError for a file that is missing, empty or malformed, MissingExtraError for Parquet without pyarrow.
-    """
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise DataError(f"there is no file {path}: give an existing CSV or Parquet file")
-    table = _read_parquet(path) if path.suffix in (".parquet", ".pq") else _read_csv(path, delimiter)
-    if not table.places:
-        raise DataError(f"{path} has no row below the names of its columns: give a file with values")
-    return table
-
-
-def _read_csv(path: Path, delimiter: str) -> Table:
-    rows, lines, data = [], [], path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}, line {line}: not a CSV in UTF-8: {error.reason}; save it in UTF-8") from error
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        names = [name.strip() for name in next(reader, [])]
-        for row in filter(None, reader):
-            if len(row) != len(names):
-                raise DataError(
-                    f"{path}, line {reader.line_num} has {len(row)} values, and line 1 names {len(names)} columns: "
-                    f"correct the line, or name another --data.delimiter than {delimiter!r}"
-                )
-            rows.append(row)
-            lines.append(reader.line_num)
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: not a CSV: {error}; correct the line") from error
-    if not names:
-        raise DataError(f"{path} is empty: its first line must name the columns")
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"{path} names the column {twice[0]!r} more than once: rename one")
-    return Table(path, dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}, lines, "line")
-
-
-def _read_parquet(path: Path) -> Table:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError(f"{path} needs pyarrow: pip install pyarrow, or give a CSV") from error
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} could not be read as Parquet: {error}") from error
-    columns = {name: column.to_pylist() for name, column in zip(table.column_names, table.columns, strict=True)}
-    return Table(path, columns, range(1, table.num_rows + 1), "row")
-
-
-def _numbers(table: Table, name: str) -> np.ndarray:
-    """A column as float64. Raises DataError for the first value that is no finite number."""
-    values = table.columns[name]
-    try:
-        numbers = np.array(values, dtype=np.float64)
-    except (ValueError, TypeError):
-        numbers = np.array([_number(value) for value in values])
-    bad = np.flatnonzero(~np.isfinite(numbers))
-    if bad.size:
-        row, given = bad[0], values[bad[0]]
-        what = "the value is missing" if given in (None, "") else f"{given!r} is no finite number"
-        raise DataError(
-            f"{table.at(row, name)}: {what} ({bad.size} of its {len(values)} rows): fill it in, leave these rows "
-            "out, or leave the column out of data.columns"
-        )
-    return numbers
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (ValueError, TypeError):
-        return math.nan
-
-
-def _times(table: Table, name: str) -> np.ndarray:
-    """A column of numbers, or of ISO dates as seconds."""
-    values = table.columns[name]
-    if not isinstance(values[0], datetime) and not math.isnan(_number(values[0])):
-        return _numbers(table, name)
-    seconds = np.empty(len(values))
-    for row, value in enumerate(values):
-        try:
-            when = value if isinstance(value, datetime) else datetime.fromisoformat(value)
-        except (ValueError, TypeError) as error:
-            raise DataError(
-                f"{table.at(row, name)}: {value!r} is not a time: give a number, or a date such as 2026-01-31 12:00:00"
-            ) from error
-        seconds[row] = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-    return seconds
-
-
 # ---------------------------------------------------------------------- series
 
 
 def resolved(data: SeriesData, table: Table) -> SeriesData:
-    """`data` with its columns, targets and task named, each of them in the table.
+    """`data` with its columns, targets, task and form of times, as the table has them.
 
     Raises UnknownNameError for a column that is not there, ConfigError for options that contradict each other.
     """
@@ -220,7 +112,8 @@ def resolved(data: SeriesData, table: Table) -> SeriesData:
         if name not in table.columns:
             raise unknown_name(f"column of {table.path}", name, table.columns)
     left = [] if task == "forecast" else data.target
-    columns = data.columns or [name for name in table.columns if name not in (data.time, data.group, *left)]
+    used = (data.time, data.group, *left)
+    columns = data.columns or [n for n in table.columns if n not in used and not tables.is_index(n)]
     if not columns:
         raise ConfigError(
             f"{table.path} has no column to read but {', '.join(table.columns)}: name some in data.columns"
@@ -229,61 +122,84 @@ def resolved(data: SeriesData, table: Table) -> SeriesData:
         raise ConfigError(f"data.task classification is of one target, got {', '.join(data.target)}: name one")
     if mixed := [name for name in left if name in columns]:
         raise ConfigError(f"{mixed[0]} is both read and predicted at the same step: leave it out of data.columns")
-    values = {"columns": columns, "target": data.target or columns, "task": task}
+    if data.time is None and data.time_format is not None:
+        raise ConfigError("data.time_format is of the column data.time, which is not named: name it, or leave it out")
+    form = data.time_format or (tables.time_format(table, data.time) if data.time is not None else None)
+    values = {"columns": columns, "target": data.target or columns, "task": task, "time_format": form}
     return SeriesData(**{name: values.get(name, getattr(data, name)) for name in SeriesData.__dataclass_fields__})
 
 
 def read_series(data: SeriesData, table: Table) -> list[Series]:
     """The series of a table, in the order in which they begin; `data` is resolved."""
-    x = np.stack([_numbers(table, name) for name in data.columns], 1)
+    rows: dict[str, Sequence[int]] = {"": range(len(table.places))}
+    if data.group is not None:
+        by_name: dict[str, list[int]] = {}
+        for row, name in enumerate(tables.labels(table, data.group, "group")):
+            by_name.setdefault(name, []).append(row)
+        rows = dict(by_name)
+    times = None if data.time is None else tables.times(table, data.time, data.time_format or "number")
+    x = np.stack([tables.numbers(table, name) for name in data.columns], 1)
     if data.task == "classification":
-        target = np.array([str(value) if value not in (None, "") else "" for value in table.columns[data.target[0]]])
-        if (missing := np.flatnonzero(target == "")).size:
-            raise DataError(
-                f"{table.at(missing[0], data.target[0])}: the class is missing: fill it in, or leave it out"
-            )
+        target = np.array(tables.labels(table, data.target[0], "class"))
     else:
         target = np.stack([_targets(table, name) for name in data.target], 1)
-    times = np.arange(len(x), dtype=float) if data.time is None else _times(table, data.time)
-    rows: dict[str, list[int]] = {}
-    for row, name in enumerate(["" for _ in x] if data.group is None else table.columns[data.group]):
-        rows.setdefault(str(name), []).append(row)
     places = np.array(table.places)
-    return [_one(data, table, name, np.array(own), x, target, times, places) for name, own in rows.items()]
+    return [_one(data, table, name, np.array(chosen), x, target, times, places) for name, chosen in rows.items()]
+
+
+def described(data: SeriesData, table: Table, step: float) -> list[str]:
+    """What of a table is read otherwise than it seems, and its median step with the unit; `data` is resolved."""
+    used = (data.time, data.group, *data.columns, *data.target)
+    lines = [
+        f"{table.path}: {f'the column {name!r}' if name else 'a column without a name'} is left out, as an index that "
+        "pandas wrote; to use it, " + (f"name it: --data.columns {name},..." if name else "give it a name")
+        for name in table.columns
+        if tables.is_index(name) and name not in used
+    ]
+    if data.time is None:
+        return [*lines, "median step 1 row: no column of times is named (--data.time)"]
+    first = table.columns[data.time][0]
+    if data.time_format == "date" and tables.is_compact(first):
+        lines.append(
+            f"{table.path}: the times {data.time} are read as dates, {first} as {tables.shown(first)}; if they are "
+            "numbers, give --data.time_format number"
+        )
+    in_seconds = data.time_format == "date" or tables.is_duration(table, data.time)
+    unit = tables.duration(step) if in_seconds else f"{step:.6g}, in the unit of the numbers in {data.time}"
+    return [*lines, f"median step {unit}"]
 
 
 def _targets(table: Table, name: str) -> np.ndarray:
-    if (
-        (first := table.columns[name][0]) not in (None, "")
-        and math.isnan(_number(first))
-        and str(first).lower() != "nan"
-    ):
+    if not tables.is_number(first := table.columns[name][0]):
         raise DataError(
             f"{table.at(0, name)}: {first!r} is not a number, and data.task regression or forecast predicts numbers; "
             "for classes give --data.task classification"
         )
-    return _numbers(table, name)
+    return tables.numbers(table, name)
 
 
 def _one(
-    data: SeriesData, table: Table, name: str, own: np.ndarray, x: np.ndarray, target: np.ndarray, times: np.ndarray,
-    places: np.ndarray,
+    data: SeriesData, table: Table, name: str, rows: np.ndarray, x: np.ndarray, target: np.ndarray,
+    times: tables.Times | None, places: np.ndarray,
 ) -> Series:  # fmt: skip
     of = f" of {data.group} {name!r}" if data.group is not None else ""
-    if len(own) < 2:
+    if len(rows) < 2:
         raise DataError(f"{table.path} has a single row{of}, and a series has at least 2: leave it out")
-    gaps = np.diff(times[own]) if data.time is not None else np.ones(len(own) - 1)
+    gaps = np.ones(len(rows) - 1) if times is None else np.diff(times.ticks[rows])
     if (back := np.flatnonzero(gaps <= 0)).size:
-        row = own[back[0] + 1]
+        row, written = rows[back[0] + 1], table.columns[str(data.time)]
         raise DataError(
-            f"{table.at(row, str(data.time))}: the time does not increase{of}: "
-            f"{table.columns[str(data.time)][row]} comes after {table.columns[str(data.time)][own[back[0]]]}. Sort the "
-            "rows by time, remove duplicate times"
+            f"{table.at(row, str(data.time))}: the time does not increase{of}: {written[row]} comes after "
+            f"{written[rows[back[0]]]}. Sort the rows by time, remove duplicate times"
             + (", or name the column that tells series apart with --data.group" if data.group is None else "")
         )
+    dt = gaps.astype(np.float64) / (1 if times is None else times.second or 1)
+    places = places[rows]
     if data.task == "forecast":
-        return Series(name, x[own[:-1]], gaps, target[own[1:]], target[own[:-1]], places[own[1:]])
-    return Series(name, x[own], np.concatenate([[np.median(gaps)], gaps]), target[own], target[own], places[own])
+        seen, asked = rows[:-1], rows[1:]
+        return Series(name, table, x[seen], dt, target[asked], target[seen], places[:-1], places[1:])
+    dt = np.concatenate([[np.median(dt)], dt])
+    return Series(name, table, x[rows], dt, target[rows], target[rows], places, places)
 
 
 def split(data: SeriesData, series: list[Series]) -> tuple[list[Series], list[Series]]:
@@ -301,7 +217,7 @@ def split(data: SeriesData, series: list[Series]) -> tuple[list[Series], list[Se
             f"{data.path} has {len(one.x)} steps, of which data.valid_fraction {data.valid_fraction} cannot be "
             "held out: give a longer file, or data.valid_path"
         )
-    first, second = (Series(one.name, *(part[s] for part in one[1:])) for s in (slice(cut), slice(cut, None)))
+    first, second = (Series(*one[:2], *(part[s] for part in one[2:])) for s in (slice(cut), slice(cut, None)))
     return [first], [second]
 
 
@@ -330,9 +246,9 @@ def windows(data: SeriesData, series: list[Series], classes: Sequence[str]) -> W
                 place, name = unknown[0]
                 more = f", ... ({len(classes):,} in all)" if len(classes) > _SHOWN else ""
                 raise DataError(
-                    f"{data.path}, row {place}, column {data.target[0]!r}: the class {name!r} is not among those that "
-                    f"training knows, {', '.join(classes[:_SHOWN])}{more}. Hold other series out with data.seed, leave "
-                    "these rows out, or, where the column holds numbers to predict, set data.task to regression"
+                    f"{one.table.where(place, data.target[0])}: the class {name!r} is not among those that training "
+                    f"knows, {', '.join(classes[:_SHOWN])}{more}. Hold other series out with data.seed, leave these "
+                    "rows out, or, where the column holds numbers to predict, set data.task to regression"
                 )
             target = np.array([number[name] for name in target])
         last = target if data.task == "classification" else one.last
@@ -346,6 +262,10 @@ def windows(data: SeriesData, series: list[Series], classes: Sequence[str]) -> W
     return Windows(*(torch.from_numpy(np.stack(part)) for part in parts))
 
 
+#: the smallest deviation of a column, and median step: below it, float32 divides by zero
+_SMALLEST = 1e-30
+
+
 class Scales(NamedTuple):
     """Means and deviations of what is trained on, as SeriesModel.set_scales takes them."""
 
@@ -357,7 +277,7 @@ class Scales(NamedTuple):
 
 
 def scales(data: SeriesData, series: list[Series]) -> Scales:
-    """Of the training series; a constant column has the scale 1, classes have none.
+    """Means and deviations of the training series; a constant column has the scale 1, classes have none.
 
     Raises DataError for a column whose variation float32 does not resolve.
     """
@@ -365,15 +285,45 @@ def scales(data: SeriesData, series: list[Series]) -> Scales:
     target = np.zeros((1, 1)) if data.task == "classification" else np.concatenate([one.target for one in series])
     found = []
     for values, names in ((x, data.columns), (target, data.target)):
-        mean, scale = values.mean(0), values.std(0)
-        if (coarse := np.flatnonzero((scale > 0) & (scale < 1e-4 * np.abs(mean)))).size:
+        constant = values.min(0) == values.max(0)  # rounded, the mean of equal values may differ from each
+        mean, scale = np.where(constant, values[0], values.mean(0)), np.where(constant, 1.0, values.std(0))
+        if (coarse := np.flatnonzero(~constant & (scale < np.maximum(1e-4 * np.abs(mean), _SMALLEST)))).size:
             each = coarse[0]
+            small = scale[each] < _SMALLEST
             raise DataError(
                 f"{data.path}, column {names[each]!r} varies by {scale[each]:.3g} about {mean[each]:.8g}, which "
-                "float32 does not resolve: subtract a constant from it"
+                f"float32 does not resolve: {'multiply it by a constant' if small else 'subtract a constant from it'}"
             )
-        found += [mean, np.where(scale > 0, scale, 1.0)]
+        found += [mean, scale]
+    if (step := np.median(dt)) < _SMALLEST:
+        raise DataError(
+            f"{data.path}, column {data.time!r}: the median step {step:.3g} is too small for float32: multiply "
+            "the times by a constant"
+        )
     return Scales(found[0], found[1], found[2], found[3], float(np.median(dt)))
+
+
+#: deviations from the mean, and median steps, beyond which the squares of float32 overflow within a model
+_FAR = 1e15
+
+
+def require_near(data: SeriesData, series: list[Series], found: Scales) -> None:
+    """Raises DataError for the first value or step that is too far from the scales of training for float32."""
+    far: tuple[str, str] = ("deviations from the mean", "times the median step")
+    for one in series:
+        parts: list[tuple[np.ndarray, Any, Any, list[Any], np.ndarray, str]] = [
+            (one.x, found.input_mean, found.input_scale, data.columns, one.read, far[0]),
+            (one.dt[:, None], np.zeros(1), np.full(1, found.time_scale), [data.time], one.place, far[1]),
+        ]
+        if data.task != "classification":
+            parts.append((one.target, found.output_mean, found.output_scale, data.target, one.place, far[0]))
+        for values, mean, scale, names, places, what in parts:
+            for row, column in np.argwhere(np.abs(values - mean) > _FAR * scale):
+                count = abs(values[row, column] - mean[column]) / scale[column]
+                raise DataError(
+                    f"{one.table.where(places[row], names[column])}: {values[row, column]:.6g} is {count:.3g} {what} "
+                    "of what is trained on, too far for float32: correct it, or leave this row out"
+                )
 
 
 def classes_of(data: SeriesData, series: list[Series]) -> list[str]:
