@@ -90,7 +90,7 @@ def measured(preset: str, tokens: int, processes: int, folder: Path) -> None:
 
 def held(name: str) -> int:
     """KiB, of this process alone: what ru_maxrss says begins with the size of the process that started it."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -43,17 +44,37 @@ def saved_step(checkpoint: Path) -> int:
     step = checkpoint_step(checkpoint)
     if step >= 0:
         return step
-    saved = load_tree(checkpoint, "trainer")
+    saved = load_tree(checkpoint, "trainer", partial(_intact, checkpoint))
     return int(saved["step"] if "step" in saved else saved["global_step"])  # as versions before named it
 
 
 def saved_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint, whole, on the CPU. Raises RunError if they are missing or malformed."""
+    """The weights of a checkpoint, whole, on the CPU, their digests checked.
+
+    Raises RunError if they are missing or damaged, and names the checkpoint that is intact.
+    """
     if not (checkpoint / SHARDS).is_dir():
-        return dict(load_tree(checkpoint, "model"))
+        return dict(load_tree(checkpoint, "model", partial(_intact, checkpoint)))
+    verify_manifest(checkpoint, advice=partial(_intact, checkpoint))
     from glissando.shards import read_whole
 
     return read_whole(checkpoint, "model")
+
+
+def _intact(damaged: Path) -> str:
+    """Advice for a damaged checkpoint: the newest of the same run whose files are intact."""
+    good = next((path for path in checkpoints(damaged.parent) if path != damaged and _is_intact(path)), None)
+    if good is None:
+        return f"No other checkpoint of {damaged.parent.parent} is intact: train again into another directory."
+    return f"This checkpoint is intact and loads instead: {good}"
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        verify_manifest(path)
+    except RunError:
+        return False
+    return True
 
 
 def of_model(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -65,7 +86,8 @@ def of_model(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def saved_optimizer(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
     """What the optimizer kept of each parameter, by its name; as `saved_weights`."""
     if not (checkpoint / SHARDS).is_dir():
-        return dict(load_tree(checkpoint, "trainer").get("optimizer", {}))
+        return dict(load_tree(checkpoint, "trainer", partial(_intact, checkpoint)).get("optimizer", {}))
+    verify_manifest(checkpoint, advice=partial(_intact, checkpoint))
     from glissando.shards import read_whole
 
     states: dict[str, dict[str, Tensor]] = {}

@@ -5,12 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from glissando.urls import redacted
+
 
 class GlissandoError(Exception):
     """Base of every error that stems from what the user gave, never from a defect in the library."""
 
     #: the program's exit status: 2 for a command or an option that cannot be used, as shells define it, else 1
     status = 1
+
+    def __init__(self, *values: object) -> None:
+        # Messages are printed and logged, and URLs in them may hold passwords.
+        super().__init__(*(redacted(value) if isinstance(value, str) else value for value in values))
 
 
 class UnknownNameError(GlissandoError, ValueError):

@@ -1,7 +1,8 @@
 """Python files of the user's own, which register mixers, depths or corpora, and the runs that need them.
 
 A run keeps the path of each file that was imported when it was made (`imports` in its config.yaml) and a copy of it
-(imports/NAME.py). To import is to execute: opening a run executes neither unless the caller asks for it.
+(imports/NAME.py). To import is to execute: opening a run does not unless the caller asks for it, and then executes the
+copies; the path is a name, which is never opened (glissando.untrusted).
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from typing import Any
 from glissando.config import unregistered
 from glissando.errors import ConfigError, RunError
 from glissando.storage import MANIFEST, verify_manifest
-
-#: inside a run: copies of the imported files
-IMPORTS = "imports"
+from glissando.untrusted import IMPORTS, code_to_copy, copy_name, imported_names, read_bounded
 
 #: the files imported in this process, by name
 _imported: dict[str, Path] = {}
@@ -55,68 +54,83 @@ def imported() -> list[str]:
     return [str(file) for file in _imported.values()]
 
 
-def missing_copies(run: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """What the run has no copy of yet, of the files that `config` names, as they were imported, by its name there.
+def copies(run: Path | None, config: Mapping[str, Any]) -> dict[str, bytes]:
+    """The contents of the files that `config` imports, by their names in a run.
 
-    Raises RunError for a file that is no longer there.
+    run  where the configuration comes from, with copies of its own; None: from this process
+
+    Raises RunError for a file that was not imported here and has no intact copy in `run`.
     """
-    copies: dict[str, bytes] = {}
-    for name in config.get("imports", []):
-        copy, source = f"{IMPORTS}/{Path(name).name}", _imported.get(Path(name).name, Path(name))
-        if (run / copy).is_file():
-            continue
-        if not source.is_file():
-            raise RunError(f"{source}, which {run} imports, is not there any more: put it back")
-        copies[copy] = source.read_bytes()
-    return copies
+
+    def copy_of(name: str) -> bytes | None:
+        if run is None or not (run / name).is_file():
+            return None
+        _verify(run, name)
+        return read_bounded(run / name)
+
+    return code_to_copy(config, _imported, copy_of, str(run or "the configuration"))
+
+
+def sections(to_train: bool) -> dict[str, Any]:
+    """The types of the sections that a reader of a configuration needs."""
+    from glissando.backbone import BackboneConfig
+    from glissando.data.corpora import CORPORA
+
+    found: dict[str, Any] = {"model": BackboneConfig, "data": CORPORA.section()}
+    if to_train:
+        from glissando.training.config import TrainingConfig
+
+        found["training"] = TrainingConfig
+    return found
 
 
 def require_registered(run: Path, config: Mapping[str, Any], hint: Any, trust_imports: bool) -> None:
-    """Import the files of a run whose `config`, of the type `hint`, names kinds that nothing has registered, if
+    """Import the run's copies of its files, where its `config`, of the type `hint`, names kinds that nothing has
+    registered, if
     `trust_imports`.
 
     Raises RunError without it, saying what to import, and where there is nothing to import.
     """
-    files = [Path(name) for name in config.get("imports", [])]
+    names = imported_names(config)
     missing = ", ".join(dict.fromkeys(unregistered(hint, config)))
     if not missing:
-        for file in files:
-            if _imported.get(file.name) == file and not _is_unchanged(run, file):
+        for file in filter(None, (_imported.get(Path(name).name) for name in names)):
+            if not _is_copied(run, file):
                 warnings.warn(f"{file} has changed since {run} was made with it; see {run / IMPORTS}", stacklevel=4)
         return
     needs = f"{run} needs {missing}, which nothing has registered"
-    if not files:
+    if not names:
         raise RunError(f"{needs}: give --import FILE, with the file that does")
-    chosen = [_chosen(run, file, needs) for file in files]
+    chosen = [_copy(run, name, needs) for name in names]
     if not trust_imports:
         options = " ".join(f"--import {path}" for path in chosen)
         raise RunError(
-            f"{needs} yet: it was made with {', '.join(map(str, files))}. Opening it executes that code; if you trust "
+            f"{needs} yet: it was made with {', '.join(names)}. Opening it executes that code; if you trust "
             f"it, add {options} (in Python: glissando.load(RUN, trust_imports=True))"
         )
-    for file, path in zip(files, chosen, strict=True):
-        if path != file:
-            warnings.warn(f"{file} is not as it was when {run} was made; its copy {path} is imported", stacklevel=4)
+    for path in chosen:
         import_file(path)
     if missing := ", ".join(unregistered(hint, config)):
         raise RunError(f"{run} needs {missing}, and {', '.join(map(str, chosen))} does not register it")
 
 
-def _chosen(run: Path, file: Path, needs: str) -> Path:
-    """The file where it is as it was, else the run's copy."""
-    if file.is_file() and _is_unchanged(run, file):
-        return file
-    copy = run / IMPORTS / file.name
+def _copy(run: Path, name: str, needs: str) -> Path:
+    copy = run / copy_name(name)
     if not copy.is_file():
         raise RunError(
-            f"{needs}: it was made with {file}, and neither that file as it was nor the copy {copy} is there. Put it "
-            "back, or give --import FILE with one that registers the same"
+            f"{needs}: it was made with {name}, and the copy {copy} is not there. Put it back, or give --import FILE "
+            "with one that registers the same"
         )
-    if (run / MANIFEST).is_file():
-        verify_manifest(run, [f"{IMPORTS}/{file.name}"], "Put the file that the run was made with back there.")
+    _verify(run, copy_name(name))
     return copy
 
 
-def _is_unchanged(run: Path, file: Path) -> bool:
+def _verify(run: Path, name: str) -> None:
+    if (run / MANIFEST).is_file():
+        verify_manifest(run, [name], "Put the file that the run was made with back there.")
+
+
+def _is_copied(run: Path, file: Path) -> bool:
+    """Whether the run's copy of a file that was imported here is as that is now, or there is none."""
     copy = run / IMPORTS / file.name
-    return not copy.is_file() or (file.is_file() and file.read_bytes() == copy.read_bytes())
+    return not copy.is_file() or (file.is_file() and file.read_bytes() == read_bounded(copy))

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from glissando.urls import redacted
+
 PACKAGES = ("glissando", "lightning-fabric", "numpy", "safetensors", "tokenizers", "torch")
 
 
@@ -35,7 +37,9 @@ def environment() -> dict[str, Any]:
 
 
 def _without_folders(argument: str) -> str:
-    """A command-line argument, an absolute path in it relative to here or cut to its last part."""
+    """A command-line argument without a URL's password, an absolute path in it relative to here or cut to its last
+    part."""
+    argument = redacted(argument)
     option, equals, value = argument.rpartition("=")
     if not os.path.isabs(value):
         return argument
@@ -72,7 +76,7 @@ def git_state() -> dict[str, Any] | None:
 def _git(*arguments: str) -> str | None:
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
@@ -105,7 +109,7 @@ def resident_bytes(device: torch.device) -> int:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text()
     except OSError:
         return ""
 

@@ -17,12 +17,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from glissando import pretrained
-from glissando.checkpoints import CHECKPOINTS, checkpoint_step, latest_checkpoint
+from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_step, latest_checkpoint
 from glissando.data.cache import cache_dir
-from glissando.errors import GlissandoError, RunError
+from glissando.errors import RunError
 from glissando.loggers import ID, TENSORBOARD, WANDB
 from glissando.storage import (
     MANIFEST,
@@ -33,7 +33,9 @@ from glissando.storage import (
     record,
     verify_manifest,
 )
-from glissando.urls import is_url, whole_url
+from glissando.storages import Place, place
+from glissando.untrusted import FILE_BYTES, JSON_BYTES, most_bytes, require_room
+from glissando.urls import is_url, redacted, whole_url
 
 _TRIES = 5  # to read a run that is written meanwhile
 _BASE, _SAMPLES, _ENVIRONMENT, _METRICS = "base", "samples.txt", "environment.json", "metrics.csv"
@@ -44,109 +46,10 @@ _BEGUN = {
 }  # fmt: skip
 
 
-class Place(NamedTuple):
-    """A directory that fsspec reaches."""
-
-    fs: Any
-    root: str
-    url: str
-
-    def __truediv__(self, name: str) -> Place:
-        return Place(self.fs, f"{self.root.rstrip('/')}/{name}", f"{self.url}/{name}")
-
-    def read(self, name: str) -> bytes | None:
-        """The content of a file; None where there is none."""
-        with _reaching("read", f"{self.url}/{name}"):
-            try:
-                return bytes(self.fs.cat_file((self / name).root))
-            except FileNotFoundError:
-                return None
-
-    def get(self, name: str, into: Path) -> None:
-        into.parent.mkdir(parents=True, exist_ok=True)
-        with _reaching("read", f"{self.url}/{name}"):
-            self.fs.get_file((self / name).root, str(into))
-
-    def put(self, name: str, source: Path | bytes) -> None:
-        """Write a file, whole or not at all where the storage keeps to that, as object stores do."""
-        with _reaching("write", f"{self.url}/{name}"):
-            try:
-                self._write(name, source)
-            except (
-                FileNotFoundError
-            ):  # storages with directories; with others, making one asks for rights on the bucket
-                self.fs.makedirs(self.fs._parent((self / name).root), exist_ok=True)
-                self._write(name, source)
-
-    def _write(self, name: str, source: Path | bytes) -> None:
-        if isinstance(source, bytes):
-            self.fs.pipe_file((self / name).root, source)
-        else:
-            self.fs.put_file(str(source), (self / name).root)
-
-    def names(self) -> list[str]:
-        """What lies in it; nothing where there is no such directory."""
-        with _reaching("list", self.url):
-            self.fs.invalidate_cache()
-            try:
-                found = self.fs.ls(self.root, detail=False)
-            except FileNotFoundError:
-                return []
-            # An object store may list the directory itself.
-            return sorted({p.rstrip("/").rpartition("/")[2] for p in found if p.strip("/") != self.root.strip("/")})
-
-    def is_file(self) -> bool:
-        with _reaching("read", self.url):
-            return bool(self.fs.isfile(self.root))
-
-    def delete(self, name: str) -> None:
-        """Delete a file, if it is there."""
-        with _reaching("delete", f"{self.url}/{name}"), contextlib.suppress(FileNotFoundError):
-            self.fs.rm_file((self / name).root)
-
-    def remove(self) -> None:
-        """Delete it, the manifest first: half of it is then no directory that is read."""
-        inside = self.names()
-        with _reaching("delete", self.url):
-            if not inside:
-                return
-            if MANIFEST in inside:
-                self.fs.rm_file((self / MANIFEST).root)
-            self.fs.rm(self.root, recursive=True)
-
-
-def place(url: str) -> Place:
-    """Raises RunError for a protocol that is not known, or whose package is not installed."""
-    import fsspec
-
-    url = whole_url(url)
-    try:
-        fs, root = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise RunError(f"{url} needs a package that is not installed: {error}") from error
-    except ValueError as error:
-        raise RunError(f"no storage is known by the protocol of {url}: {error}") from error
-    return Place(fs, root, url)
-
-
-@contextlib.contextmanager
-def _reaching(verb: str, url: str) -> Iterator[None]:
-    """Storages raise errors of their own: RunError that names the URL."""
-    try:
-        yield
-    except (GlissandoError, FileNotFoundError):
-        raise
-    except Exception as error:
-        raise RunError(f"could not {verb} {url}: {type(error).__name__}: {error}") from error
-
-
 @contextlib.contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
     """One process of this machine after another."""
-    with (
-        (folder.with_name(f".{folder.name}.lock")).open("w", encoding="utf-8") as file,
-        contextlib.ExitStack() as stack,
-    ):
+    with (folder.with_name(f".{folder.name}.lock")).open("w") as file, contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):  # Windows, and file systems without locks
             import fcntl
 
@@ -201,14 +104,14 @@ def _download(where: Place, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)
         (into / MANIFEST).write_bytes(_require_manifest(where))
         listed = read_manifest(into)
-        for name in listed:
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise RunError(f"{where.url}/{MANIFEST} lists {name!r}, which lies outside the run: nothing is fetched")
-            try:
-                where.get(name, into / name)
-            except FileNotFoundError as error:
-                raise RunError(f"{where.url} is incomplete: {name} is missing") from error
+        sizes = {name: most_bytes(name, entry) for name, entry in listed.items()}
+        require_room(sum(sizes.values()), into, where.url)
         try:
+            for name, size in sizes.items():
+                try:
+                    where.get(name, into / name, size)
+                except FileNotFoundError as error:
+                    raise RunError(f"{where.url} is incomplete: {name} is missing") from error
             verify_manifest(into, listed, f"Fetched from {where.url}.")
         except RunError:
             if not left or where.read(MANIFEST) == (into / MANIFEST).read_bytes():
@@ -226,15 +129,10 @@ def work_directory(url: str) -> Path:
     return cache_dir("training") / f"{_name(url)}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
 
-def require_free(url: str) -> None:
-    """Raise RunError where anything lies at `url`."""
-    if place(url).names():
-        raise RunError(f"{url} exists and is not empty. Resume that run, or choose a new name: nothing is overwritten.")
-
-
 def _complete(there: Place) -> dict[str, int]:
     """The complete checkpoints of a run, with their steps; -1 for that of the best validation."""
-    saved = {name: checkpoint_step(name) for name in (there / CHECKPOINTS).names() if name[0] != "."}
+    names = (there / CHECKPOINTS).names()
+    saved = {n: checkpoint_step(n) for n in names if n == BEST or (n[0] != "." and checkpoint_step(n) >= 0)}
     return {n: step for n, step in saved.items() if (there / CHECKPOINTS / n).read(MANIFEST) is not None}
 
 
@@ -254,7 +152,8 @@ def delete_begun(url: str) -> None:
 def rename_aside(work: Path, url: str, kind: str = "run") -> None:
     """Rename the directory `work`, which `url` replaces, to a name that nothing has, and print that name on stderr."""
     aside = next(p for n in itertools.count(1) if not (p := work.with_name(f"{work.name}.{n}")).exists())
-    print(f"{work} is older than {url} or belongs to another {kind}; it was renamed to {aside}", file=sys.stderr)
+    which = f"is older than {redacted(url)} or belongs to another {kind}"
+    print(f"{work} {which}; it was renamed to {aside}", file=sys.stderr)
     work.rename(aside)
 
 
@@ -271,7 +170,7 @@ def fetch_finished(url: str, work: Path, also: Sequence[str] = ()) -> None:
         new = Path(temporary) / "run"
         _download(there, new)
         for name in also:
-            there.get(name, new / name)
+            there.get(name, new / name, JSON_BYTES)
         if work.exists():
             rename_aside(work, url)
         new.rename(work)
@@ -305,7 +204,7 @@ def take_up(url: str, work: Path | None = None) -> Path:
         with tempfile.TemporaryDirectory(dir=work.parent) as temporary:
             for part in parts:
                 _download(there / part if part else there, Path(temporary) / "run" / part)
-            if (text := there.read(_SAMPLES)) is not None:
+            if (text := there.read(_SAMPLES, FILE_BYTES)) is not None:
                 (Path(temporary) / "run" / _SAMPLES).write_bytes(text)
             (Path(temporary) / "run").rename(work)
     return work
@@ -325,7 +224,7 @@ class Mirror:
     """
 
     def __init__(self, url: str, path: Path, again: str | None = None) -> None:
-        self.url, self.path = whole_url(url), path
+        self.url, self.path = redacted(whole_url(url)), path
         resume = f"glissando train --resume {shlex.quote(self.url)} continues from there and copies it again."
         self.again = again or resume
         self._there = place(url)
@@ -337,6 +236,13 @@ class Mirror:
         if made is None or self._there.read(MANIFEST) is None or self._there.read("config.yaml") != config:
             return False
         return bool(json.loads(made).get("torchrun") == job)
+
+    def require_free(self) -> None:
+        """Raise RunError where anything lies at the URL."""
+        if self._there.names():
+            raise RunError(
+                f"{self.url} exists and is not empty. Resume that run, or choose a new name: nothing is overwritten."
+            )
 
     def push(self) -> None:
         """Checkpoints first, then what the run's manifest lists, then logs, and last the manifest; checkpoints that are
@@ -382,7 +288,9 @@ class Mirror:
         old = {} if before is None else {name: self._settled(name, e) for name, e in _listed(before).items()}
         listed = read_manifest(self.path)
         log = {name: (self.path / name).read_bytes() for name in listed if name == _METRICS}  # it may grow meanwhile
-        new = {name: _record(log[name]) if name in log else record(self.path / name) for name in listed}
+        # What was damaged since it was written is not listed anew.
+        verify_manifest(self.path, [name for name in listed if name not in log], "It is not copied")
+        new = {name: _record(log[name]) if name in log else self._unchanged(name, e) for name, e in listed.items()}
         changed = [name for name, entry in new.items() if old.get(name) != entry]
         self._sent.pop("")  # until it is written
         for name in [each for each in changed if each not in old]:
@@ -400,6 +308,10 @@ class Mirror:
         text = manifest_text(new)
         self._there.put(MANIFEST, text)
         self._sent[""] = text
+
+    def _unchanged(self, name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """The one record that holds here, where a save was cut short between the two."""
+        return record(self.path / name) if "previous" in entry else {key: entry[key] for key in ("sha256", "size")}
 
     def _settled(self, name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         """The one record that holds there, where an earlier copy was cut short between the two."""
@@ -425,4 +337,5 @@ def _listed(text: bytes) -> dict[str, dict[str, Any]]:
 
 def _name(url: str) -> str:
     """What a directory for `url` is called, beside a digest."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", url.rstrip("/").rpartition("/")[2])[:40] or "run"
+    last = redacted(url).rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", last)[:40] or "run"

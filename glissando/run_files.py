@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from glissando.data.textfile import named_files
 from glissando.errors import ConfigError, DataError, RunError
+from glissando.pretrained import packaged_name
 from glissando.runs import LOCK, Run
 from glissando.storage import record
+from glissando.untrusted import require_recorded
 
 #: under this name environment.json holds what the texts were
 TEXTS = "texts"
@@ -48,23 +50,40 @@ def fingerprints(data: Any) -> dict[str, Fingerprint]:
     return {option: _fingerprint(path) for option, path in _texts(data).items()}
 
 
-def require_texts(data: Any, run: Run) -> None:
-    """Raises DataError for a file that is not where `run` has it, RunError for one that is not what it was.
+def require_texts(
+    data: Any, run: Run, named: Collection[str] = (), fix: str | None = None, may_differ: bool = False
+) -> None:
+    """Raises RunError for a file that `run` has no digest of, or another one; DataError for one that is not there.
 
-    A run without a record of its texts is not checked.
+    data    options of a corpus, as the run has them, but for the paths that the user has `named` ("data.path")
+    fix     for errors: what the user may give instead, {option} in it; None: what a training that goes on takes
+    may_differ  whether what the user has named may be another text: nothing is then asked of it
+
+    The texts of a packaged model are the user's: it names none but what is in its card.
     """
+    if packaged_name(run.path):
+        return
     known = run.read_environment().get(TEXTS, {})
+    known = known if isinstance(known, dict) else {}
     for option, path in _texts(data).items():
+        if may_differ and option in named:
+            continue
+        give = (fix or "--{option} FILE").format(option=option)
+        if option not in text_options():
+            give = "as the data set of a new training"
+        require_recorded(path, option in known, option in named, run.path, give)
         found = named_files(path)
         if not found or not all(each.is_file() for each in found):
             raise DataError(
                 f"there is no file {path}, which {run.path} is trained on; if it has moved, give its new path: "
-                f"glissando train --resume {run.path} --{option} FILE"
+                + (give if fix else f"glissando train --resume {run.path} {give}")
             )
         if option in known and (difference := _difference(path, known[option])):
             raise RunError(
                 f"{path} is not the text that {run.path} was trained on: {difference}. Give the original with "
-                f"--{option} FILE, or train on this one: glissando train --from {run.path}"
+                f"--{option} FILE, or train on this one: glissando train --from {run.path} --{option} FILE"
+                if fix is None
+                else f"{path} is not the text that {run.path} was trained on: {difference}. Give {give}"
             )
 
 
@@ -84,7 +103,7 @@ def alone(run: Path) -> Iterator[bool]:
         try:
             import fcntl
 
-            file = stack.enter_context((run / LOCK).open("a+", encoding="utf-8"))
+            file = stack.enter_context((run / LOCK).open("a+"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             locked = True
             file.truncate(0)
@@ -102,7 +121,15 @@ def alone(run: Path) -> Iterator[bool]:
 
 
 def _texts(data: Any) -> dict[str, Path]:
-    return {f"data.{n}": Path(getattr(data, n)).expanduser() for n in _NAMES if getattr(data, n, None)}
+    """The files, or patterns, that the options of a corpus name on this machine."""
+    found = {f"data.{n}": Path(getattr(data, n)).expanduser() for n in _NAMES if getattr(data, n, None)}
+    # What the library `datasets` takes for a folder of this machine, or for files beside which it runs.
+    if name := getattr(data, "text_field", None) and getattr(data, "name", None):
+        if Path(name).exists():
+            found["data.name"] = Path(name) / "**" / "*" if Path(name).is_dir() else Path(name)
+        files = {f"data.{n}": Path(getattr(data, n, None) or "") for n in ("file", "valid_file")}
+        found |= {option: file for option, file in files.items() if "/" not in name and file.is_file()}
+    return found
 
 
 def _fingerprint(path: Path) -> Fingerprint:

@@ -43,7 +43,7 @@ from glissando.checkpoints import (
 from glissando.config import read_yaml
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, RunError, nearest
-from glissando.imports import IMPORTS, missing_copies, require_registered
+from glissando.imports import copies, require_registered, sections
 from glissando.loggers import TENSORBOARD, WANDB
 from glissando.machine import environment
 from glissando.migration import migrated
@@ -67,13 +67,12 @@ from glissando.storage import (
     verify_manifest,
     write_atomic,
 )
-from glissando.urls import is_url
+from glissando.untrusted import IMPORTS, copy_name, imported_names, read_bounded, require_no_links
+from glissando.urls import is_url, without_passwords
 
 CONFIG, MODEL, TOKENIZER = "config.yaml", "model.safetensors", "tokenizer.json"
-OPTIMIZER = "optimizer.safetensors"
+OPTIMIZER, SUMMARY, LOCK = "optimizer.safetensors", "summary.json", ".lock"
 METRICS, ENVIRONMENT = "metrics.csv", "environment.json"
-SUMMARY = "summary.json"
-LOCK = ".lock"
 _SMALL = (CONFIG, TOKENIZER, ENVIRONMENT)  # what a checkpoint has copies of
 
 
@@ -149,10 +148,12 @@ class Run:
         if is_checkpoint(path):
             checkpoint = path.resolve()
             run = cls(checkpoint.parent.parent, checkpoint)
+            run.require_inside(as_read=True)
             verify_manifest(checkpoint, advice=run._advice)
         else:
             run = cls(path)
             run.require_run()
+            run.require_inside(as_read=True)
             if not (path / MODEL).is_file():
                 missing = CONFIG if not (path / CONFIG).is_file() else MODEL
                 raise RunError(f"{path} is incomplete: {missing} is missing. {run._advice(missing)}")
@@ -216,13 +217,17 @@ class Run:
         names = [*_SMALL, METRICS, *(f"{IMPORTS}/{copy.name}" for copy in (folder / IMPORTS).glob("*.py"))]
         return [name for name in names if (folder / name).is_file()]
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        """Writes config.yaml if it differs, and copies of the files that it imports.
+    def write_config(self, config: Mapping[str, Any], source: Run | None = None) -> None:
+        """Writes config.yaml if it differs, and copies of the files that it imports, where there are none yet.
 
-        Raises ConfigError if it holds other than plain YAML values.
+        source  the run that `config` comes from, which has copies; None: it is of this process, or of this run
+
+        Raises ConfigError if it holds other than plain YAML values, RunError for a file without such a copy.
         """
         text = config_text(config)
-        for name, code in missing_copies(self.path, config).items():
+        missing = [name for name in imported_names(config) if not (self.path / copy_name(name)).is_file()]
+        origin = None if source is None else source.source or source.path
+        for name, code in copies(origin, {"imports": missing}).items():
             self._write(name, code)
         target = self.path / CONFIG
         if not target.is_file() or target.read_bytes() != text:
@@ -232,13 +237,15 @@ class Run:
         """Writes tokenizer.json."""
         self._write(TOKENIZER, tokenizer.to_json().encode())
 
-    def write_model(self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-        """Writes configuration and weights, then the manifest.
+    def write_model(
+        self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any], source: Run | None = None
+    ) -> None:
+        """Writes configuration (see `write_config`) and weights, then the manifest.
 
         A crash at any moment leaves a run that opens with the old or with the new weights.
         Raises RunError if a file cannot be written; the old one stands then.
         """
-        self.write_config(config)
+        self.write_config(config, source)
         self.write_tensors(MODEL, state_dict)
         files = {name: self._settled(name, entry) for name, entry in read_manifest(self.path).items()}
         if (self.path / METRICS).is_file():
@@ -305,15 +312,15 @@ class Run:
         if self.source is None and (self.path / MANIFEST).is_file():
             verify_manifest(self.path, [CONFIG], partial(self._advice, CONFIG))
         try:
-            config = read_yaml(path.read_bytes())
+            config = read_yaml(read_bounded(path))
         except ConfigError as error:
             raise RunError(f"{path} is malformed: {error}. {self._advice(CONFIG)}") from error
         if not isinstance(config, dict):
             raise RunError(f"{path} is malformed: it holds no mapping. {self._advice(CONFIG)}")
         if config.get("kind") != kind:
-            raise RunError(_how_to_open(self.path, config.get("kind")))
+            raise RunError(pretrained.how_to_open(self.path, config.get("kind")))
         config = migrated(config)
-        require_registered(self.source or self.path, config, _sections(to_train), trust_imports)
+        require_registered(self.source or self.path, config, sections(to_train), trust_imports)
         return config
 
     def read_tokenizer(self) -> Tokenizer | None:
@@ -388,6 +395,10 @@ class Run:
             hint = f" It holds runs: {', '.join(inside[:5])}." if inside else ""
             raise RunError(f"{self.path} is not a run: it has no {CONFIG}.{hint}")
 
+    def require_inside(self, as_read: bool = False) -> None:
+        """Raises RunError for a link out of the run; `as_read`: unless it is a file whose digest is listed."""
+        require_no_links(self.path, self._listed() if as_read and (self.path / MANIFEST).is_file() else ())
+
     def _advice(self, name: str = MODEL) -> str:
         good = self.latest_checkpoint()
         if good is None and name != MODEL:
@@ -401,45 +412,21 @@ class Run:
             return f"Put the {name} that it was trained with back; its checkpoints need it as well."
         return f"This checkpoint is complete and loads instead: {good}"
 
-    def note_resumed(self) -> None:
-        """Adds where it goes on to environment.json, whose first record stays."""
+    def note_resumed(self, notes: Mapping[str, Any] | None = None) -> None:
+        """Adds where it goes on, and `notes`, to environment.json, whose first record stays otherwise."""
         first = self.read_environment() or environment()
         earlier = first.get("resumed")
-        self._write_environment(first | {"resumed": [*(earlier if isinstance(earlier, list) else []), environment()]})
+        resumed = [*(earlier if isinstance(earlier, list) else []), environment()]
+        self._write_environment(first | dict(notes or {}) | {"resumed": resumed})
 
     def _write_environment(self, values: Mapping[str, Any]) -> None:
         self._write(ENVIRONMENT, (json.dumps(values, indent=2) + "\n").encode())
 
 
-def _sections(to_train: bool) -> dict[str, Any]:
-    """The types of the sections that a reader of a configuration needs."""
-    from glissando.backbone import BackboneConfig
-    from glissando.data.corpora import CORPORA
-
-    sections: dict[str, Any] = {"model": BackboneConfig, "data": CORPORA.section()}
-    if to_train:
-        from glissando.training.config import TrainingConfig
-
-        sections["training"] = TrainingConfig
-    return sections
-
-
-def _how_to_open(path: Path, kind: str | None) -> str:
-    """What a run of another kind than the one that was asked for holds, and what opens it."""
-    name = pretrained.packaged_name(path) or str(path)
-    if kind == "series":
-        use = f"use `glissando series evaluate {name} --file FILE`, or glissando.SeriesModel.load({name!r})"
-        return (
-            f"{name} predicts numbers: {use}. Language models in the package: {', '.join(pretrained.language_models())}"
-        )
-    opened = f"use the other commands, or glissando.load({name!r})" if kind is None else "its kind is unknown"
-    return f"{name} holds a model of {kind or 'language'}: {opened}"
-
-
 def config_text(config: Mapping[str, Any]) -> bytes:
-    """What config.yaml holds. Raises ConfigError for other than plain YAML values."""
+    """What config.yaml holds, without passwords of URLs. Raises ConfigError for other than plain YAML values."""
     try:
-        return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode()
+        return yaml.safe_dump(without_passwords(dict(config)), sort_keys=False, allow_unicode=True).encode()
     except yaml.YAMLError as error:
         raise ConfigError(f"the configuration cannot be YAML: {error}. Use plain values.") from error
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_path, keep_newest, saved_step
+from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_path, keep_newest, saved_step, saved_weights
 from glissando.config import from_dict, hints_of, merge, options, to_dict
 from glissando.data.series import (
     Scales,
@@ -42,10 +42,10 @@ from glissando.evaluation.series import Score, loss_of, predict, predictions, sc
 from glissando.imports import imported
 from glissando.metrics import append, read_metrics
 from glissando.precision import flushed_subnormals
-from glissando.run_files import TEXTS, alone, fingerprints
+from glissando.run_files import TEXTS, alone, fingerprints, require_texts
 from glissando.runs import METRICS, Run
 from glissando.series import SeriesConfig, SeriesModel
-from glissando.storage import publish_directory, verify_manifest, write_atomic
+from glissando.storage import publish_directory, write_atomic
 from glissando.training.config import TrainingConfig
 from glissando.training.launch import build_fabric
 from glissando.training.progress import print_line
@@ -91,6 +91,13 @@ class SeriesTraining:
             raise ConfigError(f"the budget is one of training.steps, .epochs, .seconds; got {' and '.join(given)}")
         if not given:
             self.epochs = 30.0
+
+
+#: what to do about a table that is not the run's
+_OTHER_TABLE = (
+    "the table of the run with --{option} FILE, train anew into another directory, or measure the run on all of "
+    "a file: glissando series evaluate RUN --file FILE"
+)
 
 
 class Prepared(NamedTuple):
@@ -172,30 +179,20 @@ def resume(path: str | Path, tables: Mapping[str, str] | None = None) -> Run:
     """
     run = Run(Path(path).expanduser())
     run.require_run()
+    run.require_inside()
     with alone(run.path):
         checkpoint = run.require_checkpoint()
         opened = Run.open(checkpoint)
         config = merge(SECTIONS, opened.read_config(kind="series"), tables or {})
         data = from_dict(SeriesData, config["data"], "data")
         training = from_dict(SeriesTraining, {k: v for k, v in config["training"].items() if v is not None}, "training")
+        require_texts(data, opened, tables or {}, _OTHER_TABLE)
         prepared = prepare(data, config["classes"] or None)
-        _require_same(data, opened)
         torch.manual_seed(training.seed)
         fit = _Fit(run, config, prepared, build(config["model"], prepared), training)
         opened.restore(checkpoint)
-        run.note_resumed()
+        run.note_resumed({TEXTS: fingerprints(data)} if tables else {})
         return fit.run_all(checkpoint)
-
-
-def _require_same(data: SeriesData, run: Run) -> None:
-    """Raises RunError where a file is not what the run was trained on."""
-    known = run.read_environment().get(TEXTS, {})
-    for option, now in fingerprints(data).items():
-        if now != known.get(option, now):
-            raise RunError(
-                f"--{option} of {run.path} has changed since it was trained: put the file back, train anew into "
-                "another directory, or measure the run on all of it with `glissando series evaluate RUN --file FILE`"
-            )
 
 
 def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
@@ -364,8 +361,7 @@ class _Fit:
             keep_newest(path.parent, self.training.keep_checkpoints)
 
     def _restore(self, checkpoint: Path) -> None:
-        verify_manifest(checkpoint)
-        self.model.load_state_dict(load_tree(checkpoint, "model"))
+        self.model.load_state_dict(saved_weights(checkpoint))
         kept = load_tree(checkpoint, "trainer")
         self.optimizer.load_state_dict(kept["optimizer"])
         for name in _KEPT:
@@ -381,7 +377,7 @@ class _Fit:
             return [f"stopped and saved at step {self.step}; continue with: glissando series train --resume {path}"]
         if best is None or saved_step(best) != self.best_step:
             raise RunError(f"{path} has lost the checkpoint of its best validation, step {self.best_step}: train again")
-        self.model.load_state_dict(load_tree(best, "model"))
+        self.model.load_state_dict(saved_weights(best))
         found = score(self.model, self.prepared.valid, self.prepared.data, self.prepared.classes)
         summary = {"steps": self.step, "seconds": self.seconds, "finished": True, "weights": BEST}
         self.run.write_summary(summary | {"best": {"step": self.best_step, **found.as_dict()}})
@@ -427,9 +423,9 @@ def evaluate(path: str | Path, file: str | None = None, out: str | None = None) 
         raise RunError(f"{path} is a model that was saved without data: it can be loaded, and not evaluated here")
     data = from_dict(SeriesData, config["data"], "data")
     if file is None:
+        require_texts(data, run, fix="--file FILE")
         prepared = prepare(data, config["classes"] or None)
         held, lines = prepared.valid, prepared.lines
-        _require_same(data, run)
     else:
         values = {name: getattr(data, name) for name in hints_of(SeriesData)}
         data = SeriesData(**values | {"path": file, "valid_path": None})

@@ -16,6 +16,7 @@ of the loss against FLOPs.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -32,17 +33,20 @@ from glissando.growth import Growth, grown_config
 from glissando.growth.runs import grow_run
 from glissando.migration import migrated
 from glissando.model import LanguageModel
-from glissando.run_files import alone, put_texts
+from glissando.run_files import alone, fingerprints, put_texts
 from glissando.runs import Run, config_text
-from glissando.storage import MANIFEST, write_atomic
+from glissando.storage import MANIFEST, read_json, record, write_atomic
 from glissando.training import launch
 from glissando.training.config import RunConfig, Stage, TrainingConfig
 from glissando.training.fit import JOB, machine_only, resume, train
 from glissando.training.length import BUDGETS
 from glissando.training.start import plan_starts
+from glissando.untrusted import require_recorded
 from glissando.urls import is_url
 
 STAGES = "stages.yaml"
+#: beside it: what the files were that it names, for stages that begin after an interruption
+RECORD = "stages.json"
 
 
 def train_stages(config: RunConfig, out: str | Path) -> list[Run]:
@@ -61,8 +65,42 @@ def train_stages(config: RunConfig, out: str | Path) -> list[Run]:
     with alone(out) if is_first else nullcontext():
         if is_first:
             Run(out).require_free()
+            write_atomic(out / RECORD, json.dumps({p.path.name: _named(p) for p in staged}, indent=2).encode())
             write_atomic(out / STAGES, config_text(config.as_dict()))
         return _run_all(staged, config.training, {}, {})
+
+
+def _named(plan: Plan) -> dict[str, Any]:
+    """Fingerprints of the files that a stage reads besides the stage before it, by option."""
+    found: dict[str, Any] = dict(fingerprints(plan.config.data))
+    tokenizer, start = getattr(plan.config.data.tokenizer, "path", None), plan.config.start_from
+    if tokenizer is not None:
+        found["data.tokenizer.path"] = record(Path(tokenizer).expanduser())
+    if start is not None and Path(start).parent != plan.path.parent:
+        run = Run.open(start)
+        found["start_from"] = record((run.checkpoint or run.path) / MANIFEST)
+    return found
+
+
+def _require_named(plan: Plan, texts: Mapping[str, str]) -> None:
+    """Raises RunError where a stage that begins now names a file of this machine that is not what it was, or of which
+    nothing is recorded: stages.yaml may come from anywhere, see glissando.untrusted."""
+    file = plan.path.with_name(RECORD)
+    known = read_json(file, "what the files of the stages were").get(plan.path.name, {}) if file.is_file() else {}
+    known = known if isinstance(known, dict) else {}
+    start = plan.config.start_from
+    options = {f"data.{name}": getattr(plan.config.data, name, None) for name in ("path", "valid_path")}
+    options["data.tokenizer.path"] = getattr(plan.config.data.tokenizer, "path", None)
+    options["start_from"] = None if start is None or Path(start).parent == plan.path.parent else start
+    for option, path in options.items():
+        if path is not None:
+            require_recorded(Path(path), option in known, option in texts, plan.path.parent, f"--{option} FILE")
+    for option, now in _named(plan).items():
+        if option not in texts and now != known.get(option):
+            raise RunError(
+                f"{option} of {plan.path.parent / STAGES} names {options.get(option, 'a file')}, which is not what it "
+                "was: put it back, or train the stages again"
+            )
 
 
 def _begun_by_this_job(config: RunConfig, out: Path, first: Plan) -> bool:
@@ -86,7 +124,7 @@ def resume_stages(
         raise RunError(f"{error}; train again into another directory") from error
     config, machine = from_dict(RunConfig, migrated(values), STAGES), machine_only(machine or {})
     with alone(out) if launch.rank() == 0 else nullcontext():
-        return _run_all(plans(config, out), replace(config.training, **machine), machine, texts or {})
+        return _run_all(plans(config, out), replace(config.training, **machine), machine, texts or {}, resuming=True)
 
 
 class Plan(NamedTuple):
@@ -160,7 +198,11 @@ def _grown(stage: Stage, before: Plan | None, ever: bool, where: str) -> tuple[G
 
 
 def _run_all(
-    staged: list[Plan], training: TrainingConfig, machine: Mapping[str, Any], texts: Mapping[str, str]
+    staged: list[Plan],
+    training: TrainingConfig,
+    machine: Mapping[str, Any],
+    texts: Mapping[str, str],
+    resuming: bool = False,
 ) -> list[Run]:
     """Every stage in the same processes, which are as many as `training` says; the first alone grows and draws."""
     # It only connects them: how weights are shared and computed with is each stage's own.
@@ -177,6 +219,8 @@ def _run_all(
             if fabric.broadcast(is_new):
                 plan.config.training = replace(plan.config.training, **machine)
                 put_texts(plan.config.data, texts)
+                if resuming:
+                    _require_named(plan, texts)
                 runs.append(train(plan.config, plan.path))
             else:
                 runs.append(resume(plan.path, machine, texts=texts))

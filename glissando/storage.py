@@ -19,7 +19,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -32,15 +31,13 @@ import torch
 from torch import Tensor
 
 from glissando.errors import RunError
+from glissando.untrusted import JSON_BYTES, require_inner_names
 
 MANIFEST = "manifest.json"
 ABANDONED_SECONDS = 86_400.0  # age at which the temporary of another machine counts as abandoned
-_JSON_BYTES = 1 << 25  # the random states of a thousand processes take a third of it
 RETRAIN = "Load the previous checkpoint, or train again."
 
 log = logging.getLogger(__name__)
-#: Windows opens no directory, and syncs what is open for writing alone; its file system keeps renames in a journal.
-_DIRECTORIES_OPEN = hasattr(os, "O_DIRECTORY")
 _counter = itertools.count()
 _active: set[str] = set()
 _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
@@ -193,9 +190,8 @@ def _leftovers(directory: Path) -> list[tuple[Path, re.Match[str]]]:
 
 
 def _abandoned(path: Path, match: re.Match[str]) -> bool:
-    """Whether the process that made this leftover is gone; whether it is a day old where that is unknown: it was made
-    on another machine, or this is Windows, where signal 0 is Ctrl-C and would be sent."""
-    if match["host"] != _HOST or (hasattr(signal, "CTRL_C_EVENT") and int(match["pid"]) != os.getpid()):
+    """Whether the process that made this leftover is gone (on another machine: whether it is a day old)."""
+    if match["host"] != _HOST:
         with contextlib.suppress(OSError):
             return time.time() - path.stat().st_mtime > ABANDONED_SECONDS
         return False
@@ -227,13 +223,11 @@ def put_aside(path: Path) -> None:
 
 
 def _sync_file(path: Path) -> None:
-    with open(path, "rb" if _DIRECTORIES_OPEN else "r+b") as file:
+    with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def _sync_directory(path: Path) -> None:
-    if not _DIRECTORIES_OPEN:
-        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -291,11 +285,14 @@ def read_manifest(directory: str | Path) -> dict[str, dict[str, Any]]:
     try:
         read = _parsed(path, text, problem)
         files = read["files"]
-        if all(isinstance(entry, dict) for entry in files.values()) and text == manifest_text(files, read["format"]):
-            return files
+        is_whole = all(isinstance(entry, dict) for entry in files.values())
+        is_whole = is_whole and text == manifest_text(files, read["format"])
         cause = None
     except (RunError, KeyError, AttributeError, RecursionError) as error:
-        cause = error
+        is_whole, cause = False, error
+    if is_whole:
+        require_inner_names(files, str(path))
+        return files
     files = {}
     for name in _files(Path(directory)):
         is_listed = f'"{name}"'.encode() in text
@@ -364,13 +361,13 @@ def read_json(path: Path, problem: str) -> dict[str, Any]:
 def _read(path: Path, problem: str) -> bytes:
     try:
         with path.open("rb") as file:
-            text = file.read(_JSON_BYTES + 1)
+            text = file.read(JSON_BYTES + 1)
     except FileNotFoundError as error:
         raise RunError(f"{path} is missing: {problem}. {RETRAIN}") from error
     except OSError as error:
         raise RunError(f"could not read {path}: {error.strerror}.") from error
-    if len(text) > _JSON_BYTES:
-        raise RunError(f"{path} is malformed (more than {_JSON_BYTES:,} bytes): {problem}. {RETRAIN}")
+    if len(text) > JSON_BYTES:
+        raise RunError(f"{path} is malformed (more than {JSON_BYTES:,} bytes): {problem}. {RETRAIN}")
     return text
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from glissando.errors import RunError
-from glissando.storage import RETRAIN, load_tensors, read_json, save_tensors, write_atomic
+from glissando.storage import RETRAIN, load_tensors, read_json, save_tensors, verify_manifest, write_atomic
 
 MAX_DEPTH = 200
 
@@ -29,9 +30,13 @@ def save_tree(directory: str | Path, tree: Any, name: str = "tree") -> None:
     write_atomic(Path(directory) / f"{name}.json", text.encode())
 
 
-def load_tree(directory: str | Path, name: str = "tree") -> Any:
-    """The tree that `save_tree` wrote. Raises RunError that names the file that is missing or malformed."""
+def load_tree(directory: str | Path, name: str = "tree", advice: str | Callable[[], str] = RETRAIN) -> Any:
+    """The tree that `save_tree` wrote into a directory that has a manifest, whose digests of both files are checked.
+
+    Raises RunError that names the file that is missing, damaged or malformed, and `advice` on what to do.
+    """
     path = Path(directory) / f"{name}.json"
+    verify_manifest(directory, [path.name, f"{name}.safetensors"], advice)
     structure = read_json(path, "the structure of a saved tree")
     tensors = load_tensors(path.with_suffix(".safetensors"))
     try:

@@ -264,7 +264,7 @@ def test_what_is_damaged_or_wrong_is_said(tmp_path, capsys):
     manifest = json.loads(files.cat_file("/book/manifest.json"))
     outside = remote.manifest_text(manifest["files"] | {"../../escaped": {"sha256": "0" * 64, "size": 0}})
     files.pipe_file("/book/manifest.json", outside)
-    with pytest.raises(RunError, match="lies outside the run: nothing is fetched"):
+    with pytest.raises(RunError, match="lies outside the run"):
         glissando.load("memory://book")
     with pytest.raises(RunError, match="no storage is known by the protocol of nosuch://x"):
         glissando.load("nosuch://x")
@@ -273,7 +273,7 @@ def test_what_is_damaged_or_wrong_is_said(tmp_path, capsys):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    def missing(url):
+    def missing(url, **_):
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)

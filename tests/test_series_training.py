@@ -322,16 +322,14 @@ def test_a_training_resumes_to_the_same_weights(table, tmp_path, monkeypatch):
     assert steps[0] == steps[1]
     before = (tmp_path / "cut" / "metrics.csv").read_text()
     table = table.rename(tmp_path / "moved.csv")
-    with pytest.raises(DataError, match=r"there is no file .*table\.csv: give an existing CSV"):
+    with pytest.raises(DataError, match=r"there is no file .*table\.csv, which .*--data\.path FILE"):
         resume(tmp_path / "cut")
     assert main(["series", "train", "--resume", str(tmp_path / "cut"), "--data.path", str(table)]) == 0
     assert evaluate(tmp_path / "cut").steps > 0
     assert (tmp_path / "cut" / "metrics.csv").read_text() == before
     table.write_text(table.read_text() + "s0,1e9,1,1,1,up\n")
     for again in (resume, evaluate):
-        with pytest.raises(
-            GlissandoError, match=r"--data.path of .*cut has changed since it was trained: put the file"
-        ):
+        with pytest.raises(GlissandoError, match=r"moved\.csv is not the text that .*cut was trained on"):
             again(tmp_path / "cut")
 
 

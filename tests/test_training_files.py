@@ -44,7 +44,9 @@ def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path):
     resume(run)
     moved.write_text(moved.read_text() + "!")
     (run / "environment.json").unlink()
-    resume(run)
+    with pytest.raises(RunError, match="no digest of it"):
+        resume(run)
+    resume(run, texts={"data.path": str(moved)})
 
 
 def test_the_ends_of_a_large_text_stand_for_it(tmp_path, monkeypatch):

@@ -74,6 +74,7 @@ def _score(options: Options) -> None:
     """The run's own text, a file or another corpus, and what else was requested."""
     from glissando.data.textfile import open_files
     from glissando.loading import load
+    from glissando.run_files import require_texts
     from glissando.runs import Run
 
     run = Run.open(options.run)
@@ -82,6 +83,8 @@ def _score(options: Options) -> None:
     trained = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
     config = _scored(options, without_held_out(options.run, to_dict(trained, CORPORA.section()), options.given))
     require_text(options.run, to_dict(config, CORPORA.section()))
+    if options.file is None:
+        require_texts(config, run, options.given, "--file FILE, or another text as --{option} FILE", may_differ=True)
     device = device_of(options)
     model = load(options.run, inference_overrides(options, options.run)).to(device)
     round_as_asked(options, model)
@@ -104,6 +107,7 @@ def _score(options: Options) -> None:
     if options.plots:
         from glissando.evaluation.plots import plot_run
 
+        require_texts(trained, run, fix="no --plots")
         floor = build_corpus(trained, model.tokenizer).entropy_floor
         for picture in plot_run(run.path, model, Path(options.plots).expanduser(), floor):
             print(f"picture: {picture}", file=sys.stderr)

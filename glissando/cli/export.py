@@ -97,10 +97,13 @@ def held_out_tokens(path: str, model: LanguageModel) -> list[int]:
     from glissando.config import from_dict
     from glissando.data.corpora import CORPORA, build_corpus
     from glissando.generation import tokenizer_of
+    from glissando.run_files import require_texts
     from glissando.runs import Run
 
     tokenizer = tokenizer_of(model)
-    data = from_dict(CORPORA.section(), Run.open(path).read_config().get("data", {}), "data")
+    run = Run.open(path)
+    data = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
+    require_texts(data, run, fix="--file TEXT")
     stream: list[int] = []
     try:
         for batch in build_corpus(data, tokenizer).batches("valid"):

@@ -170,9 +170,12 @@ def trial_of(options: Options, model: LanguageModel) -> Trial:
     from glissando.data.corpora import CORPORA, build_corpus
     from glissando.evaluation.steering import trial
     from glissando.evaluation.word_sets import read_lines
+    from glissando.run_files import require_texts
     from glissando.runs import Run
 
-    data = from_dict(CORPORA.section(), Run.open(options.run).read_config().get("data", {}), "data")
+    run = Run.open(options.run)
+    data = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
+    require_texts(data, run, fix="the file to the training of another run, with --{option} FILE")
     chosen = {k: getattr(options, k) for k in ("prompts", "cost_rows", "max_tokens", "temperature", "seed")}
     if isinstance(options.prompts, str):
         chosen["prompts"] = read_lines(options.prompts, "--prompts")

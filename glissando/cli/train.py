@@ -147,6 +147,8 @@ def add_sections(parser: Parser) -> None:
 def _config(options: Options) -> RunConfig:
     """The run started from, then the preset, then the file of --config, then the command line."""
     from glissando.imports import imported
+    from glissando.run_files import require_texts
+    from glissando.runs import Run
     from glissando.training.config import RunConfig
 
     file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
@@ -171,6 +173,8 @@ def _config(options: Options) -> RunConfig:
         data = to_dict(config)["data"]
         require_own_held_out(given, data, before.get("data", {}))
         require_text(start, data)
+        if not options.print_config:
+            require_texts(config.data, Run.open(start), given, may_differ=True)
     return config
 
 

@@ -350,6 +350,13 @@ class HubOptions(DataOptions):
     def __post_init__(self) -> None:
         if self.valid_file is not None and self.file is None:
             raise ConfigError(f"data.valid_file {self.valid_file} needs data.file, the file to train on")
+        for name in ("file", "valid_file"):
+            file = getattr(self, name) or ""
+            if Path(file).is_absolute() or file[:1] == "~" or ":" in file or "\\" in file or ".." in Path(file).parts:
+                raise ConfigError(
+                    f"data.{name} names a file of the data set by its path in that, got {file}: for a file of this "
+                    "machine give --data.kind text --data.path FILE"
+                )
         for name, default in (("train_split", "train"), ("valid_split", "validation")):
             if self.file is not None and getattr(self, name) != default:
                 raise ConfigError(f"data.{name} would do nothing: data.file {self.file} takes the place of the splits")

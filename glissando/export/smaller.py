@@ -45,7 +45,7 @@ def fill(request: Request, folder: Path, precision: Precision) -> Check:
     model, run = request.model, Run.create(folder)
     config = request.run.read_config() | {"model": to_dict(model.config)}
     run.write_tokenizer(tokenizer_of(model))
-    run.write_model(reduced(model, precision), config)
+    run.write_model(reduced(model, precision), config, source=request.run)
     loaded = load(folder)
 
     def step(_: str, ids: Tensor, *rest: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from glissando.growth import Grown, Growth, grow_by
 from glissando.growth.lifts import Grows
 from glissando.growth.moments import checkpoint_moments, grow_moments, read_moments, write_moments
 from glissando.growth.shares import Share
+from glissando.imports import copies
 from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.runs import Run
@@ -42,6 +43,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     if not moments:
         print(f"{source} has no optimizer state: the optimizer starts with an empty one", file=sys.stderr)
     before = run.read_config()
+    copies(run.source or run.path, before)  # what it lacks is found before anything is made
     config = {name: value for name, value in before.items() if name not in ("start_from", "grown")}
     config["model"] = to_dict(grown.model.config)
     if noted := record(grown, before.get("grown", {}), _held(before, checkpoint)):
@@ -51,7 +53,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
         new.write_tokenizer(tokenizer)
     if moments:
         write_moments(new, moments)
-    new.write_model(grown.model.state_dict(), config)
+    new.write_model(grown.model.state_dict(), config, source=run)
     return new
 
 

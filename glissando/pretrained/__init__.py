@@ -42,6 +42,16 @@ def resolve(path: str | Path) -> Path:
     return ROOT / path if packaged else path
 
 
+def how_to_open(path: Path, kind: str | None) -> str:
+    """What a run of another kind than the one that was asked for holds, and what opens it."""
+    name = packaged_name(path) or str(path)
+    if kind == "series":
+        use = f"use `glissando series evaluate {name} --file FILE`, or glissando.SeriesModel.load({name!r})"
+        return f"{name} predicts numbers: {use}. Language models in the package: {', '.join(language_models())}"
+    opened = f"use the other commands, or glissando.load({name!r})" if kind is None else "its kind is unknown"
+    return f"{name} holds a model of {kind or 'language'}: {opened}"
+
+
 def require_text(path: str | Path, data: Mapping[str, Any]) -> None:
     """Raises DataError where `path` stands for a packaged model whose text, which `data` names, is not here."""
     name = packaged_name(path)

@@ -30,10 +30,9 @@ from glissando.model import LanguageModel, ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS
 from glissando.observation.log import Observation
 from glissando.precision import flushed_subnormals, resolved_precision
-from glissando.remote import require_free
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
 from glissando.runs import CONFIG, METRICS, SUMMARY, Run, config_text
-from glissando.storage import MANIFEST, publish_directory
+from glissando.storage import MANIFEST, publishing, read_manifest, verify_manifest, write_manifest
 from glissando.training import launch
 from glissando.training.config import MACHINE, OPTIMIZERS, RunConfig, fitted_vocabulary
 from glissando.training.hook import Hook
@@ -90,7 +89,7 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None, work
     if _begun_by_this_job(loop.run, text) or (mirroring is not None and mirroring.mirror.is_begun(launch.job(), text)):
         return resume(out, progress=progress, work=work)
     if mirroring is not None and launch.rank() == 0:
-        require_free(mirroring.mirror.url)
+        mirroring.mirror.require_free()
     # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
     if launch.rank() > 0:
         return _fit(loop, None, mirroring)
@@ -142,6 +141,7 @@ def resume(
     path, mirroring = old_place(path, work)
     run = Run(path)
     run.require_run()
+    run.require_inside()
     is_first = launch.rank() == 0
     with alone(run.path) if is_first else contextlib.nullcontext():
         checkpoint = run.require_checkpoint()
@@ -150,12 +150,12 @@ def resume(
         put_texts(config.data, texts or {})
         config.training = replace(config.training, **machine_only(machine or {}))
         config.check(math.prod(launch.processes(config.training)))
-        require_texts(config.data, opened)
+        require_texts(config.data, opened, texts or {})
         corpus = build_corpus(config.data, opened.require_tokenizer())
         loop = _build(config, run, corpus, progress or Progress(), resuming=True)
         if is_first:
             opened.restore(checkpoint)
-            run.note_resumed()
+            run.note_resumed({TEXTS: fingerprints(config.data)} if texts else {})
             if texts:
                 run.write_config(merge(RunConfig, run.read_config(), texts))
         return _fit(loop, checkpoint, mirroring)
@@ -182,10 +182,11 @@ def extend(
     run, out = Run(Path(path).expanduser()), Path(out).expanduser()
     machine_only(options, beside=(*BUDGETS, "early_stopping"))
     run.require_run()
+    run.require_inside()
     checkpoint = run.require_checkpoint()
     config = from_dict(RunConfig, Run.open(checkpoint).read_config(to_train=True), "config.yaml")
     put_texts(config.data, texts or {})
-    require_texts(config.data, run)
+    require_texts(config.data, run, texts or {})
     config.training = t = replace(config.training, **{**dict.fromkeys(BUDGETS), **options})
     config.check(math.prod(launch.processes(t)))
     state = TrainState.load(checkpoint)
@@ -203,12 +204,17 @@ def extend(
             # Without wandb/: its id there would send the new rows to the run that `path` belongs to.
             left_out = shutil.ignore_patterns(".*", SUMMARY, WANDB)
             shutil.copytree(run.path, folder, ignore=left_out, dirs_exist_ok=True)
+            # What is copied gets a new manifest; logs have grown since the last one.
+            names = {*read_manifest(run.path)} - {SUMMARY}
+            verify_manifest(folder, names - {METRICS}, f"{run.path} is left as it is.")
         (folder / CONFIG).write_bytes(config_text(config.as_dict()))
+        write_manifest(folder, names)
 
     if launch.rank() == 0:
         if out.exists():
             raise RunError(f"{out} exists; nothing is overwritten: choose another --out")
-        publish_directory(out, fill)
+        with publishing(out) as folder:
+            fill(folder)
     while not (out / MANIFEST).is_file():  # which the first process makes
         time.sleep(0.1)
     return resume(out, progress=progress)

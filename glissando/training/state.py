@@ -127,9 +127,10 @@ class TrainState:
         Raises RunError if it is missing, incomplete, damaged, or of a version that saved something else.
         """
         directory = find_published(path)
-        verify_manifest(directory)
         rest = load_tree(directory, "trainer")
         is_sharded = (directory / SHARDS).is_dir()
+        if is_sharded and not tensors:
+            verify_manifest(directory)  # `read_shards` reads them next
         rest |= {"optimizer": saved_optimizer(directory) if tensors else {}} if is_sharded else {}
         if not {"step", "optimizer", "random"} <= rest.keys() <= {each.name for each in dataclasses.fields(cls)}:
             raise RunError(

@@ -1,0 +1,144 @@
+"""What a run directory may make this machine do. A run may come from anywhere, so its files are read as an enemy's.
+
+The rule: nothing in a run makes this machine read, execute or copy anything outside that run. A path in a run's files
+is a name and is never opened; only what the user of this process names is. What a run needs besides is:
+
+code    a copy inside the run, whose digest holds (`code_to_copy`), or a file that this process imported
+texts   a file of this machine whose digest the run has recorded, or one that the user names now (`require_recorded`)
+files   plain names below the run's directory (`require_inner_names`), no link that leads out of it (`require_no_links`)
+sizes   what the manifest says, within these bounds (`most_bytes`, `require_room`)
+
+Digests are checked where bytes are read: glissando.storage. Passwords in URLs: glissando.urls.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from glissando.errors import RunError
+
+#: inside a run: copies of the files that were imported when it was made
+IMPORTS = "imports"
+#: largest JSON file that is read, a manifest too: the random states of a thousand processes take a third of it
+JSON_BYTES = 1 << 25
+#: largest file of a run that is fetched from a URL, but for tensors
+FILE_BYTES = 1 << 28
+#: a fetch ends with an error where a server sends less than so much in so many seconds
+STALL_BYTES, STALL_SECONDS = 1 << 16, 60.0
+
+
+def require_inner_names(names: Iterable[str], where: str) -> None:
+    """Raises RunError for the name of a file that lies outside of the directory that lists it."""
+    for name in names:
+        parts = PurePosixPath(name).parts
+        is_plain = name.isprintable() and "\\" not in name and not PureWindowsPath(name).drive
+        if not is_plain or not parts or PurePosixPath(name).is_absolute() or ".." in parts:
+            raise RunError(f"{where} lists {name!r}, which lies outside the run: nothing is read there")
+
+
+def require_no_links(run: Path, listed: Collection[str] = ()) -> None:
+    """Raises RunError for a link in the directory `run` that leads out of it.
+
+    listed  files that may be such links, as they are only read and their digests are checked
+    """
+    root = os.path.realpath(run)
+    for folder, directories, files in os.walk(run):
+        for name in (*directories, *files):
+            path = Path(folder) / name
+            if not path.is_symlink() or path.relative_to(run).as_posix() in listed:
+                continue
+            if not Path(os.path.realpath(path)).is_relative_to(root):
+                raise RunError(
+                    f"{path} is a link that leads out of the run, to {os.readlink(path)}, and a run is read inside "
+                    "its directory alone: put what it needs there in place of the link"
+                )
+
+
+def imported_names(config: Mapping[str, Any]) -> list[str]:
+    """The paths in `imports` of a configuration. Raises RunError for other than paths of Python files."""
+    names = config.get("imports") or []
+    if not isinstance(names, list):
+        raise RunError(f"imports must be a list of Python files, got {names!r}")
+    for name in names:
+        if not isinstance(name, str) or not _file_name(name).endswith(".py") or not name.isprintable():
+            raise RunError(f"imports must be a list of Python files, and {name!r} is none")
+    return list(names)
+
+
+def copy_name(name: str) -> str:
+    """Where a run has its copy of the file that its configuration imports as `name`."""
+    return f"{IMPORTS}/{_file_name(name)}"
+
+
+def code_to_copy(
+    config: Mapping[str, Any],
+    imported: Mapping[str, Path],
+    copy_of: Callable[[str], bytes | None],
+    where: str,
+) -> dict[str, bytes]:
+    """The contents of the files that `config` imports, by their names in a run.
+
+    imported   the files that this process imported, by name
+    copy_of    the checked content of a copy in the run that the configuration comes from, None where it has none
+
+    Raises RunError for one that is neither: the path in the configuration is not read.
+    """
+    copies: dict[str, bytes] = {}
+    for name in imported_names(config):
+        file = imported.get(_file_name(name))
+        content = copy_of(copy_name(name)) if file is None else file.read_bytes()
+        if content is None:
+            raise RunError(
+                f"{where} was made with {name}, has no copy of it, and this process has not imported it; a path in a "
+                f"run is not read: if you trust that file, add --import {name}"
+            )
+        copies[copy_name(name)] = content
+    return copies
+
+
+def require_recorded(path: Path, is_recorded: bool, is_named: bool, where: Path, fix: str) -> None:
+    """Raises RunError for a text of this machine that a run names, if the run has no digest of it and the user has not
+    named it: it could be any file."""
+    if not (is_recorded or is_named):
+        raise RunError(
+            f"{where} says that its text is {path} and has no digest of it, so that it could be any file of this "
+            f"machine: it is not read. If it is the right one, name it yourself: {fix}"
+        )
+
+
+def most_bytes(name: str, record: Mapping[str, Any]) -> int:
+    """The largest size that the file `name` of a run may have by its record in the manifest.
+
+    Raises RunError where that is beyond what is read.
+    """
+    entries = [record, *([record["previous"]] if "previous" in record else [])]
+    sizes = [each.get("size") if isinstance(each, dict) else None for each in entries]
+    known = [size for size in sizes if type(size) is int and size >= 0]
+    if len(known) < len(sizes):
+        raise RunError(f"the manifest has no size of {name}: it is damaged, or of another version")
+    if max(known) > FILE_BYTES and not name.endswith(".safetensors"):
+        raise RunError(f"{name} has {max(known):,} bytes by the manifest; at most {FILE_BYTES:,} are fetched")
+    return max(known)
+
+
+def require_room(needed: int, folder: Path, where: str) -> None:
+    """Raises RunError where the disk of `folder` has not so many bytes left."""
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise RunError(f"{where} has {needed:,} bytes by its manifest, and the disk of {folder} has {free:,} left")
+
+
+def read_bounded(path: Path, most: int = FILE_BYTES) -> bytes:
+    """The content of a file of a run. Raises RunError for more bytes than `most`."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise RunError(f"{path} has more than {most:,} bytes, and so many are read of such a file")
+    return content
+
+
+def _file_name(name: str) -> str:
+    return PureWindowsPath(name).name if "\\" in name else PurePosixPath(name).name

@@ -1,0 +1,452 @@
+"""A run directory is hostile: attacks on whoever opens one, resumes it or fetches it. None of them may succeed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+import traceback
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import pytest
+import yaml
+from fsspec.implementations.memory import MemoryFileSystem
+from training_runs import configuration, text_file, weights
+
+import glissando
+from glissando import imports, machine, remote, storages, untrusted
+from glissando.cli import main
+from glissando.data.corpora import HubOptions
+from glissando.errors import ConfigError, DataError, GlissandoError, RunError
+from glissando.remote import Mirror, fetched
+from glissando.runs import Run
+from glissando.stages import RECORD, STAGES, resume_stages, train_stages
+from glissando.storage import MANIFEST, manifest_text, read_manifest, write_manifest
+from glissando.training.fit import extend, resume, train
+from glissando.urls import redacted
+
+SECRET = "my diary: nobody is to read this; the safe opens with 4711. "
+LOGIN = "https://anna:s3cret-pass@host.example/run?X-Signature=abc123&token=s3cret-key"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run of four steps that keeps its best weights, with a record of its text."""
+    folder = tmp_path_factory.mktemp("finished")
+    options = {"steps": 4, "save_every": 2, "validate_every": 2, "early_stopping": 9, "sample_every": 1}
+    return train(configuration(folder, {"training": options}), folder / "run").path
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture
+def diary(tmp_path) -> Path:
+    path = tmp_path / "home" / "diary.txt"
+    path.parent.mkdir()
+    path.write_text(SECRET * 60)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> None:
+    def of_the_test(kind: str) -> Path:
+        (tmp_path / "cache" / kind).mkdir(parents=True, exist_ok=True)
+        return tmp_path / "cache" / kind
+
+    monkeypatch.setattr(remote, "cache_dir", of_the_test)
+    monkeypatch.setattr(imports, "_imported", {})
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def directories(run: Path) -> list[Path]:
+    """The run and its checkpoints, each with a manifest of its own."""
+    return [*(run / "checkpoints").iterdir(), run]
+
+
+def forge(run: Path, change, environment: bool = True) -> None:
+    """What an enemy does: another configuration everywhere, no record of texts, fresh digests."""
+    for folder in directories(run):
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        change(config)
+        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        if not environment:
+            made = json.loads((folder / "environment.json").read_text())
+            made.pop("texts")
+            (folder / "environment.json").write_text(json.dumps(made))
+        names = read_manifest(folder)
+        write_manifest(folder, names)
+
+
+def upload(run: Path, url: str) -> None:
+    Mirror(url, run).push()
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 4
+    path.write_bytes(bytes(content))
+
+
+def everything(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+# ---------------------------------------------------------------------- code and other files of this machine
+
+
+@pytest.mark.parametrize("name", ["diary.txt", "diary.py", "/proc/self/environ"])
+def test_a_file_that_a_configuration_names_is_not_copied(run, diary, tmp_path, name):
+    if not (stolen := diary.parent / name).exists():
+        stolen.write_text(SECRET)
+    forge(run, lambda config: config.update(imports=[str(stolen)]))
+    text = str(text_file(tmp_path))
+    assert main(["grow", str(run), "--layers", "1", "--out", str(tmp_path / "grown")]) == 1
+    to = ["--to", "safetensors-int8", "--file", text, "--out", str(tmp_path / "exported")]
+    assert main(["export", str(run), *to]) == 1
+    with contextlib.suppress(GlissandoError):
+        resume(run)
+    for made in (run, tmp_path / "grown", tmp_path / "exported"):
+        assert SECRET.encode() not in everything(made)
+        assert not list(made.glob("imports/*"))
+
+
+def test_the_copies_of_a_run_and_the_users_own_files_go_along(run, tmp_path):
+    code = b"VALUE = 1\n"
+    (run / "imports").mkdir()
+    (run / "imports" / "mine.py").write_bytes(code)
+    forge(run, lambda config: config.update(imports=["/elsewhere/mine.py"]))
+    write_manifest(run, [*read_manifest(run), "imports/mine.py"])
+    assert main(["grow", str(run), "--layers", "1", "--out", str(tmp_path / "grown")]) == 0
+    assert (tmp_path / "grown/imports/mine.py").read_bytes() == code
+    (run / "imports" / "mine.py").write_bytes(code + b"# changed\n")
+    assert main(["grow", str(run), "--layers", "1", "--out", str(tmp_path / "damaged")]) == 1
+    shutil.rmtree(run / "imports")
+    write_manifest(run, [name for name in read_manifest(run) if "imports" not in name])
+    (tmp_path / "mine.py").write_bytes(code)
+    given = ["--import", str(tmp_path / "mine.py"), "--layers", "1", "--out", str(tmp_path / "again")]
+    assert main(["grow", str(run), *given]) == 0
+    assert (tmp_path / "again/imports/mine.py").read_bytes() == code
+
+
+def test_trusted_imports_execute_the_runs_copies_alone(run, tmp_path):
+    ran = tmp_path / "ran"
+    script = tmp_path / "script.py"
+    script.write_text(f"open({str(ran)!r}, 'w')\n")
+
+    def change(config):
+        config["imports"] = [str(script)]
+        config["model"]["mixer"] = {"kind": "of_my_own"}
+
+    forge(run, change)
+    with pytest.raises(RunError, match=r"the copy .*script.py is not there"):
+        glissando.load(run, trust_imports=True)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("wrong", [[5], "a.py", [None], ["a\0.py"], [["x.py"]]])
+def test_imports_that_are_no_paths_of_python_files_are_an_error(run, wrong):
+    with pytest.raises(RunError, match="must be a list of Python files"):
+        untrusted.imported_names({"imports": wrong})
+
+
+@pytest.mark.parametrize("name", ["samples.txt", "metrics.csv", "wandb", "checkpoints/step-00000009", "notes"])
+def test_a_link_out_of_a_run_is_neither_followed_nor_written_through(run, diary, tmp_path, name):
+    path, before = run / name, diary.read_bytes()
+    path.unlink(missing_ok=True)
+    path.symlink_to(diary.parent if "." not in name else diary)
+    for attack in (lambda: resume(run), lambda: extend(run, tmp_path / "more", {"steps": 6})):
+        with pytest.raises(RunError, match="is a link that leads out of the run"):
+            attack()
+    if name != "metrics.csv":  # whose digest is listed
+        with pytest.raises(RunError, match="is a link that leads out of the run"):
+            glissando.load(run)
+    assert diary.read_bytes() == before
+    assert not (tmp_path / "more").exists()
+
+
+def test_files_with_digests_may_lie_elsewhere(run, tmp_path):
+    """As in caches of downloads, whose folders are made of links."""
+    shutil.move(run / "model.safetensors", tmp_path / "blob")
+    (run / "model.safetensors").symlink_to(tmp_path / "blob")
+    assert glissando.load(run).num_parameters() > 0
+
+
+# ---------------------------------------------------------------------- texts of this machine
+
+
+def steal(config: dict, path: Path) -> None:
+    config["data"].update(path=str(path), valid_path=str(path))
+    config["training"]["steps"] = 9
+
+
+def test_a_run_at_a_url_trains_on_no_file_that_it_names(run, diary, capsys):
+    forge(run, lambda config: steal(config, diary), environment=False)
+    upload(run, "memory://evil")
+    with pytest.raises(RunError, match=r"no digest of it.*--data\.path FILE"):
+        resume("memory://evil")
+    with pytest.raises(RunError, match=r"no digest of it.*--data\.valid_path FILE"):
+        resume("memory://evil", texts={"data.path": str(diary)})
+    assert SECRET[:20].encode() not in b"".join(bytes(f.getvalue()) for f in MemoryFileSystem.store.values())
+    resume("memory://evil", texts={"data.path": str(diary), "data.valid_path": str(diary)})
+    assert Run.open(fetched("memory://evil")).read_config()["data"]["path"] == str(diary)
+
+
+def test_nor_with_the_digest_of_another_file(run, diary):
+    forge(run, lambda config: config["data"].update(path=str(diary)))
+    with pytest.raises(RunError, match="is not the text that"):
+        resume(run)
+
+
+def test_no_other_command_reads_a_text_that_a_run_names(run, diary, tmp_path, capsys):
+    forge(run, lambda config: config["data"].update(path=str(diary)), environment=False)
+    out = ["--out", str(tmp_path / "out")]
+    attacks = {
+        "evaluate": [],
+        "export": ["--to", "safetensors-int8", *out],
+        "train": ["--training.steps", "1", *out],
+    }
+    for command, options in attacks.items():
+        given = ["--from", str(run)] if command == "train" else [str(run)]
+        capsys.readouterr()
+        assert main([command, *given, *options]) == 1, command
+        assert "no digest of it" in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+    assert main(["evaluate", str(run), "--data.path", str(text_file(tmp_path))]) == 0
+
+
+@pytest.mark.parametrize("kind", ["hub", "hub_stream"])
+def test_a_data_set_by_name_is_no_folder_of_this_machine(run, diary, kind):
+    def change(config):
+        config["data"] = {"kind": kind, "name": str(diary.parent), "tokenizer": {"kind": "bytes"}}
+
+    forge(run, change, environment=False)
+    with pytest.raises(RunError, match="no digest of it"):
+        resume(run)
+    for file in (str(diary), "../diary.txt", "file:///home/diary.txt", "~/diary.txt"):
+        with pytest.raises(ConfigError, match=r"data\.file names a file of the data set"):
+            HubOptions(file=file)
+
+
+# ---------------------------------------------------------------------- damage is not signed
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "trainer.safetensors", "model.json", "trainer.json"])
+def test_damage_to_the_best_checkpoint_is_an_error_and_gets_no_new_digest(run, file):
+    before, kept = (run / MANIFEST).read_bytes(), weights(run)
+    flip(run / "checkpoints/best" / file)
+    with pytest.raises(RunError, match=rf"best/{file} is damaged: .*This checkpoint is intact.*step-0000000\d"):
+        resume(run)
+    assert (
+        json.loads((run / MANIFEST).read_bytes())["files"]["model.safetensors"]
+        == (json.loads(before)["files"]["model.safetensors"])
+    )
+    assert all(value.equal(kept[name]) for name, value in weights(run).items())
+
+
+def test_damage_is_not_copied_to_a_url_or_into_an_extension(run, tmp_path):
+    upload(run, "memory://book")
+    before = dict(MemoryFileSystem.store)
+    flip(run / "model.safetensors")
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged.*not copied"):
+        upload(run, "memory://book")
+    assert MemoryFileSystem.store == before
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
+        extend(run, tmp_path / "more", {"steps": 6})
+    assert not (tmp_path / "more").exists()
+
+
+# ---------------------------------------------------------------------- passwords
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (LOGIN, "https://***@host.example/run?***"),
+        ("s3:/key:sec/ret@host/a", "s3:/***@host/a"),
+        ("at 'https://token@host/a', too", "at 'https://***@host/a', too"),
+        ("https://host:8080/pkg@1.0/a", "https://host:8080/pkg@1.0/a"),
+        ("https://host/what? yes, a=b", "https://host/what? yes, a=b"),
+        ("anna@host and /a/b@c", "anna@host and /a/b@c"),
+    ],
+)
+def test_what_is_shown_of_a_url(text, expected):
+    assert redacted(text) == expected
+    assert redacted(expected) == expected
+
+
+def test_passwords_are_in_no_error_file_or_line(run, tmp_path, monkeypatch, capsys):
+    class Refusing(MemoryFileSystem):
+        protocol = "refusing"
+
+        def get_file(self, *_: object, **__: object) -> None:
+            raise PermissionError(f"401 for {LOGIN}")
+
+        ls = info = isfile = get_file
+
+    fsspec.register_implementation("refusing", Refusing, clobber=True)
+    url = LOGIN.replace("https", "refusing")
+    shown = []
+    for attempt in (lambda: glissando.load(url), lambda: resume(url), lambda: Run.open(LOGIN.replace("https", "no"))):
+        with pytest.raises(RunError) as found:
+            attempt()
+        shown += traceback.format_exception(found.value)
+    assert main(["generate", url]) == 1
+    Mirror(LOGIN.replace("https", "memory"), run).push()
+    monkeypatch.setattr("sys.argv", ["glissando", "train", f"--from={LOGIN}", "--out", LOGIN])
+    made = Run.create(tmp_path / "made")
+    made.write_config({"start_from": LOGIN, "stages": [{"data": {"path": LOGIN}}]})
+    printed = capsys.readouterr()
+    for text in (*shown, printed.out, printed.err, everything(made.path).decode(), json.dumps(machine.environment())):
+        assert "s3cret" not in text
+    assert "https://***@host.example/run?***" in everything(made.path).decode()
+    with pytest.raises(RunError, match="without its password: give the whole URL again"):
+        glissando.load("https://***@host.example/run")
+    assert not any("s3cret" in path.name or "anna" in path.name for path in (tmp_path / "cache").rglob("*"))
+
+
+# ---------------------------------------------------------------------- hostile storages
+
+
+@contextlib.contextmanager
+def served(answers: dict[str, object]) -> Iterator[tuple[str, list[int]]]:
+    """A server; an answer is bytes, or a function that writes to the connection. And the bytes that were taken."""
+    taken = [0]
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            answer = answers.get(self.path)
+            self.send_response(404 if answer is None else 200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                if isinstance(answer, bytes):
+                    self.wfile.write(answer)
+                elif answer is not None:
+                    answer(self, taken)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", taken
+        finally:
+            server.shutdown()
+
+
+def endless(handler: BaseHTTPRequestHandler, taken: list[int]) -> None:
+    for _ in range(3000):  # 3 GB
+        handler.wfile.write(bytes(1 << 20))
+        taken[0] += 1 << 20
+
+
+def test_no_more_is_fetched_than_the_manifest_says_and_a_manifest_is_bounded(tmp_path):
+    pytest.importorskip("aiohttp")
+    manifest = manifest_text({"config.yaml": {"sha256": "0" * 64, "size": 900}})
+    with served({"/a/manifest.json": manifest, "/a/config.yaml": endless}) as (url, taken):
+        with pytest.raises(RunError, match=r"config\.yaml: it has more than 900 bytes"):
+            fetched(f"{url}/a")
+        assert taken[0] < 100 << 20
+    with served({"/b/manifest.json": endless}) as (url, taken):
+        with pytest.raises(RunError, match=r"manifest\.json: it has more than 33,554,432 bytes"):
+            fetched(f"{url}/b")
+        assert taken[0] < 100 << 20
+    with served({"/c/checkpoints": endless, "/c/checkpoints/": endless}) as (url, taken):
+        with pytest.raises(RunError, match="could not list"):
+            resume(f"{url}/c")
+        assert taken[0] < 100 << 20
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "message"),
+    [
+        ("config.yaml", {"size": 3 << 30}, "at most 268,435,456 are fetched"),
+        ("model.safetensors", {"size": 1 << 60}, "bytes left|left"),
+        ("model.safetensors", {"size": -1}, "no size of model"),
+        ("model.safetensors", {"size": "9"}, "no size of model"),
+        ("model.safetensors", {"size": 9, "previous": 5}, "no size of model"),
+        ("../diary.txt", {"size": 9}, "lies outside the run"),
+        ("/etc/passwd", {"size": 9}, "lies outside the run"),
+        ("a\\..\\..\\b", {"size": 9}, "lies outside the run"),
+        ("C:x", {"size": 9}, "lies outside the run"),
+        ("a\0b", {"size": 9}, "lies outside the run"),
+    ],
+)
+def test_a_manifest_that_asks_for_too_much_is_refused_before_anything_is_fetched(name, record, message, monkeypatch):
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/run/manifest.json", manifest_text({name: {"sha256": "0" * 64, **record}}))
+    read = storages.Place.get
+    asked = []
+    monkeypatch.setattr(storages.Place, "get", lambda *given: (asked.append(given[1]), read(*given))[1])
+    with pytest.raises(RunError, match=message):
+        fetched("memory://run")
+    assert set(asked) == {"manifest.json"}
+
+
+@pytest.mark.parametrize("pieces", [0, 1])
+def test_a_storage_that_hangs_in_the_middle_is_given_up(monkeypatch, pieces):
+    """Also one that sends a byte now and then."""
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(storages, "STALL_SECONDS", 0.2)
+    over = threading.Event()
+
+    def hang(handler: BaseHTTPRequestHandler, _: object) -> None:
+        handler.wfile.write(b"{")
+        while not over.wait(0.01 if pieces else 30):
+            handler.wfile.write(b" ")
+
+    with served({"/run/manifest.json": hang}) as (url, _):
+        with pytest.raises(RunError, match=r"manifest\.json: it sent \d+ bytes in the last 0\.2 s"):
+            fetched(f"{url}/run")
+        over.set()
+
+
+def test_a_series_run_reads_no_other_table_and_signs_no_damage(tmp_path, diary):
+    from glissando import series_training
+
+    table = tmp_path / "table.csv"
+    table.write_text("t,a\n" + "".join(f"{i},{(i * 7) % 11}\n" for i in range(200)))
+    path = tmp_path / "series"
+    values = {"data": {"path": str(table), "time": "t", "window": 16}, "training": {"steps": 4}}
+    series_training.train(values, path)
+    model = (path / "model.safetensors").read_bytes()
+    flip(path / "checkpoints/best/model.safetensors")
+    with pytest.raises(RunError, match=r"best/model\.safetensors is damaged: .*This checkpoint is intact"):
+        series_training.resume(path)
+    assert (path / "model.safetensors").read_bytes() == model
+    flip(path / "checkpoints/best/model.safetensors")
+    series_training.resume(path)
+    forge(path, lambda config: config["data"].update(path=str(diary)), environment=False)
+    for attack in (series_training.resume, series_training.evaluate):
+        with pytest.raises((RunError, DataError), match="no digest of it"):
+            attack(path)
+
+
+def test_stages_that_go_on_read_no_other_file_than_they_were_begun_with(tmp_path, diary):
+    steps = {"training": {"steps": 1, "schedule": {"warmup_steps": 0}}}
+    config = configuration(tmp_path, steps, {"stages": [{"name": name, **steps} for name in ("one", "two")]})
+    out = tmp_path / "staged"
+    train_stages(config, out)
+    shutil.rmtree(out / "2-two")
+    values = yaml.safe_load((out / STAGES).read_text())
+    for change, what in (
+        ({"path": str(diary)}, "path"),
+        ({"tokenizer": {"kind": "file", "path": str(diary)}}, "token"),
+    ):
+        values["stages"][1]["data"] = change
+        (out / STAGES).write_text(yaml.safe_dump(values))
+        with pytest.raises(RunError, match=rf"data\.{what}.* is not what it was|no digest of it"):
+            resume_stages(out)
+    (out / RECORD).unlink()
+    with pytest.raises(RunError, match="no digest of it"):
+        resume_stages(out)
+    assert not (out / "2-two").exists()
