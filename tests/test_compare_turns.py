@@ -19,6 +19,7 @@ from glissando.compare import speed, table
 from glissando.compare.measure import read_measured
 from glissando.compare.plan import Amount, Comparison, Job
 from glissando.compare.speed import measure_speed, training_memory
+from glissando.decoding import CompiledStep
 from glissando.compare.table import Table, Turn
 from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, GlissandoError
@@ -222,7 +223,13 @@ def test_speed_says_what_it_measures_and_how_long(tmp_path, monkeypatch):
         for job in asked.run_jobs(dict.fromkeys(asked.names, 1e-3)):
             train(asked.config(job), job.path(asked.out), progress=Turn(shown, "", None))
     said: list[str] = []
-    measure_speed({path.parent.name: path for path in asked.out.glob("runs/*/*")}, [8], said.append, rounds=1)
+    taken: list[str] = []
+    stepped = CompiledStep.__call__
+    monkeypatch.setattr(CompiledStep, "__call__", lambda *args: (taken.append("compiled"), stepped(*args))[1])
+    runs = {path.parent.name: path for path in asked.out.glob("runs/*/*")}
+    figures = measure_speed(runs, [8], said.append, rounds=1)
+    assert {each["step"] for each in figures.values()} == {"compiled"}  # what `generate` takes is what is timed
+    assert len(taken) == 2 * 16 * len(runs)
     shares = [int(re.match(r"measuring speed, (\d+) %: .*; \d+:\d\d elapsed", line)[1]) for line in said]  # type: ignore[index]
     assert shares == sorted(shares)
     assert shares[0] == 0

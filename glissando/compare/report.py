@@ -268,9 +268,19 @@ def _contexts(results: Sequence[ModelResult], runs: Runs) -> Table:
         "Greedy, batch 1, after so many tokens; models take turns: median (lowest to highest). "
         + _NOISE
         + "A dash: no positions for so many. "
+        + _steps(results)
         + _timed_where(results, runs)
     )
     return Table("Decoding", headings, rows, note)
+
+
+def _steps(results: Sequence[ModelResult]) -> str:
+    """By which step each model decodes; nothing where figures of an earlier version do not say it."""
+    plain = [r.model for r in results if r.speed.get("step") == "plain"]
+    if not any("step" in r.speed for r in results):
+        return ""
+    others = f", but the model's own forward for {', '.join(plain)}, as `generate` does" if plain else ""
+    return f"Time of the compiled step{others}. "
 
 
 def _sweep(results: Sequence[ModelResult], runs: Runs) -> Table:

@@ -1,6 +1,8 @@
 """Speed and size of the compared models, measured when all are trained: machines are noisy, so they take turns.
 
-decode    milliseconds of a token behind so many, batch 1: `rounds` times each model writes a few, the median counts
+decode    milliseconds of a token behind so many, batch 1, by the step that `generate` takes: `rounds` times each model
+          writes a few, the median counts
+step      which step that is: compiled, or plain (the model's own forward)
 train     tokens/s of a step (loss, gradients, AdamW) on random ids in the shape and precision of training
 state     bytes of the state behind so many tokens, all tensors of it
 memory    MiB of the weights and of all that two such steps need beside them at their peak: activations, gradients and
@@ -32,15 +34,15 @@ from glissando.compare.memory import forget_peak, peak_bytes, release_freed, res
 from glissando.config import from_dict
 from glissando.data.corpora import build_corpus
 from glissando.data.tokenizers import Tokenizer
+from glissando.decoding import decoder_of, step_from
 from glissando.errors import GlissandoError
 from glissando.imports import import_file, imported
 from glissando.loading import load
-from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.precision import flushed_subnormals
 from glissando.progress import elapsed_and_left
 from glissando.runs import Run
-from glissando.state import State, state_bytes
+from glissando.state import State, map_state, state_bytes
 from glissando.training.config import RunConfig
 
 ROUNDS = 5
@@ -106,7 +108,9 @@ def measure_speed(
     able = {c: {n: entry for n, entry in streaming.items() if c + _TOKENS <= entry.max_length()} for c in contexts}
     decoding = sum(len(able[c]) * (c * _READ + (rounds + 1) * _DECODE) for c in contexts)
     work = _Work(decoding + len(runs) * ((rounds + 1) * _STEP + _MEMORY), status)
-    result: dict[str, Any] = {name: {"decode": {}, "state": {}} for name in runs}
+    result: dict[str, Any] = {
+        name: {"decode": {}, "state": {}, "step": _kind(entry.model)} for name, entry in entries.items()
+    }
     for context in contexts:
         for name, (times, size) in _decoding(able[context], context, rounds, work).items():
             result[name]["decode"][str(context)] = _figure(times)
@@ -147,6 +151,10 @@ def warm_up(config: RunConfig) -> None:
         _milliseconds(entry.model, *_read(entry, _TOKENS))
 
 
+def _kind(model: LanguageModel) -> str:
+    return "plain" if isinstance(decoder_of(model, "auto", with_control=False), str) else "compiled"
+
+
 def _figure(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
@@ -170,17 +178,17 @@ def _decoding(entries: dict[str, _Entry], context: int, rounds: int, work: _Work
 
 def _read(entry: _Entry, context: int) -> tuple[Tensor, State]:
     logits, state = entry.model(entry.ids(1, context), entry.model.init_state(1))
-    return logits[:, -1:].argmax(-1), state
+    return logits[:, -1].argmax(-1), state
 
 
 def _milliseconds(model: LanguageModel, latest: Tensor, state: State) -> float:
-    """Of a greedy token; the first one, which copies the state because others still need it, is not counted."""
-    memo: Memo = {}
-    logits, state = model(latest, state, memo=memo)
+    """Of a greedy token, by the step that `generate` takes, from a copy of the state; the first token is not counted."""
+    step = step_from(model, map_state(torch.clone, state), "auto", with_control=False, spare=_TOKENS)
+    latest = step(latest, None).argmax(-1)
     _wait(latest)
     began = time.perf_counter()
     for _ in range(_TOKENS - 1):
-        logits, state = model(logits[:, -1:].argmax(-1), state, donate=True, memo=memo)
+        latest = step(latest, None).argmax(-1)
     _wait(latest)
     return 1e3 * (time.perf_counter() - began) / (_TOKENS - 1)
 
