@@ -365,13 +365,12 @@ def training_rate(bench: Bench, name: str, found: dict[str, float]) -> float:
     model = plain_gpt(bench) if name == PLAIN else built(bench, name)
     ids = torch.randint(0, model.embedding.weight.shape[0], (s.rows, s.length + 1), device=bench.device)
     found["parameters"] = float(sum(p.numel() for p in model.parameters()))
-    of_plain = isinstance(model, PlainGPT)
     found["flops"] = model.training_flops(s.length) if isinstance(model, PlainGPT) else training_flops(model, s.length)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=bench.device.type == "cuda")
 
     def loss(given: Tensor) -> Tensor:
         logits = model(given[:, :-1])
-        logits = logits if of_plain else logits[0]
+        logits = logits[0] if isinstance(logits, tuple) else logits
         return F.cross_entropy(logits.flatten(0, 1).float(), given[:, 1:].flatten())
 
     run = torch.compile(loss, dynamic=False) if s.compiled else loss

@@ -224,6 +224,9 @@ class LanguageModel(Backbone):
         x, after = self._finished(x, inner, state, ids, ctx, order)
         return (self.logits(x) if head else x), after
 
+    if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
+        __call__ = forward
+
     def logits(self, features: Tensor) -> Tensor:
         """The head: features (..., D) -> logits (..., V)."""
         if self.config.logit_scale != 1.0:

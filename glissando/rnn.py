@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -50,8 +50,18 @@ class RNN(nn.Module):
         """
         if x.ndim != 3 or x.shape[-1] != self.input_size:
             raise InputError(f"x must be (batch, time, {self.input_size}), got {tuple(x.shape)}")
+        shape = tuple(x.shape[:2])
+        for name, signal in (("dt", dt), ("mask", mask)):
+            if signal is not None and not isinstance(signal, Tensor):
+                hint = f"torch.full({shape}, {signal!r})" if isinstance(signal, int | float) else "torch.as_tensor"
+                raise InputError(f"{name} must be a tensor (batch, time), here {shape}, got {signal!r}; use {hint}")
+            if signal is not None and tuple(signal.shape) != shape:
+                raise InputError(f"{name} must be (batch, time), here {shape}, got {tuple(signal.shape)}")
         state = self.init_state(len(x)) if h is None else h
         return self.mixer(self.input(x), state, Context(mask=mask, dt=dt))
+
+    if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
+        __call__ = forward
 
 
 class LiquidRNN(RNN):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -191,6 +191,9 @@ class SeriesModel(Backbone):
             raise
         h, state = self._finished(h, inner, state, x, ctx, order)
         return self.output_mean + self.output_scale * self.head(h), state
+
+    if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
+        __call__ = forward
 
     def _time(self, x: Tensor, dt: Tensor | None) -> Tensor:
         """dt as a number that is read, (B, T, 1)."""

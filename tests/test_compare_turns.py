@@ -19,9 +19,9 @@ from glissando.compare import speed, table
 from glissando.compare.measure import read_measured
 from glissando.compare.plan import Amount, Comparison, Job
 from glissando.compare.speed import measure_speed, training_memory
-from glissando.decoding import CompiledStep
 from glissando.compare.table import Table, Turn
 from glissando.data.corpora import build_corpus
+from glissando.decoding import CompiledStep
 from glissando.errors import ConfigError, GlissandoError
 from glissando.presets import preset_names
 from glissando.runs import CONFIG, Run

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import glissando
 from glissando.config import options
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, InputError
 from glissando.generation import generate
 from glissando.growth import grow
 from glissando.mixers import EMPTY, MIXERS, Context, Liquid, Mixer, Spectral, register_mixer
@@ -128,6 +128,10 @@ def test_the_liquid_layer_in_the_place_of_an_lstm():
     assert_close(after.x, h.x, "the state after")
     with pytest.raises(ValueError, match=r"x must be \(batch, time, 3\)"):
         layer(x[..., :2])
+    with pytest.raises(InputError, match=r"dt must be a tensor .* \(2, 9\), got 0.5; use torch.full\(\(2, 9\), 0.5\)"):
+        layer(x, dt=0.5)
+    with pytest.raises(InputError, match=r"dt must be \(batch, time\), here \(2, 9\), got \(9,\)"):
+        layer(x, dt=dt[0])
 
 
 # ---------------------------------------------------------------------- what the checks catch

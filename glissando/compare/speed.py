@@ -182,7 +182,7 @@ def _read(entry: _Entry, context: int) -> tuple[Tensor, State]:
 
 
 def _milliseconds(model: LanguageModel, latest: Tensor, state: State) -> float:
-    """Of a greedy token, by the step that `generate` takes, from a copy of the state; the first token is not counted."""
+    """A greedy token by the step that `generate` takes, from a copy of the state; the first token is not counted."""
     step = step_from(model, map_state(torch.clone, state), "auto", with_control=False, spare=_TOKENS)
     latest = step(latest, None).argmax(-1)
     _wait(latest)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import NonNegativeInt
@@ -50,6 +50,9 @@ class Depth(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Tensor, state: State = None, ctx: Context | None = None) -> tuple[Tensor, State]:
         """x (B, T, D) -> (B, T, D) and the state after it; None in, None out. `ctx.keep(x)` after each block."""
+
+    if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
+        __call__ = forward
 
     def reset_parameters(self) -> None:
         """Start the parameters that are its own and not its blocks'."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,9 @@ class Mixer(nn.Module, ABC):
 
         Raises ContextError if ctx carries a signal that this mixer does not accept.
         """
+
+    if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
+        __call__ = forward
 
     def reset_parameters(self) -> None:
         """Start the parameters that a model's own initialisation of linear maps does not."""

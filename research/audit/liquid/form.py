@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glissando.backbone import ModelState
 from glissando.model import LanguageModel
 from glissando.ops.zero_order_hold import discretize, hippo_legs
 from glissando.state import state_bytes
@@ -273,7 +274,8 @@ def endless_corrected(plan: Plan) -> Finding:
     ids = some_ids(1, length)
     with torch.no_grad():
         whole, _ = model(ids)
-        state, pieces, sizes = model.init_state(1), [], []
+        state: ModelState | None = model.init_state(1)
+        pieces, sizes = [], []
         for part in ids.split(piece, 1):
             said_, state = model(part, state)
             pieces.append(said_)
