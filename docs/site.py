@@ -11,13 +11,15 @@ import io
 import re
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from formulas import mathml
-from mkdocs.structure.files import File, Files
 
 import glissando
 from glissando.cli import COMMANDS, main, usage
+
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).resolve().parent.parent
 #: files of the repository's root that are pages
@@ -25,6 +27,8 @@ PAGES = {
     "README": "index",
     **{name: name.lower() for name in ("CONTRIBUTING", "CHANGELOG", "CODE_OF_CONDUCT", "SECURITY")},
 }
+#: a link of a file of the root to another file
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 #: a link upwards: to a page of another folder, or to a file of the repository that is no page
 _UPWARDS = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#]+)(#[^)]*)?\)")
 #: what arithmatex makes of $...$ and $$...$$
@@ -40,6 +44,8 @@ EXTENSIONS = {
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are generated."""
+    from mkdocs.structure.files import File
+
     pages = {f"{page}.md": _of_the_root(name) for name, page in PAGES.items()}
     for name, text in (pages | {"cli.md": commands(), "api.md": names()}).items():
         files.append(File.generated(config, name, content=text))
@@ -47,10 +53,23 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _of_the_root(name: str) -> str:
-    """A file of the repository's root, with links to pages as they are on the site and to other files as code."""
-    text = (ROOT / f"{name}.md").read_text().replace("](docs/", "](")
-    text = re.sub(rf"\]\(({'|'.join(PAGES)})\.md\b", lambda found: f"]({PAGES[found[1]]}.md", text)
-    return re.sub(r"\[([^\]]*)\]\((CITATION\.cff|LICENSE)\)", r"`\2`", text)
+    """A file of the repository's root, with its links as they are on the site."""
+
+    def on_the_site(found: re.Match[str]) -> str:
+        text, path, anchor = found.groups(default="")
+        if path.startswith("docs/"):
+            return f"[{text}]({path.removeprefix('docs/')}{anchor})"
+        return _outside(text, path, anchor) if (ROOT / path).exists() else found[0]
+
+    return _LINK.sub(on_the_site, (ROOT / f"{name}.md").read_text())
+
+
+def _outside(text: str, name: str, anchor: str, up: str = "") -> str:
+    """What stands on the site for a link to a file outside docs/: a link to its page, or else the file's name."""
+    page = PAGES.get(name.removesuffix(".md"))
+    if page is not None:
+        return f"[{text}]({up}{page}.md{anchor})"
+    return f"`{name}`" if text == name else f"{text} (`{name}` in the repository)"
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -68,13 +87,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     up = "../" * page.file.src_uri.count("/")
 
     def named(found: re.Match[str]) -> str:
-        target = (folder / found[2]).resolve()
+        text, path, anchor = found.groups(default="")
+        target = (folder / path).resolve()
         if target.is_relative_to(ROOT / "docs"):
             return found[0]
-        name = target.relative_to(ROOT).as_posix()
-        if name.removesuffix(".md") in PAGES:
-            return f"[{found[1]}]({up}{PAGES[name.removesuffix('.md')]}.md{found[3] or ''})"
-        return f"{found[1]} (`{name}` in the repository)"
+        return _outside(text, target.relative_to(ROOT).as_posix(), anchor, up)
 
     return _UPWARDS.sub(named, markdown)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
+import posixpath
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -69,6 +71,32 @@ def test_the_site_has_every_page():
     written = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     assert len(listed) == len(set(listed))
     assert written | generated == set(listed)
+
+
+@pytest.fixture
+def hooks(monkeypatch) -> ModuleType:
+    """docs/site.py, which mkdocs runs."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_link_of_a_page_is_one_that_the_site_knows(hooks):
+    """`make docs` is strict: a link to a file that is not on the site ends it."""
+    docs = ROOT / "docs"
+    pages = {f"{page}.md": hooks._of_the_root(name) for name, page in hooks.PAGES.items()}
+    pages |= {page.relative_to(docs).as_posix(): page.read_text() for page in docs.rglob("*.md")}
+    files = {file.relative_to(docs).as_posix() for file in docs.rglob("*")}
+    known = {name for name in files if not any(fnmatch.fnmatch(name, pattern) for pattern in EXCLUDED)}
+    known |= {*pages, "api.md", "cli.md"}
+    for name, text in pages.items():
+        on_site = hooks.on_page_markdown(text, SimpleNamespace(file=SimpleNamespace(src_uri=name)))
+        for link in LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", on_site, flags=re.DOTALL)):
+            path = link.partition("#")[0]
+            if path and not re.match(r"\w+:", path):
+                assert posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) in known, f"{name}: {link}"
 
 
 def test_the_readme_is_short():

@@ -18,7 +18,12 @@ ROOT = Path(__file__).parent.parent
 #: dated records, whose commands belong to the commits that they name, and the page that test_troubleshooting.py runs
 OTHERS = {"experiments.md", "audit.md", "troubleshooting.md"}
 GUIDES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in OTHERS)]
-PAGES = [*GUIDES, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+PAGES = [
+    *GUIDES,
+    *(page for folder in ("tutorials", "audit") for page in sorted((ROOT / "docs" / folder).glob("*.md"))),
+]
+#: a command of a sentence, up to its end or a comma, and one in backquotes, which may be cut short
+SAID, QUOTED = re.compile(r"(?<!`)\bglissando [a-z]+ --[^`,;]*"), re.compile(r"`glissando ([a-z]+[^`]*)`")
 
 
 def commands(page: Path) -> Iterator[str]:
@@ -30,6 +35,8 @@ def commands(page: Path) -> Iterator[str]:
             fenced = not fenced
         elif fenced or line.startswith("    "):
             block.append(line.strip())
+        elif said := SAID.search(line):
+            yield said[0].strip()
     for line in "\n".join(block).replace("\\\n", " ").split("\n"):
         for part in re.split(r" \| | && ", line):
             if command := re.match(r"(?:glissando|.* -m glissando) ([a-z]+(?: .*)?)$", part):
@@ -39,8 +46,11 @@ def commands(page: Path) -> Iterator[str]:
 CASES = sorted({command for page in PAGES for command in commands(page) if not command.endswith("--help")})
 
 
+QUOTES = sorted({quote for page in PAGES for quote in QUOTED.findall(page.read_text()) if " --" in quote})
+
+
 class Parsed(Exception):
-    """Raised in the place of running a command."""
+    """Raised in the place of running a command, with its parser."""
 
 
 @pytest.mark.parametrize("command", CASES)
@@ -65,6 +75,24 @@ def test_the_commands_of_the_pages_are_understood(command, monkeypatch, tmp_path
     monkeypatch.setattr(module, "parse", parse)
     with pytest.raises(Parsed):
         module.main(words[1:])
+
+
+@pytest.mark.parametrize("quote", QUOTES)
+def test_the_options_of_a_command_in_a_sentence_are_known(quote, monkeypatch):
+    """Such a command may leave out what it needs, as in `glissando train --config`."""
+    words = quote.split()
+    module = importlib.import_module(f"glissando.cli.{words[0]}")
+
+    def parse(parser, *_):
+        raise Parsed(parser)
+
+    monkeypatch.setattr(module, "parse", parse)
+    monkeypatch.setattr(module, "_refuse_at_once", lambda _: None, raising=False)
+    with pytest.raises(Parsed) as parsed:
+        module.main(words[1:])
+    for word in words:
+        if word.startswith("--") and word != "--help":
+            options._split(parsed.value.args[0], [word.partition("=")[0], "0"])
 
 
 def test_there_are_commands_to_check():

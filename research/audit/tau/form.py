@@ -127,8 +127,8 @@ LOSSES = {
 }  # fmt: skip
 BEST_STEPS = (4500, 4600)
 H100 = (
-    "an H100 and the corpus: glissando train --preset tauformer --data.kind jsonl --data.path FILE "
-    "--data.tokenizer.kind file --data.tokenizer.path tokenizer.json --training.tokens 655360000 --out RUN"
+    "an H100 and the corpus: glissando train --preset tauformer --data.path FILE --data.tokenizer.kind file "
+    "--data.tokenizer.path tokenizer.json --training.tokens 655360000 --out RUN"
 )
 #: of an H100 in bfloat16, dense
 PEAK = 989e12

@@ -38,8 +38,8 @@ from research.intervals import gap_of, mean_of
 from research.published.tauformer import PublishedTauformer
 
 CORPUS = (
-    "the published JSONL corpus in 30,522 word pieces, 655M tokens: glissando train --preset tauformer --data.kind "
-    "jsonl --data.path FILE --data.tokenizer.kind file --data.tokenizer.path tokenizer.json --training.tokens "
+    "the published JSONL corpus in 30,522 word pieces, 655M tokens: glissando train --preset tauformer --data.path "
+    "FILE --data.tokenizer.kind file --data.tokenizer.path tokenizer.json --training.tokens "
     "655360000 --out RUN"
 )
 RATE = 2e-3
