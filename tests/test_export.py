@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from subjects import CASES, build, random_ids
 from tolerances import assert_close
 
 import glissando
+from glissando import pretrained
 from glissando.cli import main
 from glissando.errors import ConfigError, RunError
 from glissando.export import Refused, export, register_form
@@ -147,6 +149,22 @@ def test_smaller_weights_load_again(precision, tmp_path, capsys):
     assert (out / "model.safetensors").stat().st_size < size * (run / "model.safetensors").stat().st_size
     assert run_command("evaluate", out, "--data.kind", "stories", "--data.valid_tokens", 2000) in (0, 2)
     assert glissando.generate(small, ["a"], max_tokens=3, seed=0)
+
+
+@pytest.mark.parametrize("name", pretrained.language_models())
+def test_a_packaged_model_needs_no_text_of_the_users(name, tmp_path, capsys, monkeypatch):
+    """Also where what it was trained on is not part of the package."""
+    monkeypatch.chdir(tmp_path)
+    read: list[str] = []
+
+    def export(model, run, kind, out, stream, *_):
+        read.append(model.tokenizer.decode(stream))
+        return SimpleNamespace(lines=list)
+
+    monkeypatch.setattr("glissando.export.export", export)
+    assert run_command("export", name, "--to", "onnx", "--out", tmp_path / "out") == 0
+    assert len(read[0].split()) > 200
+    assert ("the check reads built-in stories" in capsys.readouterr().err) == (name == "tinystories")
 
 
 def test_int8_is_within_half_a_step_and_keeps_rows_of_zeros():
