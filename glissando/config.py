@@ -139,6 +139,12 @@ class Registry(Generic[T]):
                 return name
         raise ConfigError(f"expected the options of a registered {self.what}, got {options!r}")
 
+    def kept(self, *kinds: Any) -> frozenset[str]:
+        """Options that a change of kind keeps: those of all kinds, and of common bases that are no kinds."""
+        one, other = (getattr(self.options.get(str(kind)), "__mro__", ()) for kind in kinds)
+        common = (cls for cls in one if cls in other and cls not in self.options.values())
+        return self.shared.union(*(getattr(cls, "__dataclass_fields__", ()) for cls in common))
+
     def class_of(self, options: Any) -> type[T]:
         return self[self.kind_of(options)]
 
@@ -321,8 +327,8 @@ def merge(hint: Any, *updates: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the type `hint`, merged left to right; a dotted name such as "depth.layers" reaches inside a section.
 
     The types say what a section is: a name that some mixer gives to an option of its own means nothing elsewhere.
-    Another `kind` takes the place of a section: only the options that all kinds of that section have are kept. A dotted
-    name whose section is not known yet stays as it is, for a later merge.
+    Another `kind` takes the place of a section, but for what `Registry.kept` names. A dotted name whose section is not
+    known yet stays as it is, for a later merge.
 
     Args:
         hint: A dataclass of options, the type of a registry's section, or a mapping of names to such types.
@@ -345,7 +351,7 @@ def _merged(hint: Any, old: Any, new: Any) -> Any:
     if registry is not None:
         kind = merged.get("kind", registry.default)
         if new.get("kind", kind) != kind:
-            merged = {name: value for name, value in merged.items() if name in registry.shared}
+            merged = {name: merged[name] for name in merged if name in registry.kept(kind, new["kind"])}
     hints = _hints(hint, {**merged, **new})
     for name, values in _by_option(hints, new).items():
         for value in values:

@@ -14,13 +14,10 @@ from training_runs import assert_same_tensors, call, last_checkpoint, metrics, t
 from benchmarks.rows import ROWS, select
 from benchmarks.spectral import kept_bytes
 from glissando.cli import main
-from glissando.config import from_dict, merge
 from glissando.evaluation.kernels import plot_kernels
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
-from glissando.presets import load_preset
 from glissando.runs import Run
-from glissando.training.config import RunConfig
 
 
 def options(folder, out, steps: int) -> list[str]:
@@ -66,15 +63,6 @@ def test_the_preset_trains_samples_resumes_and_is_drawn(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["bits_per_byte"] > 0
     assert (pictures / "kernels.png").read_bytes()[:4] == b"\x89PNG"
     assert (pictures / "loss.png").is_file()
-
-
-def test_the_published_settings_are_the_presets():
-    preset = load_preset("continuous-transformer")
-    del preset["about"]
-    given = from_dict(RunConfig, merge(RunConfig, preset, {"training": {"steps": 1}}))
-    assert (given.data.seq_len, given.data.batch_size) == (8192, 1)
-    assert given.training.optimizer.learning_rate == 3e-4
-    assert given.training.optimizer.weight_decay == 0.01
 
 
 def test_memory_is_linear_in_time():

@@ -28,6 +28,10 @@ THEN |= {
     for name in BEFORE["presets"]
     if name.endswith("-nano")
 }
+for name in ("continuous-transformer", "tauformer", "tauformer-100m"):  # now with the text of their publications
+    THEN.setdefault(name, {}).update(
+        {"data": {"kind": "stories", "tokenizer": "bytes"}, "training.sample_prompt": None}
+    )
 for name in THEN:
     if name.endswith("-nano") and name != "transformer-nano":
         THEN[name]["model.depth.shortcuts"] = False

@@ -55,6 +55,8 @@ def main(arguments: Sequence[str]) -> None:
         print(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
         return
     require_out(options, _OUT)
+    if not config.stages:  # a stage may name its own
+        config.require_text()
     from glissando.process import prepare_to_train
     from glissando.stages import train_stages
     from glissando.training.fit import train

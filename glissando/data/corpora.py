@@ -118,26 +118,34 @@ class StoriesOptions(DataOptions):
 
 
 @options
-class TextOptions(DataOptions):
+class WindowOptions(DataOptions):
+    """Options of windows into a long text.
+
+    stride           tokens between training windows; None: random windows
+    eval_stride      tokens between validation windows; None: seq_len
+    ascii_only       drop all bytes that are not ASCII
+    max_valid_bytes  largest number of bytes of the held-out text; None: all
+    """
+
+    stride: PositiveInt | None = None
+    eval_stride: PositiveInt | None = None
+    ascii_only: bool = False
+    max_valid_bytes: PositiveInt | None = None
+
+
+@options
+class TextOptions(WindowOptions):
     """Local text files, which need not fit into memory.
 
     path             a file, UTF-8, or a pattern in quotes: 'corpus/*.txt'
     valid_fraction   fraction of the text that is held out, at its end, without a valid_path
-    max_valid_bytes  bytes of the held-out text to use; None: all
     encoding_errors  bytes that are not UTF-8 are an error (strict) or dropped (ignore)
     valid_path       a file or pattern to validate on; without it, the end of the text is held out
-    stride           tokens between training windows; None: random windows
-    eval_stride      tokens between validation windows; None: seq_len
-    ascii_only       drop all bytes that are not ASCII
     """
 
     path: File | None = None
     valid_path: File | None = None
     valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    stride: PositiveInt | None = None
-    eval_stride: PositiveInt | None = None
-    ascii_only: bool = False
-    max_valid_bytes: PositiveInt | None = None
     encoding_errors: Literal["strict", "ignore"] = "strict"
 
 
@@ -315,7 +323,7 @@ class InductionOptions(TaskOptions):
 
 
 @options
-class HubOptions(DataOptions):
+class HubOptions(WindowOptions):
     """A data set by name, fetched once through the `datasets` package.
 
     name             name of the data set on the Hugging Face Hub, or tinystories for short
@@ -324,10 +332,6 @@ class HubOptions(DataOptions):
     text_field       name of the field that contains the text
     train_split      split to train on
     valid_split      split to validate on; None: the end of train_split is held out
-    max_valid_bytes  largest number of bytes of the held-out text; None: all
-    stride           tokens between training windows; None: random windows
-    eval_stride      tokens between validation windows; None: seq_len
-    ascii_only       drop all bytes that are not ASCII
     file             file of the data set to train on, instead of a split, such as TinyStoriesV2-GPT4-train.txt
     valid_file       file of the data set to validate on; None: the end of `file` is held out
     max_bytes        largest number of bytes of the training split or file to fetch; None: all
@@ -342,10 +346,6 @@ class HubOptions(DataOptions):
     file: str | None = None
     valid_file: str | None = None
     max_bytes: PositiveInt | None = None
-    max_valid_bytes: PositiveInt | None = None
-    stride: PositiveInt | None = None
-    eval_stride: PositiveInt | None = None
-    ascii_only: bool = False
 
     def __post_init__(self) -> None:
         if self.valid_file is not None and self.file is None:

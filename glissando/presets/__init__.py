@@ -23,7 +23,13 @@ def load_preset(name: str, folder: str = "") -> dict[str, Any]:
     """
     values = _read(name, folder)
     values.pop("parameters", None)  # none of a series model, whose inputs are the data's
+    values.pop("text", None)
     return values
+
+
+def preset_text(name: str | None) -> str | None:
+    """The text that a preset was published with, in words, if it trains on a file of the user's."""
+    return _read(name).get("text") if name in preset_names() else None
 
 
 def preset_parameters(name: str) -> int:

@@ -52,8 +52,6 @@ def how_to_open(path: Path, kind: str | None) -> str:
     return f"{name} holds a model of {kind or 'language'}: {opened}"
 
 
-def require_text(path: str | Path, data: Mapping[str, Any]) -> None:
-    """Raises DataError where `path` stands for a packaged model whose text, which `data` names, is not here."""
 def missing_text(path: str | Path, data: Mapping[str, Any]) -> str | None:
     """The text that the packaged model `path` was trained on, where `data` names it and it is not here; None for every
     other run."""

@@ -9,11 +9,12 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from glissando.config import Registry, options, to_dict
 from glissando.data.corpora import CORPORA, StoriesOptions
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, DataError
 from glissando.loggers import import_wandb
 from glissando.mixers import MIXERS
 from glissando.model import ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS, FixedOptions
+from glissando.presets import load_preset, preset_text
 from glissando.training.length import BUDGET_OPTIONS, Length, Positive
 from glissando.training.schedules import SCHEDULES, WarmupCosineOptions
 
@@ -179,7 +180,9 @@ class RunConfig:
     imports: list[Annotated[str, Field(strict=True)]] = field(default_factory=list)
 
     def check(self, processes: int) -> None:
-        """Raise ConfigError for a training configuration that makes no sense, with this number of processes."""
+        """Raise ConfigError for a training configuration that makes no sense, with this number of processes, and
+        DataError where `require_text` does."""
+        self.require_text()
         schedule = self.training.schedule
         if not self.training.budgets and schedule.needs_end:
             raise ConfigError(
@@ -203,6 +206,17 @@ class RunConfig:
             raise ConfigError(
                 f"data.batch_size {self.data.batch_size} cannot be divided among {processes} {sharing} x "
                 f"training.accumulate {self.training.accumulate}; use a multiple of {parts}"
+            )
+
+    def require_text(self) -> None:
+        """Raise DataError where the preset was published with a text, and no text is given."""
+        text = preset_text(self.preset)
+        if text is None or getattr(self.data, "path", "") is not None:
+            return
+        if CORPORA.kind_of(self.data) == load_preset(str(self.preset))["data"]["kind"]:
+            raise DataError(
+                f"the preset {self.preset} was published with a text that is not part of the package: {text}. Give it, "
+                "or another, with --data.path FILE; or train on the built-in stories: --data.kind stories"
             )
 
     def _check_context_parallel(self, processes: int) -> None:
