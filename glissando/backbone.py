@@ -9,10 +9,11 @@ masks and the checks of what varies by token are here, once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import field, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,14 @@ from glissando.depth import DEPTHS, Depth, DiscreteConfig, build_depth
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme, initialize, own_initialization
 from glissando.mixers import MIXERS, AttentionConfig, Context, ContextError, build_mixer, require_accepted
+from glissando.ops.compiled import require_backend
 from glissando.ops.liquid import require_time
+from glissando.ops.plain import plain_operations, underlying
 from glissando.relay import Relay
 from glissando.state import State, zeros_position
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @options
@@ -88,12 +94,32 @@ class ModelState(NamedTuple):
     depth: State
 
 
+def by_backend(forward: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """`forward` of a model, computed as its `backend` says."""
+
+    @wraps(forward)
+    def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.backend == "auto" or torch.compiler.is_compiling():  # a graph has forms of its own
+            return forward(self, *args, **kwargs)
+        require_backend("model", self.backend, ("auto", "reference"))
+        with plain_operations():
+            return forward(self, *args, **kwargs)
+
+    return run
+
+
 class Backbone(nn.Module):
-    """A subclass builds its own parts around `_build`, and calls `_start` at the end."""
+    """A subclass builds its own parts around `_build`, and calls `_start` at the end.
+
+    backend  how `forward` computes: `auto`, by kernels and gradients in closed form where they are faster; `reference`,
+             in plain tensor code alone, which torch.func's transforms and derivatives of higher order need. It is set
+             on a model, and not saved with it
+    """
 
     config: BackboneConfig
     depth: Depth
     norm: nn.Module
+    backend: Literal["auto", "reference"] = "auto"
 
     #: how errors call that of the model's input which has the shape (B, T)
     _inputs: str
@@ -325,7 +351,7 @@ def _names(state: State) -> Iterator[str]:
 
 def packing_order(mask: Tensor) -> Tensor | None:
     """(B, T) int64 that moves real tokens to the front, in order; None if they are there already."""
-    if bool((mask[:, 1:] <= mask[:, :-1]).all()):
+    if bool(underlying(mask[:, 1:] <= mask[:, :-1]).all()):
         return None
     return mask.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
 

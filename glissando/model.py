@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.backbone import Backbone, BackboneConfig, ModelState
+from glissando.backbone import Backbone, BackboneConfig, ModelState, by_backend
 from glissando.config import from_dict, merge, options
 from glissando.errors import ConfigError, InputError, LengthError
 from glissando.mixers import Context, Memo
@@ -160,6 +160,7 @@ class LanguageModel(Backbone):
 
     # ------------------------------------------------------------------ running
 
+    @by_backend
     def forward(
         self,
         ids: Tensor,

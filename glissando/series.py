@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from glissando.backbone import Backbone, BackboneConfig, ModelState, for_saved_weights
+from glissando.backbone import Backbone, BackboneConfig, ModelState, by_backend, for_saved_weights
 from glissando.config import from_dict, options, starting
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme
@@ -134,6 +134,7 @@ class SeriesModel(Backbone):
             buffer = self.get_buffer(name)
             buffer.copy_(torch.as_tensor(values).expand_as(buffer))
 
+    @by_backend
     def forward(
         self,
         x: Tensor,

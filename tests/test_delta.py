@@ -341,7 +341,7 @@ def test_a_turn_beyond_what_is_resolved_needs_a_state_that_has_decayed():
     mixer, x = Delta(8, heads=2, transition="rotate", horizons=LASTING), torch.randn(2, 6, 8)
     dt = torch.ones(2, 6)
     dt[1, 3] = 1e10
-    message = r"up to 1e\+09 radians a token, and dt 1e\+10 of row 1, token 3 turns head 0 .*larger unit"
+    message = r"up to 1e\+09 radians a token, and a dt of up to 1e\+10 .* at \[1, 3, 0, 0\] .*larger unit"
     with pytest.raises(InputError, match=message):
         mixer(x, None, Context(dt=dt))
     compiled = torch.compile(mixer, backend="eager", fullgraph=True)

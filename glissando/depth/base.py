@@ -20,6 +20,7 @@ from glissando.block import Block
 from glissando.config import Registry, options
 from glissando.depth.shortcuts import with_shortcut
 from glissando.mixers import Context, Signal
+from glissando.ops.plain import same_operations
 from glissando.state import State
 
 #: layer number -> a new block; the number picks the mixer where several alternate
@@ -60,7 +61,7 @@ class Depth(nn.Module, ABC):
     def run(self, block: Callable[..., Any]) -> Callable[..., Any]:
         """The block, recomputed in the backward pass with gradient checkpointing and where gradients are computed."""
         if self.gradient_checkpointing and torch.is_grad_enabled():
-            return partial(checkpoint, block, use_reentrant=False)
+            return partial(checkpoint, block, use_reentrant=False, context_fn=same_operations)
         return block
 
 

@@ -32,6 +32,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from glissando.errors import ConfigError, unknown_name
+from glissando.ops.plain import plain, same_operations
 
 #: field(tau, h, *args) -> dh/dtau, of h's shape
 Field = Callable[..., Tensor]
@@ -112,13 +113,14 @@ def integrate(
         raise ConfigError(f"n_steps must be at least 1, got {n_steps}")
     tableau, args, size = TABLEAUS[method], tuple(args), 1 / n_steps
     needed = torch.is_grad_enabled() and any(t.requires_grad for t in (h, *args, *params))
-    if not needed or backward == "direct":
+    if not needed or backward == "direct" or plain():
         return unroll(field, h, args=args, n_steps=n_steps, method=method, reversible=backward == "reversible")
     if backward == "reversible":
         _tell_rounding(n_steps, h.dtype)
         return _Reversible.apply(field, tableau, n_steps, len(args), h, *args, *params)
     for step in range(n_steps):
-        h = checkpoint(_advance, field, tableau, step * size, size, h, *args, use_reentrant=False)
+        here: Any = {"use_reentrant": False, "context_fn": same_operations}
+        h = checkpoint(_advance, field, tableau, step * size, size, h, *args, **here)
     return h
 
 
@@ -258,6 +260,8 @@ class _Gradients:
         with torch.enable_grad(), self.arithmetic():
             h = h.detach().requires_grad_()
             moved = increment(self.field, self.tableau, tau, size, h, *self.args)
+        if not moved.requires_grad:  # a field of constants
+            return moved, torch.zeros_like(h)
         pulled, *others = torch.autograd.grad(moved, [h, *self.needed], grad, allow_unused=True)
         for i, other in enumerate(others):
             if other is not None:

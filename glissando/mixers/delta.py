@@ -48,6 +48,7 @@ from glissando.mixers.base import Context, Mixer, initialized, last_real, placem
 from glissando.mixers.memory import Horizons
 from glissando.ops.delta import delta_rule
 from glissando.ops.loop import delayed, exporting
+from glissando.ops.plain import underlying
 from glissando.ops.precise import angle_sum, double, widest
 from glissando.ops.rms_norm import rms_norm
 from glissando.precision import exact, without_autocast
@@ -249,12 +250,12 @@ class Delta(Mixer):
         turn = turn.masked_fill(unresolved, 0.0)
         if torch.compiler.is_compiling():
             turn = turn.masked_fill(lost, math.nan)
-        elif bool(lost.any()):
-            row, token, head, _ = lost.nonzero()[0].tolist()
+        elif bool(underlying(lost).any()):
+            where = underlying(lost).nonzero()[0].tolist()
             raise InputError(
-                f"delta: transition `rotate` resolves turns of up to {_RESOLVED:g} radians a token, and dt "
-                f"{float(dt[row, token]):g} of row {row}, token {token} turns head {head} further while its state has "
-                "not decayed; give dt in a larger unit of time"
+                f"delta: transition `rotate` resolves turns of up to {_RESOLVED:g} radians a token, and a dt of up to "
+                f"{float(underlying(dt).max()):g} turns further while the state has not decayed, first at {where} "
+                "(row, token, head, pair); give dt in a larger unit of time"
             )
         half = torch.remainder(0.5 * turn, 2 * math.pi)
         turn = 2 * half.to(x.device, widest(x.device))

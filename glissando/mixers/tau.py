@@ -230,7 +230,8 @@ class Tau(Mixer):
         limit = self.config.gradient_temperature
         if limit is not None and torch.is_grad_enabled():
             share = (exact(self.log_temperature.detach()).exp() / limit).clamp_max(1).to(lambdas.dtype)
-            lambdas = _ScaledGradient.apply(lambdas, share.repeat(self.sides))
+            constant = lambdas.detach()
+            lambdas = constant + (lambdas - constant) * share.repeat(self.sides)  # itself; its gradient times the share
         q = lambdas.transpose(1, 2)
         if self.shifts:
             k = shifted(q, None if state is None else state.latest)
@@ -269,20 +270,6 @@ class Tau(Mixer):
             weights = weights * (0.5 * (self.log_edges + self.log_edges.T)).exp()
         weights = weights - weights.diag().diag()
         return weights.sum(-1).diag() - weights
-
-
-class _ScaledGradient(torch.autograd.Function):
-    """x; its gradient times `share`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, share: Tensor) -> Tensor:
-        ctx.save_for_backward(share)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (share,) = ctx.saved_tensors
-        return grad * share, None
 
 
 def starting_laplacian(source: str, size: int) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from glissando.errors import unknown_name
 from glissando.ops.compiled import require_backend
+from glissando.ops.plain import resolved
 from glissando.precision import autocast_type, without_autocast
 
 
@@ -48,6 +49,7 @@ def attention(
     cannot share those of keys evenly; UnknownNameError for a backend, or a name of `visible`, that there is not.
     """
     require_backend("attention", backend, ("auto", "reference"))
+    backend = resolved(backend)
     if isinstance(visible, str) and visible not in ("causal", "all"):
         raise unknown_name("attention visible", visible, ("causal", "all"))
     _check_lengths(q.shape[2], k.shape[2], visible, window)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from glissando.cache_directory import cache_dir
 from glissando.errors import ConfigError, DataError, unknown_name
+from glissando.ops.plain import plain
 from glissando.ops.precise import has_float64
 from glissando.version import __version__
 
@@ -93,13 +94,13 @@ def _warn_once(message: str) -> None:
 
 
 def use_numba(operation: str, backend: str, x: Tensor) -> bool:
-    """`numba` and `reference` as given; `auto` is the kernel on a CPU, and plain tensor code elsewhere and where
-    torch.compile looks on, which cannot see into a kernel.
+    """`numba` and `reference` as given; `auto` is the kernel on a CPU, and plain tensor code elsewhere, where it is
+    asked for, and where torch.compile looks on, which cannot see into a kernel.
 
     Raises UnknownNameError for another name, ConfigError for `numba` where the tensors are not on a CPU.
     """
     if backend == "auto":
-        return kernels_serve(x.device) and not torch.compiler.is_compiling()
+        return kernels_serve(x.device) and not torch.compiler.is_compiling() and not plain()
     require_backend(operation, backend, ("auto", "numba", "reference"))
     if backend == "numba" and x.device.type != "cpu":
         raise ConfigError(f"{operation}: backend 'numba' runs on a CPU, the tensors are on {x.device}; use 'auto'")

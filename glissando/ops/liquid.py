@@ -33,6 +33,7 @@ from torch.autograd.function import once_differentiable
 from glissando.errors import InputError, unknown_name
 from glissando.ops.compiled import HAS_TRITON, as_rows, over_rows, require_shapes, require_types, use_numba
 from glissando.ops.loop import exporting, over_time
+from glissando.ops.plain import resolved, underlying
 from glissando.ops.scan import scan
 
 Backend = Literal["auto", "reference", "numba", "triton"]
@@ -80,6 +81,7 @@ def liquid(
     backend that cannot run here.
     """
     _check(b, z, modes, x0, dt)
+    backend = resolved(backend)
     if backend not in get_args(Backend):
         raise unknown_name("liquid backend", backend, sorted(get_args(Backend)))
     if exporting():
@@ -149,6 +151,7 @@ def require_time(dt: Tensor) -> None:
     """Raise InputError unless dt are real numbers, finite and at least 0."""
     if dt.is_complex() or dt.dtype == torch.bool:
         raise InputError(f"dt is a duration, a real number for each step; got {dt.dtype}")
+    dt = underlying(dt)
     if bool((dt < 0).any()):
         raise InputError(f"dt is a duration and cannot be negative, got {float(dt.min())}")
     if not bool(dt.isfinite().all()):

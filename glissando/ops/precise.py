@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from glissando.ops.plain import plain
+
 #: types of devices that have no float64 at all
 _WITHOUT = {"mps"}
 
@@ -123,21 +125,26 @@ def cumulative(x: Tensor, dim: int) -> Tensor:
     """sum_{s <= t} x_s along `dim` >= 0 as a wide number: pairs to 2^-43 of the largest sum, whatever the length."""
     if has_float64(x.device):
         return x.double().cumsum(dim)
-    return _Cumulative.apply(x.float(), dim)
+    return _pair_sums(x.float(), dim) if plain() else _Cumulative.apply(x.float(), dim)
+
+
+def _pair_sums(x: Tensor, dim: int) -> Tensor:
+    """Pairs by Hillis and Steele's scan: after k passes each holds the sum of the last 2^k terms."""
+    length, reach, total = x.shape[dim], 1, wide(x)
+    while reach < length:
+        later = add(total.narrow(dim, reach, length - reach), total.narrow(dim, 0, length - reach))
+        total = torch.cat([total.narrow(dim, 0, reach), later], dim)
+        reach *= 2
+    return total
 
 
 class _Cumulative(torch.autograd.Function):
-    """Pairs by Hillis and Steele's scan: after k passes each holds the sum of the last 2^k terms."""
+    """`_pair_sums`, whose gradient is one sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
-        ctx.dim, length, reach = dim, x.shape[dim], 1
-        total = wide(x)
-        while reach < length:
-            later = add(total.narrow(dim, reach, length - reach), total.narrow(dim, 0, length - reach))
-            total = torch.cat([total.narrow(dim, 0, reach), later], dim)
-            reach *= 2
-        return total
+        ctx.dim = dim
+        return _pair_sums(x, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

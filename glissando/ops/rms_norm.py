@@ -18,6 +18,7 @@ from glissando.ops.compiled import (
     same_reals,
     use_numba,
 )
+from glissando.ops.plain import resolved
 
 #: numbers from which a kernel pays without gradients
 _LARGE = 1 << 13
@@ -38,6 +39,7 @@ def rms_norm(
     given does not take; UnknownNameError for an unknown backend.
     """
     require_backend("rms_norm", backend, ("auto", "closed", "numba", "reference"))
+    backend = resolved(backend)
     require_shapes("rms_norm", weight=(weight, x.shape[-1:]))
     if backend == "reference" or (backend == "auto" and torch.compiler.is_compiling()):
         exact = x.to(torch.promote_types(x.dtype, torch.float32))

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from glissando.ops.compiled import kernels_serve, over_rows, require_backend
 from glissando.ops.loop import exporting
+from glissando.ops.plain import plain, resolved
 from glissando.ops.precise import angle_of_constants, has_float64
 
 #: positions whose rotations are kept once they are needed: 16 MiB at head size 64
@@ -47,8 +48,8 @@ def rotation_from_zero(
 ) -> Tensor:
     """`rotation` at positions 0 .. length - 1, cached: every layer of every step uses the same."""
     # A compiled graph has its own ways to share it, and cannot read our memory; what is made under a mode such as
-    # FakeTensorMode holds no numbers, and is not to be remembered.
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+    # FakeTensorMode or a transform of torch.func holds no numbers, and is not to be remembered.
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or plain():
         return rotation(torch.arange(length, device=device), head_size, base, width, dtype)
     return _remembered(length, head_size, base, width, dtype, device)
 
@@ -65,7 +66,7 @@ def rotation_after(
     """`rotation` of `length` tokens that follow `position` (B,) int64, or of the first: (2, 1 or B, length, K/2)."""
     if position is None:
         return rotation_from_zero(length, head_size, base, width, dtype, device).unsqueeze(1)
-    if exporting():
+    if exporting() or plain():  # nothing depends on a value
         return rotation(position.unsqueeze(1) + torch.arange(length, device=device), head_size, base, width, dtype)
     starts = position.tolist()
     if len(set(starts)) == 1 and starts[0] + length <= _TABLE:
@@ -96,6 +97,7 @@ def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "
     Raises UnknownNameError for a backend that there is not, ValueError for a table of another K.
     """
     require_backend("rotate", backend, ("auto", "reference"))
+    backend = resolved(backend)
     if 2 * cos_sin.shape[-1] != x.shape[-1]:
         raise ValueError(f"rotate: cos_sin must end in K/2 = {x.shape[-1] / 2:g} angles, got {cos_sin.shape[-1]}")
     if backend == "reference" or torch.compiler.is_compiling():

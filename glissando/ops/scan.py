@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from glissando.errors import ConfigError, unknown_name
 from glissando.ops.compiled import HAS_TRITON, kernels_serve
 from glissando.ops.loop import exporting, over_time
+from glissando.ops.plain import resolved
 
 Backend = Literal["auto", "reference", "numba", "doubling", "triton"]
 
@@ -53,6 +54,7 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     exact = torch.promote_types(given if h0 is None else torch.promote_types(given, h0.dtype), torch.float32)
     a, x = a.to(exact), x.to(exact)
     h0 = x.new_zeros(x.shape[0], *x.shape[2:]) if h0 is None else h0.to(exact)
+    backend = resolved(backend)
     chosen = _automatic(x) if backend == "auto" else backend
     if chosen == "reference":
         h, last = reference(a, x, h0)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.ops.compiled import require_backend
+from glissando.ops.plain import resolved
 
 
 def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
@@ -20,6 +21,7 @@ def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
     Raises ValueError for an odd width, UnknownNameError for a backend that there is not.
     """
     require_backend("swiglu", backend, ("auto", "reference"))
+    backend = resolved(backend)
     if h.shape[-1] % 2:
         raise ValueError(f"swiglu: h holds two halves and needs an even last dimension, got {tuple(h.shape)}")
     if backend == "auto" and not torch.is_grad_enabled():

@@ -19,6 +19,7 @@ from torch import Tensor
 from glissando.errors import ConfigError, unknown_name
 from glissando.ops.compiled import HAS_TRITON, kernels_serve, require_shapes
 from glissando.ops.loop import exporting
+from glissando.ops.plain import plain, resolved
 from glissando.ops.precise import add, has_float64, is_pair, rounded, two_product, two_sum, wide, widest
 from glissando.precision import without_autocast
 
@@ -133,7 +134,7 @@ def attend(
 
     Attention to two sets of keys together is the mean of the two o by their exp(lse).
     """
-    given, values = v.dtype, v
+    given, values, backend = v.dtype, v, resolved(backend)
     exact = torch.promote_types(torch.promote_types(given, lambda_q.dtype), torch.float32)
     q, k, v = lambda_q.to(exact), lambda_k.to(exact), v.to(exact)
     past = _check(q, k, v, e, past)
@@ -189,7 +190,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, e: Tensor, past: Tensor | None) -> T
             raise ValueError(f"tau_attention: {length} queries need at least as many keys, got {n_keys}")
         return torch.full((batch,), n_keys - length, dtype=torch.int64, device=q.device)
     require_shapes("tau_attention", past=(past, (batch,)))
-    if exporting():
+    if exporting() or plain():
         return past  # values are not looked at in a graph
     most = int(past.max()) + length if batch else 0
     if batch and (int(past.min()) < 0 or most > n_keys):

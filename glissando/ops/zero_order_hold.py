@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from glissando.ops.plain import underlying
+
 
 def discretize(A: Tensor, B: Tensor, dt: Tensor | float) -> tuple[Tensor, Tensor]:
     """Ad = exp(dt A) and Bd = (integral from 0 to dt of exp(s A) ds) B: the exact zero-order hold.
@@ -86,8 +88,8 @@ def fitted(
     if not isinstance(dt, Tensor | float | int):
         raise ValueError(f"{operation}: dt must be a number or a tensor, got {dt!r}")
     dt = torch.as_tensor(dt, dtype=dtype, device=A.device)
-    if not bool(dt.isfinite().all()):
-        raise ValueError(f"{operation}: dt must be finite, got {dt[~dt.isfinite()][0].item()}")
+    if not bool(underlying(dt).isfinite().all()):
+        raise ValueError(f"{operation}: dt must be finite, got {underlying(dt)[~underlying(dt).isfinite()][0].item()}")
     try:
         batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2], dt.shape)
     except RuntimeError as error:
@@ -104,7 +106,7 @@ def exponential(X: Tensor) -> Tensor:
     # For one matrix alone, and for its gradient, PyTorch chooses among polynomials by the size of its entries. That of
     # degree 8, for small ones, has a wrong coefficient (pytorch issue 196592): errors of 1e-10 in float64, 3e-5 in
     # float32. Two matrices always get the highest degree.
-    if X[..., 0, 0].numel() == 1 and bool(X.abs().max() < 1):
+    if X[..., 0, 0].numel() == 1 and bool(underlying(X).abs().max() < 1):
         return torch.linalg.matrix_exp(torch.stack([X, torch.zeros_like(X)]))[0]
     return torch.linalg.matrix_exp(X)
 
