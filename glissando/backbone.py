@@ -9,11 +9,11 @@ masks and the checks of what varies by token are here, once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
-from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,6 @@ from glissando.ops.liquid import require_time
 from glissando.ops.plain import plain_operations, underlying
 from glissando.relay import Relay
 from glissando.state import State, zeros_position
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @options
@@ -92,20 +89,6 @@ def for_saved_weights(config: BackboneConfig) -> Any:
 class ModelState(NamedTuple):
     position: Tensor  # (B,) int64, tokens seen
     depth: State
-
-
-def by_backend(forward: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """`forward` of a model, computed as its `backend` says."""
-
-    @wraps(forward)
-    def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self.backend == "auto" or torch.compiler.is_compiling():  # a graph has forms of its own
-            return forward(self, *args, **kwargs)
-        require_backend("model", self.backend, ("auto", "reference"))
-        with plain_operations():
-            return forward(self, *args, **kwargs)
-
-    return run
 
 
 class Backbone(nn.Module):
@@ -176,6 +159,13 @@ class Backbone(nn.Module):
         like = next(self.parameters())
         device, dtype = device or like.device, dtype or like.dtype
         return ModelState(zeros_position(batch_size, device), self.depth.init_state(batch_size, device, dtype))
+
+    def _operations(self) -> AbstractContextManager:
+        """Within it, operations compute as `backend` says."""
+        if self.backend == "auto" or torch.compiler.is_compiling():  # a graph has forms of its own
+            return nullcontext()
+        require_backend("model", self.backend, ("auto", "reference"))
+        return plain_operations()
 
     def _prepared(
         self, inputs: Tensor, state: ModelState | None, ctx: Context

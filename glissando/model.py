@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.backbone import Backbone, BackboneConfig, ModelState, by_backend
+from glissando.backbone import Backbone, BackboneConfig, ModelState
 from glissando.config import from_dict, merge, options
 from glissando.errors import ConfigError, InputError, LengthError
 from glissando.mixers import Context, Memo
@@ -160,7 +160,6 @@ class LanguageModel(Backbone):
 
     # ------------------------------------------------------------------ running
 
-    @by_backend
     def forward(
         self,
         ids: Tensor,
@@ -216,13 +215,14 @@ class LanguageModel(Backbone):
         ids, ctx, order = self._prepared(ids, state, ctx)
         x = self._embed(ids, None if state is None else state.position, ctx)
         ctx.keep(x)
-        try:
-            before = None if state is None else state.depth
-            x, inner = self.depth(x, before, ctx) if relay is None else self._relayed(x, before, ctx, relay)
-        except Exception as error:
-            self._require_own_state(state, error)
-            raise
-        x, after = self._finished(x, inner, state, ids, ctx, order)
+        with self._operations():
+            try:
+                before = None if state is None else state.depth
+                x, inner = self.depth(x, before, ctx) if relay is None else self._relayed(x, before, ctx, relay)
+            except Exception as error:
+                self._require_own_state(state, error)
+                raise
+            x, after = self._finished(x, inner, state, ids, ctx, order)
         return (self.logits(x) if head else x), after
 
     if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]

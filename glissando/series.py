@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from glissando.backbone import Backbone, BackboneConfig, ModelState, by_backend, for_saved_weights
+from glissando.backbone import Backbone, BackboneConfig, ModelState, for_saved_weights
 from glissando.config import from_dict, options, starting
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme
@@ -134,7 +134,6 @@ class SeriesModel(Backbone):
             buffer = self.get_buffer(name)
             buffer.copy_(torch.as_tensor(values).expand_as(buffer))
 
-    @by_backend
     def forward(
         self,
         x: Tensor,
@@ -185,12 +184,13 @@ class SeriesModel(Backbone):
             dt = dt / self.time_scale
         ctx = Context(mask, dt, control, donate, memo)
         x, ctx, order = self._prepared(x, state, ctx)
-        try:
-            h, inner = self.depth(self.entry(x), None if state is None else state.depth, ctx)
-        except Exception as error:
-            self._require_own_state(state, error)
-            raise
-        h, state = self._finished(h, inner, state, x, ctx, order)
+        with self._operations():
+            try:
+                h, inner = self.depth(self.entry(x), None if state is None else state.depth, ctx)
+            except Exception as error:
+                self._require_own_state(state, error)
+                raise
+            h, state = self._finished(h, inner, state, x, ctx, order)
         return self.output_mean + self.output_scale * self.head(h), state
 
     if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
