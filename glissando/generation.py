@@ -62,6 +62,7 @@ def continue_ids(
     read = 0 if text.begin is None else int(text.begin.position)
     limits = [min(max_tokens, tokens_left(model, read + len(prompt))) for prompt in prompts]
     memo: Memo = {}
+    written: list[list[int]] = [[] for _ in prompts]  # of a text without penalties nothing is kept
     now = _now(control)
     going_on: Step | None = None
     spare = min(max(limits, default=0), _SPARE)
@@ -74,10 +75,13 @@ def continue_ids(
     for count in range(1, max(limits, default=0) + 1):
         _require_finite(logits)
         with torch.no_grad():
-            ids = sampling.draw(writable(model, logits), [generators[r] for r in alive])
+            before = [written[r] for r in alive]
+            ids = sampling.draw(writable(model, logits), [generators[r] for r in alive], before)
         drawn: list[int | None] = [None] * len(prompts)
         for row, token in zip(alive, ids.tolist(), strict=True):
             drawn[row] = token
+            if sampling.counts_tokens:
+                written[row].append(token)
         ended = [ends is not None and ends(r, int(ids[i])) for i, r in enumerate(alive)]
         going = [i for i, r in enumerate(alive) if not ended[i] and count < limits[r]]
         text.step, text.unread, text.generator = going_on or PlainStep(model, state, memo), ids, generators[0]
@@ -234,6 +238,9 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
     stop: str | Sequence[str] = (),
     control: Control | Callable[[], Control] | None = None,
     when_full: Callable[[], None] | None = None,
@@ -253,6 +260,9 @@ def stream(
         top_k: Sample only from the k most likely tokens.
         top_p: Sample only from the most likely tokens that together have this probability.
         seed: Seed of sampling; without effect if `state` is given.
+        frequency_penalty: Subtracted from a token's logit each time that the token was generated.
+        presence_penalty: Subtracted from the logit of every token that was generated, once.
+        logit_bias: Added to the logits of tokens, by id: {7: -100.0} never generates token 7.
         stop: A text, or several, before which the text ends.
         control: Values of dials by name, {"mood": 0.7} (others are 0), or all values in the model's order. A function
             is called before each token, so a dial can be turned while text streams.
@@ -268,8 +278,14 @@ def stream(
     Raises:
         ConfigError: The model has no tokenizer, or an argument has an impossible value.
     """
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    biases = tuple((logit_bias or {}).items())
+    sampling = Sampling(temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, biases)
     text = OneText() if resumable or state is not None else None
+    if text is not None and sampling.counts_tokens:
+        raise ConfigError(
+            "frequency_penalty and presence_penalty count all tokens of a text, which the state of a stream does not "
+            "keep: leave them out, or stream without state and resumable"
+        )
     prompts = _texts([prompt], "prompt")
     pieces = _stream_all(model, prompts, max_tokens, sampling, stop, control, when_full, text, state, resumable, step)
     return Stream(pieces, text if resumable else None)
@@ -284,6 +300,9 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
     stop: str | Sequence[str] = (),
     control: Control | None = None,
     when_full: Callable[[], None] | None = None,
@@ -299,7 +318,8 @@ def generate(
         One continuation for each prompt.
     """
     several = _texts(prompts, "prompts")
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    biases = tuple((logit_bias or {}).items())
+    sampling = Sampling(temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, biases)
     texts = [""] * len(several)
     for pieces in _stream_all(model, several, max_tokens, sampling, stop, control, when_full, step=step):
         texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]

@@ -22,16 +22,26 @@ _COLDEST = 1e-30
 class Sampling:
     """How the next token is drawn from the logits z.
 
+    With c[v], how often token v was generated in the row so far, its prompt not counted, the logits become
+
+        z[v] - frequency_penalty * c[v] - presence_penalty * (c[v] > 0) + logit_bias[v]
+
+    as in OpenAI's API, before temperature, top_k and top_p.
+
     temperature  p = softmax(z / temperature); 0 takes the likeliest token
     top_k        only the k likeliest tokens
     top_p        only the likeliest tokens that together reach this probability
     seed         row r draws from a generator of its own, seeded with seed + r
+    logit_bias   pairs of a token id and what is added to its logit
     """
 
     temperature: float = 0.8
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:  # nor NaN
@@ -42,6 +52,40 @@ class Sampling:
             raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
         if not (isinstance(self.seed, Integral) and _SEEDS[0] <= self.seed <= _SEEDS[1]):
             raise ConfigError(f"seed must be a whole number from -2**63 to 2**63 - 1, got {self.seed}")
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name} must be a finite number, such as 0.5, got {getattr(self, name)}")
+        for token, bias in self.logit_bias:
+            if not (isinstance(token, Integral) and token >= 0 and math.isfinite(bias)):
+                raise ConfigError(
+                    f"logit_bias must be finite numbers by token id, such as {{7: -100.0}}, got {token!r}: {bias!r}"
+                )
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a draw depends on the tokens generated before it."""
+        return bool(self.frequency_penalty or self.presence_penalty)
+
+    def shifted(self, logits: Tensor, written: Sequence[Sequence[int]]) -> Tensor:
+        """Logits (B, V) after penalties and biases; `written` has the tokens generated in each row so far.
+
+        Raises ConfigError for a bias of a token that there is not.
+        """
+        if not (self.counts_tokens or self.logit_bias):
+            return logits
+        shifted = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        if self.counts_tokens:
+            for row, tokens in zip(shifted, written, strict=True):
+                ids, counts = torch.tensor(tokens, dtype=torch.int64).unique(return_counts=True)
+                penalty = self.frequency_penalty * counts.to(row.dtype) + self.presence_penalty
+                row.index_add_(0, ids.to(row.device), penalty.to(row.device), alpha=-1)
+        if self.logit_bias:
+            tokens, biases = zip(*self.logit_bias, strict=True)
+            if (most := max(tokens)) >= logits.shape[-1]:
+                raise ConfigError(f"logit_bias has the token {most}, outside the vocabulary of {logits.shape[-1]}")
+            index = torch.tensor(tokens, device=shifted.device)
+            shifted.index_add_(-1, index, shifted.new_tensor(biases).expand(len(shifted), -1))
+        return shifted
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(..., V) logits -> (..., V) probabilities, float32 at least."""
@@ -64,8 +108,14 @@ class Sampling:
         kept = torch.zeros_like(probabilities).scatter_(-1, index, ordered)
         return kept / kept.sum(-1, keepdim=True)
 
-    def draw(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """(B, V) logits -> (B,) int64, each row by its own generator, so that a row does not depend on others."""
+    def draw(
+        self, logits: Tensor, generators: Sequence[torch.Generator], written: Sequence[Sequence[int]] = ()
+    ) -> Tensor:
+        """(B, V) logits -> (B,) int64, each row by its own generator, so that a row does not depend on others.
+
+        `written` has the tokens generated in each row so far; without penalties none are needed.
+        """
+        logits = self.shifted(logits, written)
         if self.temperature == 0:
             return logits.argmax(-1)
         p = self.probabilities(logits).cpu()

@@ -118,10 +118,11 @@ class NumberTokenizer(Tokenizer):
     def encode(self, text: str) -> list[int]:
         words = text.split()
         for word in words:
-            if not (word.isascii() and word.isdigit() and int(word) < self.vocab_size):
+            # Longer digits are not converted: Python refuses thousands of them.
+            if not (word.isascii() and word.isdigit() and len(word) < 20 and int(word) < self.vocab_size):
                 raise DataError(
-                    f"{word!r} is no token of this model, which reads numbers from 0 to {self.vocab_size - 1:,} with "
-                    'spaces between them; write such as "17 23"'
+                    f"{word[:40]!r} is no token of this model, which reads numbers from 0 to {self.vocab_size - 1:,} "
+                    'with spaces between them; write such as "17 23"'
                 )
         return [int(word) for word in words]
 

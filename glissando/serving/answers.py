@@ -11,6 +11,9 @@ from typing import Any
 from glissando.data.tokenizers import StreamDecoder, Tokenizer
 from glissando.serving.session import Piece, Token
 
+#: tokens that are written as JSON at once
+_BLOCK = 256
+
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
     """A token by itself; one that is part of a character as OpenAI writes it, bytes:\\xe2\\x82."""
@@ -55,18 +58,34 @@ class Answer:
         self.dials = dials
         self.characters: dict[int, _Characters] = {}
 
-    def whole(self, texts: Sequence[str], pieces: Sequence[Sequence[Piece]], usage: dict[str, int]) -> bytes:
-        """Every text with its tokens and why it ended, as JSON: a text at a time, as others wait meanwhile."""
-        choices = []
-        for index, (text, parts) in enumerate(zip(texts, pieces, strict=True)):
-            tokens = [token for piece in parts for token in piece.tokens]
-            choices.append(as_json(self._choice(index, text, tokens, parts[-1].finish)))
+    def whole(self, texts: Sequence[str], pieces: Sequence[list[Piece]], usage: dict[str, int]) -> list[bytes]:
+        """Every text with its tokens and why it ended, as JSON in parts. `pieces` are taken: each text's go once it is
+        written, so that an answer is not there twice."""
         head = as_json(self._head(self.kind) | {"usage": usage})
-        return f'{head[:-1]},"choices":[{",".join(choices)}]}}'.encode()
+        parts = [f'{head[:-1]},"choices":['.encode()]
+        for index, text in enumerate(texts):
+            tokens = [token for piece in pieces[index] for token in piece.tokens]
+            choice = as_json(self._choice(index, text, pieces[index][-1].finish))
+            pieces[index].clear()
+            parts += [f'{"," if index else ""}{choice[:-1]},"logprobs":'.encode(), *self._written(index, tokens), b"}"]
+        return [*parts, b"]}"]
+
+    def _written(self, index: int, tokens: list[Token]) -> list[bytes]:
+        """The log-probabilities of a whole text, a block at a time: as objects they take several times their JSON."""
+        if not self.asked:
+            return [b"null"]
+        lists: dict[str, list[bytes]] = {}
+        for first in range(0, max(1, len(tokens)), _BLOCK):
+            for name, values in self._logprobs(index, tokens[first : first + _BLOCK]).items():
+                lists.setdefault(name, []).append((("," if first else "") + as_json(values)[1:-1]).encode())
+        parts = [part for name, blocks in lists.items() for part in (f',"{name}":['.encode(), *blocks, b"]")]
+        parts[0] = b"{" + parts[0][1:]
+        return [*parts, b"}"]
 
     def chunk(self, index: int, text: str, piece: Piece) -> dict[str, Any]:
         """What is new of a text; with `control`, where its token is the first that was drawn under it."""
-        choice = self._delta(index, text, list(piece.tokens), piece.finish)
+        logprobs = self._logprobs(index, list(piece.tokens)) if self.asked else None
+        choice = self._delta(index, text, piece.finish) | {"logprobs": logprobs}
         if piece.control is not None:
             choice |= {"control": dict(zip(self.dials, piece.control, strict=True))}
         return self._head(self.chunk_kind) | {"choices": [choice]}
@@ -82,13 +101,12 @@ class Answer:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _choice(self, index: int, text: str, tokens: list[Token], finish: str | None) -> dict[str, Any]:
-        logprobs = self._logprobs(index, tokens) if self.asked else None
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+    def _choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "finish_reason": finish}
 
     _delta = _choice
 
-    def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, Any]:
+    def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, list[Any]]:
         texts = [token_text(self.tokenizer, token.id) for token in tokens]
         characters = self.characters.setdefault(index, _Characters(self.tokenizer))
         offsets = [characters.before(token.id) for token in tokens]
@@ -115,16 +133,15 @@ class ChatAnswer(Answer):
         choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         return self._head(self.chunk_kind) | {"choices": [choice]}
 
-    def _choice(self, index: int, text: str, tokens: list[Token], finish: str | None) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message} | self._end(tokens, finish)
+        return {"index": index, "message": message, "finish_reason": finish}
 
-    def _delta(self, index: int, text: str, tokens: list[Token], finish: str | None) -> dict[str, Any]:
-        return {"index": index, "delta": {"content": text} if text else {}} | self._end(tokens, finish)
+    def _delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+        return {"index": index, "delta": {"content": text} if text else {}, "finish_reason": finish}
 
-    def _end(self, tokens: list[Token], finish: str | None) -> dict[str, Any]:
-        logprobs = {"content": [self._token(token) for token in tokens], "refusal": None} if self.asked else None
-        return {"logprobs": logprobs, "finish_reason": finish}
+    def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, list[Any]]:
+        return {"content": [self._token(token) for token in tokens], "refusal": []}
 
     def _token(self, token: Token) -> dict[str, Any]:
         top = [self._one(i, value) for i, value in token.top]

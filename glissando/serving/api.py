@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -32,11 +32,11 @@ from glissando.serving.limits import (
     SparingLog,
     allowed_connections,
     error_body,
-    patient_protocol,
 )  # fmt: skip
 from glissando.serving.metrics import Metrics
 from glissando.serving.planning import ChatTemplate
 from glissando.serving.pool import Pool
+from glissando.serving.protocol import patient_protocol
 from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody, ControlBody, read_body
 from glissando.serving.served import Served
 from glissando.serving.session import Piece
@@ -269,23 +269,45 @@ class Server:
             async for index, piece in group.pieces(request.receive):
                 texts[index] += piece.text
                 pieces[index].append(piece)
-        except DisconnectedError:
+            count = sum(len(piece.tokens) for parts in pieces for piece in parts)
+            large = count * (1 + max(each.top or 0 for each in plan)) > _LARGE
+            return _Whole(await self._aside(answer.whole, texts, pieces, usage(), large=large), group)
+        except BaseException as error:
+            group.close()
+            if not isinstance(error, DisconnectedError):
+                raise
             self.metrics.disconnects.inc()
             return Response(status_code=499)  # nobody reads it
-        large = sum(map(len, pieces)) * (1 + max(each.top or 0 for each in plan)) > _LARGE
-        return _Whole(await self._aside(answer.whole, texts, pieces, usage(), large=large))
 
 
 class _Whole(Response):
-    """An answer as JSON, sent in pieces: time to take one is for each of them."""
+    """An answer as JSON, sent in parts: time to take one is for each of them, and its memory is free after the last."""
 
     media_type = "application/json"
 
+    def __init__(self, parts: Sequence[bytes], group: Group) -> None:
+        super().__init__(headers={"content-length": str(sum(map(len, parts)))})
+        self.parts, self.group = parts, group
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for first in range(0, len(self.body), 2**16):
-            await send({"type": "http.response.body", "body": self.body[first : first + 2**16], "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for part in _joined(self.parts, 2**16):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self.group.close()
+
+
+def _joined(parts: Sequence[bytes], least: int) -> Iterator[bytes]:
+    """The same bytes in fewer parts: each of at least so many, but for the last."""
+    waiting = bytearray()
+    for part in parts:
+        waiting += part
+        if len(waiting) >= least:
+            yield bytes(waiting)
+            waiting.clear()
+    yield bytes(waiting)
 
 
 class _EventStream(Response):
@@ -322,14 +344,12 @@ class _EventStream(Response):
         except DisconnectedError:
             self.server.metrics.disconnects.inc()
             return
-        except asyncio.CancelledError:  # by a server that stops and waits for this reader no longer
-            return
         except (ModelFailedError, BusyError) as error:  # the status is sent: the error goes into the stream
             if isinstance(error, ModelFailedError):
                 _log.exception("a text was given up")
             await self._send(send, _failure(error)[1])
         finally:
-            self.group.cancel()
+            self.group.close()
             del self.server.groups[self.answer.id]
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -39,6 +39,7 @@ from glissando.serving.session import (
     Outbox,
     Piece,
     Request,
+    Reservation,
     Session,
     StoppingError,
     TooLargeError,
@@ -100,18 +101,22 @@ class Engine:
 
     # ------------------------------------------------------------------ from any thread
 
-    def submit(self, request: Request, listeners: Sequence[Listener]) -> list[Session]:
-        """Start `request.copies` texts, the pieces of text i sent to listener i.
+    def submit(
+        self, request: Request, listeners: Sequence[Listener], reservation: Reservation | None = None
+    ) -> list[Session]:
+        """Start `request.copies` texts, the pieces of text i sent to listener i; `reservation` is for what these keep.
 
         Raises BusyError when too many wait, or the engine is closed, and TooLargeError for a text that never fits.
         """
-        need = self.needs.alone(request)
+        reservation = reservation or Reservation()
+        need = self.needs.alone(request) + reservation.bytes
         if need > self.memory:
             raise TooLargeError(
                 f"a prompt of {len(request.ids):,} tokens and {request.max_tokens:,} more take {readable(need)} of "
-                f"memory, and there are {readable(self.memory)} for all texts; shorten the prompt, or lower max_tokens"
+                f"memory with the whole answer, and there are {readable(self.memory)} for all texts; shorten the "
+                "prompt, lower max_tokens, or ask for fewer texts or logprobs"
             )
-        sessions = [Session(request, n, self.tokenizer, listener) for n, listener in enumerate(listeners)]
+        sessions = [Session(request, n, self.tokenizer, each, reservation) for n, each in enumerate(listeners)]
         with self._lock:
             if self.pool.closed:
                 raise StoppingError
@@ -119,12 +124,10 @@ class Engine:
             if self.waiting + len(sessions) > self.max_waiting + room:
                 wait = max(0, self.waiting - room)
                 raise BusyError(f"{wait} texts wait already, and {self.max_waiting} may; try again later")
-            own = self._count_waiting(request.client)
-            if own and own + len(sessions) > _share(self.max_waiting) + room:
-                raise BusyError(
-                    f"{own} of your texts wait already, and {_share(self.max_waiting)} may wait for one client; try "
-                    "again later"
-                )
+            own, most = self._count_waiting(request.client), _share(self.max_waiting)
+            if own and own + len(sessions) > most + room:
+                message = f"{own} of your texts wait already, and {most} may wait for one client; try again later"
+                raise BusyError(message)
             if (held := sum(36 * len(reading.request.ids) for reading in self._waiting)) > self.memory // 8:
                 raise BusyError(f"prompts that wait take {readable(held)}, an eighth of the memory; try again later")
             self._waiting.append(Reading(sessions))
@@ -191,11 +194,10 @@ class Engine:
 
     @property
     def used(self) -> int:
-        """Bytes that are taken, or promised to texts under way."""
+        """Bytes that are taken, or promised to texts under way, without their answers."""
         batches = sum(self._batch_bytes(batch) for batch in self.batches)
-        answers = sum(session.request.answer_bytes for batch in self.batches for session in batch.sessions)
         read = sum(self.needs.footprint.state(len(r.request.ids)) + self.needs.text(r.request) for r in self.reading)
-        return batches + answers + read + sum(state_bytes((r.state, r.logits)) for r in self.forking)
+        return batches + read + sum(state_bytes((r.state, r.logits)) for r in self.forking)
 
     @property
     def working(self) -> int:
@@ -259,7 +261,7 @@ class Engine:
     def _trim(self) -> None:
         """Give freed memory back to the system: once it may be much, and now and then while large states come."""
         self.batches = [batch for batch in self.batches if batch.sessions]
-        used = self.used
+        used = self.pool.used
         self._untrimmed, self._steps = max(self._untrimmed, used), self._steps + 1
         freed = self._untrimmed - used
         if freed > max(2**26, self.memory // 16) or (self._steps % 16 == 0 and 4 * used > self.memory):
@@ -290,14 +292,16 @@ class Engine:
                 return  # to the texts whose prompt is known
             reading = first[client]
             queue.remove(reading)
-            request = reading.request
+            request, reservation = reading.request, reading.sessions[0].reservation
             more = self.needs.footprint.state(len(request.ids)) + self.needs.text(request)
+            more += 0 if reservation.taken else reservation.bytes
             if not self.pool.fits(more, self.needs.work(request)):
                 reading.passed += 1
                 if reading.passed > self.max_sessions:
                     self.pool.first = self
                     return
                 continue
+            self.pool.reserve(reservation)
             self._served[client] = self._turn = self._turn + 1
             count[client] += 1
             with self._lock:
@@ -416,8 +420,7 @@ class Engine:
     def _may_join(self, batch: Batch, rows: int, request: Request) -> bool:
         """Whether there is memory for so many texts of a prompt in a batch, and for a copy of it."""
         after = self._batch_bytes(batch, rows, request.most)
-        more = after - self._batch_bytes(batch) + rows * request.answer_bytes
-        return (rows == 1 or 6 * after < self.memory) and self.pool.fits(more, after)
+        return (rows == 1 or 6 * after < self.memory) and self.pool.fits(after - self._batch_bytes(batch), after)
 
     def _begin(self, reading: Reading, rows: int, batch: Batch) -> None:
         assert reading.logits is not None
@@ -458,15 +461,14 @@ class Engine:
     def _draw(self, batch: Batch) -> Tensor:
         """(B,) the next token of each row, those that draw alike drawn together."""
         assert batch.logits is not None
-        alike: dict[tuple, list[int]] = {}
+        alike: dict[Sampling, list[int]] = {}
         for row, session in enumerate(batch.sessions):
-            s = session.request.sampling
-            alike.setdefault((s.temperature, s.top_k, s.top_p), []).append(row)
+            alike.setdefault(session.sampling, []).append(row)
         ids = batch.logits.new_empty(len(batch.sessions), dtype=torch.int64)
         known = writable(self.model, batch.logits)
-        for kind, rows in alike.items():
-            logits = known if len(alike) == 1 else known[rows]
-            ids[rows] = Sampling(*kind).draw(logits, [batch.sessions[row].generator for row in rows])
+        for sampling, rows in alike.items():
+            logits, sessions = known if len(alike) == 1 else known[rows], [batch.sessions[row] for row in rows]
+            ids[rows] = sampling.draw(logits, [s.generator for s in sessions], [s.written for s in sessions])
         return ids
 
     def _remember(self, batch: Batch, row: int) -> None:

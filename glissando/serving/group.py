@@ -9,7 +9,7 @@ from functools import partial
 
 from glissando.serving.engine import BusyError, Engine, StoppingError
 from glissando.serving.limits import Receive
-from glissando.serving.session import Piece, Request, Session
+from glissando.serving.session import Piece, Request, Reservation, Session
 
 
 class DisconnectedError(Exception):
@@ -21,7 +21,8 @@ class ModelFailedError(RuntimeError):
 
 
 class Group:
-    """Started texts; `pieces` yields what comes of them, and giving it up gives up the texts.
+    """Started texts; `pieces` yields what comes of them. `close` gives up what is not written, and frees the memory of
+    what is: call it when the answer is sent.
 
     whole  wake the reader when a text ends, and not at every token
     first  called with the seconds from here to the first piece
@@ -32,6 +33,7 @@ class Group:
     ) -> None:
         """Raises BusyError if they cannot all wait; then none does."""
         self.sessions: list[Session] = []
+        self._pool, self._reservation = engine.pool, Reservation(sum(each.answer_bytes for each in requests))
         self._whole, self._come, self._gone = whole, list[tuple[int, Piece]](), False
         self._awake, self._first, self._began = asyncio.Event(), first, time.monotonic()
         self._silent = True
@@ -40,9 +42,9 @@ class Group:
             for request in requests:
                 before = len(self.sessions)
                 listeners = [partial(self._receive, before + copy) for copy in range(request.copies)]
-                self.sessions += engine.submit(request, listeners)
+                self.sessions += engine.submit(request, listeners, self._reservation)
         except BaseException:
-            self.cancel()
+            self.close()
             raise
 
     def _receive(self, index: int, piece: Piece) -> None:
@@ -56,10 +58,11 @@ class Group:
         if not self._whole or piece.finish is not None or piece.error is not None:
             self._awake.set()
 
-    def cancel(self) -> None:
-        """Whatever is not done is not written."""
+    def close(self) -> None:
+        """Whatever is not done is not written, and nothing is kept."""
         for session in self.sessions:
             session.cancel()
+        self._pool.release(self._reservation)
 
     async def pieces(self, receive: Receive) -> AsyncIterator[tuple[int, Piece]]:
         """(text, what is new of it) until all are done.
@@ -84,7 +87,6 @@ class Group:
                     yield index, piece
         finally:
             watch.cancel()
-            self.cancel()
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -1,21 +1,15 @@
-"""What one client can take of the server: connections, bytes, time to send and to read, and nothing without a key."""
+"""What one client can take of the server: bytes, and nothing without a key. For connections see `protocol.py`."""
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import ipaddress
 import json
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
-
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 try:
     import resource
@@ -33,8 +27,6 @@ BACKLOG = 64
 _OTHER_FILES = 64 + 4 * BACKLOG
 #: bytes of a request that always fit; of those beyond, all clients together may have `_LONG_BODIES` under way
 _SHORT_BODY, _LONG_BODIES = 2**16, 2**26
-#: bytes that wait in the server and in the system for a client to take them
-_SEND_BUFFER = 2**16
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,7 @@ class Gate:
         if site is not None:  # browsers alone say this, and no page can change it
             foreign = site not in (b"same-origin", b"none")
         else:
-            foreign = origin is not None and urlsplit(origin.decode("latin-1")).netloc.lower() != host
+            foreign = origin is not None and origin.decode("latin-1").partition("://")[2].lower() != host
         if foreign:
             given = (origin or b"another site").decode("latin-1")[:100]
             return 403, f"a page of {given} may not write here; ask from this server's own page", "foreign_origin"
@@ -191,83 +183,6 @@ def _network(address: str) -> str:
         return str(ipaddress.ip_network(f"{address}/64", strict=False)) if ":" in address else address
     except ValueError:  # with a zone
         return address
-
-
-class PatientProtocol(H11Protocol):
-    """HTTP/1.1 that cuts off who is slow: a request not sent whole, or bytes not taken, for `patience` seconds.
-
-    Bytes are taken when none is left of what waits: who takes a few now and then is slow. Beyond `most` connections the
-    one that has been idle longest is closed; where every one has a request under way, the new one gets a 503.
-
-    It goes on listening to who has sent a further request before the answer to one, or it would not be noticed that
-    such a client left; who sends more than `ahead` bytes so is cut off too.
-    """
-
-    patience = 30.0
-    most = 1024
-    ahead = 2**16
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._since_sending = self._since_taking = self._idle_since = self.loop.time()
-        self._watch = self.loop.call_later(self._period(), self._look)
-        transport.set_write_buffer_limits(high=_SEND_BUFFER, low=0)
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-        if len(self.connections) > self.most:
-            others = [c for c in self.connections if isinstance(c, PatientProtocol) and c is not self and c.idle]
-            if others:
-                oldest = min(others, key=lambda other: other._idle_since)
-                self.connections.discard(oldest)
-                oldest.transport.abort()
-            else:
-                transport.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-                transport.close()
-
-    @property
-    def idle(self) -> bool:
-        """Whether no whole request is under way."""
-        return self.cycle is None or self.cycle.response_complete or self.conn.their_state is h11.SEND_BODY
-
-    def on_response_complete(self) -> None:
-        self._idle_since = self.loop.time()
-        super().on_response_complete()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self.flow.read_paused or self.conn.their_state is not h11.DONE:
-            return
-        if len(self.conn.trailing_data[0]) > self.ahead:
-            self.transport.abort()
-        else:
-            self.flow.resume_reading()
-
-    def resume_writing(self) -> None:
-        self._since_taking = self.loop.time()
-        super().resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._watch.cancel()
-        super().connection_lost(exc)
-
-    def _period(self) -> float:
-        return min(1.0, self.patience / 4)
-
-    def _look(self) -> None:
-        now = self.loop.time()
-        between_requests = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is not None
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY) or between_requests:
-            self._since_sending = now
-        if self.transport.get_write_buffer_size() == 0:
-            self._since_taking = now
-        if now - min(self._since_sending, self._since_taking) > self.patience:
-            self.transport.abort()
-            return
-        self._watch = self.loop.call_later(self._period(), self._look)
-
-
-def patient_protocol(limits: Limits) -> type[PatientProtocol]:
-    """The protocol with these limits."""
-    return type("Protocol", (PatientProtocol,), {"patience": limits.patience, "most": limits.connections})
 
 
 class SparingLog(logging.Filter):

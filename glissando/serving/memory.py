@@ -82,7 +82,7 @@ class Needs:
 
     def text(self, request: Request) -> int:
         """A text under way, at its longest."""
-        return self.footprint.state(request.most) + request.answer_bytes
+        return self.footprint.state(request.most)
 
     def work(self, request: Request) -> int:
         """Reading: the state is copied before it is written to, and its caches when they grow."""

@@ -22,11 +22,11 @@ class _OfEngines:
         def total(name: str) -> int:
             return sum(getattr(engine, name) for engine in self.engines)
 
-        memory = self.engines[0].memory  # shared
+        pool = self.engines[0].pool  # shared
         yield GaugeMetricFamily("glissando_texts_running", "Texts under way, or being read for", total("running"))
         yield GaugeMetricFamily("glissando_texts_waiting", "Texts for which nothing was read yet", total("waiting"))
-        yield GaugeMetricFamily("glissando_memory_bytes", "Bytes taken by texts, or promised to them", total("used"))
-        yield GaugeMetricFamily("glissando_memory_limit_bytes", "Bytes that texts may take", memory)
+        yield GaugeMetricFamily("glissando_memory_bytes", "Bytes taken, or promised, until answers are sent", pool.used)
+        yield GaugeMetricFamily("glissando_memory_limit_bytes", "Bytes that texts may take", pool.memory)
         yield GaugeMetricFamily("glissando_prefix_bytes", "Bytes of states kept to go on from", total("kept"))
         yield CounterMetricFamily("glissando_tokens_read", "Tokens of prompts read", total("tokens_read"))
         yield CounterMetricFamily("glissando_tokens_reused", "Tokens of prompts known before", total("tokens_reused"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ from typing import Any, NoReturn
 import jinja2.sandbox
 import torch
 
-from glissando.errors import ConfigError, UnknownNameError
+from glissando.data.tokenizers import Tokenizer
+from glissando.errors import ConfigError, DataError, UnknownNameError
 from glissando.generation import Sampling, control_values
 from glissando.serving.engine import Engine
 from glissando.serving.limits import Limits
@@ -64,6 +66,14 @@ def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
+def encoded(tokenizer: Tokenizer, text: str, param: str) -> list[int]:
+    """The tokens of a text. Raises BadRequestError for a text that this tokenizer does not read, as numbers alone."""
+    try:
+        return tokenizer.encode(text)
+    except DataError as error:
+        raise BadRequestError(str(error), param) from error
+
+
 class Planner:
     """Checks that need the model and the server's limits."""
 
@@ -96,7 +106,8 @@ class Planner:
         top = (body.top_logprobs or 0) if body.logprobs else None
         count = given[0] if given else min(self.limits.max_tokens, max(1, self.engine.room(len(ids))))
         request = self._request(body, ids, count, top, False)
-        while not given and request.max_tokens > 1 and self.engine.needs.alone(request) > self.engine.memory:
+        needs, memory = self.engine.needs, self.engine.memory
+        while not given and request.max_tokens > 1 and needs.alone(request) + request.answer_bytes > memory:
             request = replace(request, max_tokens=request.max_tokens // 2)
         return [request]
 
@@ -143,10 +154,11 @@ class Planner:
         size = min(tokenizer.vocab_size, self.engine.model.config.vocab_size)
         if isinstance(prompt, str) and len(prompt) > 16 * self.limits.max_prompt:
             raise BadRequestError(f"the prompt has {len(prompt):,} characters; send a shorter one", param)
-        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = encoded(tokenizer, prompt, param) if isinstance(prompt, str) else list(prompt)
         outside = [token for token in ids if token >= size]
         if outside:
-            raise BadRequestError(f"token {outside[0]} is outside the vocabulary of {size}", param)
+            shown = reprlib.repr(outside[0])
+            raise BadRequestError(f"token {shown} is outside the vocabulary of {size}", param)
         if not ids or isinstance(prompt, str) or ids[0] != tokenizer.eos_id:
             ids = [tokenizer.eos_id, *ids]
         limit = self.limits.max_prompt
@@ -172,7 +184,14 @@ class Planner:
                 f"has {len(ids)} with its beginning; shorten it", param, "context_length_exceeded",
             )  # fmt: skip
         seed = secrets.randbelow(2**31) if body.seed is None else body.seed
-        sampling = Sampling(body.temperature, body.top_k, None if body.top_p == 1 else body.top_p, seed)
+        unknown = [token for token in body.logit_bias if token >= self.engine.model.config.vocab_size]
+        if unknown:
+            size = self.engine.model.config.vocab_size
+            raise BadRequestError(f"logit_bias: token {unknown[0]} is outside the vocabulary of {size}", "logit_bias")
+        sampling = Sampling(
+            body.temperature, body.top_k, None if body.top_p == 1 else body.top_p, seed,
+            body.frequency_penalty, body.presence_penalty, tuple(sorted(body.logit_bias.items())),
+        )  # fmt: skip
         control = self.control(body.control)
         return Request(
             ids, min(count, room), sampling, body.n, tuple(body.stop), control, top, echo,

@@ -18,6 +18,7 @@ from glissando.mixers import MIXERS
 from glissando.serving.answers import token_text
 from glissando.serving.engine import BusyError
 from glissando.serving.group import ModelFailedError
+from glissando.serving.planning import encoded
 from glissando.serving.schema import LookBody, read_body
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def add_playground(app: FastAPI, server: Server) -> None:
             raise BusyError(f"{_MAX_LOOKS} looks at texts wait already; try again later")
         served.looking += 1
         try:
-            return JSONResponse(await asyncio.to_thread(_look, served, body.text, control))
+            ids = encoded(served.engine.tokenizer, body.text, "text")
+            return JSONResponse(await asyncio.to_thread(_look, served, ids, control))
         finally:
             served.looking -= 1
 
@@ -90,11 +92,11 @@ def _about(served: Served) -> dict[str, Any]:
     }
 
 
-def _look(served: Served, text: str, control: tuple[float, ...] | None) -> dict[str, Any]:
+def _look(served: Served, ids: list[int], control: tuple[float, ...] | None) -> dict[str, Any]:
     """In a thread of its own, while the engine's goes on."""
     model, tokenizer = served.viewer, served.engine.tokenizer
     limit = model.config.max_length if model.position_embedding is not None else None
-    ids = [tokenizer.eos_id, *tokenizer.encode(text)][-min(LOOK_TOKENS, limit or LOOK_TOKENS) :]
+    ids = [tokenizer.eos_id, *ids][-min(LOOK_TOKENS, limit or LOOK_TOKENS) :]
     device = model.embedding.weight.device
     values = None if control is None else model.embedding.weight.new_tensor([control])
     with served.viewing:

@@ -6,6 +6,8 @@ import math
 import threading
 from typing import Protocol
 
+from glissando.serving.session import Reservation
+
 #: seconds after which texts that wait for room are considered again, as some may have been given up
 _LONGEST_REST = 1.0
 
@@ -43,18 +45,37 @@ class Pool:
 
     lock   guards what waits in every engine; notified when a text comes
     first  an engine whose text was passed over too often: nobody else takes up texts before it
+    reservations  of answers that are not sent to their end, in the thread that calls `run`
     """
 
     def __init__(self, memory: int) -> None:
         self.memory, self.lock, self.closed = memory, threading.Condition(), False
         self.engines: list[Member] = []
         self.first: Member | None = None
+        self.reservations: list[Reservation] = []
+
+    @property
+    def used(self) -> int:
+        """Bytes that are taken, or promised: to texts under way, and to answers until they are sent."""
+        return sum(engine.used for engine in self.engines) + sum(r.bytes for r in self.reservations if not r.released)
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Count it until it is released."""
+        if not reservation.taken:
+            reservation.taken = True
+            self.reservations = [*(r for r in self.reservations if not r.released), reservation]
+
+    def release(self, reservation: Reservation) -> None:
+        """The answer is sent, or given up. From any thread."""
+        with self.lock:
+            reservation.released = True
+            self.lock.notify_all()
 
     def fits(self, more: int, work: int) -> bool:
         """Whether `more` bytes can be taken beside the largest step, which takes `work` at least. States that are only
         kept make room."""
         work = max([work, *(engine.working for engine in self.engines)])
-        room = self.memory - sum(engine.used for engine in self.engines) - more - work
+        room = self.memory - self.used - more - work
         if room >= 0:
             for engine in self.engines:
                 excess = sum(each.kept for each in self.engines) - room

@@ -32,9 +32,6 @@ _SEED = 2**63 - 1
 
 #: OpenAI's fields that nothing is done for here, and the values that ask for nothing, which clients send
 _ASKS_NOTHING: dict[str, list[Any]] = {
-    "frequency_penalty": [0],
-    "presence_penalty": [0],
-    "logit_bias": [{}],
     "tools": [[]],
     "functions": [[]],
     "function_call": ["none", "auto"],
@@ -112,6 +109,24 @@ Control = Annotated[dict[str, float], BeforeValidator(_are_dials)]
 Pace = Annotated[float, Field(ge=1, le=1000)]
 
 
+def _are_biases(given: Any) -> Any:
+    """By token id, written as a string. The first bias that is none is reported by its token."""
+    if not isinstance(given, dict):
+        return given
+    if len(given) > 1024:
+        raise ValueError(f"at most 1,024 tokens may have a bias, got {len(given):,}")
+    for name, bias in given.items():
+        if not (isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 20):
+            raise ValueError(f'the keys are token ids, such as {{"7": -100}}; got {str(name)[:60]!r}')
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise ValueError(f"the bias of token {name} must be a number from -100 to 100, got {reprlib.repr(bias)}")
+    return {int(name): float(bias) for name, bias in given.items()}
+
+
+#: what is added to the logits of tokens
+Biases = Annotated[dict[int, float], BeforeValidator(_are_biases)]
+
+
 class Turn(_Strict):
     """Dials that are turned at a token: it is the first that is drawn under them; counted from 0."""
 
@@ -133,7 +148,10 @@ class StreamOptions(_Strict):
 
 class _Common(_Strict):
     model: str
-    temperature: float = Field(1.0, ge=0, le=100)
+    temperature: float = Field(1.0, ge=0, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: Biases = {}
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(None, ge=1)
     n: int = Field(1, ge=1)
@@ -308,7 +326,9 @@ def read_body(kind: type[_Body], body: bytes) -> _Body:
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is not JSON in UTF-8: {str(error)[:200]}", None, "json_invalid") from None
+        raise BadRequestError(
+            f"the body is not JSON in UTF-8: {str(error).partition(';')[0][:200]}", None, "json_invalid"
+        ) from None
     if not isinstance(given, dict):
         raise BadRequestError(not_an_object, None)
     try:

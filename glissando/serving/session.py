@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -13,6 +13,8 @@ from glissando.errors import GlissandoError
 from glissando.generation import Sampling, TextRow
 
 Finish = Literal["stop", "length"]
+#: bytes of a token of a prompt while its text is under way, as it came and as it is kept
+_ID_BYTES = 72
 
 
 class BusyError(GlissandoError, RuntimeError):
@@ -75,8 +77,21 @@ class Request:
 
     @property
     def answer_bytes(self) -> int:
-        """Of what was written, until it is sent: a token with its text, and with each of the likeliest."""
-        return (self.max_tokens + self.reads_all * len(self.ids)) * (256 + 128 * (self.top or 0))
+        """Bytes of all texts until they are sent: a token, its text and its JSON, with each of the likeliest."""
+        tokens = self.max_tokens + self.reads_all * len(self.ids)
+        return self.copies * tokens * (512 + 240 * (self.top or 0)) + _ID_BYTES * len(self.ids)
+
+
+@dataclass(eq=False)
+class Reservation:
+    """Memory for the whole answer to a client, from when its first text is taken up until the answer is sent.
+
+    All of it is reserved at once: two answers that each held a part, and waited for the rest, would never end.
+    """
+
+    bytes: int = 0
+    taken: bool = False  # counted by the pool
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +129,12 @@ def call_all(outbox: Outbox) -> None:
 class Session:
     """One text; the engine's thread alone changes it, but for `cancel`, `turn` and `set_pace`."""
 
-    def __init__(self, request: Request, number: int, tokenizer: Tokenizer, listener: Listener) -> None:
-        self.request, self.listener = request, listener
+    def __init__(
+        self, request: Request, number: int, tokenizer: Tokenizer, listener: Listener, reservation: Reservation
+    ) -> None:
+        self.request, self.listener, self.reservation = request, listener, reservation
         self.text = TextRow(tokenizer, list(request.stop))
+        self.sampling = replace(request.sampling, seed=0)  # what texts that are drawn together have in common
         self.generator = torch.Generator().manual_seed(request.sampling.seed + number)
         self.written: list[int] = []
         self.cancelled = self.done = False

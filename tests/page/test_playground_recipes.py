@@ -38,6 +38,11 @@ def test_a_mark_stands_where_a_dial_was_moved_and_the_link_writes_it_again(hybri
     written, spans = page.text_content("#written"), pages.spans(page)
     page.wait_for_function("location.hash.includes('turns=7,mood:1,speech:0')")
     other = visit(hybrid, at=page.url.removeprefix(hybrid.url))
+    before = hybrid.engine.tokens_written
+    expect(other.locator("#readout")).to_have_text("This link holds a text. Press Write to generate it.")
+    assert other.locator("#text").is_hidden()
+    assert hybrid.engine.tokens_written == before, "a link generates nothing by itself"
+    other.click("#write")
     assert "; at its limit of tokens" in ended(other)
     assert (other.text_content("#written"), pages.spans(other)) == (written, spans)
     assert other.input_value("#seed") == str(seed)
@@ -149,6 +154,7 @@ def test_two_columns_write_with_one_seed_and_are_linked(hybrid, visit):
     assert texts == [_under(hybrid, mood, seed) for mood in (-1.0, 1.0)]
     assert texts[0] != texts[1]
     other = visit(hybrid, at=page.url.removeprefix(hybrid.url))
+    other.click("#write")
     expect(other.locator("#ending-b")).to_contain_text(f"Seed {seed}")
     ended(other)
     assert [other.text_content(which) for which in ("#written", "#written-b")] == texts

@@ -28,6 +28,7 @@ const alternatives = new Alternatives($("alternatives"));
 const columns = [];
 let serverInfo = null; // what the server says of its models
 let written = null; // the fields as they were for the text that is shown
+let linked = null; // of a link that was followed: what each column is written with, until the next text
 let comparing = "one"; // what the columns compare, of the choices that there are
 let activeColumn = null; // the column whose inner pictures are shown
 
@@ -83,6 +84,7 @@ function suggest(prompts) {
     const chip = Object.assign(document.createElement("button"), { type: "button", className: "chip", textContent: text });
     chip.addEventListener("click", () => {
       $("prompt").value = text;
+      linked = null;
       write();
     });
     $("examples").append(chip);
@@ -194,6 +196,7 @@ async function write(how = {}, which = columns) {
     const accepted = () => {
       if (!begun) past.begin();
       begun = true;
+      linked = null;
       written = fields;
       queueMicrotask(link);
       $("key-to-colours").hidden = false;
@@ -303,7 +306,7 @@ function link() {
   history.replaceState(null, "", `#${toFragment(recipe)}`);
 }
 
-/** Write what a link holds. */
+/** Show what a link holds. It is written at a click: whoever made the link must not make this server work. */
 async function follow() {
   if (!serverInfo) return; // it is followed once the models are known
   try {
@@ -321,7 +324,9 @@ async function follow() {
     for (const [index, column] of columns.entries()) column.settings = recipe.columns[index];
     nameComparison(recipe.compare);
     namePreset();
-    await write({ columns: recipe.columns.map(({ start, turns }) => ({ start, turns })) });
+    linked = recipe.columns.map(({ start, turns }) => ({ start, turns }));
+    $("readout").textContent = "This link holds a text. Press Write to generate it.";
+    $("write").focus();
   } catch (error) {
     tell(error);
   }
@@ -373,7 +378,7 @@ function connect() {
   $("sampling").addEventListener("input", (event) => event.target !== $("preset") && namePreset());
   $("ask").addEventListener("submit", (event) => {
     event.preventDefault();
-    write();
+    write(linked ? { columns: linked } : {});
   });
   $("compare").addEventListener("change", compare);
   $("pace").addEventListener("change", () => columns.forEach((column) => column.setPace(pace())));
@@ -390,7 +395,7 @@ function connect() {
     if (event.key === "Escape" && !alternatives.hide()) columns.forEach((column) => column.stop());
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
-    write();
+    write(linked ? { columns: linked } : {});
   });
   // Where the settings stand above the text, those of rare use are folded away.
   if (matchMedia("(max-width: 760px)").matches) $("sampling").open = false;
