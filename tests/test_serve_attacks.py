@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the [serve] extra")
+import h11
 import httpx2 as httpx
 from serving import ENDLESS, NAME, connected, serving, tiny, wait_until
 
@@ -28,6 +29,7 @@ from glissando.model import LanguageModel
 from glissando.serving import limits as limits_module
 from glissando.serving.api import Server
 from glissando.serving.limits import Limits, SparingLog, allowed_connections
+from glissando.serving.protocol import BoundedConnection
 
 LIMITS = Limits(max_prompt=2000, max_tokens=50_000, max_copies=8, patience=2.0)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -165,6 +167,91 @@ def test_two_thousand_random_requests_are_answered_or_refused(url):
     fuzz(url, 2000)
 
 
+CHUNKED = HEAD.partition(b"content-length")[0] + b"transfer-encoding: chunked\r\n\r\n"
+LINES = {
+    "chunks": (CHUNKED + b"1\r\nx\r\n" * 60_000, "413", "more than 256 chunks; send larger ones, or a content-length"),
+    "headers": (b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a:\r\n" * 10_000 + b"\r\n", "431", "more than 100 headers"),
+    "trailers": (CHUNKED + b"0\r\n" + b"a:\r\n" * 60_000 + b"\r\n", "431", "more than 100 headers; send fewer"),
+}
+
+
+def attack(url: str, sent: bytes) -> bytes:
+    """What came back until the connection ended."""
+    told = b""
+    with connected(url) as link, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        link.sendall(sent)
+        while part := link.recv(4096):
+            told += part
+    return told
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_sixteen_clients_of_many_short_lines_hold_nobody_up(url, kind):
+    """60,000 chunks of a byte each, 360 KB on the wire: /health took 9 s."""
+    sent = LINES[kind][0]
+    with healthy(url), ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: attack(url, sent), range(16)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["chunks", "million"])
+def test_a_hundred_clients_of_many_short_lines_hold_nobody_up(url, kind):
+    sent = CHUNKED + b"1\r\nx\r\n" * {"chunks": 60_000, "million": 1_000_000}[kind]
+    with healthy(url), ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: attack(url, sent), range(100)))
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_short_lines_are_counted_before_they_cost(kind):
+    """However many there are in what was read, no more than these and those of 4 KiB are parsed."""
+    sent, status, message = LINES[kind]
+    connection, events = BoundedConnection(), []
+
+    def parse() -> None:
+        for first in range(0, len(sent), 4096):
+            connection.receive_data(sent[first : first + 4096])
+            while (event := connection.next_event()) is not h11.NEED_DATA:
+                events.append(event)
+
+    with pytest.raises(h11.RemoteProtocolError, match=message) as refused:
+        parse()
+    assert str(refused.value.error_status_hint) == status
+    assert len(events) <= 258
+
+
+def test_few_long_chunks_and_many_requests_are_taken(url):
+    """The bounds are a request's, and not a connection's."""
+    body = json.dumps({"model": NAME, "prompt": "a", "max_tokens": 1}).encode().ljust(200)
+    chunked = CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    with connected(url) as link:
+        for _ in range(3):
+            link.sendall(chunked)
+            told = b""
+            while not told.endswith(b"}]}"):
+                told += link.recv(4096)
+            assert told.startswith(b"HTTP/1.1 200")
+
+
+def test_what_breaks_the_protocol_is_told_in_json(url):
+    told = attack(url, LINES["headers"][0][:3000] + b"\r\n")
+    assert told.startswith(b"HTTP/1.1 431")
+    assert (
+        json.loads(told.partition(b"\r\n\r\n")[2])["error"]["message"]
+        == "the request has more than 100 headers; send fewer"
+    )
+    assert attack(url, b"what\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+def test_a_slow_reader_does_not_make_a_stopping_server_complain(model, caplog):
+    body = json.dumps({**ENDLESS, "stream": True, "logprobs": 20}).encode()
+    with serving(model, Limits(max_tokens=50_000)) as (server, url), connected(url, 1) as link:
+        logging.getLogger("uvicorn.error").addHandler(caplog.handler)  # which passes nothing on
+        link.sendall(HEAD % len(body) + body)
+        wait_until(lambda: server.served[NAME].engine.tokens_written > 1200, 60)
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 # ---------------------------------------------------------------------- pages of other origins
 
 
@@ -179,6 +266,8 @@ def test_two_thousand_random_requests_are_answered_or_refused(url):
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "http://HOST.evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"origin": "http://]["}, 403),
         ({"origin": "http://evil.example", "sec-fetch-site": "cross-site"}, 403),
         ({"origin": "http://localhost:1", "sec-fetch-site": "same-site"}, 403),
         ({"sec-fetch-site": "cross-site"}, 403),

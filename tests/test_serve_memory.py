@@ -219,6 +219,73 @@ def test_requests_that_never_fit_are_told_so_over_http(model):
         assert "glissando_memory_limit_bytes 8.388608e+06" in metrics
 
 
+def echoed(lists: int, length: int = 8500) -> dict:
+    """Prompts whose every token comes back with the likeliest 20."""
+    prompts = [[32 + (7 * n + number) % 60 for n in range(length)] for number in range(lists)]
+    return {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 20}
+
+
+def test_the_memory_of_an_answer_is_free_when_it_is_sent_and_not_before(model):
+    pytest.importorskip("fastapi", reason="needs the [serve] extra")
+    from serving import NAME, connected, head, serving, wait_until
+
+    body = json.dumps({"model": NAME, **echoed(2, 1000)}).encode()
+    with serving(model, memory=64 * MEBI) as (server, url):
+        pool, engine = server.pool, server.served[NAME].engine
+        with connected(url, 1) as link:
+            link.sendall(head(len(body)) + body)
+            wait_until(lambda: engine.tokens_read == 2 * 1001 and not engine.running)
+            assert pool.used > 2 * 1001 * 20 * 120, "the answer waits for its reader"
+        wait_until(lambda: pool.used == 0)
+
+
+def test_an_answer_that_never_fits_is_refused(model):
+    """30 prompts of 8,500 tokens fitted one by one, and their answer did not: 1,524 MiB under a limit of 900."""
+    pytest.importorskip("fastapi", reason="needs the [serve] extra")
+    import httpx2 as httpx
+    from serving import NAME, serving
+
+    with serving(model, memory=64 * MEBI) as (server, url):
+        for asked, status in ((echoed(20, 1000), 413), (echoed(3, 1000), 200)):
+            told = httpx.post(url + "/v1/completions", json={"model": NAME, **asked}, timeout=60)
+            assert told.status_code == status, told.text[:300]
+        told = httpx.post(url + "/v1/completions", json={"model": NAME, **echoed(20, 1000)}, timeout=60)
+        assert (
+            "of memory with the whole answer, and there are 64.0 MiB for all texts" in told.json()["error"]["message"]
+        )
+        assert server.pool.used == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lists", "clients"), [(30, 1), (8, 6), (1, 24)])
+def test_long_answers_stay_within_the_memory_of_the_process(tmp_path, lists, clients):
+    import http.client
+
+    LanguageModel.from_preset("liquid-ssm-nano").save(tmp_path / "model")
+    command = [sys.executable, "-m", "glissando", "serve", str(tmp_path / "model"), "--port", "0"]
+    with subprocess.Popen([*command, "--memory", "900MiB"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline().partition("127.0.0.1:")[2].split()[0])
+            body = json.dumps({"model": "model", **echoed(lists)}, separators=(",", ":"))
+
+            def one(_: int) -> int:
+                link = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+                link.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+                answer = link.getresponse()
+                answer.read()
+                return answer.status
+
+            with ThreadPoolExecutor(clients) as pool:
+                statuses = set(pool.map(one, range(clients)))
+            peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
+        finally:
+            process.terminate()
+    assert statuses == ({413} if lists == 30 else {200})
+    assert peak
+    assert int(peak[1]) < 900 * 1024
+
+
 @pytest.mark.slow
 def test_a_thousand_long_requests_of_many_texts_stay_within_the_budget(tmp_path):
     """Each alone took 8.7 GiB."""

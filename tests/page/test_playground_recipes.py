@@ -39,7 +39,7 @@ def test_a_mark_stands_where_a_dial_was_moved_and_the_link_writes_it_again(hybri
     page.wait_for_function("location.hash.includes('turns=7,mood:1,speech:0')")
     other = visit(hybrid, at=page.url.removeprefix(hybrid.url))
     before = hybrid.engine.tokens_written
-    expect(other.locator("#readout")).to_have_text("This link holds a text. Press Write to generate it.")
+    expect(other.locator("#shared")).to_have_text("This link holds a text. Press Write to generate it.")
     assert other.locator("#text").is_hidden()
     assert hybrid.engine.tokens_written == before, "a link generates nothing by itself"
     other.click("#write")

@@ -11,6 +11,8 @@ openai = pytest.importorskip("openai", reason="OpenAI's client is not installed"
 import httpx2 as httpx  # noqa: E402
 from serving import LIMITS, NAME, ask, serving, tiny, wait_until  # noqa: E402
 
+from glissando.data.tokenizers import NumberTokenizer  # noqa: E402
+
 
 @pytest.mark.parametrize(
     ("changed", "param", "message"),
@@ -39,7 +41,14 @@ from serving import LIMITS, NAME, ask, serving, tiny, wait_until  # noqa: E402
         ({"temprature": 1}, "temprature", "Did you mean 'temperature'"),
         ({"best_of": 3}, None, "best_of is not supported"),
         ({"suffix": "end"}, None, "left to right"),
-        ({"presence_penalty": 1.0}, None, "presence_penalty is not supported"),
+        ({"temperature": 2.1}, "temperature", "less than or equal to 2; got 2.1"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
+        ({"frequency_penalty": "1"}, "frequency_penalty", "valid number"),
+        ({"logit_bias": {"300": 1}}, "logit_bias", "token 300 is outside the vocabulary of 256"),
+        ({"logit_bias": {"7": 101}}, "logit_bias", "the bias of token 7 must be a number from -100 to 100, got 101"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "the keys are token ids"),
+        ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias", "at most 1,024 tokens"),
+        ({"prompt": [10**3000]}, "prompt", "is outside the vocabulary of 256"),
         ({"tools": [{"type": "function"}]}, None, "tools is not supported"),
         ({"store": 0}, None, "store is not supported"),
         ({"prediction": {"type": "content"}}, None, "prediction is not supported"),
@@ -70,8 +79,9 @@ def test_what_cannot_be_done_is_told(web, changed, param, message):
         (b"[" * 40_000, "more than 16,384 strings, lists and objects"),
         (b'{"model": "tiny", "prompt": "\xff"}', "not JSON"),
         (b'{"model": "tiny", "temperature": NaN}', "finite"),
+        (b'{"model": "tiny", "prompt": [%s]}' % (b"9" * 5000), "Exceeds the limit (4300 digits)"),
     ],
-    ids=["empty", "cut", "string", "long-name", "deep", "parts", "not-utf8", "nan"],
+    ids=["empty", "cut", "string", "long-name", "deep", "parts", "not-utf8", "nan", "digits"],
 )
 def test_bodies_that_are_no_requests(web, content, message):
     got = web.post("/v1/completions", content=content, headers={"content-type": "application/json"})
@@ -98,6 +108,26 @@ def test_fields_that_ask_for_nothing_are_taken(web):
     asked = {"model": NAME, "messages": [{"role": "user", "content": "Once"}], "max_completion_tokens": 3}
     nothing = {"tools": [], "response_format": {"type": "text"}, "store": False, "tool_choice": "auto", "metadata": {}}
     assert web.post("/v1/chat/completions", json=asked | nothing).status_code == 200
+
+
+def test_a_text_that_a_model_of_numbers_does_not_read_is_refused():
+    model = tiny()
+    model.tokenizer = NumberTokenizer(model.config.vocab_size)
+    with serving(model, LIMITS) as (_, url):
+        for words, shown in (("hello", "hello"), ("7 256", "256"), ("9" * 150, "9" * 40)):
+            message = f"'{shown}' is no token of this model, which reads numbers from 0 to 255"
+            chat = {"messages": [{"role": "user", "content": words}]}
+            for path, asked, param in (
+                ("completions", {"prompt": words}, "prompt"),
+                ("chat/completions", chat, "messages"),
+                ("glissando/look", {"text": words}, "text"),
+            ):
+                refused = httpx.post(f"{url}/v1/{path}", json={"model": NAME, **asked}, timeout=60)
+                assert refused.status_code == 400
+                assert refused.json()["error"]["message"].startswith(message)
+                assert refused.json()["error"]["param"] == param
+        read = httpx.post(url + "/v1/completions", json={"model": NAME, "prompt": "7 255"}, timeout=60)
+        assert read.status_code == 200
 
 
 def test_a_page_of_another_origin_cannot_ask(web):

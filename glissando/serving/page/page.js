@@ -197,6 +197,7 @@ async function write(how = {}, which = columns) {
       if (!begun) past.begin();
       begun = true;
       linked = null;
+      $("shared").textContent = "";
       written = fields;
       queueMicrotask(link);
       $("key-to-colours").hidden = false;
@@ -325,7 +326,7 @@ async function follow() {
     nameComparison(recipe.compare);
     namePreset();
     linked = recipe.columns.map(({ start, turns }) => ({ start, turns }));
-    $("readout").textContent = "This link holds a text. Press Write to generate it.";
+    $("shared").textContent = "This link holds a text. Press Write to generate it.";
     $("write").focus();
   } catch (error) {
     tell(error);
@@ -380,6 +381,7 @@ function connect() {
     event.preventDefault();
     write(linked ? { columns: linked } : {});
   });
+  $("prompt").addEventListener("input", () => (linked = null));
   $("compare").addEventListener("change", compare);
   $("pace").addEventListener("change", () => columns.forEach((column) => column.setPace(pace())));
   $("stop").addEventListener("click", () => columns.forEach((column) => column.stop()));
