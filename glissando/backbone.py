@@ -27,7 +27,6 @@ from glissando.mixers import MIXERS, AttentionConfig, Context, ContextError, bui
 from glissando.ops.compiled import require_backend
 from glissando.ops.liquid import require_time
 from glissando.ops.plain import plain_operations, underlying
-from glissando.relay import Relay
 from glissando.state import State, zeros_position
 
 
@@ -177,15 +176,6 @@ class Backbone(nn.Module):
         order = None if ctx.mask is None else packing_order(ctx.mask)
         return (inputs, ctx, None) if order is None else (_in_order(inputs, order), _pack(ctx, order), order)
 
-    def _relayed(self, x: Tensor, before: State, ctx: Context, relay: Relay) -> tuple[Tensor, State]:
-        """Through the depth, where rows are cut over processes."""
-        if self.depth.relays:
-            x, after = self.depth(x, before, ctx)
-        else:
-            x, after = self.depth(x, relay.receive(before), replace(ctx, relay=None))
-            x = relay.send(before, after, x)
-        return relay.closed(x), after
-
     def _finished(
         self, x: Tensor, inner: State, state: ModelState | None, inputs: Tensor, ctx: Context, order: Tensor | None
     ) -> tuple[Tensor, ModelState | None]:
@@ -238,11 +228,6 @@ class Backbone(nn.Module):
             )
         if ctx.memo is not None and torch.is_grad_enabled():
             raise InputError("memo keeps what follows from the weights, which gradients forbid; use torch.no_grad()")
-        if ctx.relay is not None and state is None:
-            raise InputError(
-                f"a relay hands over states: {name} need the state that a part of a row starts with, model.init_state "
-                f"(batch_size={rows}), its position that of the part's first token"
-            )
         if ctx.donate and torch.is_grad_enabled():
             raise InputError("donate=True changes the state in place, which gradients forbid; use torch.no_grad()")
         if ctx.mask is not None or ctx.dt is not None or ctx.control is not None:

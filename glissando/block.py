@@ -243,9 +243,7 @@ class Block(nn.Module):
         residual  False: mixer(norm(x)) + mlp(norm'(x)), both of the same x, the field of a flow; for the order `pre`
         active    (B, T): the MLP of that is left out where it is False, as nobody reads what comes out there
         """
-        ctx, start = ctx or EMPTY, state
-        if ctx.relay is not None:
-            state = ctx.relay.receive(start)
+        ctx = ctx or EMPTY
         past, inner = (None, None) if state is None else state
         if state is not None and (past is None) != (self.conv is None):
             raise ValueError("a state with a convolution's past, or without, as this block has none, or one")
@@ -256,8 +254,6 @@ class Block(nn.Module):
         if self.checks_mixer:
             require_mixed(self.mixer, y, mixed)
         y, inner = mixed
-        if ctx.relay is not None:  # at once, as the next process waits for it
-            y = ctx.relay.send(start, BlockState(past, inner), y)
         if self.mixer_scale is not None:
             y = y * self.mixer_scale
         y = self.mixer_dropout(y)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
-from glissando.errors import ConfigError, MissingExtraError
+from glissando.errors import MissingExtraError
 from glissando.evaluation.scoring import Score, merged, score_part, to_device
 from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
@@ -46,11 +46,6 @@ class _HeldOut:
 class TrainingModule(pl.LightningModule):
     def __init__(self, config: RunConfig, model: LanguageModel, corpus: Corpus) -> None:
         super().__init__()
-        if config.training.context_parallel > 1:
-            raise ConfigError(
-                f"training.context_parallel {config.training.context_parallel} is of glissando's own loop: train with "
-                "`glissando train` or glissando.training.fit.train, or set it to 1"
-            )
         self.config, self.corpus = config, corpus
         self.objective = Objective(model, config.training)
         self.schedule = SCHEDULES.class_of(config.training.schedule)(config.training.schedule)

@@ -15,7 +15,6 @@ from glissando.config import from_dict, merge, options
 from glissando.errors import ConfigError, InputError, LengthError
 from glissando.mixers import Context, Memo
 from glissando.ops.loop import exporting
-from glissando.relay import Relay
 
 if TYPE_CHECKING:
     from glissando.data.tokenizers import Tokenizer
@@ -170,7 +169,6 @@ class LanguageModel(Backbone):
         mask: Tensor | None = None,
         donate: bool = False,
         memo: Memo | None = None,
-        relay: Relay | None = None,
         head: bool = True,
         hidden: list[Tensor] | None = None,
     ) -> tuple[Tensor, ModelState | None]:
@@ -185,8 +183,6 @@ class LanguageModel(Backbone):
             donate: Whether the given state may be changed in place; only without gradients.
             memo: A dictionary that calls may share while the weights do not change; it caches values that depend on the
                 weights alone. Only without gradients.
-            relay: The ids are one process's part of each row (context parallelism); the state comes from the previous
-                process. `state` is then an empty state with the position of the part's first token.
             head: False returns the input of the head, (B, T, D), instead of the logits.
             hidden: An empty list; the call adds the input of the depth, the representation after each block (for a tied
                 depth each application, for a flow H(1) as one more), and in the place of the last one the input of the
@@ -211,14 +207,14 @@ class LanguageModel(Backbone):
                 f"ids must be (batch, time >= 1) int64, got {tuple(ids.shape)} {ids.dtype}; "
                 "a single text needs ids.unsqueeze(0)"
             )
-        ctx = Context(mask, dt, control, donate, memo, relay, hidden)
+        ctx = Context(mask, dt, control, donate, memo, hidden)
         ids, ctx, order = self._prepared(ids, state, ctx)
         x = self._embed(ids, None if state is None else state.position, ctx)
         ctx.keep(x)
         with self._operations():
             try:
                 before = None if state is None else state.depth
-                x, inner = self.depth(x, before, ctx) if relay is None else self._relayed(x, before, ctx, relay)
+                x, inner = self.depth(x, before, ctx)
             except Exception as error:
                 self._require_own_state(state, error)
                 raise

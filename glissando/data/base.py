@@ -29,7 +29,6 @@ class Batch(NamedTuple):
     mask: Tensor | None = None  # (B, T) bool, True at real tokens; None when there is no padding
     control: Tensor | None = None  # (B, C) labels
     floor_bits: float | None = None  # exact information of the scored text, where the corpus knows it
-    before: Tensor | None = None  # (B,) int64 real tokens of each row before these, where rows are cut over processes
 
 
 @dataclass(frozen=True)

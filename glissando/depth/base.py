@@ -33,10 +33,6 @@ class Depth(nn.Module, ABC):
     A depth that calls its blocks by `run` has an attribute `gradient_checkpointing`, False at first.
     """
 
-    #: whether each state that it keeps is that of a block or a gate, called with the context's relay. Where not, the
-    #: state is handed over as a whole: a process waits until the one before has read its part in every layer.
-    relays = False
-
     @property
     def accepts(self) -> frozenset[Signal]:
         """The per-token signals that every block accepts, or that the depth itself uses."""

@@ -40,7 +40,6 @@ class DiscreteConfig(DepthOptions):
 class DiscreteDepth(Depth):
     """A Transformer's depth. State: each block's, and with `mean_gate` its mean beside it."""
 
-    relays = True
     undecayed = ("shortcuts",)
 
     def __init__(self, config: DiscreteConfig, make_block: BlockFactory) -> None:

@@ -91,7 +91,6 @@ class FlowState(NamedTuple):
 class FlowDepth(Depth):
     """`layers` blocks, half of them (rounded down) before a flow of `n_steps` steps and the others after it."""
 
-    relays = True
     undecayed = ("shortcuts",)
 
     def __init__(self, config: FlowConfig, make_block: BlockFactory) -> None:

@@ -40,8 +40,6 @@ class MeanGate(nn.Module):
     def forward(self, y: Tensor, state: MeanState | None, ctx: Context) -> tuple[Tensor, MeanState | None]:
         """y (B, T, D) -> the gate (B, T, 1)."""
         before = self.init_state(len(y), y.device, y.dtype) if state is None else state
-        if ctx.relay is not None:
-            before = ctx.relay.receive(state)
         most = widest(y.device)
         weight = torch.ones(y.shape[:2], dtype=most, device=y.device) if ctx.dt is None else ctx.dt.to(most)
         if ctx.mask is not None:
@@ -59,4 +57,4 @@ class MeanGate(nn.Module):
         if state is None:
             return gate, None
         after = MeanState(last, passed[:, -1].clone())  # a view would keep all
-        return gate if ctx.relay is None else ctx.relay.send(state, after, gate), after
+        return gate, after

@@ -42,7 +42,6 @@ class TiedConfig(DepthOptions):
 class TiedDepth(Depth):
     """`layers` blocks in turn, `n_steps` applications in all; one state for each application."""
 
-    relays = True
     undecayed = ("shortcuts",)
 
     def __init__(self, config: TiedConfig, make_block: BlockFactory) -> None:

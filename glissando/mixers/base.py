@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from glissando.config import Registry
-from glissando.relay import Relay
 from glissando.state import State
 
 Signal = Literal["mask", "dt", "control"]
@@ -39,8 +38,6 @@ class Context:
     donate   the caller gives up the state it passes in, which may be changed in place (decoding only).
     memo     what was computed from weights alone and holds as long as they stand still: for this one call, where a
              tied block need not do it again, or for all that a caller shares it among. None where gradients are needed.
-    relay    the row is cut over processes, and this one reads a part of it: what keeps a state gets it from the process
-             before, and hands it to the one behind. Blocks do; a mixer does not see it.
     hidden   a list of the representations so far, to which a depth adds each by `keep`; None: nobody reads them
     """
 
@@ -49,7 +46,6 @@ class Context:
     control: Tensor | None = None
     donate: bool = False
     memo: Memo | None = None
-    relay: Relay | None = None
     hidden: list[Tensor] | None = None
 
     def counts(self, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from glissando.training.length import BUDGET_OPTIONS, Length, Positive
 from glissando.training.schedules import SCHEDULES, WarmupCosineOptions
 
 #: options of the machine, not of the training: a run may be resumed with others
-MACHINE = ("devices", "num_nodes", "context_parallel", "accelerator", "strategy", "tensorboard", "wandb")
+MACHINE = ("devices", "num_nodes", "accelerator", "strategy", "tensorboard", "wandb")
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -110,8 +110,6 @@ class TrainingConfig(Length):
     seed                     seed of the initial weights and of dropout
     devices                  number of processes on each node, each with a GPU of its own if there are GPUs
     num_nodes                number of nodes
-    context_parallel         number of processes that share each row, each with a consecutive part of it; the number of
-                             all processes is a multiple of it
     accelerator              cpu, cuda, mps or another name of Lightning's; auto: the one that PyTorch finds, or else
                              the CPU
     strategy                 how several processes share the model: `ddp`, each has a copy; `fsdp`, weights and
@@ -140,7 +138,6 @@ class TrainingConfig(Length):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     devices: PositiveInt = 1
     num_nodes: PositiveInt = 1
-    context_parallel: PositiveInt = 1
     accelerator: str = "auto"
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     tensorboard: bool = False
@@ -198,13 +195,10 @@ class RunConfig:
             )
         if self.training.wandb is not None:
             import_wandb()
-        self._check_context_parallel(processes)
-        processes //= self.training.context_parallel
         parts = self.training.accumulate * processes
         if self.data.batch_size % parts:
-            sharing = "process(es)" if self.training.context_parallel == 1 else "group(s) of processes"
             raise ConfigError(
-                f"data.batch_size {self.data.batch_size} cannot be divided among {processes} {sharing} x "
+                f"data.batch_size {self.data.batch_size} cannot be divided among {processes} process(es) x "
                 f"training.accumulate {self.training.accumulate}; use a multiple of {parts}"
             )
 
@@ -217,32 +211,6 @@ class RunConfig:
             raise DataError(
                 f"the preset {self.preset} was published with a text that is not part of the package: {text}. Give it, "
                 "or another, with --data.path FILE; or train on the built-in stories: --data.kind stories"
-            )
-
-    def _check_context_parallel(self, processes: int) -> None:
-        t, size = self.training, self.training.context_parallel
-        if size == 1:
-            return
-        if processes % size:
-            raise ConfigError(
-                f"training.context_parallel {size} cuts each row over {size} processes, and there are {processes}: "
-                f"give --training.devices {size} or a multiple, or --training.context_parallel 1"
-            )
-        if t.strategy == "fsdp":
-            raise ConfigError(
-                "training.strategy `fsdp` cannot cut rows over processes: to gather a layer's shards waits for "
-                "all processes, and those that share a row are each in another layer. Use `ddp`, or leave "
-                f"training.context_parallel {size} out"
-            )
-        if t.compile:
-            raise ConfigError(
-                "training.compile cannot follow states from process to process: leave it out, or "
-                f"training.context_parallel {size}"
-            )
-        if self.data.seq_len < size:
-            raise ConfigError(
-                f"data.seq_len {self.data.seq_len} cannot be cut into training.context_parallel {size} parts: lower "
-                f"training.context_parallel to {self.data.seq_len} or less, or give longer rows"
             )
 
     def as_dict(self) -> dict[str, Any]:

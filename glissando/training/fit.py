@@ -262,11 +262,6 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
             f"model.depth.control is {model.controls}, and the corpus's labels are {labels}: give both the same names "
             "in the same order"
         )
-    if config.training.context_parallel > 1 and getattr(model.depth, "backward", "direct") != "direct":
-        notes.append(
-            f"training.context_parallel {config.training.context_parallel} computes a flow's gradients directly: "
-            f"model.depth.backward {model.depth.backward} saves no memory"
-        )
     if config.training.neutral_kl and not (config.start_from and labels and model.controls):
         raise ConfigError(
             "training.neutral_kl ties the model at u = 0 to the one that training started from: it needs --from RUN "

@@ -43,7 +43,6 @@ from glissando.sharding import (
 )  # fmt: skip
 from glissando.training.budget import Budget, Clock
 from glissando.training.config import RunConfig
-from glissando.training.context_parallel import own_targets, row_parts
 from glissando.training.hook import Hook
 from glissando.training.launch import build_fabric, connect
 from glissando.training.objective import Objective
@@ -110,11 +109,8 @@ class Loop:
         forward, optimizer = self._set_up(checkpoint)
         t, fabric, budget, state = self.config.training, self.fabric, self.budget, self.state
         sharded, parts = is_sharded(self.model), t.accumulate
-        first, shards = (
-            fabric.global_rank // t.context_parallel * parts,
-            fabric.world_size // t.context_parallel * parts,
-        )
-        steps = self.corpus.steps(state.step, [Shard(first + part, shards) for part in range(parts)])
+        shards = [Shard(fabric.global_rank * parts + part, fabric.world_size * parts) for part in range(parts)]
+        steps = self.corpus.steps(state.step, shards)
         while not budget.stopping:
             batches = next(steps)
             for hook in self.hooks:
@@ -123,7 +119,7 @@ class Loop:
             # forward, backward and accumulation; gradients are averaged over processes with the last part
             is_logged = (state.step + 1) % t.log_every == 0
             for part, batch in enumerate(batches, 1):
-                targets = int((own_targets(self.objective.parts, batch.targets) != IGNORED).sum())
+                targets = int((batch.targets != IGNORED).sum())
                 with fabric.no_backward_sync(forward, enabled=part < len(batches) and not sharded):
                     fabric.backward(forward(to_device(batch, fabric.device), targets, is_logged))
 
@@ -174,7 +170,6 @@ class Loop:
         """Start the processes, put model and optimizer on their device, and take up the checkpoint."""
         t, fabric = self.config.training, self.fabric
         connect(fabric)
-        self.objective.parts = row_parts(t.context_parallel)
         self.objective.scale = fabric.world_size / self.nominal
         forward = fabric.setup_module(self.objective.train())
         self.optimizer = build_optimizer(self.model, t.optimizer, self.config.grown, t.precision)

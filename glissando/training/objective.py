@@ -16,7 +16,6 @@ from glissando.model import LanguageModel
 from glissando.ops.compiled import compiled_by_row_length
 from glissando.sharding import is_sharded
 from glissando.training.config import TrainingConfig
-from glissando.training.context_parallel import RowParts
 from glissando.training.state import Sums
 
 _ROW_LENGTHS = 64  # so many a compiled model is compiled for; at others it runs as it is
@@ -34,7 +33,6 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.weight, self.scale, self.sums = model, training.neutral_kl, scale, Sums()
-        self.parts: RowParts | None = None  # where rows are cut over processes: this one's part
         self._base = (base,)  # in a tuple, as it is no part of this module: it is neither trained nor saved
         if training.flops is not None:
             training_flops(model, 1)  # raises for a mixer or depth whose FLOPs are not known
@@ -50,10 +48,7 @@ class Objective(nn.Module):
         return self._base[0]
 
     def forward(self, batch: Batch, targets: int = 0, count_hits: bool = False) -> Tensor:
-        """The loss of a batch of whole rows, of which this process scores so many targets; they are counted before they
-        go to a device."""
-        length = batch.ids.shape[1]
-        batch = batch if self.parts is None else self.parts.of(batch)
+        """The loss of a batch with so many scored targets, which are counted before they go to a device."""
         logits, wanted = self._scored(batch, targets)
         loss = nats = token_losses(logits, wanted).sum()
         hits = (logits.detach().argmax(-1) == wanted).sum() if count_hits else 0.0
@@ -62,7 +57,7 @@ class Objective(nn.Module):
             neutral = self._neutral_kl(self.base, batch)
             loss = nats + self.weight * neutral
             neutral = neutral.detach()
-        self.sums.add(Sums(nats.detach(), neutral, hits, targets, batch.n_bytes, self._cost(batch, length)))
+        self.sums.add(Sums(nats.detach(), neutral, hits, targets, batch.n_bytes, self._cost(batch)))
         return loss * self.scale
 
     def _scored(self, batch: Batch, targets: int) -> tuple[Tensor, Tensor]:
@@ -79,8 +74,7 @@ class Objective(nn.Module):
         return self._run(self.model, batch, control=accepted_control(self.model, batch))
 
     def _run(self, model: LanguageModel, batch: Batch, **options: Any) -> Tensor:
-        given = {} if self.parts is None else self.parts.given(model, batch)
-        return model(batch.ids, mask=batch.mask, **given, **options)[0]
+        return model(batch.ids, mask=batch.mask, **options)[0]
 
     def _neutral_kl(self, base: LanguageModel, batch: Batch) -> Tensor:
         assert batch.control is not None
@@ -90,9 +84,10 @@ class Objective(nn.Module):
             expected, self._logits(batch._replace(control=torch.zeros_like(batch.control))), batch.targets
         )
 
-    def _cost(self, batch: Batch, length: int) -> float:
-        """FLOPs of training on it, of rows of so many tokens, NaN where they are not known; a tie to a base adds that
-        model's forward pass and one more of this one, trained."""
+    def _cost(self, batch: Batch) -> float:
+        """FLOPs of training on it, NaN where they are not known; a tie to a base adds that model's forward pass and one
+        more of this one, trained."""
+        length = batch.ids.shape[1]
         cost = self._flops_at(length)
         if self.base is not None and not math.isnan(cost):
             cost = 2 * cost + forward_flops(self.base, length).total
