@@ -44,8 +44,7 @@ def saved_step(checkpoint: Path) -> int:
     step = checkpoint_step(checkpoint)
     if step >= 0:
         return step
-    saved = load_tree(checkpoint, "trainer", partial(_intact, checkpoint))
-    return int(saved["step"] if "step" in saved else saved["global_step"])  # as versions before named it
+    return int(load_tree(checkpoint, "trainer", partial(_intact, checkpoint))["step"])
 
 
 def saved_weights(checkpoint: Path) -> dict[str, Tensor]:

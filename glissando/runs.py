@@ -46,7 +46,6 @@ from glissando.errors import ConfigError, RunError, nearest
 from glissando.imports import copies, require_registered, sections
 from glissando.loggers import TENSORBOARD, WANDB
 from glissando.machine import environment
-from glissando.migration import migrated
 from glissando.places import taken
 from glissando.quantisation import restored
 from glissando.remote import resolve
@@ -300,7 +299,7 @@ class Run:
     def read_config(
         self, trust_imports: bool = False, kind: str | None = None, to_train: bool = False
     ) -> dict[str, Any]:
-        """The configuration, in today's form, of a run of the given `kind`: `series`, or none for language.
+        """The configuration of a run of the given `kind`: `series`, or none for language.
 
         Raises RunError if config.yaml is missing, damaged or malformed, or of another kind, and where its model, its
         data or, `to_train`, its training names something that is not registered, unless `trust_imports` has the run's
@@ -319,7 +318,6 @@ class Run:
             raise RunError(f"{path} is malformed: it holds no mapping. {self._advice(CONFIG)}")
         if config.get("kind") != kind:
             raise RunError(pretrained.how_to_open(self.path, config.get("kind")))
-        config = migrated(config)
         require_registered(self.source or self.path, config, sections(to_train), trust_imports)
         return config
 

@@ -31,7 +31,6 @@ from glissando.config import from_dict, merge, read_options, to_dict
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grown_config
 from glissando.growth.runs import grow_run
-from glissando.migration import migrated
 from glissando.model import LanguageModel
 from glissando.run_files import alone, fingerprints, put_texts
 from glissando.runs import Run, config_text
@@ -122,7 +121,7 @@ def resume_stages(
         values = read_options(out / STAGES)
     except ConfigError as error:
         raise RunError(f"{error}; train again into another directory") from error
-    config, machine = from_dict(RunConfig, migrated(values), STAGES), machine_only(machine or {})
+    config, machine = from_dict(RunConfig, values, STAGES), machine_only(machine or {})
     with alone(out) if launch.rank() == 0 else nullcontext():
         return _run_all(plans(config, out), replace(config.training, **machine), machine, texts or {}, resuming=True)
 

@@ -15,7 +15,6 @@ import errno
 import hashlib
 import itertools
 import json
-import logging
 import os
 import re
 import shutil
@@ -37,7 +36,6 @@ MANIFEST = "manifest.json"
 ABANDONED_SECONDS = 86_400.0  # age at which the temporary of another machine counts as abandoned
 RETRAIN = "Load the previous checkpoint, or train again."
 
-log = logging.getLogger(__name__)
 _counter = itertools.count()
 _active: set[str] = set()
 _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
@@ -275,10 +273,7 @@ def manifest_text(files: Mapping[str, Any], version: Any = 2) -> bytes:
 
 
 def read_manifest(directory: str | Path) -> dict[str, dict[str, Any]]:
-    """The records of `manifest.json` by file name. Raises RunError if it is missing or damaged.
-
-    One that is damaged in a few characters alone, all of whose files are intact, is read, and a warning is logged.
-    """
+    """The records of `manifest.json` by file name. Raises RunError if it is missing or damaged."""
     path = Path(directory) / MANIFEST
     # Read once: a run that trains may write another at any time.
     text = _read(path, problem := "the directory is incomplete or damaged")
@@ -290,21 +285,10 @@ def read_manifest(directory: str | Path) -> dict[str, dict[str, Any]]:
         cause = None
     except (RunError, KeyError, AttributeError, RecursionError) as error:
         is_whole, cause = False, error
-    if is_whole:
-        require_inner_names(files, str(path))
-        return files
-    files = {}
-    for name in _files(Path(directory)):
-        is_listed = f'"{name}"'.encode() in text
-        if is_listed or "/" not in name:
-            found = record(Path(directory) / name)
-            files |= {name: found} if is_listed or found["sha256"].encode() in text else {}
-    fresh = manifest_text(files)
-    # Of a file that is damaged, most of the 64 characters of its digest differ.
-    if len(fresh) == len(text) and sum(a != b for a, b in zip(fresh, text, strict=True)) <= 8:
-        log.warning("%s is damaged in a few places, and no file that it lists is", path)
-        return files
-    raise RunError(f"{path} is malformed, damaged or of another version. {RETRAIN}") from cause
+    if not is_whole:
+        raise RunError(f"{path} is malformed, damaged or of another version. {RETRAIN}") from cause
+    require_inner_names(files, str(path))
+    return files
 
 
 def verify_manifest(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from subjects import build, random_ids
 from torch import nn
 from training_runs import assert_same_tensors, configuration, curve, last_checkpoint, metrics, weights
 
-from glissando.checkpoints import latest_checkpoint
 from glissando.config import from_dict
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grow_by
@@ -24,12 +22,10 @@ from glissando.growth.runs import grow_run, record
 from glissando.growth.shares import Share, shares
 from glissando.model import LanguageModel
 from glissando.runs import OPTIMIZER, Run
-from glissando.storage import write_manifest
 from glissando.training.config import AdamWOptions, RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.loop import Loop
 from glissando.training.optimizer import optimizer_groups, put_optimizer_state, set_rates
-from glissando.trees import save_tree
 
 RATE, DECAY, EPS, CLIP = 0.01, 0.5, 1e-3, 0.3
 
@@ -247,20 +243,6 @@ def test_grown_twice_in_a_row_keeps_the_state_of_its_optimizer(small, tmp_path, 
     assert torch.equal(after["embedding.weight"]["exp_avg"], before["embedding.weight"]["exp_avg"])
     up = "depth.blocks.0.mlp.up.weight"
     assert len(after[up]["exp_avg"]) == 2 * len(before[up]["exp_avg"])
-
-
-def test_a_run_of_a_previous_version_grows_without_its_optimizers_state(small, tmp_path, capsys):
-    """Lightning's Trainer kept that elsewhere in the checkpoint: the optimizer starts anew, and a note says so."""
-    old = Path(shutil.copytree(small, tmp_path / "old"))
-    checkpoint = latest_checkpoint(old / "checkpoints")
-    assert checkpoint is not None
-    save_tree(checkpoint, {"global_step": 12, "optimizer_states": [{"state": {}}]}, "trainer")
-    write_manifest(checkpoint)
-    grown = grow_run(old, tmp_path / "grown", Growth(width=2)).path
-    assert "has no optimizer state: the optimizer starts with an empty one" in capsys.readouterr().err
-    assert not (grown / OPTIMIZER).exists()
-    trained = gone_on(grown, tmp_path, {"training.steps": 2}, out="trained")
-    assert int(last_checkpoint(trained).optimizer["embedding.weight"]["step"]) == 2
 
 
 def test_shares_of_the_rate_are_given_back(small, tmp_path):

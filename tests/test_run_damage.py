@@ -126,19 +126,15 @@ def test_a_damaged_top_level_is_read_from_a_checkpoint_by_name(run, finished, ca
         assert model.tokenizer.to_json() == load(finished).tokenizer.to_json()
 
 
-def test_one_flip_of_a_manifest_blocks_nothing(run, tmp_path, caplog):
-    """Of a run without its checkpoints too."""
+def test_a_flip_of_a_manifest_is_an_error_that_names_it(run):
+    """Of a run without its checkpoints; what it lists is untouched."""
     shutil.rmtree(run / "checkpoints")
-    expected, text = weights(run), (run / MANIFEST).read_bytes()
-    for position in range(0, len(text), 11):
+    text = (run / MANIFEST).read_bytes()
+    for position in range(0, len(text), 31):
         (run / MANIFEST).write_bytes(text)
         flip(run / MANIFEST, position, 4)
-        caplog.clear()
-        assert_same_tensors(Run.open(run).read_state_dict(), expected)
-        assert "manifest.json is damaged in a few places" in caplog.text
-    flip(run / "model.safetensors")
-    with pytest.raises(RunError, match=r"manifest\.json is malformed, damaged"):
-        Run.open(run).read_state_dict()
+        with pytest.raises(RunError, match=r"manifest\.json is malformed"):
+            Run.open(run)
 
 
 def test_a_damaged_log_is_that_of_the_checkpoint(run, finished, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
@@ -271,17 +270,14 @@ def test_damage_is_named(tmp_path, damage, message):
         verify_manifest(directory)
 
 
-def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path, caplog):
-    """One of the manifest hides nothing that is intact."""
+def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
     publish_directory(tmp_path / "d", lambda directory: save_tree(directory, {"a": torch.ones(4)}))
     for path in sorted((tmp_path / "d").iterdir()):
         content = path.read_bytes()
         for position in range(0, len(content), 13):
-            caplog.clear()
             flip(path, position)
-            with contextlib.nullcontext() if path.name == MANIFEST else pytest.raises(RunError, match="is damaged"):
+            with pytest.raises(RunError, match=rf"{path.name} is (damaged|malformed)"):
                 verify_manifest(tmp_path / "d")
-            assert (path.name == MANIFEST) == ("no file that it lists is" in caplog.text)
             path.write_bytes(content)
     verify_manifest(tmp_path / "d")
 

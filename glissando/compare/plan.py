@@ -38,7 +38,6 @@ from glissando.data.corpora import (
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.imports import imported
-from glissando.migration import migrated
 from glissando.model import LanguageModel, ModelConfig
 from glissando.precision import resolved_precision
 from glissando.runs import CONFIG, TOKENIZER, Run
@@ -296,7 +295,7 @@ class Comparison:
         plan, requested = self.directory / PLAN, self._trained_on()
         if requested is None or not plan.is_file() or not (self.directory / TOKENIZER).is_file():
             return False
-        return migrated({"data": json.loads(plan.read_bytes()).get("tokenizer")})["data"] == requested
+        return json.loads(plan.read_bytes()).get("tokenizer") == requested
 
     def config(self, job: Job) -> RunConfig:
         """The resolved configuration of one training. All models read the same batches under the same seed."""

@@ -18,12 +18,10 @@ Moments = dict[str, dict[str, Tensor]]
 _POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum_buffer": 1}
 #: the number of gradients that AdamW has averaged
 _COUNT = "step"
-#: names in the files of earlier versions
-_EARLIER = {"first": "exp_avg", "second": "exp_avg_sq"}
 
 
 def checkpoint_moments(checkpoint: Path) -> Moments:
-    """Those of a checkpoint; none of one that an earlier version saved, or of another optimizer.
+    """Those of a checkpoint; none of another optimizer.
 
     Raises RunError if it is damaged.
     """
@@ -64,5 +62,5 @@ def read_moments(run: Run) -> Moments:
         return moments
     for path, value in run.read_tensors(OPTIMIZER).items():
         name, _, key = path.rpartition("/")
-        moments.setdefault(name, {})[_EARLIER.get(key, key)] = value
+        moments.setdefault(name, {})[key] = value
     return moments
