@@ -208,7 +208,7 @@ class Block(nn.Module):
         self.mixer = mixer
         self.checks_mixer = not type(mixer).__module__.startswith("glissando.")
         self.starting_scale = scale = config.mixer_scale
-        self.mixer_scale = None if scale is None else nn.Parameter(torch.tensor(float(scale)))
+        self.mixer_scale = None if scale is None else nn.Parameter(torch.full((1,), float(scale)))
         has_mlp = config.mlp.kind != "none"
         self.mlp_norm = build_norm(norm, hidden_size) if has_mlp else None
         self.mlp = MLP(config.mlp, hidden_size) if has_mlp else None
@@ -255,7 +255,7 @@ class Block(nn.Module):
             require_mixed(self.mixer, y, mixed)
         y, inner = mixed
         if self.mixer_scale is not None:
-            y = y * self.mixer_scale
+            y = y * self.mixer_scale[0]
         y = self.mixer_dropout(y)
         after = None if state is None else BlockState(past, inner)
         if residual:

@@ -35,6 +35,7 @@ from glissando.depth.shortcuts import new_shortcuts, shortcut_source
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, moved, unroll, weighted
 from glissando.errors import ConfigError, unknown_name
 from glissando.mixers import EMPTY, Context, Signal
+from glissando.ops.plain import plain
 
 #: called with (tau, alpha F) at every evaluation of the field
 Watcher = Callable[[float, Tensor], None]
@@ -107,7 +108,7 @@ class FlowDepth(Depth):
         size = self.field.hidden_size
         self.time = nn.Sequential(nn.Linear(1, size), nn.SiLU(), nn.Linear(size, size))
         self.control = nn.Linear(len(config.control), size) if config.control else None
-        self.alpha = nn.Parameter(torch.tensor(float(config.alpha)))
+        self.alpha = nn.Parameter(torch.full((1,), float(config.alpha)))
         #: a row for each block before the flow, one for the field, and one for each block after it
         self.shortcuts = new_shortcuts(config.shortcuts, config.layers + 1, size)
         #: what the flow ends with, H(1), passes through it: a place for hooks
@@ -171,6 +172,8 @@ class FlowDepth(Depth):
                     f"{ctx.control.shape[-1]}"
                 )
             signals["control"] = (ctx.control if ctx.control.ndim == 3 else ctx.control.unsqueeze(1)).to(x.dtype)
+        elif self.control is not None and torch.is_grad_enabled() and not plain():
+            x = _beside(x, self.control.weight, self.control.bias)
         if ctx.dt is not None:
             signals["dt"] = ctx.dt
         if self.shortcuts is not None and source is not None:
@@ -200,6 +203,21 @@ class FlowDepth(Depth):
         rest = None if self.shortcuts is None else self.shortcuts[half + 1 :]
         x, after = through(self.after, x, given.after, inner, rest, source)
         return x, None if state is None else FlowState(before, tuple(field.after), after)
+
+
+@torch.library.custom_op("glissando::beside", mutates_args=())
+def _beside(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x, in whose graph a weight and a bias take part without a gradient: their `grad` stays None, and
+    DistributedDataParallel, which waits for that of every parameter, reduces those of all others."""
+    return x.clone()
+
+
+@_beside.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+_beside.register_autograd(lambda ctx, gradient: (gradient, None, None))
 
 
 class _Field:
@@ -241,7 +259,7 @@ class _Field:
         else:
             run = partial(depth.field, at, None, ctx, residual=False, active=active)
             slope = _seeded(self.seed, tau, h.device, run)
-        slope = depth.alpha * slope
+        slope = depth.alpha[0] * slope
         if self.watch is not None:
             self.watch(tau, slope)
         return slope

@@ -31,7 +31,7 @@ def block_table(block: Block, grown: Block, width: Lift) -> Table:
     if block.conv is not None:
         taps = block.conv.weight.shape[1]
         table |= under("conv", {"weight": Grows(width, tile(taps, taps))})
-    return table if block.mixer_scale is None else table | {"mixer_scale": Grows()}
+    return table if block.mixer_scale is None else table | {"mixer_scale": Grows(tile(1, 1))}
 
 
 def _mlp_table(mlp: MLP, grown: MLP, width: Lift) -> Table:

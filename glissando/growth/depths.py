@@ -116,4 +116,4 @@ def _(depth: FlowDepth, grown: Any, width: Lift) -> Table:
     if depth.control is not None:
         controls = depth.control.in_features
         table |= under("control", linear(depth.control, width, tile(controls, controls)))
-    return table | {"alpha": Grows()}
+    return table | {"alpha": Grows(tile(1, 1))}

@@ -79,7 +79,7 @@ def _published(old: Published, width: Lift, state: Lift, size: int) -> Table:
             "adapt.1": grow_norm(old.adapt[1], inner),
             "adapt.3": linear(old.adapt[3], tile(before // 2, size // 2), inner),
         }
-    return tables(table) | {"scale": Grows(width), "shift": Grows(width), "residual": Grows()}
+    return tables(table) | {"scale": Grows(width), "shift": Grows(width), "residual": Grows(tile(1, 1))}
 
 
 def silence(mixer: Liquid) -> list[nn.Parameter]:

@@ -128,7 +128,7 @@ class Published(nn.Module):
         self.gate = nn.Sequential(nn.Linear(s, s), nn.Tanh(), nn.Linear(s, 1), nn.Sigmoid())
         self.up, self.up_norm, self.down = nn.Linear(d, 2 * d), nn.LayerNorm(2 * d), nn.Linear(2 * d, d)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-        self.residual = nn.Parameter(torch.tensor(0.1))
+        self.residual = nn.Parameter(torch.full((1,), 0.1))
 
     @torch.no_grad()
     def initialize(self) -> None:
@@ -151,4 +151,4 @@ class Published(nn.Module):
         y = self.scale * (self.c(self.state_norm(states)) + self.d(inputs[-1])) + self.shift
         y = y * self.gate(states)
         y = self.down(self.dropout(F.gelu(self.up_norm(self.up(y)))))
-        return y + self.residual * x
+        return y + self.residual[0] * x

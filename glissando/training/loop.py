@@ -76,7 +76,7 @@ class Loop:
         self.config, self.run, self.corpus, self.model, self.hooks = config, run, corpus, model, hooks
         freeze(model, t.freeze)
         if model.config.controls and not corpus.control_names:
-            model.depth.control.requires_grad_(False)  # without labels it gets no gradient, which DDP would wait for
+            model.depth.control.requires_grad_(False)  # weight decay would act on what labels do not train
         if t.gradient_checkpointing and isinstance(model.depth, FlowDepth):
             raise ConfigError(
                 "a flow cannot recompute its blocks by training.gradient_checkpointing: leave it off, and set "

@@ -159,7 +159,7 @@ def preset_weights(model: PublishedHybrid) -> dict[str, Tensor]:
             field = block.field
             modules |= {"depth.time": field.time_embed, "depth.control": field.control_embed}
             modules |= _parts("depth.field", field.inner)
-            weights["depth.alpha"] = field.alpha.detach()
+            weights["depth.alpha"] = field.alpha.detach().reshape(1)
             where, number = "depth.after", 0
         else:
             modules |= _parts(f"{where}.{number}", block)

@@ -1,0 +1,90 @@
+"""One of two processes that train by a loop of a user's own, with DistributedDataParallel, fully_shard, or our `shard`:
+
+    torchrun --nproc_per_node 2 tests/own_loop_worker.py FOLDER
+
+writes FOLDER/RANK.json: by case, the largest difference of a gradient from that of the whole batch in one process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from glissando.model import LanguageModel
+from glissando.sharding import gathered, shard
+
+SMALL = {"hidden_size": 16, "vocab_size": 20}
+#: preset and options; by presets whose parameters were once numbers without a dimension
+MODELS = {
+    "flow": ("hybrid-ode-nano", {"depth": {"layers": 2, "n_steps": 2}}),
+    "flow-checkpoint": ("hybrid-ode-nano", {"depth": {"layers": 0, "n_steps": 2, "backward": "checkpoint"}}),
+    "flow-reversible": ("hybrid-ode", {"depth": {"layers": 0, "n_steps": 2, "backward": "reversible"}}),
+    "scaled": ("continuous-transformer", {"depth": {"n_steps": 2}}),
+    "residual": ("liquid-ssm", {"depth": {"layers": 1}}),
+}
+#: control of each half of the batch
+ABSENT, MIXED = (False, False), (True, False)
+
+
+def model_of(case: str) -> LanguageModel:
+    torch.manual_seed(0)
+    preset, options = MODELS[case]
+    return LanguageModel.from_preset(preset, **SMALL, **options).double().eval()  # without dropout
+
+
+def loss(model: nn.Module, part: int, controlled: bool) -> Tensor:
+    ids = torch.randint(20, (2, 9), generator=torch.Generator().manual_seed(part))
+    given = {"control": torch.ones(2, 2, dtype=torch.float64)} if controlled else {}
+    return F.cross_entropy(model(ids[:, :-1], **given)[0].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def gap(model: LanguageModel, expected: LanguageModel) -> float:
+    """Of a weight without a gradient it is 0."""
+    pairs = zip(model.parameters(), expected.parameters(), strict=True)
+    gradients = [[torch.zeros(()) if p.grad is None else gathered(p.grad) for p in pair] for pair in pairs]
+    return max(float((one - other).abs().max()) for one, other in gradients)
+
+
+def measure(case: str, wrap: Callable[[LanguageModel], nn.Module], control: tuple[bool, bool] = ABSENT) -> float:
+    """Over two backward passes, the second of which DistributedDataParallel refuses after an incomplete first."""
+    model, expected, rank = model_of(case), model_of(case), dist.get_rank()
+    wrapped = wrap(model)
+    for _ in range(2):
+        loss(wrapped, rank, control[rank]).backward()
+        (sum(loss(expected, part, control[part]) for part in (0, 1)) / 2).backward()
+    return gap(model, expected)
+
+
+def own_scalar() -> float:
+    """A number without a dimension of a mixer of a user's own, in our sharding, which averages its gradient."""
+    model, expected = model_of("flow"), model_of("flow")
+    for each in (model, expected):
+        each.scalar = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    shard(SimpleNamespace(model=model), init_device_mesh("cpu", (2,), mesh_dim_names=("data_parallel",)))
+    (model.scalar * loss(model, dist.get_rank(), False)).backward()
+    (expected.scalar * sum(loss(expected, part, False) for part in (0, 1)) / 2).backward()
+    return gap(model, expected)
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    gaps = {f"{case}:ddp": measure(case, DistributedDataParallel) for case in MODELS}
+    gaps |= {f"{case}:fully_shard": measure(case, fully_shard) for case in MODELS}
+    gaps |= {"mixed:ddp": measure("flow", DistributedDataParallel, MIXED), "own-scalar:shard": own_scalar()}
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(gaps))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
