@@ -102,7 +102,7 @@ def commands() -> str:
     for name in COMMANDS:
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-            main([name, "--help"])
+            main([name, "--help", "all"])
         text += [f"## glissando {name}", "", "```", said.getvalue().rstrip(), "```", ""]
     return "\n".join(text)
 

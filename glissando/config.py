@@ -33,7 +33,16 @@ def starting(*, default: Any, of: str) -> Any:
     return dataclasses.field(default=default, metadata={"starts": of})
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field, starting))
+def recorded(*, default: Any = dataclasses.MISSING, default_factory: Any = dataclasses.MISSING) -> Any:
+    """A field that growth or training writes into a configuration: no option of the command line."""
+    return dataclasses.field(default=default, default_factory=default_factory, metadata={"recorded": True})
+
+
+def is_recorded(field: dataclasses.Field) -> bool:
+    return "recorded" in field.metadata
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field, starting, recorded))
 def options(cls: type[T]) -> type[T]:
     """Make `cls` a dataclass whose values are checked when it is built: ConfigError for those that do not fit, and for
     unknown names."""

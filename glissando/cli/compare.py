@@ -99,7 +99,7 @@ def _cluster(options: Options) -> Cluster | None:
 
 
 def _parser() -> Parser:
-    from glissando.cli.train import add_sections
+    from glissando.cli.train import SECTIONS, run_sections
 
     parser = parser_for("compare", "Train several models under one budget and write a report.", EXAMPLE, _USAGE)
     parser.add_argument(
@@ -172,7 +172,7 @@ def _parser() -> Parser:
     parser.add_argument("--allow_unequal", action="store_true", help="allow models of different size")
     add_threads_option(parser)
     add_import_option(parser)
-    add_sections(parser)
+    parser.add_sections(SECTIONS, run_sections)
     return parser
 
 

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
     add_checkpoint_option(parser)
     add_device_option(parser)
     add_threads_option(parser)
-    parser.add_section("data", CORPORA.section())
+    parser.add_sections(("data",), lambda: {"data": CORPORA.section()})
     options = take_checkpoint(parse(parser, arguments))
     if options.exact_match < 1:
         raise ConfigError(f"--exact_match must be at least 1, got {options.exact_match}")

@@ -1,4 +1,5 @@
-"""The text of --help: plain options by argparse; those of a configuration by section, from its classes' docstrings."""
+"""The text of --help: usage, an example, and options with their defaults. Options of a configuration are listed by
+section, with the texts of their classes' docstrings."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import textwrap
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from glissando.config import hints_of, registry_of, section_class
+from glissando.config import hints_of, is_recorded, registry_of, section_class
+from glissando.errors import unknown_name
 
 #: where an option's text begins
 _COLUMN = 30
@@ -20,23 +22,6 @@ _METAVARS = {
 }  # fmt: skip
 
 
-class Formatter(argparse.HelpFormatter):
-    """Between 80 and 100 columns, with the defaults that there are."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=_COLUMN, width=_width())
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        shown = action.nargs != 0 and action.default not in (None, "", [], [""], argparse.SUPPRESS)
-        return (action.help or "") + (f" (default: {_written(action.default)})" if shown else "")
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return _METAVARS.get(getattr(action.type, "__name__", ""), action.dest.rpartition(".")[2].upper())
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
-
-
 def command_lines(example: str) -> str:
     """A command line of several lines, for a shell, broken before options."""
     lines = [""]
@@ -44,11 +29,21 @@ def command_lines(example: str) -> str:
         if lines[-1] and len(lines[-1]) + len(part) > _width() - 6:
             lines.append("")
         lines[-1] += f" {part}" if lines[-1] else part
-    return "  " + " \\\n    ".join(lines) + "\n"
+    return "  " + " \\\n    ".join(lines)
 
 
 def _width() -> int:
     return min(100, max(80, shutil.get_terminal_size().columns)) - 2
+
+
+def plain_entry(action: argparse.Action) -> Iterator[str]:
+    """Lines for an option or a positional argument of argparse, with its default."""
+    value = action.metavar or _METAVARS.get(getattr(action.type, "__name__", ""))
+    value = value or ("|".join(action.choices) if action.choices else action.dest.rpartition(".")[2].upper())
+    forms: dict[Any, str] = {0: "", "+": f"{value} ..."}
+    option = " ".join([*action.option_strings[:1], forms.get(action.nargs, str(value))]).strip()
+    shown = action.nargs != 0 and action.default not in (None, "", [], [""], argparse.SUPPRESS)
+    return _entry(option, (action.help or "") + (f" (default: {_written(action.default)})" if shown else ""))
 
 
 def is_section(hint: Any) -> bool:
@@ -56,41 +51,113 @@ def is_section(hint: Any) -> bool:
     return registry_of(hint) is not None or section_class(hint, {}) is not None
 
 
-def described(hint: Any, prefix: str) -> Iterator[str]:
-    """Lines of help: a section's title, its options with their defaults, then the sections inside it."""
+def listed(cls: Any) -> list[dataclasses.Field]:
+    """The fields of a dataclass that are options of the command line: not those that growth or training records."""
+    return [] if cls is None else [field for field in dataclasses.fields(cls) if not is_recorded(field)]
+
+
+def option_entry(hint: Any, name: str, value: Any) -> Iterator[str]:
+    """Lines for the option `name` below a section of the type `hint`; `value` is the preset's section, or None."""
+    *path, last = name.split(".")[1:]
+    for part in path:
+        hint, value = _inner(hint, part, value)
+    inner, chosen = _inner(hint, last, value)
+    if (registry := registry_of(inner)) is not None:
+        return _entry(f"--{name}", f"{', '.join(registry)} (default: {_kinds(registry, chosen)})")
+    kinds = [*(type(part) for part in _parts(value)), *classes_of(hint)]
+    cls = next(cls for cls in kinds if last in getattr(cls, "__dataclass_fields__", ()))
+    return _entry(f"--{name}", f"{documented(cls)[last]}{_default(cls.__dataclass_fields__[last], value)}")
+
+
+def described(hint: Any, prefix: str, value: Any = None, path: Collection[str] = ()) -> Iterator[str]:
+    """Lines of help: a section's title, its options with their defaults, then the sections inside it.
+
+    Args:
+        hint: The section's type.
+        prefix: Its name.
+        value: The chosen preset's options of it; None: the defaults are those of its classes.
+        path: Names of the section inside it that is shown alone; the last may be a kind.
+
+    Raises:
+        UnknownNameError: There is no such section.
+    """
     registry = registry_of(hint)
+    if path:
+        name, *rest = path
+        inner, part = _inner(hint, name, value)
+        if registry is not None and name in registry and not rest:
+            yield from _kind(registry, name, prefix, value)
+        elif inner is not None and name != "kind" and is_section(inner):
+            yield from described(inner, f"{prefix}.{name}", part, rest)
+        else:
+            sections = [
+                field for cls in classes_of(hint) for field, type_ in hints_of(cls).items() if is_section(type_)
+            ]
+            raise unknown_name(f"section of {prefix}", name, [*(registry or ()), *sections])
+        return
     if registry is None:
         cls = section_class(hint, {})
-        yield from _listed(f"{prefix}: {_first_line(cls)}", cls, prefix, ())
+        yield from _section(f"{prefix}: {_first_line(cls)}", cls, prefix, (), value)
         return
-    yield from ("", *_filled(f"{prefix}.kind: {', '.join(registry)} (default: {registry.default})", ""))
-    shared = registry.shared
-    if shared:
+    yield from ("", *_filled(f"{prefix}.kind: {', '.join(registry)} (default: {_kinds(registry, value)})", ""))
+    if shared := registry.shared:
         first = next(iter(registry.options.values()))
-        yield from _listed(None, next(cls for cls in first.__mro__ if _own_fields(cls) == shared), prefix, ())
+        yield from _section(None, next(c for c in first.__mro__ if _own_fields(c) == shared), prefix, (), value)
     for kind, cls in registry.options.items():
-        if len(dataclasses.fields(cls)) > len(shared):
-            yield from _listed(f"{prefix}, kind {kind}: {_first_line(cls)}", cls, prefix, shared)
+        if len(listed(cls)) > len(shared):
+            yield from _kind(registry, kind, prefix, value)
 
 
-def _listed(title: str | None, cls: Any, prefix: str, left_out: Collection[str]) -> Iterator[str]:
+def _kind(registry: Any, kind: str, prefix: str, value: Any) -> Iterator[str]:
+    cls = registry.options[kind]
+    part = next((part for part in _parts(value) if type(part) is cls), None)
+    yield from _section(f"{prefix}, kind {kind}: {_first_line(cls)}", cls, prefix, registry.shared, part)
+
+
+def _parts(value: Any) -> list[Any]:
+    """The options of a section, of which a list holds several."""
+    return value if isinstance(value, list) else [value]
+
+
+def _kinds(registry: Any, value: Any) -> str:
+    """The kinds of a chosen section, else the default one."""
+    kinds = [registry.kind_of(part) for part in _parts(value) if part is not None]
+    return ", ".join(dict.fromkeys(kinds)) or registry.default
+
+
+def classes_of(hint: Any) -> list[Any]:
+    """The classes of a section's options: one for each kind."""
+    registry = registry_of(hint)
+    return [section_class(hint, {})] if registry is None else list(registry.options.values())
+
+
+def _inner(hint: Any, name: str, value: Any) -> tuple[Any, Any]:
+    """The type and the value of a section's field, of the first kind that has it; `kind` is the section itself."""
+    if name == "kind":
+        return hint, value
+    found = (hints_of(cls)[name] for cls in classes_of(hint) if name in hints_of(cls))
+    return next(found, None), getattr(_parts(value)[0], name, None)
+
+
+def _section(title: str | None, cls: Any, prefix: str, left_out: Collection[str], value: Any) -> Iterator[str]:
     if title is not None:
         yield from ("", *_filled(title, ""))
     texts, inner = documented(cls), []
-    for field in dataclasses.fields(cls):
+    for field in listed(cls):
         hint = hints_of(cls)[field.name]
         if field.name in left_out:
             continue
         if is_section(hint):
-            inner.append((hint, f"{prefix}.{field.name}"))
+            inner.append((hint, f"{prefix}.{field.name}", getattr(value, field.name, None)))
         else:
-            yield from _entry(f"--{prefix}.{field.name}", f"{texts.get(field.name, '')}{_default(field)}".strip())
-    for hint, name in inner:
-        yield from described(hint, name)
+            text = f"{texts.get(field.name, '')}{_default(field, value)}"
+            yield from _entry(f"--{prefix}.{field.name}", text.strip())
+    for section in inner:
+        yield from described(*section)
 
 
 def _entry(option: str, text: str) -> Iterator[str]:
-    lines = textwrap.wrap(text, _width() - _COLUMN, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(" ".join(text.split()), _width() - _COLUMN, break_on_hyphens=False) or [""]
     head = f"  {option}"
     if len(head) > _COLUMN - 2:
         yield head
@@ -113,9 +180,11 @@ def _own_fields(cls: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
 
 
-def _default(field: dataclasses.Field) -> str:
+def _default(field: dataclasses.Field, section: Any) -> str:
+    """The field's value in the chosen preset's section, else its class's default."""
     factory = field.default_factory
     default = field.default if factory is dataclasses.MISSING else factory()
+    default = getattr(_parts(section)[0], field.name, default)
     if default is None or default is dataclasses.MISSING:
         return ""
     return f" (default: {_written(default)})"

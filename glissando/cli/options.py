@@ -8,39 +8,60 @@ import re
 import sys
 import tempfile
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
 from glissando.cli.compiling import announced_compilation
-from glissando.cli.help import Formatter, command_lines, described, is_section
-from glissando.config import hints_of, merge, registry_of, section_class
-from glissando.errors import ConfigError, RunError, nearest
+from glissando.cli.help import classes_of, command_lines, described, is_section, listed, option_entry, plain_entry
+from glissando.config import hints_of, merge, registry_of
+from glissando.errors import ConfigError, RunError, nearest, unknown_name
 from glissando.urls import is_url
 
 
 class Options(argparse.Namespace):
-    """Parsed options by name; `sections` holds the dotted ones, nested and ready for `merge`, and `given` the names of
-    all that were given."""
+    """Parsed options by name.
 
+    texts     dotted options as they were typed
+    sections  the same, nested and ready for `merge`
+    given     names of all options that were given
+    """
+
+    texts: dict[str, str]
     sections: dict[str, Any]
     given: list[str]
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are ConfigErrors, and which also takes `--section.option VALUE` of configurations."""
+    """argparse whose errors are ConfigErrors, and which also takes `--section.option VALUE` of configurations.
+
+    common         options that --help shows; without them, it shows all
+    section_names  sections of a configuration
+    preset         the configuration of a preset, whose values --help shows as defaults
+    """
+
+    common: Sequence[str] = ()
+    section_names: Sequence[str] = ()
+    preset: Callable[[str], Any] | None = None
 
     def __init__(self, command: str, about: str, example: str, usage: str | None = None) -> None:
         super().__init__(
-            prog=f"glissando {command}", usage=usage, description=about, allow_abbrev=False, formatter_class=Formatter
+            prog=f"glissando {command}", usage=usage, description=about, allow_abbrev=False, add_help=False
         )
         self.example = example
-        self.dotted: dict[str, Any] = {}
 
-    def add_section(self, name: str, hint: Any) -> None:
-        """Take `--NAME.option` of `hint`, a dataclass of options or the type of a registry's section."""
-        self.dotted[name] = hint
+    def add_sections(self, names: Sequence[str], types: Callable[[], Mapping[str, Any]]) -> None:
+        """Take `--NAME.option` of these sections; `types` returns their types, and may import them first."""
+        self.section_names, self._types = names, types
+
+    @cached_property
+    def sections(self) -> dict[str, Any]:
+        """The sections' types: dataclasses of options, or types of registries' sections."""
+        types = self._types() if self.section_names else {}
+        return {name: types[name] for name in self.section_names}
 
     def add_argument(self, *names: str, **settings: Any) -> Any:
         """As argparse, positional arguments in capitals."""
@@ -51,47 +72,99 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message.removeprefix("argument "))
 
-    def format_help(self) -> str:
-        if self.usage is None:
-            forms: dict[Any, str] = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]", None: "{}"}
-            places = [forms[action.nargs].format(action.metavar) for action in self._get_positional_actions()]
-            self.usage = " ".join([self.prog, *places, "[options]"])
-        parts = [super().format_help()]
-        if self.dotted:
-            lines = [line for name, hint in self.dotted.items() for line in described(hint, name)]
+    def help_text(self, section: str | None, chosen: Any) -> str:
+        """What people use (None), `all`, or one section; `chosen` is a preset's configuration, or None."""
+        if section not in (None, "all") and self.sections:
+            name, *path = section.split(".")
+            if name not in self.sections:
+                raise unknown_name("section", name, ["all", *self.sections])
+            return "\n".join(described(self.sections[name], name, getattr(chosen, name, None), path)).lstrip()
+        forms: dict[Any, str] = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]", None: "{}"}
+        positional = self._get_positional_actions()
+        places = [forms[action.nargs].format(action.metavar) for action in positional]
+        is_short = section is None and bool(self.section_names)
+        common = self.common if is_short else ()
+        plain = [a for a in self._actions if a.option_strings and (not common or a.option_strings[0] in common)]
+        entries = [plain_entry(action) for action in plain]
+        for name in (option.removeprefix("--") for option in common if "." in option):
+            head = name.partition(".")[0]
+            entries.append(option_entry(self.sections[head], name, getattr(chosen, head, None)))
+        parts = [
+            f"usage: {self.usage or ' '.join([self.prog, *places, '[options]'])}",
+            self.description,
+            "\n".join(["example:", *map(command_lines, self.example.split("\n"))]),
+            "\n".join(["positional arguments:", *chain(*map(plain_entry, positional))]) if positional else None,
+            "\n".join(["options:", *chain(*entries)]),
+        ]
+        if is_short:
+            preset = "; with --preset NAME, the defaults are the preset's" if self.preset is not None else ""
             parts.append(
-                "options of the configuration, in YAML or as --SECTION.OPTION VALUE:\n" + "\n".join(lines) + "\n"
+                f"--help all      every option{preset}\n--help SECTION  one section: "
+                f"{', '.join(self.section_names)}, or a part of one: data.text"
             )
-        return "\n".join([*parts, "example:\n" + command_lines(self.example)])
+        elif self.sections:
+            lines = (described(hint, name, getattr(chosen, name, None)) for name, hint in self.sections.items())
+            parts.append(
+                "\n".join(["options of the configuration, in YAML or as --SECTION.OPTION VALUE:", *chain(*lines)])
+            )
+        return "\n\n".join(part for part in parts if part is not None)
 
 
 def parser_for(command: str, about: str, example: str, usage: str | None = None) -> Parser:
-    """A parser whose --help ends with a real example."""
+    """A parser whose --help begins with a real example."""
     return Parser(command, about, example, usage)
 
 
-def parse(parser: Parser, arguments: Sequence[str]) -> Options:
+def parse(parser: Parser, arguments: Sequence[str], first: Callable[[Options], None] | None = None) -> Options:
     """Parsed arguments, after the files of --import have been imported: what they register are options too.
+
+    `first` checks the plain options and the texts of the dotted ones, before the types of sections are looked at.
 
     Raises ConfigError for an unknown option, naming the nearest one, one that is repeated, and a value of the wrong
     type; the types of dotted options are checked when the configuration is read.
     """
-    for option, value in zip(arguments, [*arguments[1:], ""], strict=False):
-        if option.partition("=")[0] == "--import" and "--import" in parser._option_string_actions:
-            from glissando.imports import import_file
-
-            import_file(option.partition("=")[2] or value)
-    plain, dotted, given = _split(parser, arguments)
+    _show_help(parser, list(arguments))
+    plain, texts, given = _split(parser, arguments)
     options = parser.parse_args(plain, Options())
-    values = {name: _value(_hints(parser, name), name, text) for name, text in dotted.items()}
+    options.texts, options.given = texts, given
+    if first is not None:
+        first(options)
+    _import(getattr(options, "imports", ()))
+    values = {}
+    for name, text in texts.items():
+        if not (hints := _hints(parser, name)):
+            raise _unknown_option(parser, f"--{name}")
+        values[name] = read_value(hints, name, text)
     # A section as a whole, or its kind, comes before what is changed inside it.
     ordered = sorted(values, key=lambda name: name.removesuffix(".kind").count("."))
-    options.sections = merge(parser.dotted, *({name: values[name]} for name in ordered))
+    options.sections = merge(parser.sections, *({name: values[name]} for name in ordered))
     for name, value in options.sections.items():
         if not isinstance(value, Mapping):
             raise ConfigError(f"--{name}: expected a mapping of options, got {value!r}")
-    options.given = given
     return options
+
+
+def _import(files: Iterable[str]) -> None:
+    for file in files:
+        from glissando.imports import import_file
+
+        import_file(file)
+
+
+def _show_help(parser: Parser, arguments: list[str]) -> None:
+    """Print the help for --help or --help SECTION, and exit; return where it is not asked for."""
+    place = next((n for n, argument in enumerate(arguments) if argument.partition("=")[0] in ("-h", "--help")), None)
+    if place is None:
+        return
+    section = arguments.pop(place).partition("=")[2] or None
+    if section is None and parser.section_names and arguments[place:] and not arguments[place].startswith("-"):
+        section = arguments.pop(place)
+    values = [argument.partition("=")[::2] for argument in _split(parser, arguments)[0]]
+    _import(file for option, file in values if option == "--import")
+    preset = dict(values).get("--preset")
+    chosen = None if preset is None or parser.preset is None else parser.preset(preset)
+    print(parser.help_text(section, chosen))
+    raise SystemExit(0)
 
 
 def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
@@ -108,10 +181,8 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
             plain.append(argument)
             continue
         name, action = option.removeprefix("--"), known.get(option)
-        if action is None and not _hints(parser, name):
-            close = _nearest_option(option, parser)
-            hint = f" Did you mean {close}?" if close else ""
-            raise ConfigError(f"unknown option {option}.{hint} See `{parser.prog} --help`.")
+        if action is None and name.partition(".")[0] not in parser.section_names:
+            raise _unknown_option(parser, option)
         if name in given and not isinstance(action, argparse._AppendAction | argparse._ExtendAction):
             raise ConfigError(f'{option} is given more than once; give it once (a list: \'["a", "b"]\')')
         if (twin := name.removesuffix(".kind") if name.endswith(".kind") else f"{name}.kind") in given:
@@ -131,10 +202,18 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
     return plain, dotted, given
 
 
+def _unknown_option(parser: Parser, option: str) -> ConfigError:
+    close = _nearest_option(option, parser)
+    hint = f" Did you mean {close}?" if close else ""
+    return ConfigError(
+        f"unknown option {option}.{hint} See `{parser.prog} --help{' all' if parser.section_names else ''}`."
+    )
+
+
 def _nearest_option(option: str, parser: Parser) -> str | None:
     """The option meant by `option`: one of its section that is like it, else one whose last part is like its own."""
-    options = [name for name in parser._option_string_actions if name.startswith("--") and name != "--help"]
-    options += [f"--{name}" for section, hint in parser.dotted.items() for name in _names(hint, section)]
+    options = [name for name in parser._option_string_actions if name.startswith("--")]
+    options += [f"--{name}" for section, hint in parser.sections.items() for name in _names(hint, section)]
 
     def likeness(known: str) -> float:
         (section, _, last), (own, _, name) = (text.removeprefix("--").rpartition(".") for text in (option, known))
@@ -214,7 +293,7 @@ def _exponential(text: str) -> Decimal | None:
 def _hints(parser: Parser, name: str) -> list[Any]:
     """The types of a dotted option, one for each kind that has it; none for an unknown option."""
     head, *path = name.split(".")
-    hints = [parser.dotted[head]] if head in parser.dotted else []
+    hints = [parser.sections[head]]
     for part in path:
         hints = [inner for hint in hints for field, inner in _fields(hint) if field == part]
     return hints
@@ -225,11 +304,12 @@ def _fields(hint: Any) -> Iterator[tuple[str, Any]]:
     registry = registry_of(hint)
     if registry is not None:
         yield "kind", str
-    for cls in [section_class(hint, {})] if registry is None else registry.options.values():
-        yield from hints_of(cls).items()
+    for cls in classes_of(hint):
+        hints = hints_of(cls)
+        yield from ((field.name, hints[field.name]) for field in listed(cls))
 
 
-def _value(hints: list[Any], name: str, text: str) -> Any:
+def read_value(hints: list[Any], name: str, text: str) -> Any:
     """A dotted option's text as its field reads it: a text stays as it is, everything else is YAML."""
     if all(map(text_like, hints)):
         return None if text == "null" and any(type(None) in typing.get_args(hint) for hint in hints) else text

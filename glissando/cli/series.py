@@ -79,8 +79,8 @@ def _parser() -> Parser:
     parser.add_argument("--seed", type=whole, default=0, help="for example: seed of the series")
     add_threads_option(parser)
     add_import_option(parser)
-    for name, section in (("data", SeriesData), ("model", SeriesConfig), ("training", SeriesTraining)):
-        parser.add_section(name, section)
+    sections = {"data": SeriesData, "model": SeriesConfig, "training": SeriesTraining}
+    parser.add_sections(tuple(sections), lambda: sections)
     return parser
 
 

@@ -15,6 +15,7 @@ from glissando.cli.options import (
     choose_threads,
     parse,
     parser_for,
+    read_value,
     require_out,
     require_own_held_out,
 )
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
 
 #: what the README begins with too: it learns the built-in stories
 EXAMPLE = "glissando train --preset transformer-nano --data.tokenizer bpe --training.seconds 120 --out runs/first"
+_OWN_TEXT = (
+    "glissando train --preset transformer-nano --data.kind text --data.path book.txt --data.tokenizer bpe "
+    "--training.seconds 600 --out runs/book"
+)
+#: sections of a run's configuration
+SECTIONS = ("model", "data", "training")
+#: the options that --help shows
+COMMON = (
+    "--preset", "--out", "--from", "--resume", "--extend", "--config", "--data.kind", "--data.path", "--data.tokenizer",
+    "--data.seq_len", "--data.batch_size", "--training.seconds", "--training.optimizer.learning_rate",
+    "--model.hidden_size", "--model.depth.layers",
+)  # fmt: skip
 _USAGE = (
     "glissando train --preset NAME --out DIR [options]\n       glissando train --from RUN --out DIR [options]\n"
     "       glissando train --resume DIR\n       glissando train --extend RUN --training.tokens N [--out DIR]"
@@ -43,8 +56,7 @@ _TEXTS = ("data.path", "data.valid_path")
 
 def main(arguments: Sequence[str]) -> None:
     """Train, or with --resume go on."""
-    _refuse_at_once(arguments)
-    options = parse(_parser(), arguments)
+    options = parse(_parser(), arguments, first=_refuse_at_once)
     if options.resume is not None or options.extend is not None:
         _go_on(options)
         return
@@ -69,29 +81,21 @@ def main(arguments: Sequence[str]) -> None:
         train(config, options.out)
 
 
-def _refuse_at_once(arguments: Sequence[str]) -> None:
+def _refuse_at_once(options: Options) -> None:
     """Raise for a budget, a preset or an --out that cannot be used, before torch is imported, which takes seconds: the
-    types of the other options need it. All of them are then read together."""
-    if "--help" in arguments or "-h" in arguments:
-        return
-    parser = parser_for("train", "Its options that need no torch.", EXAMPLE)
-    for name in ("--out", "--preset", "--resume", "--extend"):
-        parser.add_argument(name)
-    parser.add_argument("--print_config", action="store_true")
-    parser.add_section("training", Length)
-    known = {"--out", "--preset", "--resume", "--extend", "--print_config", *(f"--training.{name}" for name in BUDGETS)}
-    chosen: list[str] = []
-    for place, argument in enumerate(arguments):
-        if argument.partition("=")[0] in known:
-            takes_next = "=" not in argument and argument != "--print_config"
-            chosen += arguments[place : place + 1 + takes_next]
-    options = parse(parser, chosen)
+    types of the other options need it."""
     if options.resume is not None or options.extend is not None:
         return
-    from_dict(Length, options.sections.get("training", {}), "training")
+    budget = {f"training.{name}": (name, hint) for name, hint in hints_of(Length).items()}
+    values = {
+        budget[name][0]: read_value([budget[name][1]], name, text)
+        for name, text in options.texts.items()
+        if name in budget
+    }
+    from_dict(Length, values, "training")
     if options.preset is not None:
         load_preset(options.preset)
-    if options.print_config or (options.out is None and len(chosen) < len(arguments)):
+    if options.print_config or (options.out is None and {*options.given} - {"preset", *budget}):
         return  # what else is wrong, in the other options, comes first
     require_out(options, _OUT)
     if not any(name in os.environ for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID")):  # the first process makes it
@@ -114,7 +118,7 @@ def _choose_threads(options: Options, config: RunConfig) -> None:
 
 
 def _parser() -> Parser:
-    parser = parser_for("train", "Train a model into a run directory.", EXAMPLE, _USAGE)
+    parser = parser_for("train", "Train a model into a run directory.", f"{_OWN_TEXT}\n{EXAMPLE}", _USAGE)
     parser.add_argument("--preset", help="model and training options by name; see glissando presets")
     parser.add_argument("--out", metavar="DIR", help="run directory to make, or a URL such as s3://bucket/book")
     parser.add_argument(
@@ -134,16 +138,22 @@ def _parser() -> Parser:
     parser.add_argument("--print_config", action="store_true", help="print the values of all options and stop")
     add_threads_option(parser)
     add_import_option(parser)
-    add_sections(parser)
+    parser.common, parser.preset = COMMON, _of_preset
+    parser.add_sections(SECTIONS, run_sections)
     return parser
 
 
-def add_sections(parser: Parser) -> None:
-    """The options of a run's sections."""
+def run_sections() -> dict[str, Any]:
+    """The types of a run's sections."""
     from glissando.training.config import RunConfig
 
-    for name in ("model", "data", "training"):
-        parser.add_section(name, hints_of(RunConfig)[name])
+    return hints_of(RunConfig)
+
+
+def _of_preset(name: str) -> RunConfig:
+    from glissando.training.config import RunConfig
+
+    return from_dict(RunConfig, {key: value for key, value in load_preset(name).items() if key != "about"})
 
 
 def _config(options: Options) -> RunConfig:
