@@ -35,7 +35,7 @@ def parser_of(command: str, monkeypatch) -> Parser:
     class Found(BaseException):
         pass
 
-    def take(parser: Parser, *_: object, **__: object) -> None:
+    def take(parser: Parser, _: object) -> None:
         made.append(parser)
         raise Found
 

@@ -41,11 +41,13 @@ class Parser(argparse.ArgumentParser):
     common         options that --help shows; without them, it shows all
     section_names  sections of a configuration
     preset         the configuration of a preset, whose values --help shows as defaults
+    early          a check of plain options and of dotted ones' texts, before the types of sections are imported
     """
 
     common: Sequence[str] = ()
     section_names: Sequence[str] = ()
     preset: Callable[[str], Any] | None = None
+    early: Callable[[Options], None] | None = None
 
     def __init__(self, command: str, about: str, example: str, usage: str | None = None) -> None:
         super().__init__(
@@ -115,10 +117,8 @@ def parser_for(command: str, about: str, example: str, usage: str | None = None)
     return Parser(command, about, example, usage)
 
 
-def parse(parser: Parser, arguments: Sequence[str], first: Callable[[Options], None] | None = None) -> Options:
+def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     """Parsed arguments, after the files of --import have been imported: what they register are options too.
-
-    `first` checks the plain options and the texts of the dotted ones, before the types of sections are looked at.
 
     Raises ConfigError for an unknown option, naming the nearest one, one that is repeated, and a value of the wrong
     type; the types of dotted options are checked when the configuration is read.
@@ -127,8 +127,8 @@ def parse(parser: Parser, arguments: Sequence[str], first: Callable[[Options], N
     plain, texts, given = _split(parser, arguments)
     options = parser.parse_args(plain, Options())
     options.texts, options.given = texts, given
-    if first is not None:
-        first(options)
+    if parser.early is not None:
+        parser.early(options)
     _import(getattr(options, "imports", ()))
     values = {}
     for name, text in texts.items():

@@ -56,7 +56,7 @@ _TEXTS = ("data.path", "data.valid_path")
 
 def main(arguments: Sequence[str]) -> None:
     """Train, or with --resume go on."""
-    options = parse(_parser(), arguments, first=_refuse_at_once)
+    options = parse(_parser(), arguments)
     if options.resume is not None or options.extend is not None:
         _go_on(options)
         return
@@ -138,7 +138,7 @@ def _parser() -> Parser:
     parser.add_argument("--print_config", action="store_true", help="print the values of all options and stop")
     add_threads_option(parser)
     add_import_option(parser)
-    parser.common, parser.preset = COMMON, _of_preset
+    parser.common, parser.preset, parser.early = COMMON, _of_preset, _refuse_at_once
     parser.add_sections(SECTIONS, run_sections)
     return parser
 
