@@ -129,11 +129,11 @@ def _others(own: list[int]) -> float:
         return 0.0
 
     def ticks(pid: int) -> int:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
             fields = file.read().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])
 
-    with open("/proc/stat") as file:
+    with open("/proc/stat", encoding="utf-8") as file:
         user, nice, system, _idle, _wait, *rest = map(int, file.readline().split()[1:9])
     return (user + nice + system + sum(rest) - sum(map(ticks, [*own, os.getpid()]))) / _TICK
 

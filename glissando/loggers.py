@@ -52,7 +52,7 @@ class Wandb:
         if not file.is_file():
             file.parent.mkdir(exist_ok=True)
             write_atomic(file, uuid.uuid4().hex[:12].encode())
-        identity = file.read_text()
+        identity = file.read_text(encoding="utf-8")
         try:
             self._run = wandb.init(
                 project=project, id=identity, name=run.name, dir=str(run), config=dict(config), resume="allow"

@@ -49,7 +49,10 @@ _BEGUN = {
 @contextlib.contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
     """One process of this machine after another."""
-    with (folder.with_name(f".{folder.name}.lock")).open("w") as file, contextlib.ExitStack() as stack:
+    with (
+        (folder.with_name(f".{folder.name}.lock")).open("w", encoding="utf-8") as file,
+        contextlib.ExitStack() as stack,
+    ):
         with contextlib.suppress(ImportError, OSError):  # Windows, and file systems without locks
             import fcntl
 

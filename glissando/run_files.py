@@ -103,7 +103,7 @@ def alone(run: Path) -> Iterator[bool]:
         try:
             import fcntl
 
-            file = stack.enter_context((run / LOCK).open("a+"))
+            file = stack.enter_context((run / LOCK).open("a+", encoding="utf-8"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             locked = True
             file.truncate(0)

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -36,6 +37,8 @@ MANIFEST = "manifest.json"
 ABANDONED_SECONDS = 86_400.0  # age at which the temporary of another machine counts as abandoned
 RETRAIN = "Load the previous checkpoint, or train again."
 
+#: Windows opens no directory, and syncs what is open for writing alone; its file system keeps renames in a journal.
+_DIRECTORIES_OPEN = hasattr(os, "O_DIRECTORY")
 _counter = itertools.count()
 _active: set[str] = set()
 _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
@@ -188,8 +191,9 @@ def _leftovers(directory: Path) -> list[tuple[Path, re.Match[str]]]:
 
 
 def _abandoned(path: Path, match: re.Match[str]) -> bool:
-    """Whether the process that made this leftover is gone (on another machine: whether it is a day old)."""
-    if match["host"] != _HOST:
+    """Whether the process that made this leftover is gone; whether it is a day old where that is unknown: it was made
+    on another machine, or this is Windows, where signal 0 is Ctrl-C and would be sent."""
+    if match["host"] != _HOST or (hasattr(signal, "CTRL_C_EVENT") and int(match["pid"]) != os.getpid()):
         with contextlib.suppress(OSError):
             return time.time() - path.stat().st_mtime > ABANDONED_SECONDS
         return False
@@ -221,11 +225,13 @@ def put_aside(path: Path) -> None:
 
 
 def _sync_file(path: Path) -> None:
-    with open(path, "rb") as file:
+    with open(path, "rb" if _DIRECTORIES_OPEN else "r+b") as file:
         os.fsync(file.fileno())
 
 
 def _sync_directory(path: Path) -> None:
+    if not _DIRECTORIES_OPEN:
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

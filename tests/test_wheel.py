@@ -1,7 +1,7 @@
 """The wheel alone, outside the checkout: its models write, and it trains, evaluates, compares, serves and exports.
 
 Once beside this environment's packages, once in an environment of its own with the oldest versions of the dependencies
-that pyproject.toml allows, and once with the newest. torch is the pinned one.
+that pyproject.toml allows, and once with the newest and the pinned torch.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def lower_bounds() -> list[str]:
     wanted = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
     found = [re.match(r"([\w.-]+)(?:\[.*?\])?>=([\d.]+)", requirement) for requirement in wanted]
     assert all(found), wanted
-    return [f"{each[1]}=={each[2]}" for each in found if each and each[1] != "torch"]
+    return [f"{each[1]}=={each[2]}" for each in found if each]
 
 
 @pytest.mark.timeout(3600)
@@ -105,7 +105,9 @@ def test_it_runs_in_a_fresh_environment(versions, wheel, tmp_path):
     venv.create(tmp_path / "environment", with_pip=True)
     program = str(tmp_path / "environment" / "bin" / "python")
     pinned = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
-    (tmp_path / "versions.txt").write_text("\n".join([pinned, *(lower_bounds() if versions == "oldest" else [])]))
+    bounds = lower_bounds() if versions == "oldest" else [pinned]
+    torch = next(bound for bound in bounds if bound.startswith("torch=="))
+    (tmp_path / "versions.txt").write_text("\n".join(bounds))
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "NUMBA_CACHE_DIR")}
     environment |= {"GLISSANDO_CACHE": str(tmp_path / "cache"), "HOME": str(tmp_path)}
     place = tmp_path / "place"
@@ -119,7 +121,7 @@ def test_it_runs_in_a_fresh_environment(versions, wheel, tmp_path):
 
     install = ["pip", "install", "--quiet", "--disable-pip-version-check", "-c", tmp_path / "versions.txt"]
     environment |= {"HOME": os.environ["HOME"]}  # pip's own settings and cache
-    run(*install, "--no-deps", "--extra-index-url", "https://download.pytorch.org/whl/cpu", pinned)
+    run(*install, "--no-deps", "--extra-index-url", "https://download.pytorch.org/whl/cpu", torch)
     # The extra `export` with the newest alone: torch decides how old ONNX may be.
     run(*install, f"{wheel}[{'serve' if versions == 'oldest' else 'serve,export'}]")
     environment |= {"HOME": str(tmp_path)}
@@ -129,6 +131,7 @@ def test_it_runs_in_a_fresh_environment(versions, wheel, tmp_path):
     assert "stories" in run("glissando", "models")
     assert len(run("glissando", "generate", "stories", "--max_tokens", 20)) > 40
     run("glissando", "train", "--preset", "liquid-ssm-nano", *tiny, "--training.steps", 2, "--out", "run")
+    run("glissando", "train", "--extend", "run", "--training.steps", 4, "--out", "longer")
     assert "bits_per_byte" in run("glissando", "evaluate", "run", "--json")
     compared = ["transformer-nano", "continuous-transformer-nano", *tiny, "--budget", "steps=2", "--contexts", 16]
     run("glissando", "compare", *compared, "--allow_unequal", "--out", "compared")

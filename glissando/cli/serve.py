@@ -217,7 +217,7 @@ def _run(config: Any, name: str, give_up: Callable[[], None], show: bool = False
             if self.started:
                 for listening in (each for server in self.servers for each in server.sockets):
                     # The event loop takes in a few at a time, so that it can close as many: the others wait here.
-                    with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                    with listening.dup() as same:
                         same.listen(1024)
                 host, port = self.servers[0].sockets[0].getsockname()[:2]
                 host = f"[{host}]" if ":" in host else host

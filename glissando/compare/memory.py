@@ -1,7 +1,7 @@
 """How much memory a process holds, now and at its peak.
 
 On Linux the peak is VmHWM of /proc/self/status, which is of this program alone: what getrusage reports is inherited
-from the process that started it.
+from the process that started it. Windows reports neither.
 """
 
 from __future__ import annotations
@@ -9,11 +9,20 @@ from __future__ import annotations
 import ctypes
 import gc
 import platform
-import resource
 import sys
 from pathlib import Path
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 _STATUS = Path("/proc/self/status")
+
+
+def is_reported() -> bool:
+    """Whether this system reports it; what follows may be called only then."""
+    return resource is not None or _STATUS.is_file()
 
 
 def resident_bytes() -> int:
@@ -32,7 +41,7 @@ def peak_bytes() -> int:
 def forget_peak() -> bool:
     """The peak counts from now on; False where the system does not let it (macOS, some containers)."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return False
     return True
@@ -50,5 +59,5 @@ def release_freed() -> None:
 
 def _status(field: str) -> int:
     """Bytes of a field, which has KiB."""
-    lines = _STATUS.read_text().splitlines()
+    lines = _STATUS.read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.compare.memory import forget_peak, peak_bytes, release_freed, resident_bytes
+from glissando.compare.memory import forget_peak, is_reported, peak_bytes, release_freed, resident_bytes
 from glissando.config import from_dict
 from glissando.data.corpora import build_corpus
 from glissando.data.tokenizers import Tokenizer
@@ -46,6 +46,7 @@ from glissando.state import State, map_state, state_bytes
 from glissando.training.config import RunConfig
 
 ROUNDS = 5
+_MEASURING = "glissando.compare.speed"  # run as a program, where __name__ is another
 _TOKENS = 16
 #: about what each part takes of a model of a million parameters, in seconds: the rest of the time is estimated by it
 _READ, _DECODE, _STEP, _MEMORY = 5e-4, 0.1, 0.3, 2.0  # a token of a context, a round, a step, a process
@@ -252,12 +253,15 @@ def _wait(tensor: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def training_memory(paths: Sequence[Path]) -> Iterator[float]:
-    """MiB of the run at each path, by a process for each. Raises GlissandoError, with its errors, if one fails."""
-    command = [sys.executable, "-m", "glissando.compare.speed", *map(str, paths), "--", *imported()]
+def training_memory(paths: Sequence[Path]) -> Iterator[float | None]:
+    """MiB of the run at each path, by a process for each, as `_memory` measures it.
+
+    Raises GlissandoError, with its errors, if one fails.
+    """
+    command = [sys.executable, "-m", _MEASURING, *map(str, paths), "--", *imported()]
     with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8") as process,
     ):
         assert process.stdout is not None
         for path in paths:
@@ -269,8 +273,9 @@ def training_memory(paths: Sequence[Path]) -> Iterator[float]:
             yield json.loads(line)["mib"]
 
 
-def _memory(entry: _Entry) -> float:
-    """MiB: the weights, and the peak of two steps of training over what this process holds without them.
+def _memory(entry: _Entry) -> float | None:
+    """MiB: the weights, and the peak of two steps of training over what this process holds without them; None where
+    the system does not report it.
 
     Where the system does not forget a peak (macOS, some containers) and starting took more, that is counted.
     """
@@ -281,6 +286,8 @@ def _memory(entry: _Entry) -> float:
         torch.cuda.reset_peak_memory_stats()
         step(), step()
         return torch.cuda.max_memory_allocated() / 2**20  # the weights among it
+    if not is_reported():
+        return None
     forget_peak()
     before = resident_bytes()
     step(), step()
@@ -295,16 +302,27 @@ def _weights(model: LanguageModel) -> int:
 def _main(arguments: Sequence[str]) -> None:
     """RUN ... -- FILE ...: a line of JSON for each run, the files being imported first."""
     end = arguments.index("--")
-    for path in arguments[:end]:
-        # A fork has the libraries, which take seconds to import, and nothing that a model has left.
-        child = os.fork()
-        if child == 0:
-            for file in arguments[end + 1 :]:
-                import_file(file)
-            print(json.dumps({"mib": _memory(_Entry.open(Path(path)))}), flush=True)
-            os._exit(0)
-        if os.waitpid(child, 0)[1]:
+    paths, files = arguments[:end], arguments[end + 1 :]
+    for path in paths:
+        if hasattr(os, "fork"):
+            # A fork has the libraries, which take seconds to import, and nothing that a model has left.
+            child = os.fork()
+            if child == 0:
+                _print_memory(path, files)
+                os._exit(0)
+            failed = os.waitpid(child, 0)[1] != 0
+        elif len(paths) == 1:
+            return _print_memory(path, files)
+        else:
+            failed = subprocess.run([sys.executable, "-m", _MEASURING, path, "--", *files], check=False).returncode != 0
+        if failed:
             sys.exit(1)
+
+
+def _print_memory(path: str, files: Sequence[str]) -> None:
+    for file in files:
+        import_file(file)
+    print(json.dumps({"mib": _memory(_Entry.open(Path(path)))}), flush=True)
 
 
 if __name__ == "__main__":

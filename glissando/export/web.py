@@ -94,7 +94,7 @@ def _fetch(path: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--pack-destination", place, "--silent"]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS, cwd=place)
+            subprocess.run(command, check=True, capture_output=True, encoding="utf-8", timeout=_SECONDS, cwd=place)
             found = _digest(Path(place) / FILE)
         except (OSError, subprocess.SubprocessError) as error:
             lines = (getattr(error, "stderr", None) or str(error)).strip().split("\n")

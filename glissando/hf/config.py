@@ -52,7 +52,7 @@ class GlissandoConfig(PretrainedConfig):
         it: `trust_remote_code=True` runs that module."""
         self.auto_map = {auto: f"{MODULE}.{name}" for auto, name in _AUTO_CLASSES.items()}
         super().save_pretrained(save_directory, *args, **kwargs)
-        (Path(save_directory) / f"{MODULE}.py").write_text(_SOURCE)
+        (Path(save_directory) / f"{MODULE}.py").write_text(_SOURCE, encoding="utf-8")
 
     def model_config(self) -> ModelConfig:
         """`model` as the library's own dataclass."""

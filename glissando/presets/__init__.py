@@ -42,4 +42,4 @@ def _read(name: str, folder: str = "") -> dict[str, Any]:
 
     if name not in preset_names(folder):
         raise unknown_name("preset", name, preset_names(folder))
-    return yaml.safe_load((resources.files(__name__) / folder / f"{name}.yaml").read_text())
+    return yaml.safe_load((resources.files(__name__) / folder / f"{name}.yaml").read_text(encoding="utf-8"))
