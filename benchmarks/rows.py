@@ -29,7 +29,6 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "flow-memory": flow.memory,
     **{f"tau-forward-{case}": partial(tau.forward, case) for case in tau.FORWARD},
     **{f"tau-backward-{case}": partial(tau.backward, case) for case in tau.BACKWARD},
-    **{f"tau-sorted-{case}": partial(tau.sorted_form, case) for case in tau.SORTED},
     "tau-long": tau.long_text,
     "tau-million": tau.million,
     "liquid-published": liquid.published,

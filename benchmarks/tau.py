@@ -14,14 +14,12 @@ from benchmarks.speed import Row, paired, random_bytes
 from glissando.compare.memory import peak_bytes
 from glissando.compare.speed import trainer
 from glissando.model import LanguageModel
-from glissando.ops.tau_attention import Backend, tau_attention
+from glissando.ops.tau_attention import tau_attention
 
 HEADS, SIZE = 6, 64
 #: name -> length and what the ratio should reach
 FORWARD = {"4k": (4096, 8), "16k": (16384, 20), "64k": (65536, 45)}
 BACKWARD = {"4k": (4096, 4), "16k": (16384, 12)}
-#: where the sorted form should be no slower than the matrix, and longer
-SORTED = {"256": 256, "1k": 1024}
 _MILLION = 1_000_000
 _ROOM = 24 * 2**30
 
@@ -42,23 +40,6 @@ def backward(case: str, rounds: int) -> Row:
     return Row(name, ours, peer, "calls/s", ratio, f"{goal}x", ratio >= goal, "fused softmax")
 
 
-def sorted_form(case: str, rounds: int) -> Row:
-    """The sorted form in tensor code beside the T x T matrix, forward and backward, one thread's CPU time: how other
-    programs are busy matters less."""
-    ours, peer = (tau_call(SORTED[case], True, form) for form in ("sorted", "reference"))
-    ours_rate, peer_rate, ratio = paired(lambda: _cpu_rate(ours), lambda: _cpu_rate(peer), rounds)
-    return Row(f"tau sorted, T {case}", ours_rate, peer_rate, "calls/s", ratio, "1x", ratio >= 1, "the T x T matrix")
-
-
-def _cpu_rate(call: Callable[[], object]) -> float:
-    call()
-    began, calls = time.process_time(), 0
-    while not calls or time.process_time() - began < 0.2:
-        call()
-        calls += 1
-    return calls / (time.process_time() - began)
-
-
 def _paired(length: int, rounds: int, with_gradients: bool) -> tuple[float, float, float]:
     tau, standard = tau_call(length, with_gradients), standard_call(length, with_gradients)
     return paired(lambda: _rate(tau), lambda: _rate(standard), rounds)
@@ -74,7 +55,7 @@ def _rate(call: Callable[[], object]) -> float:
     return calls / (time.perf_counter() - began)
 
 
-def tau_call(length: int, with_gradients: bool, backend: Backend = "fast") -> Callable[[], object]:
+def tau_call(length: int, with_gradients: bool) -> Callable[[], object]:
     """One call at 6 heads of 64, every option on."""
     generator = torch.Generator().manual_seed(0)
     q, k, bias = (torch.rand(1, HEADS, length, generator=generator) for _ in range(3))
@@ -82,7 +63,7 @@ def tau_call(length: int, with_gradients: bool, backend: Backend = "fast") -> Ca
     forget = -0.1 * torch.rand(1, HEADS, length, generator=generator, dtype=torch.float64).cumsum(-1)
     temperature = torch.full((HEADS,), 0.05)
     inputs = (q, k, v, temperature, bias, forget)
-    return _call(lambda: tau_attention(q, k, v, temperature, bias, forget, backend), inputs, with_gradients)
+    return _call(lambda: tau_attention(q, k, v, temperature, bias, forget, "fast"), inputs, with_gradients)
 
 
 def standard_call(length: int, with_gradients: bool) -> Callable[[], object]:

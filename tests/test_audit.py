@@ -24,6 +24,7 @@ from research.audit.hybrid import gradients as hybrid_gradients
 from research.audit.hybrid import solvers as hybrid_solvers
 from research.audit.hybrid import training as hybrid_training
 from research.audit.hybrid.steering import at_least, near_zero
+from research.audit.tau.binned import BinnedMemory
 from research.published.hybrid_ode import PublishedHybrid, preset_weights
 
 QUICK = Plan(quick=True)
@@ -303,3 +304,17 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "here").write_text("x")
     assert main(["hybrid-memory", "--quick", "--out", str(tmp_path)]) == 1
     assert "nothing is overwritten" in capsys.readouterr().err
+
+
+def test_the_binned_memory_is_within_its_bound():
+    """Against every key: a weight is off by a factor of at most exp(a) cosh(a), a = 1 / (2 M T)."""
+    generator, bins, temperature = torch.Generator().manual_seed(0), 64, 0.05
+    k, q = torch.rand(2, 90, 2, generator=generator)
+    v, e = torch.randn(90, 2, 4, generator=generator), 50 * torch.rand(90, 2, generator=generator)
+    memory = BinnedMemory(2, 4, bins)
+    for token in range(90):
+        memory.write(k[token], v[token], e[token], temperature)
+    expected = torch.einsum("kh,khd->hd", (e - (q[0] - k).abs() / temperature).softmax(0), v)
+    a = 1 / (2 * bins * temperature)
+    bound = 2 * (math.exp(a) * math.cosh(a) - 1) * float(v.abs().max())
+    assert 0 < float((memory.read(q[0], temperature) - expected).abs().max()) <= bound

@@ -26,12 +26,11 @@ PLAIN = {
     "phase_gate": "spectral.phase_gate",
     "dynamics": "liquid.dynamics `dense`",
     "layer": "liquid.layer `published`",
-    "cache": "tau.cache `binned`",
     "tolerance": "depth.tolerance",
     "backward": "depth.backward `reversible`",
 }
 _USUAL = {"window": None, "filter": False, "phase_gate": False, "dynamics": "diagonal", "layer": "gated",
-          "cache": "exact", "tolerance": None, "backward": "direct"}  # fmt: skip
+          "tolerance": None, "backward": "direct"}  # fmt: skip
 
 
 def reasons(case: str) -> list[str]:

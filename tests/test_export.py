@@ -90,12 +90,6 @@ def test_what_cannot_be_exported_says_which_part_and_what_to_do(case):
         Stepper(build(case), capacity=9)
 
 
-def test_a_binned_cache_is_refused_by_name(tmp_path):
-    model = LanguageModel.from_config({"hidden_size": 16, "mixer": {"kind": "tau", "cache": "binned"}})
-    with pytest.raises(Refused, match=r"mixer.cache `binned`.*--mixer.cache exact"):
-        Stepper(model, capacity=9)
-
-
 @pytest.mark.parametrize("mixer", ["attention", "tau"])
 def test_a_token_behind_the_last_slot_is_an_error(mixer, traced):
     model = LanguageModel.from_config({"hidden_size": 16, "mixer": mixer, "depth": {"layers": 1}}).eval()

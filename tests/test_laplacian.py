@@ -27,7 +27,7 @@ from glissando.laplacian import (
     token_embeddings_from_corpus,
     validate,
 )
-from glissando.ops.energy import energy, energy_edges
+from glissando.ops.energy import energy
 
 EXACT = 1e-12
 
@@ -76,7 +76,8 @@ def test_every_builder_obeys_the_laws(name: str, tmp_path):
     assert (edges[0] < edges[1]).all()
     assert (weights > 0).all()
     x = draw(100, len(laplacian))
-    assert (energy_edges(x, edges, weights) >= 0).all()
+    rises = (x[:, edges[0]] - x[:, edges[1]]).square() @ weights
+    assert_close(energy(x, laplacian), rises / (x.square().sum(-1) + 1e-6), "the sum over edges", EXACT)
     assert (energy(x, laplacian) >= -EXACT * max(1.0, float(laplacian.max()))).all()
     about = {"source": name, "neighbors": "4"}
     save(tmp_path / "graph.safetensors", laplacian, about)
@@ -85,104 +86,45 @@ def test_every_builder_obeys_the_laws(name: str, tmp_path):
     assert said == about
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.integers(2, 40), st.integers(0, 999), st.sampled_from([torch.float64, torch.float32]))
-def test_both_forms_of_the_energy_agree(size: int, seed: int, dtype: torch.dtype):
-    laplacian = random_graph(size, min(4, size - 1), seed)
-    edges, weights = edges_of(laplacian)
-    # A short x makes the gradient large, and its rounding with it.
-    tolerances = (EXACT, EXACT) if dtype is DOUBLE else (1e-6, 1e-5)
-    outcomes = []
-    for form in (lambda x: energy(x, laplacian.to(dtype)), lambda x: energy_edges(x, edges, weights.to(dtype))):
-        x = draw(3, 2, size, seed=seed).to(dtype).requires_grad_()
-        y = form(x)
-        assert y.dtype is dtype
-        assert y.shape == (3, 2)
-        (y * draw(3, 2, seed=seed + 1).to(dtype)).sum().backward()
-        outcomes.append((y.detach(), x.grad))
-    for dense, sparse, tolerance in zip(*outcomes, tolerances, strict=True):
-        assert_close(sparse, dense, tolerance=tolerance)
-
-
-@pytest.mark.parametrize("shape", [(1, 70), (3, 64), (2, 5, 33), (0, 4), ()])
-@pytest.mark.parametrize("neighbors", [1, 5, 11])
-def test_the_kernel_is_the_sum_over_edges(shape: tuple[int, ...], neighbors: int):
-    """Whatever number of vectors are left over beside whole blocks: values and gradients in float64."""
-    edges, weights = edges_of(random_graph(12, neighbors, seed=1))
-    laplacian, found = from_edges(edges, weights, 12), []
-    for form in (
-        lambda x: energy_edges(x, edges, weights, 1e-3, "numba"),
-        lambda x: energy_edges(x, edges, weights, 1e-3, "reference"),
-        lambda x: energy(x, laplacian, 1e-3),
-    ):
-        x = (2 * draw(12, *shape)).movedim(0, -1).requires_grad_()  # vectors that are not contiguous
-        y = form(x)
-        (y * y.detach().cos()).sum().backward()
-        found.append((y.detach(), x.grad))
-    for other in found[1:]:
-        for name, got, expected in zip(("E", "dE/dx"), found[0], other, strict=True):
-            assert_close(got, expected, name, 1e-10)
-
-
-def test_the_kernel_gives_weights_no_gradient():
-    edges, weights = edges_of(chain(4))
-    with pytest.raises(ConfigError, match="'numba' gives weights no gradient; use 'auto'"):
-        energy_edges(draw(2, 4), edges, weights.requires_grad_(), backend="numba")
-    energy_edges(draw(2, 4), edges, weights).sum().backward()
-    assert weights.grad.abs().min() > 0
-    with pytest.raises(UnknownNameError, match="unknown energy_edges backend 'nunba'"):
-        energy_edges(draw(2, 4), edges, weights, backend="nunba")
-
-
 def test_energy_closed_forms():
     laplacian = chain(4)
     x = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [0, 2, 0, 0]], dtype=DOUBLE)
     expected = torch.tensor([0.0, 12 / 4, 8 / 4], dtype=DOUBLE)
     assert_close(energy(x, laplacian, eps=0.0), expected, tolerance=EXACT)
-    assert_close(energy_edges(x, *edges_of(laplacian), eps=0.0), expected, tolerance=EXACT)
     values, vectors = torch.linalg.eigh(laplacian)
     assert_close(energy(vectors.T, laplacian, eps=0.0), values, "Rayleigh quotient of an eigenvector", EXACT)
 
 
 def test_energy_gradients_closed_form():
-    """dE/dx = 2 (Lx - E x) / s,  dE/dL = x x' / s,  dE/dw_ij = (x_i - x_j)^2 / s,  s = x'x + eps."""
+    """dE/dx = 2 (Lx - E x) / s,  dE/dL = x x' / s,  s = x'x + eps."""
     laplacian, x = weighted(), draw(12)
-    edges, weights = edges_of(laplacian)
     squares = x @ x + 1e-6
     by_x = 2 * (laplacian @ x - energy(x, laplacian) * x) / squares
-    for form, graph, by_graph in (
-        (energy, laplacian, x.outer(x) / squares),
-        (lambda x, w: energy_edges(x, edges, w), weights, (x[edges[0]] - x[edges[1]]) ** 2 / squares),
-    ):
-        inputs = (x.clone().requires_grad_(), graph.clone().requires_grad_())
-        got = torch.autograd.grad(form(*inputs), inputs)
-        assert_close(got[0], by_x, tolerance=EXACT)
-        assert_close(got[1], by_graph, tolerance=EXACT)
+    inputs = (x.clone().requires_grad_(), laplacian.clone().requires_grad_())
+    got = torch.autograd.grad(energy(*inputs), inputs)
+    assert_close(got[0], by_x, tolerance=EXACT)
+    assert_close(got[1], x.outer(x) / squares, tolerance=EXACT)
 
 
 def test_energy_of_zero_is_zero_and_so_is_its_gradient():
     laplacian = weighted(6).float()
-    for form in (lambda x: energy(x, laplacian), lambda x: energy_edges(x, *edges_of(laplacian))):
-        x = torch.zeros(2, 6, requires_grad=True)
-        y = form(x)
-        y.sum().backward()
-        assert torch.equal(y, torch.zeros(2))
-        assert torch.equal(x.grad, torch.zeros(2, 6))
+    x = torch.zeros(2, 6, requires_grad=True)
+    y = energy(x, laplacian)
+    y.sum().backward()
+    assert torch.equal(y, torch.zeros(2))
+    assert torch.equal(x.grad, torch.zeros(2, 6))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(dtype):
     laplacian = weighted().float()
     x = draw(4, 12).to(dtype)
-    sparse = edges_of(laplacian)
     expected = energy(x.double(), laplacian.double())
     assert energy(x, laplacian).dtype is torch.float32
     assert_close(energy(x, laplacian), expected, tolerance=1e-6)
-    assert_close(energy_edges(x, *sparse), expected, tolerance=1e-6)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(energy(x, laplacian), energy(x.float(), laplacian))
         assert_close(energy(x, laplacian), expected, tolerance=1e-6)
-        assert_close(energy_edges(x, *sparse), expected, tolerance=1e-6)
 
 
 def test_chain_is_the_path():

@@ -149,7 +149,6 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
-        ("--mixer.cache", "binned", "--mixer.cache binned is for the mixer tau, and the mixer of stories is spectral,"),
         ("--depth.n_steps", "3", "--depth.n_steps 3 is for the depth flow, and the depth of stories is discrete"),
     ],
 )

@@ -85,7 +85,7 @@ def test_mistakes_in_options_are_named(overrides: dict, message: str):
         (lambda: Attention(16, heds=4), "Did you mean 'heads'"),
         (lambda: AttentionConfig(rope_width=0), "rope_width: .*greater than 0, got 0"),
         (lambda: AttentionConfig(horizons=(8.0,)), "horizons"),
-        (lambda: TauConfig(cache="bined"), "'exact' or 'binned'"),
+        (lambda: TauConfig(keys="prev"), "'own' or 'previous'"),
         (lambda: LiquidConfig(turns="leg"), "'legs' or 'matched'"),
         (lambda: LiquidConfig(steps=(0.1,)), "steps"),
         (lambda: SpectralConfig(horizon=float("inf")), "finite number"),
@@ -138,7 +138,7 @@ def test_mistakes_in_calls_are_named(call, message: str):
     [
         ({"depth.layers": 3}, {}, "3 BlockState, 3 AttentionState, and this model's holds 2 BlockState"),
         ({"depth.layers": 1}, {}, "1 BlockState, 1 AttentionState, and this model's holds 2 BlockState"),
-        ({"mixer": "tau"}, {}, "2 ExactState, and this model's holds 2 BlockState, 2 AttentionState"),
+        ({"mixer": "tau"}, {}, "2 TauState, and this model's holds 2 BlockState, 2 AttentionState"),
         ({"hidden_size": 32}, {}, "and this model's holds the same of other sizes"),
         ({"depth": {"kind": "flow", "n_steps": 3}}, {"depth": {"kind": "flow", "n_steps": 1}}, "5 BlockState, 5 Att"),
         ({"depth": {"kind": "flow", "n_steps": 1}}, {"depth": {"kind": "flow", "n_steps": 3}}, "3 BlockState, 3 Att"),

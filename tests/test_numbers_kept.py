@@ -61,11 +61,9 @@ CONVOLVED = PLAIN | {"block": {"conv_width": 4}}
 TAU = {"mixer": {"kind": "tau", "heads": 2}}
 TAU_GATED = {"mixer": {"kind": "tau", "heads": 2, "forget_gate": True}}
 TAU_PREVIOUS = {"mixer": {"kind": "tau", "heads": 2, "keys": "previous"}}
-BINNED = {"mixer": {"kind": "tau", "heads": 2, "cache": "binned"}}
-BINNED_GATED = {"mixer": {"kind": "tau", "heads": 2, "cache": "binned", "forget_gate": True}}
 PAIRS = [
     (PLAIN, GATED), (PLAIN, PREVIOUS), (PLAIN, IMPORTANT), (IMPORTANT, GATED), (PLAIN, CONVOLVED), (TAU, TAU_GATED),
-    (TAU, TAU_PREVIOUS), (BINNED, BINNED_GATED),
+    (TAU, TAU_PREVIOUS),
 ]  # fmt: skip
 
 

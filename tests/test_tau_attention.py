@@ -310,3 +310,31 @@ def test_the_definition_is_exact_under_autocast():
     for name, got in zip((NAMES[0], *NAMES[2:]), found, strict=True):
         error = (got.double() - exact[name]).norm() / exact[name].norm()
         assert error <= BOUND[torch.float32], f"{name}: relative L2 error {error:.1e}"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
+def test_compiled_whole():
+    """The kernels are one operation of the graph, forward and backward, and no T x T matrix is formed."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, temperature: Tensor) -> Tensor:
+        return tau_attention(q, k, v, temperature, bias).square().sum()
+
+    inputs = [x for x in problem("random", (1, 2, 1, 256, 256), torch.float32, 0.1) if x.dtype is torch.float32]
+    torch._dynamo.reset()
+    found = []
+    for function in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        found.append(torch.autograd.grad(function(*leaves), leaves))
+    for plain, compiled in zip(*found, strict=True):
+        assert torch.equal(plain, compiled)
+
+
+def test_the_operation_is_well_formed():
+    """Its fake implementations and schema, by PyTorch's own checks."""
+    from glissando.ops import tau_kernels
+
+    q, k, v, bias, _, temperature = problem("random", (1, 2, 1, 70, 80), torch.float32, 0.1)
+    inputs = [x.requires_grad_() for x in (q, k, v, bias.double(), temperature.double())]
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(tau_kernels.differentiable, (*inputs, torch.tensor([10])), test_utils=tests)

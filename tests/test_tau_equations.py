@@ -135,7 +135,6 @@ def test_what_flows_back_into_steep_heads_is_scaled_and_nothing_else(keys):
     [
         ({"gradient_temperature": 0.0}, "gradient_temperature: .*greater than 0, got 0"),
         ({"laplacian": "a.safetensors", "laplacian_weights": "diagonal"}, "would not be used"),
-        ({"bins": 8}, "needs tau.cache: binned"),
         ({"value_rotation": 16.0, "head_size": 5, "key_size": 4}, "needs an even head size, got 5"),
         ({"value_rotation": 0.5}, "value_rotation: .*greater than 1, got 0.5"),
     ],

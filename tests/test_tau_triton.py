@@ -205,9 +205,9 @@ def test_automatic_choice(monkeypatch):
     class On(Tensor):
         is_cuda = True
 
-    def chosen(backend: str = "auto", dtype=torch.float32, queries: int = 2, width: int = 256, keys: int = 2) -> bool:
+    def chosen(backend: str = "auto", dtype=torch.float32, queries: int = 2, width: int = 256) -> bool:
         q = torch.zeros(1, 1, queries, dtype=dtype).as_subclass(On)
-        return _use_triton(backend, q, torch.zeros(1, 1, keys, width))
+        return _use_triton(backend, q, torch.zeros(1, 1, 2, width))
 
     module = sys.modules["glissando.ops.tau_attention"]  # its function has the same name
     monkeypatch.setattr(module, "HAS_TRITON", True)
@@ -215,9 +215,6 @@ def test_automatic_choice(monkeypatch):
     assert not chosen(dtype=torch.float64)
     assert not chosen(queries=1)
     assert not chosen(width=257)
-    assert not chosen(queries=30000, width=1, keys=30000)  # the sorted form is faster
-    assert chosen(queries=30, width=1, keys=30000)
-    assert chosen(queries=20000, width=1, keys=20000)
     assert not chosen("reference")
     assert chosen("triton", torch.float64)
     monkeypatch.setattr(module, "HAS_TRITON", False)

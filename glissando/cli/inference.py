@@ -8,13 +8,11 @@ from typing import Any
 from glissando.cli.options import Options, Parser, add_import_option, number, whole
 from glissando.errors import ConfigError
 
-#: what may be changed of a trained model: how its depth is computed, and what it remembers
+#: what may be changed of a trained model: how its depth is computed
 _INFERENCE = {
     "depth.n_steps": (whole, "steps of a flow, if not those of the training"),
     "depth.method": (str, "solver of a flow, if not that of the training"),
     "depth.tolerance": (number, "relative error below which a token halts in a flow"),
-    "mixer.cache": (str, "for tau: exact, or binned, with constant memory"),
-    "mixer.bins": (whole, "for tau: number of bins of a binned cache"),
 }
 
 
@@ -28,24 +26,16 @@ def add_inference_options(parser: Parser) -> None:
 def inference_overrides(options: Options, run: str | Path) -> dict[str, Any]:
     """Those of `add_inference_options` that were given, for the model of `run`.
 
-    Raises ConfigError for one that is of another mixer or depth than the model has.
+    Raises ConfigError for one that is of another depth than the model has.
     """
     given = {name: getattr(options, name) for name in _INFERENCE if getattr(options, name) is not None}
     if not given:
         return {}
     from glissando.runs import Run
 
-    model = Run.open(run).read_config().get("model", {})
-    for name, value in given.items():
-        section, needed = name.split(".")[0], "tau" if name.startswith("mixer") else "flow"
-        parts = model.get(section, "attention" if section == "mixer" else "discrete")
-        kinds = [
-            part if isinstance(part, str) else part.get("kind", "attention" if section == "mixer" else "discrete")
-            for part in (parts if isinstance(parts, list) else [parts])
-        ]
-        if needed not in kinds:
-            raise ConfigError(
-                f"--{name} {value} is for the {section} {needed}, and the {section} of {run} is {', '.join(kinds)}; "
-                "leave it out"
-            )
+    depth = Run.open(run).read_config().get("model", {}).get("depth", "discrete")
+    kind = depth if isinstance(depth, str) else depth.get("kind", "discrete")
+    if kind != "flow":
+        name, value = next(iter(given.items()))
+        raise ConfigError(f"--{name} {value} is for the depth flow, and the depth of {run} is {kind}; leave it out")
     return given

@@ -26,7 +26,7 @@ from glissando.mixers.delta import DeltaState
 from glissando.mixers.liquid import Gated, LiquidState
 from glissando.mixers.liquid_dynamics import Diagonal
 from glissando.mixers.spectral import SpectralState
-from glissando.mixers.tau_cache import ExactCache, ExactState
+from glissando.mixers.tau_cache import TauState
 from glissando.ops.liquid import pack
 
 # States here hold Slots where a mixer's own hold tensors.
@@ -121,8 +121,6 @@ def _(mixer: Attention, builder: Builder, x: int) -> tuple[int, Any]:
 @lower_mixer.register
 def _(mixer: Tau, builder: Builder, x: int) -> tuple[int, Any]:
     c, heads, groups, size, key_size = mixer.config, mixer.heads, mixer.value_heads, mixer.head_size, mixer.key_size
-    if not isinstance(mixer.cache, ExactCache):
-        raise NotCompiled("tau.cache `binned`")
     vectors = mixer.sides * heads
     parts = builder.linear(mixer.qk.weight, None, x)
     if c.rope:
@@ -149,7 +147,7 @@ def _(mixer: Tau, builder: Builder, x: int) -> tuple[int, Any]:
         builder.rotate(y, table, heads, size, -1)
     if mixer.gate is not None:
         y = builder.silu_product(builder.linear(mixer.gate.weight, None, x), y, heads * size)
-    return builder.linear(mixer.out.weight, None, y), ExactState(keys, values, e, total, latest, FILLED)
+    return builder.linear(mixer.out.weight, None, y), TauState(keys, values, e, total, latest, FILLED)
 
 
 def _biases(forget: Any, importance: Any, builder: Builder, x: int, heads: int) -> int:

@@ -13,8 +13,7 @@ are rotated back when they are read, R_{j-i} v_j in place of v_j. The published 
 that is calibrated (glissando/observation/calibration.py).
 
 State: v and lambda_k of the tokens seen, (K + 1) numbers a key and head where softmax attention keeps 2 K, and one more
-number with g or C; and with `keys: previous` the lambdas of the latest token. Or, `cache: binned`, a memory of constant
-size; see glissando/mixers/tau_cache.py.
+number with g or C; and with `keys: previous` the lambdas of the latest token. See glissando/mixers/tau_cache.py.
 
 Tauformer: published as posts and code in 2026; see docs/tauformer.md. Forget gate: Lin
 et al. 2025, arXiv 2503.02130.
@@ -39,8 +38,8 @@ from glissando.mixers.base import Context, Mixer, initialized, placement, regist
 from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import shifted
-from glissando.mixers.tau_cache import BinnedCache, ExactCache, Projected, TauState
-from glissando.ops.energy import edges_pay, energy, energy_edges
+from glissando.mixers.tau_cache import Projected, TauCache, TauState
+from glissando.ops.energy import energy
 from glissando.ops.rope import rotate, rotation_after
 from glissando.ops.tau_attention import attend, exponents
 from glissando.precision import exact
@@ -77,8 +76,6 @@ class TauConfig:
     forget_gate        data-dependent decay of the logits, C
     horizons           initial horizons of the forget gates in tokens, from the first head to the last
     output_gate        multiply the output of the attention by silu of a linear map of x
-    cache              `exact`, or `binned`: constant memory with a bounded error
-    bins               number of bins of `binned`, over lambda in [0, 1); None: 1024
     """
 
     heads: PositiveInt = 4
@@ -102,8 +99,6 @@ class TauConfig:
     forget_gate: bool = False
     horizons: Horizons = starting(default=(8.0, 1024.0), of="mixer.forget")
     output_gate: bool = False
-    cache: Literal["exact", "binned"] = "exact"
-    bins: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         check_rope("tau", self)
@@ -114,8 +109,6 @@ class TauConfig:
                 f"tau.laplacian {self.laplacian} would not be used: tau.laplacian_weights is `diagonal`, a learned "
                 "diagonal in the place of L; set it to `fixed` or `learned`, or leave the file out"
             )
-        if self.cache == "exact" and self.bins is not None:
-            raise ConfigError(f"tau.bins {self.bins} needs tau.cache: binned; the exact cache has none")
         if self.heads % (self.value_heads or self.heads):
             raise ConfigError(f"tau.heads {self.heads} cannot share {self.value_heads} value_heads evenly")
 
@@ -168,12 +161,7 @@ class Tau(Mixer):
         elif config.laplacian_weights == "learned":
             self.log_edges = nn.Parameter(torch.empty(self.key_size, self.key_size))
         sizes = (self.heads, self.value_heads, self.head_size)
-        if config.cache == "exact":
-            self.cache: ExactCache | BinnedCache = ExactCache(
-                *sizes, config.importance, config.forget_gate, self.shifts
-            )
-        else:
-            self.cache = BinnedCache(*sizes, config.bins, config.forget_gate, self.shifts)
+        self.cache = TauCache(*sizes, config.importance, config.forget_gate, self.shifts)
         initialized(self)
 
     @torch.no_grad()
@@ -250,8 +238,6 @@ class Tau(Mixer):
             size = self.key_size // repeat
             table = rotation_after(position, x.shape[1], size, base, size, self.qk.weight.dtype, x.device)
             heads = rotate(heads.unflatten(-1, (repeat, size)), table[..., None, None, :]).flatten(-2)
-        if self.log_edges is None and edges_pay(heads, self.laplacian):
-            return energy_edges(heads, *graphs.edges_of(self.laplacian), self.config.eps)
         return energy(heads, self.matrix(), self.config.eps).clamp_min(0)
 
     def key_energies(self, x: Tensor, ctx: Context) -> Tensor:

@@ -23,17 +23,10 @@ from glissando.ops.plain import plain, resolved
 from glissando.ops.precise import add, has_float64, is_pair, rounded, two_product, two_sum, wide, widest
 from glissando.precision import without_autocast
 
-Backend = Literal["auto", "fast", "triton", "sorted", "reference"]
+Backend = Literal["auto", "fast", "triton", "reference"]
 
 #: below this many visible keys a head the direct form is faster, on the machine of docs/experiments.md
 _CROSSOVER = 64
-
-#: from this many visible keys on the sorted form in tensor code is faster than the matrix, on a CPU
-_SORTED_FROM = 256
-
-#: from this many keys on the sorted form is faster than the Triton kernel, with and without gradients: on an H200 by
-#: 1.6 times at 32,768 and by 4 to 7 times at 65,536, 12 heads of 64, while at 16,384 the kernel is by as much
-_SORTED_FROM_ON_CUDA = 24576
 
 #: values that the Triton kernel takes
 _WIDEST = 256
@@ -57,13 +50,9 @@ def tau_attention(
     past         (B,) int64: query i of row b sees the keys 0 .. past_b + i. L - T by default: causal if L = T.
     backend      `fast`       O(N log N) time and O(N) memory, on a CPU
                  `triton`     O(N^2) time and O(N) memory, on CUDA; not in float64, nor for K > 256
-                 `sorted`     O(N^(4/3)) time and O(N^(4/3)) memory, tensor code for any device; see
-                              glissando.ops.tau_sorted
                  `reference`  the T x L matrix, on any device
-                 `auto`       `fast` on a CPU from some 64 tokens on, but not where torch.compile looks on, which cannot
-                              see into it; `triton` on CUDA where it is installed and T > 1, up to some 24,000 keys;
-                              elsewhere `sorted` from some 256 tokens on, if at least half of the keys have a query,
-                              and `reference` below
+                 `auto`       `fast` on a CPU from some 64 tokens on; `triton` on CUDA where it is installed and T > 1;
+                              else `reference`
 
     Gradients for everything but `past`; where lambdas are equal, that of their distance is 0. Half precision is
     computed in float32; `triton` rounds the factors of its products to TF32 then, and where
@@ -153,12 +142,9 @@ def attend(
     elif _use_fast(backend, q, k):
         from glissando.ops import tau_kernels
 
-        run = tau_kernels.Fast.apply if torch.is_grad_enabled() else tau_kernels.forward
-        o, lse, _ = run(q, k, v, e, inverse, past)
-    elif _use_sorted(backend, q, k):
-        from glissando.ops import tau_sorted
-
-        o, lse = tau_sorted.forward(q, k, v, e, inverse, past)
+        is_traced = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        compute = tau_kernels.differentiable if is_traced else tau_kernels.forward
+        o, lse, _ = compute(q, k, v, e, inverse, past)
     else:
         run = _reference_pairs if is_pair(e) else _reference
         with without_autocast(q.device.type):
@@ -232,31 +218,18 @@ def _is_step(backend: str, q: Tensor, *others: Tensor) -> bool:
 def _use_triton(backend: str, q: Tensor, v: Tensor) -> bool:
     if backend != "auto":
         return backend == "triton"
-    n_keys, width = v.shape[2:]
-    is_long = n_keys >= _SORTED_FROM_ON_CUDA and 2 * q.shape[2] >= n_keys
-    return HAS_TRITON and q.is_cuda and q.dtype == torch.float32 and q.shape[2] > 1 and width <= _WIDEST and not is_long
+    return HAS_TRITON and q.is_cuda and q.dtype == torch.float32 and q.shape[2] > 1 and v.shape[3] <= _WIDEST
 
 
 def _use_fast(backend: str, q: Tensor, k: Tensor) -> bool:
     on_cpu = q.device.type == "cpu"
     if backend == "auto":
-        return (
-            kernels_serve(q.device)
-            and q.shape[2] > 1
-            and k.shape[2] >= _CROSSOVER
-            and not torch.compiler.is_compiling()
-        )
+        return kernels_serve(q.device) and q.shape[2] > 1 and k.shape[2] >= _CROSSOVER and not exporting()
     if backend not in get_args(Backend):
         raise unknown_name("tau_attention backend", backend, sorted(get_args(Backend)))
     if backend == "fast" and not on_cpu:
         raise ConfigError(f"tau_attention: backend 'fast' runs on a CPU, the tensors are on {q.device}; use 'auto'")
     return backend == "fast"
-
-
-def _use_sorted(backend: str, q: Tensor, k: Tensor) -> bool:
-    if backend != "auto" or exporting():  # a graph for every length has no cuts
-        return backend == "sorted"
-    return k.shape[2] >= _SORTED_FROM and 2 * q.shape[2] >= k.shape[2]
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glissando.ops import tau_backward, tau_forward
 from glissando.ops.compiled import over_rows
@@ -59,41 +58,58 @@ def single(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Te
     return o, lse
 
 
-class Fast(torch.autograd.Function):
-    """`forward` with gradients; see glissando/ops/tau_cut.py and tau_backward.py."""
+# Operations of a graph: torch.compile cannot see into the kernels, and need not.
 
-    forward = staticmethod(forward)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs, *output)
-        ctx.mark_non_differentiable(output[2])
-        ctx.set_materialize_grads(False)
+@torch.library.custom_op("glissando::tau_fast", mutates_args=())
+def differentiable(
+    q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`forward` with gradients for all but past; see glissando/ops/tau_cut.py and tau_backward.py."""
+    return forward(q, k, v, e, inverse, past)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        q, k, v, e, inverse, past, o, lse, order = ctx.saved_tensors
-        grad, grad_lse = (
-            torch.zeros_like(o) if grad is None else grad,
-            torch.zeros_like(lse) if grad_lse is None else grad_lse,
-        )
-        groups, with_lag = v.shape[1], ctx.needs_input_grad[4]
-        delta = (grad * o).sum(-1) - grad_lse.to(o.dtype)
-        dq, dk, de = (
-            torch.zeros_like(x, dtype=torch.float64, memory_format=torch.contiguous_format) for x in (q, k, e)
-        )
-        dv = torch.zeros_like(v, memory_format=torch.contiguous_format)
-        far = torch.zeros(q.shape[:2], dtype=torch.float64)  # sum ds |q - k| / T = - (1 / T) d(1 / T)
-        q_, k_, e_, v_, past_, inverse_ = _rows(q, k, v, e, inverse, past)
-        over_rows(
-            tau_backward.backward, _by_group(grad, groups), q_, k_, e_, v_,
-            *(_grouped(x, groups) for x in (grad, delta, grad_lse, lse)), past_, inverse_,
-            *(_grouped(x, groups) for x in (order, dq, dk, de)), dv.flatten(0, 1).numpy(), _grouped(far, groups),
-            with_lag, cost=_COST,
-        )  # fmt: skip
-        of_inverse = -far.sum(0) / inverse if with_lag else None
-        return dq.to(q.dtype), dk.to(k.dtype), dv, de, of_inverse, None
+
+@differentiable.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    order = q.new_empty(*q.shape[:2], k.shape[2] + q.shape[2], dtype=torch.int32)
+    return q.new_empty(*q.shape, v.shape[3]), q.new_empty(q.shape, dtype=torch.float64), order
+
+
+@torch.library.custom_op("glissando::tau_fast_backward", mutates_args=())
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor, o: Tensor, lse: Tensor, order: Tensor,
+    grad: Tensor, grad_lse: Tensor, with_lag: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k, v, e and inverse; that of inverse is 0 unless `with_lag`."""
+    groups = v.shape[1]
+    delta = (grad * o).sum(-1) - grad_lse.to(o.dtype)
+    dq, dk, de = (torch.zeros_like(x, dtype=torch.float64, memory_format=torch.contiguous_format) for x in (q, k, e))
+    dv = torch.zeros_like(v, memory_format=torch.contiguous_format)
+    far = torch.zeros(q.shape[:2], dtype=torch.float64)  # sum ds |q - k| / T = - (1 / T) d(1 / T)
+    q_, k_, e_, v_, past_, inverse_ = _rows(q, k, v, e, inverse, past)
+    over_rows(
+        tau_backward.backward, _by_group(grad, groups), q_, k_, e_, v_,
+        *(_grouped(x, groups) for x in (grad, delta, grad_lse, lse)), past_, inverse_,
+        *(_grouped(x, groups) for x in (order, dq, dk, de)), dv.flatten(0, 1).numpy(), _grouped(far, groups),
+        with_lag, cost=_COST,
+    )  # fmt: skip
+    return dq.to(q.dtype), dk.to(k.dtype), dv, de, -far.sum(0) / inverse
+
+
+@backward.register_fake
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in arguments[:5])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return *backward(*ctx.saved_tensors, grad, grad_lse, ctx.needs_input_grad[4]), None
+
+
+differentiable.register_autograd(_gradients, setup_context=_keep)
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> tuple[Any, ...]:

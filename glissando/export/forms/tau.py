@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from glissando.export.forms.attention import fixed_slots
-from glissando.export.forms.base import Refused, register_form
+from glissando.export.forms.base import register_form
 from glissando.mixers.slots import at_last, latest_of
 from glissando.mixers.tau import Tau
-from glissando.mixers.tau_cache import ExactCache, Projected, _continued
+from glissando.mixers.tau_cache import Projected, TauCache, _continued
 from glissando.ops.tau_attention import attend, exponents
 
 
@@ -25,10 +25,10 @@ class FixedTauState(NamedTuple):
     position: Tensor  # (B,) int64
 
 
-class FixedCache(ExactCache):
-    """ExactCache with so many slots and no more; those behind a row's own tokens are hidden by their place."""
+class FixedCache(TauCache):
+    """TauCache with so many slots and no more; those behind a row's own tokens are hidden by their place."""
 
-    def __init__(self, cache: ExactCache, capacity: int) -> None:
+    def __init__(self, cache: TauCache, capacity: int) -> None:
         vars(self).update(vars(cache))
         self.capacity = capacity
 
@@ -55,11 +55,6 @@ class FixedCache(ExactCache):
 @register_form(Tau)
 def form(mixer: nn.Module, capacity: int) -> nn.Module:
     assert isinstance(mixer, Tau)
-    if not isinstance(mixer.cache, ExactCache):
-        raise Refused(
-            "mixer `tau` with mixer.cache `binned` cannot be exported: its bins are written at places that values "
-            "choose. Export with --mixer.cache exact, whose cache has a fixed --capacity"
-        )
     fixed = copy.copy(mixer)
     fixed.cache = FixedCache(mixer.cache, capacity)
     return fixed

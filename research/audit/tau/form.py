@@ -14,6 +14,7 @@ from glissando.compare.speed import trainer
 from glissando.model import LanguageModel
 from glissando.state import State, state_bytes
 from research.audit.claim import Finding, Plan
+from research.audit.tau.binned import BinnedMemory
 from research.audit.training import seeded
 from research.intervals import Median, median_of
 from research.published.tauformer import PublishedTauformer
@@ -42,7 +43,7 @@ def cache_corrected(plan: Plan) -> Finding:
     }
     states = {name: [_state_of("tau", length, options) for length in lengths] for name, options in variants.items()}
     standard = [_state_of("attention", length, {}) for length in lengths]
-    bounded = [_state_of("tau", length, {"cache": "binned", "bins": 64 if plan.quick else 1024}) for length in lengths]
+    bounded = [_binned_bytes(length, 64 if plan.quick else 1024) for length in lengths]
     ratios = {name: found[-1] / standard[-1] for name, found in states.items()}
     summary = "; ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items())
     said = (
@@ -62,6 +63,14 @@ def _state_of(mixer: str, length: int, options: dict[str, Any]) -> int:
     for part in random_bytes(1, length).split(256, 1):
         _, state = model(part, state)
     return state_bytes(state)
+
+
+def _binned_bytes(length: int, bins: int) -> int:
+    """Bytes of `BinnedMemory` behind so many tokens, at the preset's sizes."""
+    memory, size = BinnedMemory(HEADS, WIDTH // HEADS, bins), WIDTH // HEADS
+    for k, v in zip(torch.rand(length, HEADS), torch.randn(length, HEADS, size), strict=True):
+        memory.write(k, v, torch.zeros(HEADS), 0.05)
+    return memory.nbytes
 
 
 def _layer_of(mixer: str, layers: int, options: dict[str, Any]) -> LanguageModel:
