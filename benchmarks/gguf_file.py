@@ -23,10 +23,9 @@ from torch import Tensor
 
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer, stand_ins
 from glissando.depth import DiscreteConfig
-from glissando.errors import GlissandoError, MissingExtraError
+from glissando.errors import GlissandoError, MissingExtraError, Refused
 from glissando.export import check, readme
 from glissando.export.check import Check
-from glissando.export.forms.base import Refused
 from glissando.export.manifest import write_tokenizer
 from glissando.generation import tokenizer_of
 from glissando.mixers import AttentionConfig

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from glissando.config import options
 from glissando.errors import ConfigError
-from glissando.mixers import EMPTY, Context, Mixer, Signal
+from glissando.mixers import EMPTY, Context, Mixer, Signal, method_of
 from glissando.ops.complex_norm import complex_norm
 from glissando.ops.rms_norm import rms_norm
 from glissando.ops.short_conv import next_past, short_conv
 from glissando.ops.swiglu import swiglu
 from glissando.state import State
+from glissando.widening import Grows, Lift, Table, grow_norm, join, linear, tables, tile, under
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -147,6 +148,11 @@ class MLP(nn.Module):
             h = F.relu(h) if self.kind == "relu" else F.relu(h).square()
         return self.down(h)
 
+    def growth(self, grown: MLP, width: Lift) -> Table:
+        hidden = tile(self.down.in_features, grown.down.in_features)
+        up = join(hidden, hidden) if self.kind == "swiglu" else hidden
+        return tables({"up": linear(self.up, up, width), "down": linear(self.down, width, hidden)})
+
 
 class ShortConv(nn.Module):
     """glissando.ops.short_conv, started as the identity so that depth trains from the first step."""
@@ -228,6 +234,41 @@ class Block(nn.Module):
     ) -> BlockState:
         conv = None if self.conv is None else self.conv.init_state(batch_size, device, dtype)
         return BlockState(conv, self.mixer.init_state(batch_size, device, dtype))
+
+    def growth(self, grown: Block, width: Lift) -> Table:
+        """How its parameters go into those of `grown`. Raises ConfigError if that has another mixer."""
+        if type(self.mixer) is not type(grown.mixer):
+            raise ConfigError(
+                f"grow: where a {type(self.mixer).__name__} stood there would be a {type(grown.mixer).__name__}, as "
+                "model.mixer alternates and the layer gets another number: add as many layers as keep the order"
+            )
+        table = tables(
+            {
+                "mixer_norm": grow_norm(self.mixer_norm, width),
+                "mixer": method_of(self.mixer, "growth", "grow")(grown.mixer, width),
+                "mlp_norm": {} if self.mlp_norm is None else grow_norm(self.mlp_norm, width),
+                "mlp": {} if self.mlp is None or grown.mlp is None else self.mlp.growth(grown.mlp, width),
+            }
+        )
+        if self.conv is not None:
+            taps = self.conv.weight.shape[1]
+            table |= under("conv", {"weight": Grows(width, tile(taps, taps))})
+        return table if self.mixer_scale is None else table | {"mixer_scale": Grows(tile(1, 1))}
+
+    def can_be_identity(self) -> bool:
+        """Whether the block is the identity once its last projections are 0: x + 0 is x, and norm(x + 0) is not."""
+        return self.order == "pre" and bool(self.mixer.silenced())
+
+    @torch.no_grad()
+    def begin_after(self, old: list[Block]) -> None:
+        """Make a new block the identity where it can be (others have a gate), with what only one of the trained `old`
+        ones knows. The parameters set to 0 get gradients all the same, and all others do once these have moved."""
+        like = next((other.mixer for other in old if type(other.mixer) is type(self.mixer)), None)
+        if like is not None:
+            self.mixer.begin_like(like)
+        if self.can_be_identity():
+            for parameter in (*self.mixer.silenced(), *([] if self.mlp is None else self.mlp.down.parameters())):
+                parameter.zero_()
 
     def forward(
         self,

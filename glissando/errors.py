@@ -47,6 +47,14 @@ class RunError(GlissandoError, RuntimeError):
     """A run directory or checkpoint that is missing, incomplete or damaged."""
 
 
+class Refused(RunError):
+    """A model that cannot be exported so; the message names the part and what to do."""
+
+
+class NotCompiled(GlissandoError):
+    """A model, or an option of it, that has no compiled decoding step; the plain forward computes it."""
+
+
 class TrainingError(GlissandoError, RuntimeError):
     """Training that cannot go on, such as a disk that takes no more."""
 

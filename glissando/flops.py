@@ -1,4 +1,5 @@
-"""What a model costs: floating-point operations per token, from one function for every mixer and depth.
+"""What a model costs: floating-point operations per token, from the method `flops` of its mixers and `applications` of
+its depth.
 
 A multiplication and an addition are two. Counted are
 
@@ -20,16 +21,13 @@ checkpointing, `checkpoint`, the backward sweep of `reversible`) comes on top an
 from __future__ import annotations
 
 import math
-from functools import singledispatch
 from typing import NamedTuple
 
 from torch import nn
 
 from glissando.block import Block
-from glissando.depth import Depth, DiscreteDepth, FlowDepth, TiedDepth
 from glissando.errors import ConfigError
-from glissando.mixers import Attention, Delta, Liquid, Mixer, Spectral, Tau
-from glissando.mixers.liquid_dynamics import Diagonal
+from glissando.mixers import method_of
 from glissando.model import LanguageModel
 
 
@@ -56,22 +54,23 @@ def linear_flops(module: nn.Module) -> Flops:
 def forward_flops(model: LanguageModel, length: int) -> Flops:
     """Per token, the mean over a sequence of `length` tokens read from its beginning.
 
-    Raises ValueError for a length below 1, ConfigError for a mixer or depth that has no function registered here.
+    Raises ValueError for a length below 1, ConfigError for a mixer or depth that has no such method.
     """
     if length < 1:
         raise ValueError(f"length must be at least 1 token, got {length}")
     total = Flops(2.0 * model.width * model.config.vocab_size)
     if model.lift is not None:
         total = total.plus(linear_flops(model.lift))
-    for block, times in applications(model.depth):
+    for block, times in method_of(model.depth, "applications", "counting FLOPs")():
         total = total.plus(block_flops(block, length), times)
-    return total.plus(depth_flops(model.depth))
+    return total.plus(Flops(*model.depth.flops()))
 
 
 def block_flops(block: Block, length: int) -> Flops:
     """Those of one residual block, per token at `length` tokens."""
     taps = 0 if block.conv is None else block.conv.weight.numel()
-    return linear_flops(block).plus(mixer_flops(block.mixer, length)).plus(Flops(other=2.0 * taps))
+    mixing = Flops(*method_of(block.mixer, "flops", "counting FLOPs")(length))
+    return linear_flops(block).plus(mixing).plus(Flops(other=2.0 * taps))
 
 
 def training_flops(model: LanguageModel, length: int) -> float:
@@ -80,96 +79,8 @@ def training_flops(model: LanguageModel, length: int) -> float:
 
 
 def training_flops_or_nan(model: LanguageModel, length: int) -> float:
-    """As `training_flops`; NaN where nothing is registered for a mixer or the depth of the model."""
+    """As `training_flops`; NaN where a mixer or the depth of the model does not say."""
     try:
         return training_flops(model, length)
     except ConfigError:
         return math.nan
-
-
-# ---------------------------------------------------------------------- mixers
-
-
-@singledispatch
-def mixer_flops(mixer: Mixer, length: int) -> Flops:
-    """Operations per token at `length` tokens, beside those of the mixer's linear maps."""
-    raise ConfigError(
-        f"no FLOPs are registered for the mixer {type(mixer).__name__}; register a function "
-        "with glissando.flops.mixer_flops.register"
-    )
-
-
-@mixer_flops.register
-def _(mixer: Attention, length: int) -> Flops:
-    """q k' and p v, with as many keys as the window has."""
-    return Flops(4.0 * mixer.heads * mixer.head_size * min(length, mixer.config.window or length))
-
-
-@mixer_flops.register
-def _(mixer: Tau, length: int) -> Flops:
-    """x'L of every query and key where L is no diagonal, and p v."""
-    energies = 0 if mixer.config.laplacian_weights == "diagonal" else mixer.key_size**2
-    return Flops(2.0 * mixer.sides * mixer.heads * energies + 2.0 * mixer.heads * mixer.head_size * length)
-
-
-@mixer_flops.register
-def _(mixer: Delta, length: int) -> Flops:
-    """S^T k and k u' of each write, and S^T q: the definition's cost, whatever a chunked form spends."""
-    return Flops(other=(4.0 * mixer.config.writes + 2.0) * mixer.heads * mixer.key_size * mixer.value_size)
-
-
-@mixer_flops.register
-def _(mixer: Spectral, length: int) -> Flops:
-    """The recurrence, and the filter's two transforms."""
-    n = mixer.channels
-    return Flops(other=8.0 * n + (10.0 * n * math.log2(n) if mixer.config.filter else 0.0))
-
-
-@mixer_flops.register
-def _(mixer: Liquid, length: int) -> Flops:
-    """A mode's state and its input, each times a complex number. Dense: B u and the step, and a matrix exponential:
-    five products for its polynomial, and about three squarings."""
-    n = mixer.size
-    return Flops(other=8.0 * n) if isinstance(mixer.dynamics, Diagonal) else Flops(4.0 * n * n, 8 * 2.0 * (n + 1) ** 3)
-
-
-# ---------------------------------------------------------------------- depths
-
-
-@singledispatch
-def applications(depth: Depth) -> list[tuple[Block, int]]:
-    """Each block, and how often it is applied to a token."""
-    raise ConfigError(
-        f"nothing is registered for how often the depth {type(depth).__name__} applies its blocks; register a "
-        "function with glissando.flops.applications.register"
-    )
-
-
-@applications.register
-def _(depth: DiscreteDepth) -> list[tuple[Block, int]]:
-    return [(block, 1) for block in depth.blocks]  # type: ignore[misc]
-
-
-@applications.register
-def _(depth: TiedDepth) -> list[tuple[Block, int]]:
-    return [(block, depth.order.count(i)) for i, block in enumerate(depth.blocks)]  # type: ignore[misc]
-
-
-@applications.register
-def _(depth: FlowDepth) -> list[tuple[Block, int]]:
-    return [(depth.field, depth.n_evaluations), *((block, 1) for block in (*depth.before, *depth.after))]
-
-
-@singledispatch
-def depth_flops(depth: Depth) -> Flops:
-    """Operations per token of a depth beside those of its blocks."""
-    return Flops()
-
-
-@depth_flops.register
-def _(depth: DiscreteDepth) -> Flops:
-    """The mean gate, once a block: two maps and a recurrence of real numbers."""
-    if depth.gate is None:
-        return Flops()
-    each = linear_flops(depth.gate).plus(Flops(other=2.0 * depth.gate.up.in_features))
-    return Flops().plus(each, len(depth.blocks))

@@ -20,8 +20,8 @@ import glissando
 from glissando import pretrained
 from glissando.cli import main
 from glissando.errors import ConfigError, RunError
-from glissando.export import Refused, export, register_form
-from glissando.export.forms.base import grows
+from glissando.export import Refused, export
+from glissando.export.forms import grows
 from glissando.export.graph import Stepper
 from glissando.model import LanguageModel
 from glissando.presets import preset_names
@@ -216,13 +216,12 @@ def test_only_a_state_that_grows_has_a_capacity():
 
 
 def test_a_form_of_ones_own(monkeypatch):
-    monkeypatch.setattr("glissando.export.forms.base.FORMS", {})
     model = LanguageModel.from_config({"hidden_size": 16, "mixer": "attention", "depth": {"layers": 1}})
 
-    @register_form(type(model.depth.blocks[0].mixer))
     def form(mixer: torch.nn.Module, capacity: int) -> torch.nn.Module:
         raise Refused(f"a form for {capacity}")
 
+    monkeypatch.setattr(type(model.depth.blocks[0].mixer), "export_form", form)
     with pytest.raises(Refused, match="a form for 9"):
         Stepper(model, capacity=9)
 

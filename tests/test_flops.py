@@ -15,7 +15,7 @@ from training_runs import configuration, last_checkpoint, metrics
 from glissando.depth.flow import FlowDepth
 from glissando.depth.solvers import evaluations
 from glissando.errors import ConfigError
-from glissando.flops import Flops, applications, block_flops, forward_flops, training_flops
+from glissando.flops import Flops, block_flops, forward_flops, training_flops
 from glissando.mixers import attention as attention_module
 from glissando.mixers import tau as tau_module
 from glissando.model import LanguageModel
@@ -36,7 +36,7 @@ def counted(model: LanguageModel, batch: int, length: int, monkeypatch: pytest.M
         first, _, second = depth.time
         n = evaluations(depth.config.method, depth.n_steps, depth.config.backward)
         once = 2 * n * (first.weight.numel() + second.weight.numel())
-    hidden = sum(4 * times * _out_of_window(block.mixer, length) for block, times in applications(depth))
+    hidden = sum(4 * times * _out_of_window(block.mixer, length) for block, times in depth.applications())
     return (counter.get_total_flops() - once) / (batch * length) - hidden
 
 
@@ -73,7 +73,7 @@ def test_what_is_no_product_by_hand():
 def test_tied_applications_and_solver_steps_count():
     tied = [build_with({"kind": "tied", "layers": 1, "n_steps": n}) for n in (1, 3)]
     flow = [build_with({"kind": "flow", "layers": 0, "n_steps": n, "method": "rk4"}) for n in (1, 3)]
-    (block, _), *_ = applications(tied[0].depth)
+    (block, _), *_ = tied[0].depth.applications()
     for small, large, more in ((*tied, 2), (*flow, 8)):
         assert forward_flops(large, 9).total - forward_flops(small, 9).total == more * block_flops(block, 9).total
 

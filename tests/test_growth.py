@@ -16,13 +16,12 @@ from torch import Tensor
 from glissando.config import to_dict
 from glissando.depth import TiedConfig, TiedDepth
 from glissando.errors import ConfigError, UnknownNameError
-from glissando.flops import applications
 from glissando.growth import grow
-from glissando.growth.lifts import Grows, Reads, tile
-from glissando.growth.rules import mixer_rule
+from glissando.growth.grow import growth_axes
 from glissando.mixers import MIXERS, AttentionConfig, SpectralConfig
 from glissando.model import LanguageModel
 from glissando.series import SeriesModel
+from glissando.widening import Grows, Reads, tile
 
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-5}
 law = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -35,11 +34,11 @@ def mixers(model: LanguageModel) -> list[str]:
 
 
 def has(model: LanguageModel, axis: str) -> bool:
-    return any(axis in mixer_rule(MIXERS[name]).axes for name in mixers(model))
+    return any(axis in growth_axes(MIXERS[name]) for name in mixers(model))
 
 
 def head_size(model: LanguageModel) -> int:
-    return next(block.mixer.head_size for block, _ in applications(model.depth))
+    return next(block.mixer.head_size for block, _ in model.depth.applications())
 
 
 def axes(model: LanguageModel) -> dict[str, dict[str, Any]]:

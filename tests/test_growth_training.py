@@ -17,15 +17,15 @@ from training_runs import assert_same_tensors, configuration, curve, last_checkp
 from glissando.config import from_dict
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grow_by
-from glissando.growth.moments import Moments, checkpoint_moments, grow_moments, read_moments
-from glissando.growth.runs import grow_run, record
-from glissando.growth.shares import Share, shares
+from glissando.growth.runs import grow_moments, grow_run, record
 from glissando.model import LanguageModel
 from glissando.runs import OPTIMIZER, Run
 from glissando.training.config import AdamWOptions, RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.loop import Loop
+from glissando.training.moments import Moments, checkpoint_moments, read_moments
 from glissando.training.optimizer import optimizer_groups, put_optimizer_state, set_rates
+from glissando.training.shares import Share, shares
 
 RATE, DECAY, EPS, CLIP = 0.01, 0.5, 1e-3, 0.3
 

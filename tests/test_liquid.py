@@ -9,10 +9,8 @@ from tolerances import assert_close
 from glissando.depth.mean_gate import MeanGate
 from glissando.errors import ConfigError
 from glissando.mixers import Context, ContextError
-from glissando.mixers.liquid import Liquid
-from glissando.mixers.liquid_dynamics import Dense, Diagonal
+from glissando.mixers.liquid import Dense, Diagonal, Liquid
 from glissando.model import LanguageModel
-from glissando.observation.observe import OBSERVERS
 from glissando.ops.zero_order_hold import discretize
 from glissando.state import leaves, state_bytes
 
@@ -139,9 +137,8 @@ def test_two_half_steps_are_one_where_tau_sees_the_input_alone():
 
 def test_what_is_observed_of_it():
     def observed(mixer: Liquid, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        names, measure = OBSERVERS[Liquid].names, OBSERVERS[Liquid].measure
         with torch.no_grad():
-            return dict(zip(names, measure(mixer, x, Context()), strict=True))
+            return mixer.observe(x, Context())
 
     found = observed(liquid(state_size=8, adaptation=0.5), inputs(2, 100, 6))
     assert found["tau_p05"] < found["tau_p50"] < found["tau_p95"]

@@ -13,9 +13,8 @@ from training_runs import configuration
 
 import glissando
 from glissando.cli import main
-from glissando.errors import ConfigError, DivergenceError, InputError, RunError
+from glissando.errors import ConfigError, DivergenceError, InputError, Refused, RunError
 from glissando.export import export
-from glissando.export.forms.base import Refused
 from glissando.mixers import Mixer, register_mixer
 from glissando.model import LanguageModel
 from glissando.runs import Run

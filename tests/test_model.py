@@ -14,8 +14,6 @@ from glissando.block import NormConfig
 from glissando.config import merge
 from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, InputError, RunError, UnknownNameError
-from glissando.flops import applications
-from glissando.growth.rules import mixer_rule
 from glissando.mixers import MIXERS, Context, ContextError
 from glissando.mixers.attention import Attention, AttentionConfig
 from glissando.mixers.liquid import LiquidConfig
@@ -228,8 +226,8 @@ def test_the_scaled_initialisation_finds_the_last_projections_of_branches(mixer:
     """Whatever a mixer calls what its output is linear in; that of `liquid` starts like any other map."""
     torch.manual_seed(0)
     model = LanguageModel.from_config({"mixer": mixer, "hidden_size": 64, "depth": {"layers": 8}})
-    for block, _ in applications(model.depth):
-        (last,) = [p for p in mixer_rule(block.mixer).silence(block.mixer) if p.ndim == 2]
+    for block, _ in model.depth.applications():
+        (last,) = [p for p in block.mixer.silenced() if p.ndim == 2]
         expected = 0.02 if mixer == "liquid" else 0.02 / 4
         assert float(last.detach().std()) == pytest.approx(expected, rel=0.1)
         assert float(block.mlp.down.weight.detach().std()) == pytest.approx(0.02 / 4, rel=0.1)

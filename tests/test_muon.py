@@ -10,16 +10,16 @@ from training_runs import PLAIN, configuration
 from glissando.checkpoints import latest_checkpoint
 from glissando.errors import ConfigError
 from glissando.growth import Growth
-from glissando.growth.moments import checkpoint_moments, read_moments
-from glissando.growth.runs import grow_run, remembered
-from glissando.growth.shares import Share
+from glissando.growth.runs import grow_run
 from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.runs import Run
 from glissando.training.config import MuonOptions
 from glissando.training.fit import train
+from glissando.training.moments import checkpoint_moments, read_moments
 from glissando.training.muon import Muon, growth_rate, orthogonal
 from glissando.training.optimizer import build_optimizer, put_optimizer_state, set_rates
+from glissando.training.shares import Share, remembered
 
 
 def small() -> LanguageModel:

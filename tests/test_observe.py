@@ -13,12 +13,12 @@ import torch
 from tolerances import assert_close
 from training_runs import SHIFT, assert_same_tensors, configuration, metrics, weights
 
+from glissando.evaluation.observe import columns, observe
 from glissando.mixers import EMPTY, Context
 from glissando.mixers.tau import Tau
+from glissando.mixers.tau_observation import CollapseWarning, attention_entropy, collapses
 from glissando.model import LanguageModel
 from glissando.observation.calibration import key_energies, set_tau, tau_mixers
-from glissando.observation.observe import OBSERVERS, columns, observe
-from glissando.observation.tau import CollapseWarning, attention_entropy, collapses, observe_tau
 from glissando.training.fit import resume, train
 from glissando.training.loop import Loop
 
@@ -30,7 +30,7 @@ OBSERVED = {
 }  # fmt: skip
 
 
-NAMES = OBSERVERS[Tau].names
+NAMES = tuple(name for name in Tau.observed if not name.endswith("/first"))
 
 
 def run(folder: Path, name: str, *updates: dict) -> Path:
@@ -66,8 +66,7 @@ def test_entropy_is_that_of_the_definition(masked):
     mask = torch.arange(9) < torch.tensor(lengths).unsqueeze(1)
     with torch.no_grad():
         projected = mixer.project(x, mixer.energies(x))
-        values = observe_tau(mixer, x, Context(mask=mask) if masked else EMPTY)
-        measured = dict(zip(NAMES, values, strict=True))
+        measured = mixer.observe(x, Context(mask=mask) if masked else EMPTY)
     entropies, keys, shares = [], [], []
     for b, length in enumerate(lengths):
         # 5 queries from the middle of the row to its end: 4 5 6 7 8, and of 5 tokens 2 2.5 3 3.5 4 to the even one
@@ -123,9 +122,7 @@ def test_columns_are_means_over_layers_and_the_first():
     model, ids = small().double(), some_ids(1, 20)
     both = []
     for mixer in tau_mixers(model):
-        mixer.register_forward_pre_hook(
-            lambda m, args: both.append(dict(zip(NAMES, observe_tau(m, args[0], EMPTY), strict=True)))
-        )
+        mixer.register_forward_pre_hook(lambda m, args: both.append(m.observe(args[0], EMPTY)))
     set_tau(model, 0.7)
     row = observe(model, ids)
     assert list(row) == columns(model)
@@ -191,7 +188,7 @@ def test_padded_rows_are_observed(tmp_path):
 def test_observing_changes_no_training(tmp_path, monkeypatch):
     """Dropout is on: a random number drawn would show in the weights."""
     with_it = run(tmp_path, "with")
-    monkeypatch.setattr("glissando.observation.log.observe", lambda *_: {})
+    monkeypatch.setattr("glissando.training.observation.observe", lambda *_: {})
     without = run(tmp_path, "without")
     assert_same_tensors(weights(without), weights(with_it))
 

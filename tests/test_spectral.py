@@ -14,7 +14,6 @@ from torch import Tensor
 
 import glissando
 from glissando.errors import ConfigError
-from glissando.flops import applications
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 from glissando.ops import compiled
@@ -325,7 +324,7 @@ def test_state_is_as_small_as_stated_and_does_not_grow(preset: str):
     model = LanguageModel.from_preset(preset)
     if preset == "continuous-transformer":
         model = LanguageModel.from_preset(preset, hidden_size=32)
-    steps = sum(times for _, times in applications(model.depth))
+    steps = sum(times for _, times in model.depth.applications())
     conv = model.config.block.conv_width
     width = model.width
     channels = next(m.channels for m in model.modules() if isinstance(m, Spectral))

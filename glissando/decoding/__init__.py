@@ -4,7 +4,7 @@ A model is written as a program (`program`, `lowering`), a table of instructions
 (`interpreter`, `kernels`). `generate`, `stream` and the server use it where a model has it (`steps`).
 """
 
-from glissando.decoding.program import NotCompiled
 from glissando.decoding.steps import CompiledStep, PlainStep, Step, computing, decoder_of, step_from
+from glissando.errors import NotCompiled
 
 __all__ = ["CompiledStep", "NotCompiled", "PlainStep", "Step", "computing", "decoder_of", "step_from"]

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glissando.decoding import lowering_mixers  # noqa: F401  (registers the mixers)
 from glissando.decoding.interpreter import run
 from glissando.decoding.lowering import lower
-from glissando.decoding.program import NotCompiled, Precision, Program, Slot
-from glissando.errors import InputError, LengthError
+from glissando.decoding.program import Precision, Program, Slot
+from glissando.errors import InputError, LengthError, NotCompiled
 from glissando.model import LanguageModel
 from glissando.ops.compiled import over_rows
 from glissando.state import State, leaves

@@ -22,31 +22,7 @@ from glissando.decoding.kernels import (
     short_conv,
     silu_product,
 )
-from glissando.decoding.program import (
-    ACTIVATE,
-    ADD_SCALED,
-    ADD_WEIGHTS,
-    ATTENTION,
-    COMPLEX_NORM,
-    CONV,
-    COPY_CONTROL,
-    DELTA,
-    EMBED,
-    GATE,
-    LAYER_NORM,
-    LINEAR,
-    LIQUID,
-    MEAN,
-    POSITION,
-    RMS_NORM,
-    ROPE,
-    ROTATE,
-    SILU_PRODUCT,
-    SPECTRAL,
-    SPECTRAL_PAIRS,
-    TAU,
-    TAU_LAMBDAS,
-)
+from glissando.decoding.program import Op
 from glissando.decoding.recurrent_kernels import delta, liquid, mean_update, spectral, spectral_pairs
 from glissando.ops.compiled import kernel
 
@@ -68,7 +44,7 @@ def run(  # noqa: C901 - one branch for each instruction
     for step in range(len(code)):
         c = code[step]
         op = c[0]
-        if op == LINEAR:
+        if op == Op.LINEAR:
             if c[7] == 0:
                 linear(w, regs, c[5], c[3], c[4], c[1], c[2], c[6], first, last)
             elif c[7] == 1:
@@ -78,75 +54,75 @@ def run(  # noqa: C901 - one branch for each instruction
             continue
         for row in range(first, last):
             r = regs[row]
-            if op == RMS_NORM:
+            if op == Op.RMS_NORM:
                 rms_norm(r[c[1] : c[1] + c[3]], w[c[4] : c[4] + c[3]], numbers[c[5]], r[c[2] : c[2] + c[3]])
-            elif op == SILU_PRODUCT:
+            elif op == Op.SILU_PRODUCT:
                 silu_product(r[c[1] : c[1] + c[4]], r[c[2] : c[2] + c[4]], r[c[3] : c[3] + c[4]])
-            elif op == ADD_SCALED:
+            elif op == Op.ADD_SCALED:
                 a, b, out, scale = r[c[1] :], r[c[2] :], r[c[3] : c[3] + c[4]], np.float32(numbers[c[5]])
                 for i in range(c[4]):
                     out[i] = a[i] + scale * b[i]
-            elif op == ADD_WEIGHTS:
+            elif op == Op.ADD_WEIGHTS:
                 a, b, out = r[c[1] :], w[c[2] :], r[c[3] : c[3] + c[4]]
                 for i in range(c[4]):
                     out[i] = a[i] + b[i]
-            elif op == GATE:
+            elif op == Op.GATE:
                 a, b, out, share = r[c[1] :], r[c[2] :], r[c[3] : c[3] + c[4]], r[c[5]]
                 for i in range(c[4]):
                     out[i] = a[i] + share * b[i]
-            elif op == CONV:
+            elif op == Op.CONV:
                 weight, past = w[c[5] : c[5] + c[3] * c[4]], fixed[row, c[6] : c[6] + c[3] * (c[4] - 1)]
                 short_conv(r[c[1] : c[1] + c[3]], weight, past, r[c[2] : c[2] + c[3]])
-            elif op == SPECTRAL:
+            elif op == Op.SPECTRAL:
                 vectors, h = w[c[5] : c[5] + 4 * c[4]], fixed[row, c[6] : c[6] + 2 * c[4]]
                 y, has_rate = r[c[3] : c[3] + 2 * c[4]], c[2] >= 0
                 spectral(r[c[1] : c[1] + c[4]], r[max(c[2], 0) :], has_rate, vectors, h, y)
-            elif op == SPECTRAL_PAIRS:
+            elif op == Op.SPECTRAL_PAIRS:
                 x, y, h = r[c[1] : c[1] + c[3]], r[c[2] : c[2] + c[3]], fixed[row, c[5] : c[5] + c[3]]
                 spectral_pairs(x, w[c[4] : c[4] + c[3]], h, y)
-            elif op == LIQUID:
+            elif op == Op.LIQUID:
                 x, vectors = fixed[row, c[6] : c[6] + 2 * c[4]], w[c[5] : c[5] + 10 * c[4]]
                 z, y = r[c[2] : c[2] + c[4]], r[c[3] : c[3] + 2 * c[4]]
                 liquid(r[c[1] : c[1] + c[4]], z, vectors, c[7] != 0, x, y)
-            elif op == DELTA:
+            elif op == Op.DELTA:
                 s, latest, work = fixed[row, c[4] :], fixed[row, max(c[5], 0) :], r[c[6] :]
                 delta(r[c[1] :], c[8:16], w[c[3] :], s, latest, work, r[c[2] :])
-            elif op in (ATTENTION, TAU):
+            elif op == Op.ATTENTION or op == Op.TAU:
                 keys, values = slots[row, c[6] * capacity :], slots[row, c[7] * capacity :]
                 logs, total, latest = exact_slots[row, c[8] * capacity :], exact[row, c[9] :], fixed[row, c[10] :]
                 given = r[c[1] :], r[c[2] :], r[c[3] :], r[c[5] :], c[12:18]
                 y, now = r[c[4] :], filled[row]
-                if op == ATTENTION:
+                if op == Op.ATTENTION:
                     scale = np.float32(numbers[c[11]])
                     attention(*given, scale, keys, values, logs, total, latest, now, capacity, scores, y)
                 else:
                     tau_attention(*given, w[c[11] :], keys, values, logs, total, latest, now, capacity, scores, y)
-            elif op == TAU_LAMBDAS:
+            elif op == Op.TAU_LAMBDAS:
                 x, out = r[c[1] :], r[c[2] : c[2] + c[3]]
                 tau_lambdas(x, w[c[5] :], c[6] != 0, numbers[c[7]], numbers[c[7] + 1], c[4], out)
-            elif op == ROPE:
+            elif op == Op.ROPE:
                 rope_table(filled[row], numbers[c[2] : c[2] + c[3]], r[c[1] : c[1] + 2 * c[3]])
-            elif op == ROTATE:
+            elif op == Op.ROTATE:
                 rotate(r[c[1] :], r[c[2] :], c[3], c[4], np.float32(c[5]))
-            elif op == EMBED:
+            elif op == Op.EMBED:
                 embed(w, halves, bytes_, c[4], c[3], c[5], c[2], ids[row], r[c[1] : c[1] + c[2]])
-            elif op == POSITION:
+            elif op == Op.POSITION:
                 out, table = r[c[1] : c[1] + c[2]], w[c[3] + filled[row] * c[2] :]
                 for i in range(c[2]):
                     out[i] += table[i]
-            elif op == LAYER_NORM:
+            elif op == Op.LAYER_NORM:
                 gain, bias = w[c[4] : c[4] + c[3]], w[c[5] : c[5] + c[3]]
                 layer_norm(r[c[1] : c[1] + c[3]], gain, bias, numbers[c[6]], r[c[2] : c[2] + c[3]])
-            elif op == COMPLEX_NORM:
+            elif op == Op.COMPLEX_NORM:
                 complex_norm(r[c[1] : c[1] + c[3]], numbers[c[4]], r[c[2] : c[2] + c[3]])
-            elif op == ACTIVATE:
+            elif op == Op.ACTIVATE:
                 activate(c[4], r[c[1] : c[1] + c[3]], r[c[2] : c[2] + c[3]])
-            elif op == MEAN:
+            elif op == Op.MEAN:
                 mean, passed = fixed[row, c[4] : c[4] + c[3]], exact[row, c[5] : c[5] + 1]
                 mean_update(r[c[1] : c[1] + c[3]], mean, passed)
                 out = r[c[2] : c[2] + c[3]]
                 for i in range(c[3]):
                     out[i] = mean[i]
-            elif op == COPY_CONTROL:
+            elif op == Op.COPY_CONTROL:
                 for i in range(c[2]):
                     r[c[1] + i] = control[row, i]

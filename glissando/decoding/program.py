@@ -23,19 +23,25 @@ Operands are places: of registers (R, numbers of one row), weights (W), numbers 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from glissando.errors import GlissandoError, unknown_name
+from glissando.block import MLP, Block, BlockState, ComplexNorm, RMSNorm
+from glissando.depth.shortcuts import EPS
+from glissando.errors import NotCompiled, unknown_name
 from glissando.quantisation import quantised
 
-(LINEAR, RMS_NORM, LAYER_NORM, COMPLEX_NORM, ACTIVATE, SILU_PRODUCT, ADD_SCALED, ADD_WEIGHTS, GATE, EMBED, POSITION,
- CONV, ROPE, ROTATE, SPECTRAL, SPECTRAL_PAIRS, LIQUID, DELTA, ATTENTION, TAU, TAU_LAMBDAS, MEAN, COPY_CONTROL) = range(
-    23
-)  # fmt: skip
+#: instructions; the interpreter has a branch for each
+Op = IntEnum(
+    "Op",
+    "LINEAR RMS_NORM LAYER_NORM COMPLEX_NORM ACTIVATE SILU_PRODUCT ADD_SCALED ADD_WEIGHTS GATE EMBED POSITION CONV "
+    "ROPE ROTATE SPECTRAL SPECTRAL_PAIRS LIQUID DELTA ATTENTION TAU TAU_LAMBDAS MEAN COPY_CONTROL",
+    start=0,
+)
 
 # Kernels are compiled anew where this file changes: see glissando.ops.compiled.
 #: operands of an instruction, and its code
@@ -44,10 +50,6 @@ ACTIVATIONS = {"relu": 0, "relu2": 1, "gelu": 2, "tanh": 3, "sigmoid": 4}
 
 Precision = Literal["float32", "bf16", "int8"]
 PRECISIONS: dict[str, int] = {"float32": 0, "bf16": 1, "int8": 2}
-
-
-class NotCompiled(GlissandoError):
-    """A model, or an option of it, that has no compiled decoding step; the plain forward computes it."""
 
 
 class Slot(NamedTuple):
@@ -89,11 +91,21 @@ class Program(NamedTuple):
     state: Any  # a state of the model with a Slot for each leaf
 
 
+def own_lowering(part: nn.Module, kind: str) -> Any:
+    """The method `lower` of a part's very class: a subclass may compute something else. Raises NotCompiled."""
+    if "lower" not in vars(type(part)):
+        raise NotCompiled(f"{kind} `{type(part).__name__}`")
+    return part.lower
+
+
 class Builder:
     """Collects the instructions of a program.
 
     precision  of matrices: `float32`, `bf16`, or `int8` with a scale for each output
     """
+
+    #: the slot of a leaf that counts the tokens read
+    filled = FILLED
 
     def __init__(self, precision: Precision = "float32") -> None:
         if precision not in PRECISIONS:
@@ -168,21 +180,22 @@ class Builder:
 
     # ------------------------------------------------------------------ instructions
 
-    def emit(self, op: int, *operands: int) -> None:
-        self._code.append([op, *(int(x) for x in operands), *[0] * (_WIDTH - 1 - len(operands))])
+    def emit(self, op: str, *operands: int) -> None:
+        """An instruction by its name, with the operands that the module documents."""
+        self._code.append([Op[op], *(int(x) for x in operands), *[0] * (_WIDTH - 1 - len(operands))])
 
     def linear(self, weight: Tensor, bias: Tensor | None, src: int, dst: int | None = None, whole: bool = False) -> int:
         """W x + bias, in registers of its own where `dst` is None."""
         m = self.matrix(weight, whole)
         dst = self.register(m.rows) if dst is None else dst
         at = -1 if bias is None else self.weights(bias)
-        self.emit(LINEAR, src, dst, m.columns, m.rows, m.at, at, m.kind, m.scales)
+        self.emit("LINEAR", src, dst, m.columns, m.rows, m.at, at, m.kind, m.scales)
         return dst
 
     def add(self, a: int, b: int, size: int, scale: float = 1.0) -> int:
         """a + scale b."""
         dst = self.register(size)
-        self.emit(ADD_SCALED, a, b, dst, size, self.number(scale))
+        self.emit("ADD_SCALED", a, b, dst, size, self.number(scale))
         return dst
 
     def scaled(self, x: int, size: int, scale: float) -> int:
@@ -191,13 +204,13 @@ class Builder:
 
     def activate(self, kind: str, src: int, size: int) -> int:
         dst = self.register(size)
-        self.emit(ACTIVATE, src, dst, size, ACTIVATIONS[kind])
+        self.emit("ACTIVATE", src, dst, size, ACTIVATIONS[kind])
         return dst
 
     def silu_product(self, gate: int, x: int, size: int) -> int:
         """silu(gate) x."""
         dst = self.register(size)
-        self.emit(SILU_PRODUCT, gate, x, dst, size)
+        self.emit("SILU_PRODUCT", gate, x, dst, size)
         return dst
 
     def rope(self, size: int, base: float, width: int) -> int:
@@ -206,11 +219,98 @@ class Builder:
         if key not in self._tables:
             frequencies = self.number(*(base ** (-2 * i / width) for i in range(size // 2)))
             self._tables[key] = self.register(size)
-            self.emit(ROPE, self._tables[key], frequencies, size // 2)
+            self.emit("ROPE", self._tables[key], frequencies, size // 2)
         return self._tables[key]
 
     def rotate(self, x: int, table: int, heads: int, size: int, sign: int = 1) -> None:
-        self.emit(ROTATE, x, table, heads, size, sign)
+        self.emit("ROTATE", x, table, heads, size, sign)
+
+    # ------------------------------------------------------------------ parts that mixers and depths share
+
+    def key_biases(self, forget: Any, importance: Any, x: int, heads: int) -> tuple[int, Slot | None, Slot | None]:
+        """A register with the forget gates' arguments and then the importances (2 H); and the slots of C - g of each
+        key and of C at the latest token, None where they are not kept."""
+        dst = self.register(2 * heads)
+        for layer, at in ((forget, dst), (importance, dst + heads)):
+            if layer is not None:
+                self.linear(layer.weight, layer.bias, x, at)
+        lowered = None if forget is None and importance is None else self.keep_exact_slots(heads)
+        return dst, lowered, None if forget is None else self.keep_exact(heads)
+
+    @staticmethod
+    def places(*slots: Slot | None) -> list[int]:
+        """Where they begin; 0 for None, which is not read."""
+        return [0 if slot is None else slot.at for slot in slots]
+
+    def block(self, block: nn.Module, x: int, residual: bool = True) -> tuple[int, Any]:
+        """Block.forward for one token."""
+        if type(block) is not Block:
+            raise NotCompiled(f"block `{type(block).__name__}`")
+        size, past = block.hidden_size, None
+        y = x if block.order == "post" else self.norm(block.mixer_norm, x, size)
+        if block.conv is not None:
+            weight = block.conv.weight
+            past = self.keep_fixed(weight.shape[1] - 1, size)
+            taps, src, y = self.weights(weight.t().contiguous()), y, self.register(size)
+            self.emit("CONV", src, y, size, weight.shape[1], taps, past.at)
+        y, inner = own_lowering(block.mixer, "mixer")(self, y)
+        if block.mixer_scale is not None:
+            y = self.scaled(y, size, float(block.mixer_scale))
+        state = BlockState(past, inner)  # type: ignore[arg-type]
+        if residual:
+            y = self.add(x, y, size)
+            y = x = y if block.order == "pre" else self.norm(block.mixer_norm, y, size)
+        if block.mlp is None or block.mlp_norm is None:
+            return y, state
+        if block.order != "pre":
+            return self.norm(block.mlp_norm, self.add(y, self.mlp(block.mlp, y), size), size), state
+        return self.add(y, self.mlp(block.mlp, self.norm(block.mlp_norm, x, size)), size), state
+
+    def norm(self, norm: nn.Module, x: int, size: int) -> int:
+        if isinstance(norm, nn.Identity):
+            return x
+        dst = self.register(size)
+        if isinstance(norm, RMSNorm):
+            self.emit("RMS_NORM", x, dst, size, self.weights(norm.weight), self.number(norm.eps))
+        elif isinstance(norm, nn.LayerNorm):
+            gain, bias = self.weights(norm.weight), self.weights(norm.bias)
+            self.emit("LAYER_NORM", x, dst, size, gain, bias, self.number(norm.eps))
+        elif isinstance(norm, ComplexNorm):
+            self.emit("COMPLEX_NORM", x, dst, size, self.number(norm.eps))
+        else:
+            raise NotCompiled(f"norm `{type(norm).__name__}`")
+        return dst
+
+    def mlp(self, mlp: MLP, x: int) -> int:
+        h = self.linear(mlp.up.weight, mlp.up.bias, x)
+        hidden = mlp.down.in_features
+        swiglu = mlp.kind == "swiglu"
+        h = self.silu_product(h, h + hidden, hidden) if swiglu else self.activate(mlp.kind, h, hidden)
+        return self.linear(mlp.down.weight, mlp.down.bias, h)
+
+    def shortcut(self, row: Tensor, source: int) -> int:
+        """c_s x_0 / rms(x_0)."""
+        dst, size = self.register(row.numel()), row.numel()
+        self.emit("RMS_NORM", source, dst, size, self.weights(row), self.number(EPS))
+        return dst
+
+    def with_shortcut(self, x: int, shortcuts: Tensor | None, application: int, source: int) -> int:
+        """x + c_s x_0 / rms(x_0); x without shortcuts."""
+        if shortcuts is None:
+            return x
+        return self.add(x, self.shortcut(shortcuts[application], source), shortcuts.shape[1])
+
+    def gated(self, gates: Tensor | None, index: int | None, x: int, y: int, size: int) -> int:
+        """x + a (y - x) for one of the gates; y without."""
+        if gates is None or index is None:
+            return y
+        return self.add(x, self.add(y, x, size, -1.0), size, float(gates[index]))
+
+    def shifted(self, x: int, bias: Tensor) -> int:
+        """x + bias."""
+        dst = self.register(bias.numel())
+        self.emit("ADD_WEIGHTS", x, self.weights(bias), dst, bias.numel())
+        return dst
 
     def finish(self, logits: int, state: Any) -> Program:
         def joined(parts: Sequence[Any], dtype: Any) -> Any:

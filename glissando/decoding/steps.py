@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.block import MLP, ComplexNorm, RMSNorm, ShortConv
-from glissando.decoding.program import NotCompiled
-from glissando.errors import ConfigError, unknown_name
+from glissando.errors import ConfigError, NotCompiled, unknown_name
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.quantisation import is_rounded

@@ -2,6 +2,17 @@
 
 A depth is built from its options and a factory of blocks, and obeys the mixers' contract: init_state,
 forward(x, state, ctx), reset_parameters, accepts. State: one of its blocks' states for each application.
+
+What else is known about a depth it returns by further methods, each optional, as a mixer does:
+
+    applications()              (block, how often it is applied to a token), of each block
+    flops()                     (products, other): operations per token beside those of its blocks
+    grow(options, by)           its options with the layers or steps that are added; raises ConfigError for what would
+                                compute something else
+    growth(grown, width)        how its parameters go into those of `grown`, where old blocks have their old names
+    picture(compute)            a glissando.mixers.Picture of what happens along depth while `compute()` runs the model
+    lower(builder, x, control)  its compiled decoding step
+    export_form(capacity)       the module that is traced in its place
 """
 
 from __future__ import annotations
@@ -22,6 +33,7 @@ from glissando.depth.shortcuts import with_shortcut
 from glissando.mixers import Context, Signal
 from glissando.ops.plain import same_operations
 from glissando.state import State
+from glissando.widening import Grows, Lift, Table, append, join, under
 
 #: layer number -> a new block; the number picks the mixer where several alternate
 BlockFactory = Callable[[int], Block]
@@ -54,6 +66,10 @@ class Depth(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Start the parameters that are its own and not its blocks'."""
 
+    def flops(self) -> tuple[float, float]:
+        """(products, other): operations per token beside those of the blocks."""
+        return 0.0, 0.0
+
     def run(self, block: Callable[..., Any]) -> Callable[..., Any]:
         """The block, recomputed in the backward pass with gradient checkpointing and where gradients are computed."""
         if self.gradient_checkpointing and torch.is_grad_enabled():
@@ -85,6 +101,24 @@ register_depth = DEPTHS.register
 def build_depth(options: Any, make_block: BlockFactory) -> Depth:
     """A depth of the registered class that these options are of, its blocks made by `make_block`."""
     return DEPTHS.class_of(options)(options, make_block)
+
+
+def blocks_growth(old: Iterable[nn.Module], grown: Iterable[nn.Module], width: Lift, name: str) -> Table:
+    """How the blocks of a list `name` go into those of another, whose new ones come last."""
+    table: Table = {}
+    for number, (block, new) in enumerate(zip(old, grown, strict=False)):
+        table |= under(f"{name}.{number}", block.growth(new, width))  # type: ignore[operator]
+    return table
+
+
+def gates_growth(gates: Tensor | None, grown: Tensor | None) -> Table:
+    """Gates of new blocks are 0."""
+    return {} if gates is None or grown is None else {"gates": Grows(append(len(gates), len(grown)).silent())}
+
+
+def shortcuts_growth(shortcuts: Tensor | None, *rows: Lift, width: Lift) -> Table:
+    """Shortcuts to new blocks are 0, so that these start as the identity."""
+    return {} if shortcuts is None else {"shortcuts": Grows(join(*rows).silent(), width)}
 
 
 def through(

@@ -8,17 +8,27 @@ input (glissando/depth/shortcuts.py).
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from glissando.config import options
-from glissando.depth.base import BlockFactory, Depth, DepthOptions, register_depth
+from glissando.depth.base import (
+    BlockFactory,
+    Depth,
+    DepthOptions,
+    blocks_growth,
+    gates_growth,
+    register_depth,
+    shortcuts_growth,
+)
 from glissando.depth.mean_gate import MeanGate
 from glissando.depth.shortcuts import new_shortcuts, shortcut_source, with_shortcut
 from glissando.errors import ConfigError
 from glissando.mixers import EMPTY, Context
+from glissando.widening import Growth, Lift, Table, append, fill, linear, tables, tile, under
 
 
 @options
@@ -81,6 +91,51 @@ class DiscreteDepth(Depth):
             ctx.keep(x)
             after.append(new)
         return x, None if state is None else tuple(after)
+
+    def applications(self) -> list[tuple[Any, int]]:
+        return [(block, 1) for block in self.blocks]
+
+    def flops(self) -> tuple[float, float]:
+        """The mean gate, once a block: two maps and a recurrence of real numbers."""
+        if self.gate is None:
+            return 0.0, 0.0
+        maps = self.gate.up.weight.numel() + self.gate.down.weight.numel()
+        return 2.0 * maps * len(self.blocks), 2.0 * self.gate.up.in_features * len(self.blocks)
+
+    def grow(self, options: DiscreteConfig, by: Growth) -> DiscreteConfig:
+        if by.steps:
+            raise ConfigError(
+                f"grow: steps {by.steps} are applications of a tied depth; this one is discrete, add layers"
+            )
+        new = range(options.layers, options.layers + by.layers)
+        exact = all(block.can_be_identity() for block in self.blocks)  # type: ignore[operator]
+        return replace(options, layers=new.stop, gated=[*options.gated, *([] if exact else new)])
+
+    def growth(self, grown: DiscreteDepth, width: Lift) -> Table:
+        table = blocks_growth(self.blocks, grown.blocks, width, "blocks") | gates_growth(self.gates, grown.gates)
+        table |= shortcuts_growth(self.shortcuts, append(len(self.blocks), len(grown.blocks)), width=width)
+        if self.gate is None or grown.gate is None:
+            return table
+        inner = fill(self.gate.up.out_features, grown.gate.up.out_features)
+        up, down = linear(self.gate.up, inner, width), linear(self.gate.down, tile(1, 1), inner)
+        return table | under("gate", tables({"up": up, "down": down}))
+
+    def lower(self, builder: Any, x: int, control: int | None) -> tuple[int, Any]:
+        states: list[Any] = []
+        source = x
+        for number, block in enumerate(self.blocks):
+            x = builder.with_shortcut(x, self.shortcuts, number, source)
+            y, after = builder.block(block, x)
+            size = block.hidden_size
+            if self.gate is not None:
+                change = builder.add(y, x, size, -1.0)
+                gate, mean = self.gate.lower(builder, change)
+                y = builder.register(size)
+                builder.emit("GATE", x, change, y, size, gate)
+                after = (after, mean)
+            x = builder.gated(self.gates, self.gated.get(number), x, y, size)
+            states.append(after)
+        return x, tuple(states)
 
 
 def learned_gates(gated: list[int], applications: int) -> tuple[dict[int, int], nn.Parameter | None]:

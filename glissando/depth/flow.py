@@ -29,13 +29,23 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options, starting
-from glissando.depth.base import BlockFactory, Depth, DepthOptions, accepted_by_blocks, register_depth, through
+from glissando.depth.base import (
+    BlockFactory,
+    Depth,
+    DepthOptions,
+    accepted_by_blocks,
+    blocks_growth,
+    register_depth,
+    shortcuts_growth,
+    through,
+)
 from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.shortcuts import new_shortcuts, shortcut_source
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, moved, unroll, weighted
-from glissando.errors import ConfigError, unknown_name
-from glissando.mixers import EMPTY, Context, Signal
+from glissando.errors import ConfigError, NotCompiled, Refused, unknown_name
+from glissando.mixers import EMPTY, Context, Picture, Signal
 from glissando.ops.plain import plain
+from glissando.widening import Grows, Growth, Lift, Table, append, linear, tables, tile, under
 
 #: called with (tau, alpha F) at every evaluation of the field
 Watcher = Callable[[float, Tensor], None]
@@ -144,6 +154,97 @@ class FlowDepth(Depth):
             return tuple(block.init_state(batch_size, device, dtype) for block in blocks)
 
         return FlowState(states(self.before), states([self.field] * self.n_evaluations), states(self.after))
+
+    def applications(self) -> list[tuple[Any, int]]:
+        return [(self.field, self.n_evaluations), *((block, 1) for block in (*self.before, *self.after))]
+
+    def grow(self, options: FlowConfig, by: Growth) -> FlowConfig:
+        if by.steps:
+            raise ConfigError(
+                f"{by.steps} more steps of a solver are another approximation of the flow and cannot be exact; "
+                "load the model with another depth.n_steps, or add layers"
+            )
+        if by.layers and not self.field.can_be_identity():
+            raise ConfigError(
+                "a new layer starts as the identity with a last projection of 0, and the mixer of this flow has "
+                "no such projection; grow the width instead"
+            )
+        return replace(options, layers=options.layers + by.layers)
+
+    def growth(self, grown: FlowDepth, width: Lift) -> Table:
+        first, _, second = self.time
+        table = under("field", self.field.growth(grown.field, width))
+        table |= tables({"time.0": linear(first, width, tile(1, 1)), "time.2": linear(second, width, width)})
+        table |= blocks_growth(self.before, grown.before, width, "before")
+        table |= blocks_growth(self.after, grown.after, width, "after")
+        before, after = append(len(self.before), len(grown.before)), append(len(self.after), len(grown.after))
+        table |= shortcuts_growth(self.shortcuts, before, tile(1, 1), after, width=width)
+        if self.control is not None:
+            controls = self.control.in_features
+            table |= under("control", linear(self.control, width, tile(controls, controls)))
+        return table | {"alpha": Grows(tile(1, 1))}
+
+    def picture(self, compute: Callable[[], object]) -> Picture:
+        """How fast a token moves through depth at each evaluation of the field."""
+        rows: list[str] = []
+        values: list[Tensor] = []
+
+        def watch(depth: float, slope: Tensor) -> None:
+            rows.append(f"depth {depth:.2f}")
+            values.append(slope[0].norm(dim=-1))
+
+        hook = self.register_forward_pre_hook(lambda _, x, given: (x, given | {"watch": watch}), with_kwargs=True)
+        try:
+            compute()
+        finally:
+            hook.remove()
+        about = "How fast a token moves through depth, |dH/dδ|. Its mean over δ is the length of the path."
+        return Picture("trajectory", "Speed over depth", about, "", True, torch.stack(values), tuple(rows))
+
+    def lower(self, builder: Any, x: int, control: int | None) -> tuple[int, Any]:
+        if self.config.tolerance is not None:
+            raise NotCompiled("depth.tolerance, by which tokens halt")
+        if self.config.backward == "reversible":
+            raise NotCompiled("depth.backward `reversible`, which computes two coupled halves")
+        size, tableau, step_size = self.field.hidden_size, TABLEAUS[self.config.method], 1 / self.n_steps
+        term = None
+        if control is not None and self.control is not None:
+            term = builder.linear(self.control.weight, self.control.bias, control)
+        before, flow, after, source, half = [], [], [], x, len(self.before)
+        for number, block in enumerate(self.before):
+            x, state = builder.block(block, builder.with_shortcut(x, self.shortcuts, number, source))
+            before.append(state)
+        alpha = float(self.alpha)
+        shortcut = None if self.shortcuts is None else builder.shortcut(self.shortcuts[half], source)
+
+        def combined(start: int, weights: Any, slopes: list[int]) -> int:
+            for weight, slope in zip(weights, slopes, strict=True):
+                start = start if weight == 0 else builder.add(start, slope, size, step_size * weight * alpha)
+            return start
+
+        for step in range(self.n_steps):
+            slopes: list[int] = []
+            for row, share in zip(tableau.a, tableau.c, strict=True):
+                time = self.time(self.alpha.new_full((1,), (step + share) * step_size))
+                at = builder.shifted(combined(x, row, slopes), time)
+                at = at if term is None else builder.add(at, term, size)
+                at = at if shortcut is None else builder.add(at, shortcut, size)
+                slope, state = builder.block(self.field, at, residual=False)
+                slopes.append(slope)
+                flow.append(state)
+            x = combined(x, tableau.b, slopes)
+        for number, block in enumerate(self.after, half + 1):
+            x, state = builder.block(block, builder.with_shortcut(x, self.shortcuts, number, source))
+            after.append(state)
+        return x, FlowState(tuple(before), tuple(flow), tuple(after))
+
+    def export_form(self, capacity: int) -> FlowDepth:
+        if self.config.tolerance is not None:
+            raise Refused(
+                f"depth `flow` with depth.tolerance {self.config.tolerance:g} cannot be exported: which tokens halt "
+                "follows from values. Export a run that was trained without one, at as many depth.n_steps as it needs"
+            )
+        return self
 
     def forward(
         self,

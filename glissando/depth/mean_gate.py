@@ -7,7 +7,7 @@ The Liquid State-Space Model's gate, one for all layers, took the mean over the 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,15 @@ class MeanGate(nn.Module):
         device, dtype = device or like.device, torch.promote_types(dtype or like.dtype, torch.float32)
         mean = torch.zeros(batch_size, like.shape[1], device=device, dtype=dtype)
         return MeanState(mean, wide_zeros(batch_size, device=device))
+
+    def lower(self, builder: Any, y: int) -> tuple[int, Any]:
+        """The compiled step for the registers y: those of the gate, and the state."""
+        size, hidden = self.up.in_features, self.up.out_features
+        mean, passed, read = builder.keep_fixed(size), builder.keep_exact(), builder.register(size)
+        builder.emit("MEAN", y, read, size, mean.at, passed.at)
+        h = builder.activate("gelu", builder.linear(self.up.weight, self.up.bias, read), hidden)
+        gate = builder.activate("sigmoid", builder.linear(self.down.weight, self.down.bias, h), 1)
+        return gate, MeanState(mean, passed)
 
     def forward(self, y: Tensor, state: MeanState | None, ctx: Context) -> tuple[Tensor, MeanState | None]:
         """y (B, T, D) -> the gate (B, T, 1)."""

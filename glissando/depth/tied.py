@@ -9,18 +9,28 @@ x <- x + c_s x_0 / rms(x_0), x_0 the depth's input (glissando/depth/shortcuts.py
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
+from typing import Any
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options
-from glissando.depth.base import BlockFactory, Depth, DepthOptions, register_depth
+from glissando.depth.base import (
+    BlockFactory,
+    Depth,
+    DepthOptions,
+    blocks_growth,
+    gates_growth,
+    register_depth,
+    shortcuts_growth,
+)
 from glissando.depth.discrete import learned_gates
 from glissando.depth.shortcuts import new_shortcuts, shortcut_source, with_shortcut
 from glissando.errors import ConfigError
 from glissando.mixers import EMPTY, Context
+from glissando.widening import Grows, Growth, Lift, Table, append
 
 
 @options
@@ -87,3 +97,31 @@ class TiedDepth(Depth):
             ctx.keep(x)
             after.append(new)
         return x, None if state is None else tuple(after)
+
+    def applications(self) -> list[tuple[Any, int]]:
+        return [(block, self.order.count(i)) for i, block in enumerate(self.blocks)]
+
+    def grow(self, options: TiedConfig, by: Growth) -> TiedConfig:
+        if by.layers:
+            raise ConfigError(
+                f"grow: {by.layers} more layers would change the order of applications in a tied depth, and so the "
+                "result; add applications with steps"
+            )
+        assert options.n_steps is not None
+        new = range(options.n_steps, options.n_steps + by.steps)
+        return replace(options, n_steps=new.stop, gated=[*options.gated, *new])
+
+    def growth(self, grown: TiedDepth, width: Lift) -> Table:
+        steps = append(len(self.step_bias), len(grown.step_bias))
+        table = blocks_growth(self.blocks, grown.blocks, width, "blocks") | gates_growth(self.gates, grown.gates)
+        return table | shortcuts_growth(self.shortcuts, steps, width=width) | {"step_bias": Grows(steps, width)}
+
+    def lower(self, builder: Any, x: int, control: int | None) -> tuple[int, Any]:
+        states, source = [], x
+        for step, i in enumerate(self.order):
+            x = builder.with_shortcut(x, self.shortcuts, step, source)
+            block = self.blocks[i]
+            y, state = builder.block(block, builder.shifted(x, self.step_bias[step]))
+            x = builder.gated(self.gates, self.gated.get(step), x, y, block.hidden_size)
+            states.append(state)
+        return x, tuple(states)

@@ -1,16 +1,8 @@
-"""Figures, and the pictures that there are of classes of mixers."""
+"""Figures without global state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-from glissando.mixers import Mixer
-from glissando.model import LanguageModel
-
-#: by class of mixers, a picture of a model that has one: its file's name, and (model, target) -> target
-MIXER_PICTURES: dict[type[Mixer], tuple[str, Callable[[LanguageModel, Path], Path]]] = {}
 
 
 def figure_and_axes(columns: int = 1) -> tuple[Any, list[Any]]:

@@ -1,4 +1,4 @@
-"""The picture of what a spectral mixer has learned: how long each channel remembers, and how fast it turns."""
+"""The picture of channels that decay and turn: how long each remembers, and how fast it turns."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import matplotlib
 import torch
 from torch import Tensor
 
-from glissando.evaluation.figures import MIXER_PICTURES, figure_and_axes
+from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.layers import layer_numbers
-from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 
 #: periods are drawn up to here, in tokens; a channel that hardly turns has no period worth a scale
 LONGEST = 100_000
 
 
-def spectral_mixers(model: LanguageModel) -> dict[str, Spectral]:
-    """Name -> mixer, for every spectral mixer with weights of its own."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Spectral)}
+def turning_mixers(model: LanguageModel) -> list[Any]:
+    """Every mixer with weights of its own whose channels decay and turn, such as `spectral`: it has `base_rates`."""
+    return [module for module in model.modules() if hasattr(module, "base_rates")]
 
 
 def plot_kernels(model: LanguageModel, target: Path) -> Path:
@@ -32,13 +31,15 @@ def plot_kernels(model: LanguageModel, target: Path) -> Path:
     The decay time 1 / gamma is when a kernel has fallen to 1/e, the period 2 pi / |w| how long a turn takes, both in
     tokens. Where the decay depends on the input, its pre-activation is at its bias.
 
-    Raises ValueError for a model without a spectral mixer.
+    Raises ValueError for a model without such a mixer.
     """
-    mixers = spectral_mixers(model)
+    mixers = turning_mixers(model)
     if not mixers:
-        raise ValueError("this model has no spectral mixer; its kernels cannot be drawn")
-    numbers = layer_numbers(model, Spectral, len(mixers))
-    rates = dict(zip(numbers, map(_rates, mixers.values()), strict=True))
+        raise ValueError(
+            "no mixer of this model has channels that decay and turn, as `spectral` has; there are no kernels"
+        )
+    numbers = layer_numbers(model, type(mixers[0]), len(mixers))
+    rates = dict(zip(numbers, map(_rates, mixers), strict=True))
     figure, (left, right) = figure_and_axes(columns=2)
     _draw_channels(left, rates)
     middle = numbers[len(numbers) // 2]
@@ -47,10 +48,7 @@ def plot_kernels(model: LanguageModel, target: Path) -> Path:
     return target
 
 
-MIXER_PICTURES[Spectral] = ("kernels.png", plot_kernels)
-
-
-def _rates(mixer: Spectral) -> tuple[Tensor, Tensor]:
+def _rates(mixer: Any) -> tuple[Tensor, Tensor]:
     decay, turn = mixer.base_rates()
     return decay.detach().cpu().double(), turn.detach().cpu().double()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from glissando.errors import RunError
-from glissando.evaluation import kernels  # noqa: F401 (adds to MIXER_PICTURES)
-from glissando.evaluation.figures import MIXER_PICTURES, figure_and_axes
+from glissando.evaluation.figures import figure_and_axes
+from glissando.evaluation.kernels import plot_kernels, turning_mixers
 from glissando.model import LanguageModel
 from glissando.runs import METRICS, Run
 
@@ -23,8 +23,7 @@ def plot_run(run: str | Path, model: LanguageModel, out: str | Path, floor: floa
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    kinds = {type(module) for module in model.modules()}
-    pictures = [draw(model, out / name) for kind, (name, draw) in MIXER_PICTURES.items() if kind in kinds]
+    pictures = [plot_kernels(model, out / "kernels.png")] if turning_mixers(model) else []
     return [plot_loss(Path(run), out / "loss.png", floor), *pictures]
 
 

@@ -19,10 +19,10 @@ from glissando.backbone import Backbone
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import DataError, unknown_name
 from glissando.evaluation.layers import layer_numbers
+from glissando.evaluation.observe import show
 from glissando.mixers import Context
 from glissando.mixers.liquid import Liquid
 from glissando.model import LanguageModel
-from glissando.observation.observe import show
 from glissando.series import SeriesModel
 
 #: rows of each pattern, and steps of a row, by default

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glissando.errors import Refused
 from glissando.evaluation.scoring import token_losses
-from glissando.export.forms.base import Refused
 from glissando.generation import computing, tokenizer_of
 from glissando.model import LanguageModel
 

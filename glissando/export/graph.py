@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from glissando.block import Block
+from glissando.errors import Refused
 from glissando.export.forms import prepared
-from glissando.export.forms.base import Refused
 from glissando.model import LanguageModel
 from glissando.state import State
 
@@ -103,7 +103,7 @@ class Stepper(nn.Module):
             if own:
                 fix = (
                     f"{', '.join(own)} is not of this library: a loop over time steps, or a branch that depends on "
-                    "values, cannot be traced. Give it a form with glissando.export.register_form"
+                    "values, cannot be traced. Give it a method `export_form`"
                 )
             raise Refused(f"the {what} cannot be traced: {type(error).__name__}: {reason}. {fix}") from error
 

@@ -12,7 +12,7 @@ import torch
 from glissando.errors import ConfigError, unknown_name
 from glissando.export import check, readme
 from glissando.export.check import Check
-from glissando.export.forms.base import grows
+from glissando.export.forms import grows
 from glissando.export.graph import Stepper
 from glissando.export.manifest import MANIFEST, graph_manifest, write_json, write_tokenizer
 from glissando.export.request import Request

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glissando.errors import MissingExtraError
-from glissando.export.forms.base import Refused
+from glissando.errors import MissingExtraError, Refused
 from glissando.export.graph import BATCH, TIME, Stepper
 
 WEIGHTS = "weights.bin"

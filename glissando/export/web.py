@@ -18,8 +18,7 @@ from typing import Any
 
 from glissando.cache_directory import cache_dir
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer
-from glissando.errors import ConfigError, DataError
-from glissando.export.forms.base import Refused
+from glissando.errors import ConfigError, DataError, Refused
 from glissando.storage import write_atomic
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"

@@ -1,7 +1,7 @@
 """Growing a trained model without changing what it computes.
 
 Width, heads, MLPs and states are tiled, with noise in opposite pairs so that the copies diverge; see
-glissando.growth.lifts, and docs/growth.md for why each step is exact. New layers start as the identity. What a new
+glissando.widening, and docs/growth.md for why each step is exact. New layers start as the identity. What a new
 size would change silently is pinned in the configuration: head size, RoPE's frequencies, the softmax's scale, hidden
 widths.
 
@@ -26,16 +26,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from glissando.block import mlp_hidden
+from glissando.block import Block, mlp_hidden
 from glissando.errors import ConfigError
-from glissando.growth.depths import begin, grown_depth
-from glissando.growth.lifts import Grows, Table
-from glissando.growth.models import model_table
-from glissando.growth.rules import MIXER_RULES, Growth, mixer_rule
-from glissando.mixers import MIXERS, Mixer
-from glissando.model import LanguageModel, ModelConfig
+from glissando.mixers import MIXERS, Mixer, method_of
+from glissando.model import ComplexHead, LanguageModel, ModelConfig
+from glissando.widening import Grows, Growth, Reads, Table, append, grow_norm, linear, tables, tile, under
 
 
 def grow(
@@ -119,7 +116,7 @@ def grow_by(model: LanguageModel, by: Growth) -> Grown:
                 f"{name} is {list(old[name].shape)} and {list(new[name].shape)}, its growth table has {shapes}"
             )
         new[name].copy_(grows.value(old[name], new[name], by.noise, generator))
-    begin(model.depth, grown.depth)
+    _begin(model.depth, grown.depth)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     for name, parameter in grown.named_parameters():
         if name in frozen:
@@ -139,9 +136,9 @@ def grown_config(model: LanguageModel, by: Growth) -> ModelConfig:
     config.vocab_size = _grown_vocabulary(c.vocab_size, by)
     _grow_mlp(config, model.width, by)
     _require_axes(model, by)
-    grown = [mixer_rule(MIXERS.class_of(o)).options(o, model.width, by) for o in _used_options(model)]
+    grown = [method_of(MIXERS.class_of(o), "grow", "grow")(o, model.width, by) for o in _used_options(model)]
     config.mixer = [*grown, *copy.deepcopy(c.mixers[len(grown) :])] if isinstance(c.mixer, list) else grown[0]
-    config.depth = grown_depth(model.depth, c.depth, by)
+    config.depth = method_of(model.depth, "grow", "grow")(c.depth, by)
     if by.dropout == "published":  # the Minimal Transformer's rule; logits in evaluation mode do not depend on it
         share = min(0.1, 0.5 * config.hidden_size / 256)
         config.block.mixer_dropout, config.block.mlp_dropout = share, share if config.block.mlp.kind != "none" else 0.0
@@ -181,19 +178,51 @@ def _require_axes(model: LanguageModel, by: Growth) -> None:
     """Raise ConfigError for an axis of mixers that none of this model's has."""
     names = sorted({MIXERS.kind_of(options) for options in _used_options(model)})
     for axis in ("heads", "state", "head_size"):
-        if getattr(by, axis) is not None and not any(axis in mixer_rule(MIXERS[name]).axes for name in names):
-            users = ", ".join(
-                name for name in MIXERS if MIXERS[name] in MIXER_RULES and axis in mixer_rule(MIXERS[name]).axes
-            )
+        if getattr(by, axis) is not None and not any(axis in growth_axes(MIXERS[name]) for name in names):
+            users = ", ".join(name for name in MIXERS if axis in growth_axes(MIXERS[name]))
             raise ConfigError(
                 f"grow: {axis} {getattr(by, axis)} was given, and this model's mixer is {', '.join(names)}, which has "
                 f"none to grow; {users} would. Leave it out"
             )
 
 
+def growth_axes(mixer: type[Mixer]) -> frozenset[str]:
+    """Which of `heads`, `state` and `head_size` a class of mixers can grow."""
+    return getattr(mixer, "growth_axes", frozenset())
+
+
+def model_table(model: LanguageModel, grown: LanguageModel) -> Table:
+    """How every parameter and buffer goes into those of `grown`."""
+    size = tile(model.config.hidden_size, grown.config.hidden_size)
+    pair = model.width // model.config.hidden_size
+    width = size * tile(pair, pair)
+    words = append(model.config.vocab_size, grown.config.vocab_size)
+    table = under("embedding", {"weight": Grows(words, size)})
+    table |= under("depth", method_of(model.depth, "growth", "grow")(grown.depth, width))
+    if model.position_embedding is not None:
+        places = model.position_embedding.num_embeddings
+        table |= under("position_embedding", {"weight": Grows(tile(places, places), size)})
+    table |= tables({"lift": linear(model.lift, width, size), "norm": grow_norm(model.norm, width)})
+    if isinstance(model.head, ComplexHead):
+        bias = {} if model.head.bias is None else {"bias": Grows(words, tile(2, 2))}
+        table |= under("head", {"weight": Grows(words, Reads(size), tile(2, 2)), **bias})
+    elif isinstance(model.head, nn.Linear):
+        table |= under("head", linear(model.head, words, width))
+    return table if model.head_bias is None else table | {"head_bias": Grows(words)}
+
+
+def _begin(depth: nn.Module, grown: nn.Module) -> None:
+    """Make the blocks that `grown` has and `depth` has not the identity."""
+    old = {name for name, module in depth.named_modules() if isinstance(module, Block)}
+    blocks = {name: module for name, module in grown.named_modules() if isinstance(module, Block)}
+    for name, block in blocks.items():
+        if name not in old:
+            block.begin_after([blocks[other] for other in blocks if other in old])
+
+
 def _require_whole(table: Table, old: dict[str, Tensor]) -> None:
     missing = sorted(set(old) - set(table))
     if missing:
         raise ConfigError(
-            f"grow: no rule for how {', '.join(missing[:6])} grow; add them to its table in glissando.growth"
+            f"grow: the method `growth` of a part leaves out {', '.join(missing[:6])}; add them to its table"
         )

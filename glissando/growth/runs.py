@@ -5,22 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from glissando.checkpoints import saved_step
 from glissando.config import to_dict
 from glissando.errors import ConfigError
 from glissando.growth import Grown, Growth, grow_by
-from glissando.growth.lifts import Grows
-from glissando.growth.moments import checkpoint_moments, grow_moments, read_moments, write_moments
-from glissando.growth.shares import Share
 from glissando.imports import copies
 from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.runs import Run
-from glissando.training.config import OPTIMIZERS
+from glissando.training.moments import POWERS, Moments, checkpoint_moments, read_moments, write_moments
+from glissando.training.shares import Share, held_shares, noted
+from glissando.widening import Grows
 
 
 def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
@@ -46,8 +43,8 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     copies(run.source or run.path, before)  # what it lacks is found before anything is made
     config = {name: value for name, value in before.items() if name not in ("start_from", "grown")}
     config["model"] = to_dict(grown.model.config)
-    if noted := record(grown, before.get("grown", {}), _held(before, checkpoint)):
-        config["grown"] = noted
+    if grown_shares := record(grown, before.get("grown", {}), held_shares(before, checkpoint)):
+        config["grown"] = grown_shares
     new = Run.create(out)
     if (tokenizer := run.read_tokenizer()) is not None:
         new.write_tokenizer(tokenizer)
@@ -69,30 +66,16 @@ def record(grown: Grown, before: Mapping[str, list[float]], held: float = 1.0) -
         if isinstance(grows, Grows):
             share, copies = share * grows.share, copies * grows.copies
         if (share, copies) != (1.0, 1.0):
-            found[name] = _noted(share, copies, _released(old, held))
+            found[name] = noted(share, copies, old.released_by(held))
     return found
 
 
-def remembered(run: Run) -> dict[str, list[float]]:
-    """What the next training has to remember of a run's growth: its record, with what its own training has released."""
-    before = run.read_config()
-    held = _held(before, run.checkpoint or run.own_checkpoint())
-    shares = {name: Share(*noted) for name, noted in before.get("grown", {}).items()}
-    return {name: _noted(old.share, old.copies, _released(old, held)) for name, old in shares.items()}
-
-
-def _released(share: Share, held: float) -> float:
-    return share.rate**held / share.share
-
-
-def _noted(share: float, copies: float, released: float) -> list[float]:
-    return [float(share), float(copies), *([float(released)] if released != 1.0 else [])]
-
-
-def _held(config: Mapping[str, Any], checkpoint: Path | None) -> float:
-    """How much of growth's shares is left at the end of a run's training, see AdamWOptions."""
-    options = OPTIMIZERS.read(config.get("training", {}).get("optimizer", {}))
-    return 1.0 if checkpoint is None else options.held(saved_step(checkpoint))
+def grow_moments(moments: Moments, grown: Grown) -> Moments:
+    """Those of the grown model's parameters; what is new starts without."""
+    return {
+        name: {key: grown.moment(name, value, POWERS[key]) if key in POWERS else value for key, value in own.items()}
+        for name, own in moments.items()
+    }
 
 
 @torch.no_grad()

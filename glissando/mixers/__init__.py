@@ -1,4 +1,5 @@
-"""Axis one: how position t attends to positions <= t. One file a mixer; `register_mixer` adds one from any file."""
+"""Axis one: how position t attends to positions <= t. One folder a family; `register_mixer` adds a mixer from any
+file."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from glissando.mixers.base import (
     ContextError,
     Memo,
     Mixer,
+    Picture,
     Signal,
     build_mixer,
+    method_of,
     register_mixer,
     require_accepted,
 )
@@ -33,12 +36,14 @@ __all__ = [
     "LiquidConfig",
     "Memo",
     "Mixer",
+    "Picture",
     "Signal",
     "Spectral",
     "SpectralConfig",
     "Tau",
     "TauConfig",
     "build_mixer",
+    "method_of",
     "register_mixer",
     "require_accepted",
 ]

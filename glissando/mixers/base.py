@@ -8,18 +8,39 @@
 The split law: forward(ab) equals forward(a) followed by forward(b, state), in values and in gradients.
 With `state=None` a sequence starts from nothing and no state is returned: that is how training runs.
 `glissando.testing.check_mixer` tries the laws on any class.
+
+What else is known about a mixer it returns by further methods, as plain data. Each is optional: without them a mixer
+trains, streams, serves and is compared all the same, and what is missing is named where it is asked for.
+
+    flops(length)                   (products, other): operations per token beside those of its linear maps, see
+                                    glissando.flops
+    growth_axes                     which of `heads`, `head_size` and `state` can be grown
+    grow(options, hidden_size, by)  static: its options once it has grown by a glissando.widening.Growth, with all that
+                                    would follow from the width pinned; raises ConfigError for what cannot be exact
+    growth(grown, width)            a glissando.widening.Table: how its parameters and buffers go into those of `grown`,
+                                    which was built from these options; `width` lifts x
+    silenced()                      the parameters that its output is linear in: zeros there silence it
+    begin_like(other)               copy from the same mixer of another layer what a new one cannot know by itself
+    observed, observe(x, ctx)       names, and a number () for each: columns of the training log, means over layers; of
+                                    NAME/first the first layer's
+    warnings(row)                   what is wrong with a row of the log, by kind: (category, message)
+    pictures(x, ctx)                for the playground: a list of Picture, a number for each token
+    base_rates()                    decay and angular frequency of each channel per token; `evaluate --plots` draws them
+    lower(builder, x)               its compiled decoding step, see docs/decoding.md
+    export_form(capacity)           the module that is traced in its place, see docs/export.md; or raises Refused
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from glissando.config import Registry
+from glissando.errors import ConfigError
 from glissando.state import State
 
 Signal = Literal["mask", "dt", "control"]
@@ -108,12 +129,49 @@ class Mixer(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Start the parameters that a model's own initialisation of linear maps does not."""
 
+    def silenced(self) -> list[nn.Parameter]:
+        """The parameters that the output is linear in: those of `out`, where it is a linear map."""
+        out = getattr(self, "out", None)
+        return list(out.parameters()) if isinstance(out, nn.Linear) else []
+
+    def begin_like(self, other: Any) -> None:
+        """Copy from the same mixer of another layer what a new one cannot know by itself."""
+
     def context(self, ctx: Context | None) -> Context:
         """`ctx`, an empty one if None. Raises ContextError for a signal that this mixer does not accept."""
         if ctx is None:
             return EMPTY
         require_accepted(ctx, self.accepts, f"mixer {type(self).__name__}")
         return ctx
+
+
+class Picture(NamedTuple):
+    """Numbers over the tokens of a text, which the playground draws.
+
+    name    of the picture
+    title   a heading
+    about   what a number is, in a sentence
+    unit    of the numbers; empty for none
+    log     whether colours should be logarithmic
+    values  (T,), or (rows, T) with their names in `rows`, the first at the bottom
+    """
+
+    name: str
+    title: str
+    about: str
+    unit: str
+    log: bool
+    values: Tensor
+    rows: tuple[str, ...] = ()
+
+
+def method_of(part: nn.Module | type[nn.Module], name: str, purpose: str) -> Any:
+    """The optional method of a mixer or a depth. Raises ConfigError, which names it, where it has none."""
+    method = getattr(part, name, None)
+    if method is None:
+        cls = part if isinstance(part, type) else type(part)
+        raise ConfigError(f"{purpose}: {cls.__name__} has no method `{name}`; docs/contract.md says what it returns")
+    return method
 
 
 #: mixers by name

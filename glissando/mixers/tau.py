@@ -34,15 +34,29 @@ from torch import Tensor, nn
 from glissando import laplacian as graphs
 from glissando.config import options, starting
 from glissando.errors import ConfigError, nearest
-from glissando.mixers.base import Context, Mixer, initialized, placement, register_mixer
+from glissando.mixers.base import Context, Mixer, Picture, initialized, placement, register_mixer
 from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import shifted
 from glissando.mixers.tau_cache import Projected, TauCache, TauState
+from glissando.mixers.tau_observation import OBSERVED, attention_entropy, collapses, observe_tau
 from glissando.ops.energy import energy
 from glissando.ops.rope import rotate, rotation_after
 from glissando.ops.tau_attention import attend, exponents
 from glissando.precision import exact
+from glissando.widening import (
+    Grows,
+    Growth,
+    Lift,
+    Table,
+    append,
+    append_pairs,
+    join,
+    leaning_tile,
+    linear,
+    tables,
+    tile,
+)
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -256,6 +270,110 @@ class Tau(Mixer):
             weights = weights * (0.5 * (self.log_edges + self.log_edges.T)).exp()
         weights = weights - weights.diag().diag()
         return weights.sum(-1).diag() - weights
+
+    growth_axes = frozenset({"heads", "head_size"})
+    observed, warnings = OBSERVED, staticmethod(collapses)
+
+    def flops(self, length: int) -> tuple[float, float]:
+        """x'L of every query and key where L is no diagonal, and p v."""
+        energies = 0 if self.config.laplacian_weights == "diagonal" else self.key_size**2
+        return 2.0 * self.sides * self.heads * energies + 2.0 * self.heads * self.head_size * length, 0.0
+
+    @staticmethod
+    def grow(options: TauConfig, hidden_size: int, by: Growth) -> TauConfig:
+        """Heads times a factor. Larger heads: values get new features, and keys are tiled, with L' = diag(L, L),
+        eps' = 2 eps and every part rotated alike; new features of 0 would alter the energy's eps and never learn."""
+        heads, groups = by.factor("heads"), options.value_heads or options.heads
+        size = options.head_size or hidden_size // groups
+        key_size, new = options.key_size or size, by.head_size or size
+        if new % size:
+            raise ConfigError(f"head_size of `tau` must be a multiple of its {size}, as keys are tiled; got {new}")
+        times = new // size
+        return replace(
+            options,
+            heads=options.heads * heads,
+            value_heads=None if options.value_heads is None else options.value_heads * heads,
+            head_size=new,
+            key_size=key_size * times,
+            rope_repeat=options.rope_repeat * times if options.rope else 1,
+            eps=options.eps * times,
+            value_width=None if options.value_rotation is None else options.value_width or size,
+            laplacian=options.laplacian if times == 1 else "saved",
+        )
+
+    def growth(self, grown: Tau, width: Lift) -> Table:
+        heads, groups = tile(self.heads, grown.heads), tile(self.value_heads, grown.value_heads)
+        rotated = self.config.value_rotation is not None
+        size = (append_pairs if rotated else append)(self.head_size, grown.head_size)
+        key = tile(self.key_size, grown.key_size)
+        queries = heads * leaning_tile(self.key_size, grown.key_size)
+        table = tables(
+            {
+                "qk": linear(self.qk, join(*[queries] * self.sides), width),
+                "v": linear(self.v, groups * size, width),
+                "out": linear(self.out, width, heads * size),
+                "gate": linear(self.gate, heads * size, width),
+                "importance": linear(self.importance, heads, width),
+                "forget": linear(self.forget, heads, width),
+            }
+        )
+        edges = {} if self.log_edges is None else {"log_edges": Grows(*[key] * self.log_edges.ndim)}
+        diagonal = torch.block_diag(*[self.laplacian] * key.copies)
+        return table | edges | {"log_temperature": Grows(heads), "tau": self.tau, "laplacian": diagonal}
+
+    @torch.no_grad()
+    def begin_like(self, other: Tau) -> None:
+        """tau is one number for the model, and L comes with the weights."""
+        self.tau.copy_(other.tau)
+        self.laplacian.copy_(other.laplacian)
+
+    def observe(self, x: Tensor, ctx: Context) -> dict[str, Tensor]:
+        return observe_tau(self, x, ctx)
+
+    def pictures(self, x: Tensor, ctx: Context) -> list[Picture]:
+        queries = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        projected = self.project(x, self.energies(x))
+        keys = attention_entropy(projected, queries)[0].exp().mean(0)
+        about = "Among how many earlier tokens a layer's attention is spread: exp of its entropy, the mean over heads."
+        number = "The one number by which a key is found, E / (E + tau) in [0, 1): the mean over heads."
+        return [
+            Picture("effective_keys", "Effective keys", about, "tokens", True, keys),
+            Picture("lambda", "Lambda of the keys", number, "", False, projected.k[0].mean(0)),
+        ]
+
+    def lower(self, builder: Any, x: int) -> tuple[int, Any]:
+        c, heads, groups, size, key_size = self.config, self.heads, self.value_heads, self.head_size, self.key_size
+        vectors = self.sides * heads
+        parts = builder.linear(self.qk.weight, None, x)
+        if c.rope:
+            part = key_size // c.rope_repeat
+            builder.rotate(parts, builder.rope(part, c.rope_base, part), vectors * c.rope_repeat, part)
+        matrix, lambdas = self.matrix(), builder.register(vectors)
+        constants = builder.number(c.eps, float(self.tau))
+        is_diagonal = matrix.ndim == 1
+        builder.emit("TAU_LAMBDAS", parts, lambdas, vectors, key_size, builder.weights(matrix), is_diagonal, constants)
+        v = builder.linear(self.v.weight, None, x)
+        table = None
+        if c.value_rotation is not None:
+            table = builder.rope(size, c.value_rotation, c.value_width or size)
+            builder.rotate(v, table, groups, size)
+        biases, e, total = builder.key_biases(self.forget, self.importance, x, heads)
+        keys, values = builder.keep_slots(heads), builder.keep_slots(groups, size)
+        latest = builder.keep_fixed(heads) if self.shifts else None
+        y, temperature = builder.register(heads * size), builder.weights(self.log_temperature.float().exp())
+        sizes = (heads, groups, size, self.forget is not None, self.importance is not None, self.shifts)
+        places = (keys.at, values.at, *builder.places(e, total, latest))
+        builder.emit("TAU", lambdas, lambdas + heads, v, y, biases, *places, temperature, *sizes)
+        if table is not None:
+            builder.rotate(y, table, heads, size, -1)
+        if self.gate is not None:
+            y = builder.silu_product(builder.linear(self.gate.weight, None, x), y, heads * size)
+        return builder.linear(self.out.weight, None, y), TauState(keys, values, e, total, latest, builder.filled)
+
+    def export_form(self, capacity: int) -> nn.Module:
+        from glissando.mixers.tau_export import fixed_tau
+
+        return fixed_tau(self, capacity)
 
 
 def starting_laplacian(source: str, size: int) -> Tensor:

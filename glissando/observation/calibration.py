@@ -21,12 +21,12 @@ from torch import Tensor
 
 from glissando.data.base import Batch
 from glissando.errors import ConfigError, TrainingError
+from glissando.evaluation.observe import show
 from glissando.evaluation.scoring import accepted_control, to_device
 from glissando.mixers import Context
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel
 from glissando.observation.calibration_options import DriftOptions, FixedOptions, PeriodicOptions, StartOptions
-from glissando.observation.observe import show
 from glissando.sharding import all_gathered
 from glissando.training.hook import Hook
 from glissando.training.loop import Loop

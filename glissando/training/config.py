@@ -163,7 +163,7 @@ class RunConfig:
     start_from  the run whose weights and tokenizer training starts with (--from on the command line)
     stages      trainings in a row, each from the end of the one before; see glissando.stages
     grown       what growth has left to remember: [share, copies, released] by parameter, see
-                glissando.growth.shares.Share; it comes with the run that is started from
+                glissando.training.shares.Share; it comes with the run that is started from
     imports     the Python files that registered what the run is made of (--import on the command line)
     """
 

@@ -21,14 +21,11 @@ from glissando.data.base import Corpus
 from glissando.data.corpora import CORPORA, build_corpus
 from glissando.errors import ConfigError, RunError, Stopped
 from glissando.fabric import seed_everything
-from glissando.growth.moments import Moments, optimizer_of, read_moments
-from glissando.growth.runs import remembered
 from glissando.loading import BASE, load
 from glissando.loggers import WANDB
 from glissando.metrics import read_metrics, summarize, summary_lines
 from glissando.model import LanguageModel, ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS
-from glissando.observation.log import Observation
 from glissando.precision import flushed_subnormals, resolved_precision
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
 from glissando.runs import CONFIG, METRICS, SUMMARY, Run, config_text
@@ -39,7 +36,10 @@ from glissando.training.hook import Hook
 from glissando.training.length import BUDGETS
 from glissando.training.loop import Loop
 from glissando.training.mirroring import Mirroring, new_place, old_place
+from glissando.training.moments import Moments, optimizer_of, read_moments
+from glissando.training.observation import Observation
 from glissando.training.progress import Progress
+from glissando.training.shares import remembered
 from glissando.training.start import keep_base, load_start, start_tokenizer
 from glissando.training.state import TrainState
 from glissando.urls import is_url

@@ -25,7 +25,6 @@ from glissando.errors import ConfigError, DivergenceError, NotFiniteError, Train
 from glissando.evaluation.scoring import Score, merged, score_part, to_device
 from glissando.fabric import seed_everything
 from glissando.generation import generate, tokens_left, visible
-from glissando.growth.shares import shares
 from glissando.loggers import loggers
 from glissando.metrics import Metrics, append, part_norms, part_of
 from glissando.model import LanguageModel
@@ -49,6 +48,7 @@ from glissando.training.objective import Objective
 from glissando.training.optimizer import build_optimizer, freeze, optimizer_state, put_optimizer_state, set_rates
 from glissando.training.saving import Saving, group_of_writers
 from glissando.training.schedules import SCHEDULES
+from glissando.training.shares import shares
 from glissando.training.state import Sums, TrainState, over_processes, read_shards
 from glissando.training.stopping import Stopping
 

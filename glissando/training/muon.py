@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glissando.growth.shares import Share
 from glissando.precision import computes_bfloat16
 from glissando.sharding import gathered, place
 from glissando.training.config import MuonOptions
+from glissando.training.shares import Share
 
 #: a, b and c of a step, by Jordan et al.
 _STEP = (3.4445, -4.775, 2.0315)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from glissando.errors import ConfigError
-from glissando.growth.shares import Share, shares
 from glissando.sharding import copied, is_sharded, local, place
 from glissando.training.config import AdamWOptions, MuonOptions
 from glissando.training.muon import MuonWithAdamW, growth_rate
+from glissando.training.shares import Share, shares
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> None:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from glissando.data.base import IGNORED
 from glissando.data.pairs import Pair, ShiftCorpus
 from glissando.evaluation.scoring import wilson
-from glissando.flops import applications
 from glissando.model import LanguageModel
 from research.audit.claim import Finding, Plan
 from research.audit.training import logits_of, parameters, seeded
@@ -357,7 +356,7 @@ def _steps(plan: Plan) -> int:
 def _one(plan: Plan, options: tuple[tuple[str, Any], ...], dropout: float | None, seed: int) -> float:
     model = seeded(seed, lambda: SHAPES["4,576"].build(**dict(options)))
     if dropout is not None:
-        for block, _ in applications(model.depth):
+        for block, _ in model.depth.applications():
             block.mixer_dropout, block.mlp_dropout = nn.Dropout(dropout), nn.Dropout(dropout)
     _ours(model, endless(OUR_ROWS, seed), _steps(plan), seed)
     return answers(model, unseen(32 if plan.quick else HELD_OUT)).nats

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from glissando import laplacian as graphs
+from glissando.evaluation.observe import observe
 from glissando.model import LanguageModel
 from glissando.observation.calibration import key_energies, set_tau, tau_mixers
-from glissando.observation.observe import observe
 from research.audit.claim import Finding, Plan
 from research.audit.training import (
     Curve,

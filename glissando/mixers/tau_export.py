@@ -6,10 +6,9 @@ import copy
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from glissando.export.forms.attention import fixed_slots
-from glissando.export.forms.base import register_form
+from glissando.mixers.attention.export import fixed_slots
 from glissando.mixers.slots import at_last, latest_of
 from glissando.mixers.tau import Tau
 from glissando.mixers.tau_cache import Projected, TauCache, _continued
@@ -52,9 +51,8 @@ class FixedCache(TauCache):
         return y, FixedTauState(k, v, e, total, latest_of(p.q, counts, state.latest), state.position + counts)
 
 
-@register_form(Tau)
-def form(mixer: nn.Module, capacity: int) -> nn.Module:
-    assert isinstance(mixer, Tau)
+def fixed_tau(mixer: Tau, capacity: int) -> Tau:
+    """The mixer with a fixed cache."""
     fixed = copy.copy(mixer)
     fixed.cache = FixedCache(mixer.cache, capacity)
     return fixed

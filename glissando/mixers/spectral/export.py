@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.export.forms.base import register_form
 from glissando.mixers.base import Context
-from glissando.mixers.spectral import Spectral, SpectralState
+from glissando.mixers.spectral.layer import Spectral, SpectralState
 from glissando.ops.loop import over_time
 from glissando.ops.phase_gate import phases
 from glissando.precision import exact
@@ -77,9 +76,3 @@ def _turning(keep: Tensor, turn: Tensor, real: Tensor, imag: Tensor | None, h0: 
 
     h, (last,) = over_time(step, (h0,), (keep.expand_as(real), entry))
     return h, last
-
-
-@register_form(Spectral)
-def form(mixer: nn.Module, capacity: int) -> nn.Module:
-    assert isinstance(mixer, Spectral)
-    return PairedSpectral(mixer)

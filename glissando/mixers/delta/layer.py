@@ -35,6 +35,7 @@ al. 2025, arXiv 2502.10297; a decay a channel: Kimi Team 2025, arXiv 2510.26692;
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -52,6 +53,7 @@ from glissando.ops.plain import underlying
 from glissando.ops.precise import angle_sum, double, widest
 from glissando.ops.rms_norm import rms_norm
 from glissando.precision import exact, without_autocast
+from glissando.widening import Grows, Growth, Lift, Table, join, linear, tables, tile
 
 #: radians that a token may turn: float64 holds their fraction of a turn to 3e-7
 _RESOLVED = 1e9
@@ -215,6 +217,55 @@ class Delta(Mixer):
         y = o.flatten(2).to(x.dtype)
         y = self.out(y * F.silu(gate) if c.output_gate else y)
         return y, None if state is None else DeltaState(s.to(before.s.dtype), latest)
+
+    growth_axes = frozenset({"heads"})
+
+    def flops(self, length: int) -> tuple[float, float]:
+        """S^T k and k u' of each write, and S^T q: the definition's cost, whatever a chunked form spends."""
+        return 0.0, (4.0 * self.config.writes + 2.0) * self.heads * self.key_size * self.value_size
+
+    @staticmethod
+    def grow(options: DeltaConfig, hidden_size: int, by: Growth) -> DeltaConfig:
+        """Heads times a factor, of the same size."""
+        size, heads = options.key_size or hidden_size // options.heads, options.heads * by.factor("heads")
+        return replace(options, heads=heads, key_size=size, value_size=options.value_size or size)
+
+    def growth(self, grown: Delta, width: Lift) -> Table:
+        heads, writes = tile(self.heads, grown.heads), self.config.writes
+        parts = []
+        for part, size in enumerate(self.sizes):
+            times = writes if part in (1, 2, 3) else 1  # k, v and z of each write
+            inner = size // (times * self.heads)
+            if size:
+                parts.append(tile(times, times) * heads * tile(inner, inner))
+        rates, values = tile(self.rates, self.rates), tile(self.value_size, self.value_size)
+        table: Table = {
+            **tables(
+                {"project": linear(self.project, join(*parts), width), "out": linear(self.out, width, heads * values)}
+            ),
+            "log_rate": Grows(heads, rates),
+            "decay_bias": Grows(heads, rates),
+            "write_bias": Grows(heads),
+            "norm": Grows(values),
+        }
+        pairs = self.key_size // 2
+        return table if self.omega is None else table | {"omega": Grows(heads, tile(pairs, pairs))}
+
+    def lower(self, builder: Any, x: int) -> tuple[int, Any]:
+        c, h, keys, values = self.config, self.heads, self.key_size, self.value_size
+        shifts = c.keys == "previous"
+        s = builder.keep_fixed(h, keys, values)
+        latest = builder.keep_fixed(h, keys) if shifts else None
+        parts, y = builder.linear(self.project.weight, None, x), builder.register(h * values)
+        work = builder.register(values + keys // 2)
+        rates = 8 * self.log_rate.float().exp()
+        omega = [] if self.omega is None else [self.omega]
+        vectors = builder.weights(rates, self.decay_bias, self.write_bias, self.norm, *omega)
+        sizes = (h, keys, values, c.writes, self.rates, self.rotates, c.transition == "reflect", shifts)
+        builder.emit("DELTA", parts, y, vectors, s.at, -1 if latest is None else latest.at, work, 0, *sizes)
+        if c.output_gate:
+            y = builder.silu_product(parts + sum(self.sizes[:-1]), y, h * values)
+        return builder.linear(self.out.weight, None, y), DeltaState(s, latest)
 
     def _strengths(self, write: Tensor, rate: Tensor, dt: Tensor | float, gaps: bool) -> tuple[Tensor, Tensor]:
         """e and b (B, T, writes, H) for the rates 1 / tau; `gaps` where dt may be long."""

@@ -1,4 +1,4 @@
-"""What the optimizer keeps of a run's parameters, through growth: AdamW's moments, Muon's momentum."""
+"""What the optimizer keeps of a run's parameters: AdamW's moments, Muon's momentum."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 from torch import Tensor
 
 from glissando.checkpoints import saved_optimizer
-from glissando.growth.grow import Grown
 from glissando.runs import OPTIMIZER, Run
 
 #: the optimizer's tensors of each parameter, by its names for them
 Moments = dict[str, dict[str, Tensor]]
 
 #: of what power of the gradient a tensor is a mean
-_POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum_buffer": 1}
+POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum_buffer": 1}
 #: the number of gradients that AdamW has averaged
 _COUNT = "step"
 
@@ -26,7 +25,7 @@ def checkpoint_moments(checkpoint: Path) -> Moments:
     Raises RunError if it is damaged.
     """
     saved = saved_optimizer(checkpoint)
-    known = {*_POWERS, _COUNT}
+    known = {*POWERS, _COUNT}
     return saved if all(isinstance(own, dict) and known.issuperset(own) for own in saved.values()) else {}
 
 
@@ -35,14 +34,6 @@ def optimizer_of(moments: Moments) -> str | None:
     if not moments:
         return None
     return "muon" if any("momentum_buffer" in own for own in moments.values()) else "adamw"
-
-
-def grow_moments(moments: Moments, grown: Grown) -> Moments:
-    """Those of the grown model's parameters; what is new starts without."""
-    return {
-        name: {key: grown.moment(name, value, _POWERS[key]) if key in _POWERS else value for key, value in own.items()}
-        for name, own in moments.items()
-    }
 
 
 def write_moments(run: Run, moments: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from glissando.export.forms.base import register_form
-from glissando.mixers.attention import Attention, _lowered
+from glissando.mixers.attention.layer import Attention, _lowered
 from glissando.mixers.base import placement
 from glissando.mixers.slots import at_last, latest_of
 from glissando.state import zeros_position
@@ -96,9 +95,3 @@ def fixed_window(position: Tensor, size: int) -> Any:
         return joined[:, :, -size:].clone(), joined
 
     return put
-
-
-@register_form(Attention)
-def form(mixer: nn.Module, capacity: int) -> nn.Module:
-    assert isinstance(mixer, Attention)
-    return FixedAttention(mixer, capacity)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from glissando.mixers import Context, Tau
+from glissando.mixers.base import Context
 from glissando.mixers.tau_cache import Projected
 from glissando.ops.precise import double, wide_to_double
 from glissando.ops.tau_attention import exponents
+
+if TYPE_CHECKING:
+    from glissando.mixers.tau import Tau
+
+#: columns of the training log; those of the first layer too, from whose energies tau is calibrated
+_ENERGIES = ("energy_p05", "energy_p50", "energy_p95")
+_MEASURED = (*_ENERGIES, "tau", "temperature", "attention_entropy", "effective_keys", "effective_share")
+OBSERVED = (*_MEASURED, *(f"{name}/first" for name in _ENERGIES))
 
 #: attention entropy is the mean over so many queries of a row
 _QUERIES = 16
@@ -27,7 +36,7 @@ class CollapseWarning(UserWarning):
     """Tau attention weighs all keys nearly alike."""
 
 
-def observe_tau(mixer: Tau, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
+def observe_tau(mixer: Tau, x: Tensor, ctx: Context) -> dict[str, Tensor]:
     """Quantiles of the keys' energies, tau, the mean of T, and how attention spreads over the keys.
 
     Entropy -sum_j p_ij log p_ij in nats, effective keys exp(entropy), and their share of the keys that query i sees
@@ -42,7 +51,8 @@ def observe_tau(mixer: Tau, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
     entropy = attention_entropy(projected, queries)
     effective = entropy.exp()
     share = effective / (queries.to(effective.device) + 1).unsqueeze(1)
-    return p05, p50, p95, mixer.tau, projected.temperature.mean(), entropy.mean(), effective.mean(), share.mean()
+    means = projected.temperature.mean(), entropy.mean(), effective.mean(), share.mean()
+    return dict(zip(_MEASURED, (p05, p50, p95, mixer.tau, *means), strict=True))
 
 
 def attention_entropy(p: Projected, queries: Tensor) -> Tensor:

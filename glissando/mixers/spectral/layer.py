@@ -24,6 +24,7 @@ De et al. 2024 (RG-LRU), arXiv 2402.19427, eq. 3; complex diagonal recurrences: 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -32,14 +33,15 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options, starting
-from glissando.errors import ConfigError
-from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer
+from glissando.errors import ConfigError, NotCompiled
+from glissando.mixers.base import Context, Mixer, Picture, initialized, last_real, placement, register_mixer
 from glissando.mixers.memory import starting_turns
 from glissando.ops.phase_gate import phase_gate
 from glissando.ops.rational_filter import rational_filter
 from glissando.ops.scan import scan, scan_pairs
 from glissando.precision import exact, without_autocast
 from glissando.state import zeros_position
+from glissando.widening import Grows, Growth, Lift, Table, join, linear, spread, tables, tile
 
 
 @options
@@ -211,6 +213,73 @@ class Spectral(Mixer):
             return y, SpectralState(last.to(state.h.dtype), state.position + h.shape[1])
         counts = ctx.counts(h)
         return y, SpectralState(last_real(h, counts, state.h), state.position + counts)
+
+    growth_axes = frozenset({"state"})
+
+    def flops(self, length: int) -> tuple[float, float]:
+        """The recurrence, and the filter's two transforms."""
+        n = self.channels
+        return 0.0, 8.0 * n + (10.0 * n * math.log2(n) if self.config.filter else 0.0)
+
+    @staticmethod
+    def grow(options: SpectralConfig, hidden_size: int, by: Growth) -> SpectralConfig:
+        """Channels times a factor; without projections they are the width's."""
+        if options.projections:
+            return replace(options, channels=(options.channels or hidden_size) * by.factor("state"))
+        if by.factor("state") != by.width:
+            raise ConfigError(
+                f"state {by.state} was given, but without projections the channels of `spectral` are the width: "
+                "grow that, and leave state out"
+            )
+        return options
+
+    def growth(self, grown: Spectral, width: Lift) -> Table:
+        """A tile of k has content in every k-th Fourier bin alone, k times as much: F' = F and G' = G / k there."""
+        n = tile(self.channels, grown.channels)
+        bins, pair = spread(self.channels, grown.channels), tile(2, 2)
+        table: Table = {"log_gamma": Grows(n), "omega": Grows(n), "modulation": Grows(n)}
+        if self.config.filter:
+            table |= {"numerator": Grows(bins, pair), "denominator": Grows(bins, pair, scale=1 / n.copies)}
+        if self.config.phase_gate:
+            table |= {"gate_alpha": Grows(n), "gate_beta": Grows(n)}
+        if self.config.projections:
+            parts = [n * tile(size // self.channels, size // self.channels) for size in self.sizes if size]
+            table |= tables({"project": linear(self.project, join(*parts), width)})
+            table |= tables({"out": linear(self.out, width, n * pair)})
+            table |= {} if self.decay_bias is None else {"decay_bias": Grows(n)}
+        return table
+
+    def pictures(self, x: Tensor, ctx: Context) -> list[Picture]:
+        about = "How long a layer's kernels remember: the median of 1 / gamma over its channels."
+        times = self.decay_times(x)[0].quantile(0.5, -1)
+        return [Picture("decay_times", "Kernel decay times", about, "tokens", True, times)]
+
+    def lower(self, builder: Any, x: int) -> tuple[int, Any]:
+        c, n = self.config, self.channels
+        for option in ("filter", "phase_gate"):
+            if getattr(c, option):
+                raise NotCompiled(f"spectral.{option}")
+        constants, h = self._derive(), builder.keep_fixed(n, 2)
+        state: Any = SpectralState(h, builder.filled)
+        y = builder.register(2 * n)
+        if not c.projections:
+            vectors = builder.weights(*constants.factor.unbind(-1))
+            builder.emit("SPECTRAL_PAIRS", x, y, 2 * n, vectors, h.at)
+            return y, state
+        parts = builder.linear(self.project.weight, None, x)
+        has_rate = self.decay_bias is not None
+        gamma = 8 * constants.gamma if has_rate else constants.gamma
+        bias = self.decay_bias if self.decay_bias is not None else torch.zeros_like(gamma)
+        vectors = builder.weights(gamma, bias, *constants.factor.unbind(-1))
+        builder.emit("SPECTRAL", parts, parts + n if has_rate else -1, y, n, vectors, h.at)
+        if self.sizes[2]:
+            y = builder.silu_product(parts + sum(self.sizes[:2]), y, 2 * n)
+        return builder.linear(self.out.weight, None, y), state
+
+    def export_form(self, capacity: int) -> nn.Module:
+        from glissando.mixers.spectral.export import PairedSpectral
+
+        return PairedSpectral(self)
 
     def _constants(self, ctx: Context) -> _Constants:
         if ctx.memo is None:

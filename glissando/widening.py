@@ -9,8 +9,7 @@ so that W' U_in = U_out W: the new layer maps the lifted input to the lifted out
 alone, norms included, commutes with a tile. Noise that sums to zero over the copies that are read changes nothing:
 [[W/2 + N1, W/2 - N1], [W/2 + N2, W/2 - N2]] [x; x] = [W x; W x].
 
-glissando/growth/ has a function for each class of module, which returns a table from the names of its parameters to
-their dimensions.
+A module's method `growth` returns a table from the names of its parameters to their dimensions.
 
 Function-preserving widening: Chen, Goodfellow and Shlens 2016, arXiv 1511.05641; symmetry breaking in pairs: Wang et
 al. 2023 (LEMON), arXiv 2310.07999.
@@ -22,9 +21,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Literal
 
 import torch
+from pydantic import ConfigDict
 from torch import Tensor, nn
+
+from glissando.errors import ConfigError, unknown_name
 
 #: entries of a `source` that copy nothing
 NEW = -1
@@ -232,3 +235,65 @@ def linear(module: nn.Module | None, writes: Lift, reads: Lift) -> Table:
 def grow_norm(norm: nn.Module, width: Lift) -> Table:
     """A tile's mean and variance are those of its parts; gains and biases are tiled."""
     return {name: Grows(width) for name, _ in norm.named_parameters()}
+
+
+@dataclass(frozen=True)
+class Growth:
+    """By how much a model grows: factors, numbers of what is added, and new sizes.
+
+    width      factor of the width
+    heads      factor of the heads; None: that of the width
+    ffn        factor of the MLPs' hidden units; None: that of the width
+    state      factor of the channels of `spectral` or the state of `liquid`; None: that of the width
+    layers     number of new blocks
+    steps      number of new applications of a tied depth
+    head_size  new size of a head
+    vocab      new size of the vocabulary
+    noise      standard deviation of the noise between copies, relative to that of the weights; with 0, copies stay
+               equal
+    seed       seed of the noise and of new parameters
+    dropout    `kept`, or `published`: min(0.1, 0.5 D / 256) at the new width D before each residual sum; the logits in
+               evaluation mode are the same
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # for from_dict, which reads it from a stage
+
+    width: int = 1
+    heads: int | None = None
+    ffn: int | None = None
+    state: int | None = None
+    layers: int = 0
+    steps: int = 0
+    head_size: int | None = None
+    vocab: int | None = None
+    noise: float = 0.2
+    seed: int = 0
+    dropout: Literal["kept", "published"] = "kept"
+
+    def check(self) -> None:
+        """Raise ConfigError for a number out of its range."""
+        what = {
+            **dict.fromkeys(("width", "heads", "ffn", "state"), ("a factor", 1)),
+            **dict.fromkeys(("layers", "steps"), ("a number of new ones", 0)),
+            **dict.fromkeys(("head_size", "vocab"), ("a new size", 1)),
+        }
+        optional = ("heads", "ffn", "state", "head_size", "vocab")
+        for name, (meaning, least) in what.items():
+            value = getattr(self, name)
+            if not (value is None and name in optional) and not (_is_whole(value) and value >= least):
+                raise ConfigError(f"grow: {name} is {meaning}, a whole number of at least {least}; got {value!r}")
+        if self.dropout not in ("kept", "published"):
+            raise unknown_name("grow: dropout", str(self.dropout), ["kept", "published"])
+        if not _is_whole(self.seed):
+            raise ConfigError(f"grow: seed must be a whole number, got {self.seed!r}")
+        if isinstance(self.noise, bool) or not isinstance(self.noise, int | float) or not 0 <= self.noise < 1:
+            raise ConfigError(f"grow: noise must be at least 0 and below 1, got {self.noise!r}; 0.2 works well")
+
+    def factor(self, name: str) -> int:
+        """That of `heads`, `ffn` or `state`, which follow the width unless they are given."""
+        given = getattr(self, name)
+        return self.width if given is None else given
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

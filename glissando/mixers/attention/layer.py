@@ -16,6 +16,8 @@ Vaswani et al. 2017, arXiv 1706.03762; forget gate: Lin et al. 2025, arXiv 2503.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -24,7 +26,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options, starting
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, NotCompiled
 from glissando.mixers.base import Context, Mixer, initialized, placement, register_mixer, require_parts
 from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
@@ -35,6 +37,7 @@ from glissando.ops.loop import exporting
 from glissando.ops.precise import add, difference, rounded, wide, wide_zeros
 from glissando.ops.rope import rotate, rotation_after
 from glissando.state import zeros_position
+from glissando.widening import Growth, Lift, Table, append, append_pairs, join, linear, tables, tile
 
 
 @options
@@ -194,6 +197,76 @@ class Attention(Mixer):
         y = attention(q, k, v, visible=visible, window=window, key_bias=bias, scale=c.scale, dropout=dropout)  # type: ignore[arg-type]
         y = y.transpose(1, 2).flatten(2)
         return self.out(y if self.gate is None else y * F.silu(self.gate(x))), state
+
+    growth_axes = frozenset({"heads", "head_size"})
+
+    def flops(self, length: int) -> tuple[float, float]:
+        """q k' and p v, with as many keys as the window has."""
+        return 4.0 * self.heads * self.head_size * min(length, self.config.window or length), 0.0
+
+    @staticmethod
+    def grow(options: AttentionConfig, hidden_size: int, by: Growth) -> AttentionConfig:
+        """Heads times a factor, of the same size; or of a larger one, whose scale and frequencies stay."""
+        heads, size = by.factor("heads"), options.head_size or hidden_size // options.heads
+        new = by.head_size or size
+        if new != size and options.keys == "previous":
+            raise ConfigError(
+                f"attention with keys: previous cannot grow its head_size {size} to {new}: a new feature of queries "
+                "that are keys too would start at zero on both sides and never learn; grow `heads`"
+            )
+        if new < size or (options.rope and new % 2):
+            raise ConfigError(
+                f"head_size must be at least the {size} that the heads have, and even with RoPE; got {new}"
+            )
+        return replace(
+            options,
+            heads=options.heads * heads,
+            kv_heads=None if options.kv_heads is None else options.kv_heads * heads,
+            head_size=new,
+            rope_width=(options.rope_width or size) if options.rope else options.rope_width,
+            scale=options.scale if new == size else options.scale or 1 / math.sqrt(size),
+        )
+
+    def growth(self, grown: Attention, width: Lift) -> Table:
+        heads, groups = tile(self.heads, grown.heads), tile(self.kv_heads, grown.kv_heads)
+        size = (append_pairs if self.config.rope else append)(self.head_size, grown.head_size)
+        qkv = join(heads * size, *[] if self.shifts else [groups * size.silent()], groups * size)
+        return tables(
+            {
+                "qkv": linear(self.qkv, qkv, width),
+                "out": linear(self.out, width, heads * size),
+                "gate": linear(self.gate, heads * size, width),
+                "forget": linear(self.forget, heads, width),
+                "importance": linear(self.importance, heads, width),
+            }
+        )
+
+    def lower(self, builder: Any, x: int) -> tuple[int, Any]:
+        c, heads, groups, size = self.config, self.heads, self.kv_heads, self.head_size
+        if c.window is not None:
+            raise NotCompiled("attention.window")
+        parts = builder.linear(self.qkv.weight, self.qkv.bias, x)
+        if c.rope:
+            turned = sum(self._split) if c.rope_on_value else sum(self._split[:2])
+            builder.rotate(parts, builder.rope(size, c.rope_base, c.rope_width or size), turned, size)
+        k = parts + heads * size
+        v = k + self._split[1] * size
+        biases, lowered, total = builder.key_biases(self.forget, self.importance, x, heads)
+        keys, values = builder.keep_slots(groups, size), builder.keep_slots(groups, size)
+        before = builder.keep_fixed(heads, size) if self.shifts else None
+        y, scale = builder.register(heads * size), builder.number(c.scale or size**-0.5)
+        sizes = (heads, groups, size, self.forget is not None, self.importance is not None, self.shifts)
+        places = (keys.at, values.at, *builder.places(lowered, total, before))
+        builder.emit("ATTENTION", parts, k, v, y, biases, *places, scale, *sizes)
+        if self.gate is not None:
+            y = builder.silu_product(builder.linear(self.gate.weight, None, x), y, heads * size)
+        y = builder.linear(self.out.weight, self.out.bias, y)
+        return y, AttentionState(keys, values, lowered, total, before, builder.filled, builder.filled)
+
+    def export_form(self, capacity: int) -> nn.Module:
+        from glissando.mixers.attention.export import FixedAttention
+
+        return FixedAttention(self, capacity)
 
     def _windowed(self, keys: int) -> bool:
         """Whether the window hides any of so many keys from the last query."""

@@ -25,15 +25,21 @@ The publication's ten substeps a token, its clamps and its detached matrices are
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.errors import ConfigError
-from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer
-from glissando.mixers.liquid_dynamics import Dense, Diagonal, LiquidConfig
+from glissando.errors import ConfigError, NotCompiled
+from glissando.mixers.base import Context, Mixer, Picture, initialized, last_real, placement, register_mixer
+from glissando.mixers.liquid.dynamics import Dense, Diagonal, LiquidConfig
+from glissando.ops.liquid import pack
+from glissando.widening import Grows, Growth, Lift, Table, grow_norm, join, linear, tables, tile, under
+
+#: tokens of the first row that are observed
+_OBSERVED = 64
 
 
 class LiquidState(NamedTuple):
@@ -85,6 +91,55 @@ class Liquid(Mixer):
         inputs, before = self.layer.inputs(x), self.init_state(len(x), x.device).x
         return self.dynamics.time_constants(inputs, before, ctx.dt)
 
+    growth_axes = frozenset({"state"})
+    observed = ("tau_p05", "tau_p50", "tau_p95", "adaptation")
+
+    def flops(self, length: int) -> tuple[float, float]:
+        return self.dynamics.flops()
+
+    @staticmethod
+    def grow(options: LiquidConfig, hidden_size: int, by: Growth) -> LiquidConfig:
+        """The state times a factor."""
+        return replace(options, state_size=(options.state_size or hidden_size) * by.factor("state"))
+
+    def growth(self, grown: Liquid, width: Lift) -> Table:
+        """A tiled state follows the tiled equation: modes do not couple, and a dense A reads copies in equal shares."""
+        pair = 2 if isinstance(self.dynamics, Diagonal) else 1
+        state = tile(self.size // pair, grown.size // pair) * tile(pair, pair)
+        dynamics, layer = self.dynamics.growth(grown.size), self.layer.growth(width, state, grown.size)
+        return under("dynamics", dynamics) | under("layer", layer)
+
+    def silenced(self) -> list[nn.Parameter]:
+        return self.layer.silenced()
+
+    def observe(self, x: Tensor, ctx: Context) -> dict[str, Tensor]:
+        """Quantiles of tau over modes and tokens, and a; at most 64 tokens of the first row."""
+        x = x[:1, :_OBSERVED]
+        dt = None if ctx.dt is None else ctx.dt[:1, :_OBSERVED]
+        tau = self.time_constants(x, replace(ctx, dt=dt))
+        quantiles = tau.flatten().quantile(tau.new_tensor([0.05, 0.5, 0.95]))
+        return dict(zip(self.observed, (*quantiles.unbind(), self.dynamics.adaptations().mean()), strict=True))
+
+    def pictures(self, x: Tensor, ctx: Context) -> list[Picture]:
+        about = "How long a layer's modes remember: the median of tau over its modes."
+        times = self.time_constants(x, ctx)[0].quantile(0.5, -1)
+        return [Picture("time_constants", "Time constants", about, "tokens", True, times)]
+
+    def lower(self, builder: Any, x: int) -> tuple[int, Any]:
+        dynamics, layer = self.dynamics, self.layer
+        if not isinstance(dynamics, Diagonal):
+            raise NotCompiled("liquid.dynamics `dense`")
+        if not isinstance(layer, Gated):
+            raise NotCompiled("liquid.layer `published`")
+        n, packed = self.size // 2, pack(dynamics.modes())
+        slot = builder.keep_fixed(self.size)
+        sines, versines = (torch.from_numpy(table) for table in packed.tables)
+        vectors = builder.weights(torch.from_numpy(packed.vectors), sines, versines, dynamics.bias)
+        parts, y = builder.linear(layer.project.weight, None, x), builder.register(self.size)
+        builder.emit("LIQUID", parts, parts + n, y, n, vectors, slot.at, bool(self.config.coupled))
+        y = builder.silu_product(parts + 2 * n, y, self.size)
+        return builder.linear(layer.out.weight, None, y), LiquidState(slot)
+
 
 class Gated(nn.Module):
     """Linear maps in and out, and a silu gate on the state."""
@@ -99,6 +154,15 @@ class Gated(nn.Module):
 
     def initialize(self) -> None:
         """Nothing beside the linear maps, which the model starts."""
+
+    def growth(self, width: Lift, state: Lift, size: int) -> Table:
+        parts = [tile(part, part * size // self.sizes[-1]) for part in self.sizes[:-1]]
+        return tables(
+            {"project": linear(self.project, join(*parts, state), width), "out": linear(self.out, width, state)}
+        )
+
+    def silenced(self) -> list[nn.Parameter]:
+        return list(self.out.parameters())
 
     def inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """What the dynamics read, then the gate."""
@@ -140,6 +204,33 @@ class Published(nn.Module):
         nn.init.ones_(self.scale)
         nn.init.zeros_(self.shift)
         nn.init.constant_(self.residual, 0.1)
+
+    def growth(self, width: Lift, state: Lift, size: int) -> Table:
+        before, once = len(self.state_norm.weight), tile(1, 1)
+        inner, wide = tile(2 * before, 2 * size), width * tile(2, 2)
+        table = {
+            "entry": linear(self.entry, state, width),
+            "entry_norm": grow_norm(self.entry_norm, state),
+            "state_norm": grow_norm(self.state_norm, state),
+            "c": linear(self.c, width, state),
+            "d": linear(self.d, width, state),
+            "gate.0": linear(self.gate[0], state, state),
+            "gate.2": linear(self.gate[2], once, state),
+            "up": linear(self.up, wide, width),
+            "up_norm": grow_norm(self.up_norm, wide),
+            "down": linear(self.down, width, wide),
+        }
+        if self.b is not None:
+            table |= {
+                "b": linear(self.b, state, state),
+                "adapt.0": linear(self.adapt[0], inner, state),
+                "adapt.1": grow_norm(self.adapt[1], inner),
+                "adapt.3": linear(self.adapt[3], tile(before // 2, size // 2), inner),
+            }
+        return tables(table) | {"scale": Grows(width), "shift": Grows(width), "residual": Grows(tile(1, 1))}
+
+    def silenced(self) -> list[nn.Parameter]:
+        return [*self.down.parameters(), self.residual]
 
     def inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """What the dynamics read, then u."""

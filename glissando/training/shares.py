@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from torch import nn
 
+from glissando.checkpoints import saved_step
 from glissando.errors import ConfigError
+from glissando.runs import Run
+from glissando.training.config import OPTIMIZERS
 
 
 @dataclass(frozen=True)
 class Share:
     """What growth has left to remember of a parameter: `copies` of each entry of a smaller model's, times `share`.
 
-    The factors with which Adam moves every copy as it would have moved the entry, see glissando.growth.lifts.Grows.
+    The factors with which Adam moves every copy as it would have moved the entry, see glissando.widening.Grows.
     `released` is what earlier trainings have given back of the learning rate, see AdamWOptions.
     """
 
@@ -26,6 +31,10 @@ class Share:
     @property
     def rate(self) -> float:
         return self.share * self.released
+
+    def released_by(self, held: float) -> float:
+        """What has been given back of the learning rate once the part `held` of it is left, see AdamWOptions."""
+        return self.rate**held / self.share
 
     @property
     def decay(self) -> float:
@@ -51,3 +60,22 @@ def shares(model: nn.Module, grown: Mapping[str, list[float]]) -> dict[str, Shar
         if name not in names:
             raise ConfigError(f"grown names {name!r}, which is no parameter of this model; keep its model options")
     return {name: Share(*grown.get(name, ())) for name in names}
+
+
+def remembered(run: Run) -> dict[str, list[float]]:
+    """What the next training has to remember of a run's growth: its record, with what its own training has released."""
+    before = run.read_config()
+    held = held_shares(before, run.checkpoint or run.own_checkpoint())
+    grown = {name: Share(*values) for name, values in before.get("grown", {}).items()}
+    return {name: noted(old.share, old.copies, old.released_by(held)) for name, old in grown.items()}
+
+
+def noted(share: float, copies: float, released: float) -> list[float]:
+    """A Share as a run records it."""
+    return [float(share), float(copies), *([float(released)] if released != 1.0 else [])]
+
+
+def held_shares(config: Mapping[str, Any], checkpoint: Path | None) -> float:
+    """How much of growth's shares is left at the end of a run's training, see AdamWOptions."""
+    options = OPTIMIZERS.read(config.get("training", {}).get("optimizer", {}))
+    return 1.0 if checkpoint is None else options.held(saved_step(checkpoint))

@@ -1,4 +1,4 @@
-"""The two dynamics of the liquid mixer; see glissando/mixers/liquid.py for their equations.
+"""The two dynamics of the liquid mixer; see glissando/mixers/liquid/layer.py for their equations.
 
 Each reads `inputs`, what a layer made of the tokens, and a state (B, N), and returns the state after every token (B, T,
 N).
@@ -14,13 +14,14 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options, starting
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, Refused
 from glissando.mixers.base import Memo
 from glissando.mixers.memory import starting_turns
 from glissando.ops.compiled import use_numba
 from glissando.ops.liquid import Modes, Packed, liquid, pack, require_time, time_constants
 from glissando.ops.zero_order_hold import discretize, hippo_legs, legs_modes
 from glissando.precision import exact, without_autocast
+from glissando.widening import Grows, Reads, Table, grow_norm, join, linear, tables, tile
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -29,7 +30,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class LiquidConfig:
     """Options of the `liquid` mixer.
 
-    dynamics          `diagonal` or `dense`, see glissando/mixers/liquid.py
+    dynamics          `diagonal` or `dense`, see glissando/mixers/liquid/layer.py
     state_size        N real numbers, two for each mode of `diagonal`; None: hidden_size
     layer             the layer around the dynamics: `gated` or `published`
     state_dependence  tau depends on the state, and not only on the input
@@ -138,6 +139,16 @@ class Diagonal(_Adaptive):
         if self.state_weights is not None:
             nn.init.normal_(self.state_weights, std=0.1)
 
+    def flops(self) -> tuple[float, float]:
+        """A mode's state and its input, each times a complex number."""
+        return 0.0, 16.0 * len(self.turn)
+
+    def growth(self, size: int) -> Table:
+        n = tile(len(self.turn), size // 2)
+        names = ("raw_tau", "raw_adaptation", "log_decay", "turn", "log_step", "bias")
+        table: Table = {name: Grows(n) for name in names}
+        return table if self.state_weights is None else table | {"state_weights": Grows(n, tile(2, 2))}
+
     def modes(self) -> Modes:
         weights = None if self.state_weights is None else exact(self.state_weights)
         decay, step = exact(self.log_decay).exp(), exact(self.log_step).exp()
@@ -190,6 +201,29 @@ class Dense(_Adaptive):
         seen = 2 * size if config.state_dependence else size
         self.adapt = nn.Sequential(
             nn.Linear(seen, 2 * size), nn.LayerNorm(2 * size), nn.Tanh(), nn.Linear(2 * size, size), nn.Tanh()
+        )
+
+    def flops(self) -> tuple[float, float]:
+        """B u and the step, and a matrix exponential: five products for its polynomial, and about three squarings."""
+        n = self.size
+        return 4.0 * n * n, 8 * 2.0 * (n + 1) ** 3
+
+    def growth(self, size: int) -> Table:
+        n, inner = tile(self.size, size), tile(2 * self.size, 2 * size)
+        network = {
+            "adapt.0": linear(self.adapt[0], inner, join(n, n) if self.config.state_dependence else n),
+            "adapt.1": grow_norm(self.adapt[1], inner),
+            "adapt.3": linear(self.adapt[3], n, inner),
+        }
+        # The difference of two copies of x then decays by 1 / tau alone, whatever A is. With noise N its rates would be
+        # those of N, which at the published size multiply rounding by exp(22) a token.
+        matrices: Table = {"a": Grows(n, Reads(n, equal=True)), "b": Grows(n, Reads(n))}
+        return matrices | tables(network) | {"raw_tau": Grows(n), "raw_adaptation": Grows(tile(1, 1))}
+
+    def export_form(self, capacity: int) -> nn.Module:
+        raise Refused(
+            "mixer `liquid` with mixer.dynamics `dense` cannot be exported: it needs a matrix exponential a token, "
+            "which no runtime has. Train one with mixer.dynamics: diagonal"
         )
 
     @torch.no_grad()

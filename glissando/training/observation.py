@@ -6,8 +6,8 @@ import warnings
 from typing import Any
 
 from glissando.data.base import Batch
+from glissando.evaluation.observe import columns, first_row, observe, observed_warnings
 from glissando.evaluation.scoring import accepted_control, to_device
-from glissando.observation.observe import columns, first_row, observe, observed_warnings
 from glissando.training.hook import Hook
 from glissando.training.loop import Loop
 

@@ -1,0 +1,55 @@
+"""What is particular to a model, over a text, as numbers that a page can draw: one table of rows by tokens for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glissando.evaluation.layers import layer_numbers
+from glissando.evaluation.observe import show
+from glissando.mixers import Context, Mixer, Picture
+from glissando.model import LanguageModel
+
+
+@dataclass(frozen=True)
+class Look:
+    """A picture of glissando.mixers.Picture's fields, whose rows are layers or depths, the first at the bottom."""
+
+    name: str
+    title: str
+    about: str
+    unit: str
+    log: bool
+    rows: list[str]
+    values: list[list[float]]
+
+
+@torch.no_grad()
+def looks(model: LanguageModel, ids: Tensor, control: Tensor | None = None) -> list[Look]:
+    """All pictures of the model's mixers and depth over ids (1, T), in evaluation mode; [] for plain attention."""
+    mixers = [m for m in model.modules() if isinstance(m, Mixer) and hasattr(m, "pictures")]
+    drawn: dict[tuple[type, str], list[Picture]] = {}
+
+    def note(mixer: Any, x: Tensor, ctx: Context) -> None:
+        for picture in mixer.pictures(x, ctx):
+            drawn.setdefault((type(mixer), picture.name), []).append(picture)
+
+    if mixers:
+        show(model, mixers, note, ids, control=control)
+    found = []
+    for (kind, _), layers in drawn.items():
+        names = [f"layer {number}" for number in layer_numbers(model, kind, len(layers))]
+        found.append(_look(layers[0], names, [picture.values for picture in layers]))
+    along_depth = getattr(model.depth, "picture", None)
+    if along_depth is not None:
+        picture = along_depth(lambda: model(ids, control=control))
+        found.append(_look(picture, list(picture.rows), list(picture.values)))
+    return found
+
+
+def _look(picture: Picture, rows: list[str], values: list[Tensor]) -> Look:
+    name, title, about, unit, log, *_ = picture
+    return Look(name, title, about, unit, log, rows, [row.cpu().double().tolist() for row in values])

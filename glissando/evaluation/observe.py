@@ -1,0 +1,113 @@
+"""What the mixers of a model measure of themselves, for the training log.
+
+A mixer has the names `observed`, and a method `observe` that returns a number for each. A column NAME is the mean over
+the layers that have it, and NAME/first that of the first of them. A block that is applied several times counts once for
+each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glissando.backbone import Backbone
+from glissando.data.base import Batch
+from glissando.mixers import EMPTY, Context, Mixer
+from glissando.ops.precise import double
+
+#: shown a mixer's input: (mixer, x (B, T, D), context)
+Watcher = Callable[[Any, Tensor, Context], None]
+
+
+def observing(model: Backbone) -> list[Any]:
+    """The mixers of `model` that observe themselves, in the order of its layers."""
+    return [m for m in model.modules() if isinstance(m, Mixer) and hasattr(m, "observed")]
+
+
+def columns(model: Backbone) -> list[str]:
+    """The names of what `observe` returns; none for a model whose mixers do not observe themselves."""
+    names = dict.fromkeys(name for mixer in observing(model) for name in mixer.observed)
+    return sorted(names, key=lambda name: name.endswith("/first"))  # a stable order: theirs come last
+
+
+def observed_warnings(model: Backbone, row: Mapping[str, float]) -> dict[str, tuple[type[Warning], str]]:
+    """What the model's mixers find wrong with a row of the log, by kind."""
+    warned: dict[str, tuple[type[Warning], str]] = {}
+    for mixer in observing(model):
+        if hasattr(mixer, "warnings"):
+            warned |= mixer.warnings(row)
+    return warned
+
+
+def observe(
+    model: Backbone, ids: Tensor, mask: Tensor | None = None, control: Tensor | None = None
+) -> dict[str, float]:
+    """The `columns` of `model` on ids (B, T), by one forward in the mode that it is in.
+
+    Neither gradients nor the random state are touched. {} without a forward for a model whose mixers have no observer.
+    """
+    mixers, measured = observing(model), dict[str, list[Tensor]]()
+    if not mixers:
+        return {}
+
+    def note(mixer: Any, x: Tensor, ctx: Context) -> None:
+        for name, value in mixer.observe(x, ctx).items():
+            measured.setdefault(name, []).append(double(value))
+
+    show(model, mixers, note, ids, mask, control)
+    names = columns(model)
+    values = [
+        measured[name.removesuffix("/first")][0] if name.endswith("/first") else torch.stack(measured[name]).mean()
+        for name in names
+    ]
+    return dict(zip(names, torch.stack(values).tolist(), strict=True))
+
+
+def first_row(batch: Batch, tokens: int) -> Batch:
+    """At most so many tokens of the first row; what counts for the whole batch is left as it is."""
+    control = None if batch.control is None else batch.control[:1]
+    mask = None if batch.mask is None else batch.mask[:1, :tokens]
+    return batch._replace(ids=batch.ids[:1, :tokens], targets=batch.targets[:1, :tokens], mask=mask, control=control)
+
+
+@torch.no_grad()
+def show(
+    model: Backbone,
+    mixers: list[Any],
+    watcher: Watcher,
+    inputs: Tensor,
+    mask: Tensor | None = None,
+    control: Tensor | None = None,
+    dt: Tensor | None = None,
+) -> None:
+    """One forward of `model` in the mode that it is in, in which `watcher` is shown each of `mixers`' inputs."""
+    # By calling the model, and not a part of it, because that is what gathers a sharded model's weights.
+    with _watched(mixers, watcher), _same_random_state(inputs.device):
+        model(inputs, mask=mask, control=control, dt=dt)
+
+
+@contextlib.contextmanager
+def _watched(mixers: list[Any], watcher: Watcher) -> Iterator[None]:
+    def hook(mixer: Any, args: tuple, keywords: dict[str, Any]) -> None:
+        watcher(mixer, *_signature(*args, **keywords))
+
+    handles = [mixer.register_forward_pre_hook(hook, with_kwargs=True) for mixer in mixers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _signature(x: Tensor, state: Any = None, ctx: Context | None = None) -> tuple[Tensor, Context]:
+    """Of Mixer.forward."""
+    return x, ctx or EMPTY
+
+
+def _same_random_state(device: torch.device) -> contextlib.AbstractContextManager:
+    """What draws numbers inside, such as dropout, leaves no trace."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])

@@ -1,0 +1,5 @@
+"""Softmax attention."""
+
+from glissando.mixers.attention.layer import Attention, AttentionConfig, AttentionState
+
+__all__ = ["Attention", "AttentionConfig", "AttentionState"]

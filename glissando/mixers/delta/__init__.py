@@ -1,0 +1,5 @@
+"""A continuous-time associative memory."""
+
+from glissando.mixers.delta.layer import Delta, DeltaConfig, DeltaState
+
+__all__ = ["Delta", "DeltaConfig", "DeltaState"]
