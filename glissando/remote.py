@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from glissando import pretrained
+from glissando.cache_directory import cache_dir
 from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_step, latest_checkpoint
-from glissando.data.cache import cache_dir
 from glissando.errors import RunError
 from glissando.loggers import ID, TENSORBOARD, WANDB
 from glissando.storage import (

@@ -400,7 +400,7 @@ for _name, _options, _target in (
     ("selective_copy", SelectiveCopyOptions, "copying:SelectiveCopyCorpus"),
     ("induction", InductionOptions, "copying:InductionCorpus"),
     ("hub", HubOptions, "hub:HubCorpus"),
-    ("hub_stream", HubStreamOptions, "hub_stream:HubStreamCorpus"),
+    ("hub_stream", HubStreamOptions, "hub:HubStreamCorpus"),
 ):
     CORPORA.add(_name, _options, f"glissando.data.{_target}")
 

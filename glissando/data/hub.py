@@ -1,4 +1,4 @@
-"""A data set by name, through the `datasets` library: fetched once to a checked file, then plain text."""
+"""Data sets by name, through the `datasets` library: fetched once to a checked text file, or streamed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import importlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from glissando.cache_directory import cache_dir
-from glissando.data.corpora import HubOptions
+from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_rows, shard_rows, unscored
+from glissando.data.corpora import HubOptions, HubStreamOptions
+from glissando.data.jsonl import beginning
+from glissando.data.order import random_below
 from glissando.data.text import TextCorpus
-from glissando.data.tokenizers import END_OF_TEXT, Tokenizer
+from glissando.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer
+from glissando.data.tokens import Piece, in_memory
 from glissando.errors import DataError
 from glissando.storage import record as digest_of
 from glissando.storage import write_atomic
@@ -28,6 +33,7 @@ KNOWN = {"tinystories": "roneneldan/TinyStories"}
 _SEPARATOR = f"\n{END_OF_TEXT}\n"
 _NETWORK = re.compile("connect|timeout|timedout|offline|network|nameresolution|maxretry", re.IGNORECASE)
 _LOCAL = "use a local file instead: --data.kind text --data.path FILE, or --text FILE of `glissando laplacian`"
+_CHUNK = 1 << 16  # characters of a stream that are tokenised at once, or about a batch if that is more
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,48 @@ class HubSplit:
         """Whether the rows are the lines of a text file, which has its own marks between documents."""
         return self.file is not None and ".txt" in Path(self.file).suffixes
 
+    def texts(self, skipped: int = 0) -> Iterator[str]:
+        """The text of each row from the row `skipped` on, NUL characters dropped.
+
+        Raises DataError without the `datasets` package, without a network, or if there is no such data set, split or
+        field.
+        """
+        files = {} if self.file is None else {"data_files": {self.split: self.file}}
+        try:
+            stream = importlib.import_module("datasets").load_dataset(
+                KNOWN.get(self.name.lower(), self.name),
+                self.subset,
+                split=self.split,
+                revision=self.revision,
+                streaming=True,
+                **files,
+            )
+            for row in stream.skip(skipped) if skipped else stream:
+                yield self._text(row)
+        except DataError:
+            raise
+        except ImportError as error:
+            raise DataError(
+                f"data sets by name need `datasets` ({error}): pip install -e '.[hf]' in a checkout, or {_LOCAL}"
+            ) from None
+        except Exception as error:  # the library raises many types
+            what = f"split {self.split!r}" if self.file is None else f"file {self.file!r}"
+            what = f"{what} of the data set {self.name!r}"
+            if _is_network(error):
+                raise DataError(f"no network: could not reach {what} ({error}); {_LOCAL}") from error
+            raise DataError(
+                f"could not read {what} ({type(error).__name__}: {error}); check both names, or {_LOCAL}"
+            ) from error
+
+    def _text(self, row: Mapping[str, object]) -> str:
+        text = row.get(self.text_field)
+        if not isinstance(text, str):
+            raise DataError(
+                f"{self.name!r} has no text field {self.text_field!r}, only {', '.join(sorted(row))}; "
+                "name one with --data.text_field"
+            )
+        return text.replace("\0", "").encode("utf-8", "ignore").decode()
+
 
 def fetch(split: HubSplit) -> Path:
     """The split as a text file in the cache: its documents, each followed by a line `<|endoftext|>`.
@@ -55,37 +103,31 @@ def fetch(split: HubSplit) -> Path:
 
     A record with the file's SHA-256 lies beside it and is checked at every use; a file without a record, or
     one that has changed, is fetched again. A fetch that breaks off leaves nothing and starts anew.
-    NUL characters are dropped.
-
-    Raises DataError without the `datasets` package, without a network, or if there is no such data set,
-    split or field.
+    Raises DataError as `HubSplit.texts`, and where there is no text.
     """
-    split = HubSplit(**asdict(split) | {"name": KNOWN.get(split.name.lower(), split.name)})
     key = hashlib.sha256(json.dumps(asdict(split)).encode()).hexdigest()[:12]
     path = cache_dir("hub") / f"{re.sub(r'[^A-Za-z0-9]+', '-', split.name)}-{split.split}-{key}.txt"
     record = path.with_suffix(".json")
     if _is_intact(path, record):
         return path
     record.unlink(missing_ok=True)
-    texts, end = texts_of(iter(open_stream(split)), split), "\n" if split.is_plain_text else _SEPARATOR
+    end = "\n" if split.is_plain_text else _SEPARATOR
     n_texts = 0
 
     def write(file: BinaryIO) -> None:
         nonlocal n_texts
-        for text in texts:
+        for text in split.texts():
             n_texts += bool(text)
             if text or split.is_plain_text:
-                file.write((text.replace("\0", "") + end).encode("utf-8", "ignore"))
+                file.write((text + end).encode())
             if split.max_bytes is not None and file.tell() >= split.max_bytes:
                 break
+        if not n_texts:
+            raise DataError(f"split {split.split!r} of the data set {split.name!r} has no text in {split.text_field!r}")
 
     write_atomic(path, write)
-    if not n_texts:
-        path.unlink()
-        raise DataError(f"{_described(split)} has no text in {split.text_field!r}")
     # Last, so that its presence means that the text is whole.
-    facts = asdict(split) | {"texts": n_texts, "sha256": digest_of(path)["sha256"]}
-    write_atomic(record, json.dumps(facts, indent=1).encode())
+    write_atomic(record, json.dumps(asdict(split) | {"texts": n_texts, **digest_of(path)}, indent=1).encode())
     return path
 
 
@@ -93,71 +135,13 @@ def _is_intact(path: Path, record: Path) -> bool:
     if not path.exists() or not record.exists():
         return False
     try:
-        expected = json.loads(record.read_text(encoding="utf-8"))["sha256"]
+        expected = json.loads(record.read_text())["sha256"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         expected = None
-    if path.stat().st_size and digest_of(path)["sha256"] == expected:
+    if digest_of(path)["sha256"] == expected:
         return True
     _log.warning("%s does not agree with its record; fetching it again", path)
     return False
-
-
-def _datasets() -> ModuleType:
-    try:
-        return importlib.import_module("datasets")
-    except ImportError as error:
-        raise DataError(
-            f"data sets by name need `datasets` ({error}): pip install -e '.[hf]' in a checkout, or {_LOCAL}"
-        ) from None
-
-
-def texts_of(rows: Iterator[Mapping[str, object]], split: HubSplit) -> Iterator[str]:
-    """The text of each row. Raises DataError where there is none, or the rows cannot be read any further."""
-    while True:
-        try:
-            row = next(rows, None)
-        except Exception as error:
-            raise _explained(error, split) from error
-        if row is None:
-            return
-        text = row.get(split.text_field)
-        if not isinstance(text, str):
-            raise DataError(
-                f"{split.name!r} has no text field {split.text_field!r}, only {', '.join(sorted(row))}; "
-                "name one with --data.text_field"
-            )
-        yield text
-
-
-def open_stream(split: HubSplit) -> Any:
-    """The rows of the split, or the lines of a text file, streamed: an IterableDataset. Raises as `fetch`."""
-    files = {} if split.file is None else {"data_files": {split.split: split.file}}
-    try:
-        return _datasets().load_dataset(
-            KNOWN.get(split.name.lower(), split.name),
-            split.subset,
-            split=split.split,
-            revision=split.revision,
-            streaming=True,
-            **files,
-        )
-    except DataError:
-        raise
-    except Exception as error:
-        raise _explained(error, split) from error
-
-
-def _explained(error: Exception, split: HubSplit) -> DataError:
-    """What a failure of the library, which raises many types, means for the user."""
-    what = _described(split)
-    if _is_network(error):
-        return DataError(f"no network: could not reach {what} ({error}); {_LOCAL}")
-    return DataError(f"could not read {what} ({type(error).__name__}: {error}); check both names, or {_LOCAL}")
-
-
-def _described(split: HubSplit) -> str:
-    part = f"split {split.split!r}" if split.file is None else f"file {split.file!r}"
-    return f"{part} of the data set {split.name!r}"
 
 
 def _is_network(error: BaseException | None) -> bool:
@@ -188,3 +172,96 @@ class HubCorpus(TextCorpus):
         train = fetch(HubSplit(o.name, o.train_split, *of_text, o.max_bytes, o.file))
         windows = ("seq_len", "batch_size", "seed", "stride", "eval_stride", "ascii_only", "max_valid_bytes")
         super().__init__(tokenizer, path=train, valid_path=valid, **{name: getattr(o, name) for name in windows})
+
+
+class HubStreamCorpus(Corpus):
+    """Packed documents of a data set by name, in its order, read over the network as training goes.
+
+    Documents are joined by the end token: a row reads T tokens of `eos doc eos doc ... eos`, and the next row goes on
+    there. Held out are the first `max_valid_bytes` of `valid_split`, which are kept in memory, or without one of
+    `train_split`, and training begins with the next document. At its end, or after `max_bytes`, the stream starts
+    again.
+
+    Resuming is approximate: a stream begins with a row of the data set, and as many rows are passed over as the
+    held-out documents' mean length makes of the steps done. Every process reads the whole stream.
+
+    Raises DataError as `HubSplit.texts`, and where there is too little text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `HubStreamOptions`. The order is the data set's, whatever the seed."""
+        o = HubStreamOptions(**options)
+        self.tokenizer, self.seq_len, self.batch_size = tokenizer or ByteTokenizer(), o.seq_len, o.batch_size
+        described = (o.text_field, o.subset, o.revision)
+        self._split, self._max_bytes = HubSplit(o.name, o.train_split, *described), o.max_bytes
+        self._held_out, n_bytes, n_rows = list[str](), 0, 0
+        for text in HubSplit(o.name, o.valid_split or o.train_split, *described).texts():
+            if n_bytes >= o.max_valid_bytes:
+                break
+            self._held_out += [text] if text else []
+            n_bytes, n_rows = n_bytes + len(text.encode()), n_rows + 1
+        if not self._held_out:
+            raise DataError(
+                f"{o.name!r} has no text in {o.text_field!r} to validate on; name another --data.valid_split"
+            )
+        self._first_row = 0 if o.valid_split else n_rows
+        self._valid = in_memory(map(Piece, self._held_out), self.tokenizer)
+        self._rows_a_token = n_rows / len(self._valid)
+        self._described = {"name": o.name, "subset": o.subset, "revision": o.revision, "valid_bytes": n_bytes}
+
+    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
+        if split == "valid":
+            return self._valid_batches(start, shard)
+        return (batch for (batch,) in self.steps(start, [shard]))
+
+    def steps(self, start: int, shards: Sequence[Shard]) -> Iterator[list[Batch]]:
+        """As of every corpus; the stream is read once for all shards."""
+        length, n_tokens = self.seq_len, self.batch_size * self.seq_len
+        mine = [np.array(shard_rows(self.batch_size, shard)) * length for shard in shards]
+        waiting, used, fresh = list[str](), 0, 0  # documents, the first one's tokens that are used, new characters
+        for text in self._endless(int(start * n_tokens * self._rows_a_token)):
+            waiting.append(text)
+            fresh += len(text)
+            if fresh < max(_CHUNK, 4 * n_tokens):
+                continue
+            tokens, fresh = in_memory(map(Piece, waiting), self.tokenizer), 0
+            while used + n_tokens < len(tokens):
+                yield [tokens.batch(used + first, length) for first in mine]
+                used += n_tokens
+            first = int(np.searchsorted(tokens.ends, used, side="right")) - 1
+            waiting, used = waiting[first:], used - int(tokens.ends[first])
+
+    def _endless(self, skipped: int) -> Iterator[str]:
+        """The training documents, again and again; the first time without the first `skipped` rows."""
+        while True:
+            n_bytes = 0
+            for text in self._split.texts(self._first_row + skipped):
+                if text:
+                    yield text
+                    n_bytes += len(text.encode())
+                if self._max_bytes is not None and n_bytes >= self._max_bytes:
+                    break
+            if not n_bytes and not skipped:
+                raise DataError(
+                    f"the data set {self._split.name!r} contains no text to train on behind what is held out; lower "
+                    "max_valid_bytes"
+                )
+            skipped = 0
+
+    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
+        n_rows = -(-(len(self._valid) - 1) // self.seq_len)
+        for rows, scored in held_out_rows(n_rows, self.batch_size, start, shard):
+            batch = self._valid.batch(rows * self.seq_len, self.seq_len)
+            yield batch if scored else unscored(batch)
+
+    def prompts(self, n: int, *, seed: int = 0) -> list[str]:
+        """Beginnings of held-out documents where a row has one, else of held-out rows; 48 tokens at most."""
+        sample = next(self._valid_batches(0, WHOLE)).ids.numpy()
+        return [beginning(sample[row], self.tokenizer) for row in random_below(len(sample), seed, np.arange(n))]
+
+    def texts(self, split: Split = "train") -> Iterator[str]:
+        """The documents, endless for "train"."""
+        return self._endless(0) if split == "train" else iter(self._held_out)
+
+    def describe(self) -> dict[str, object]:
+        return super().describe() | self._described

@@ -1,25 +1,137 @@
-"""JSONL files as an endless, unshuffled stream of batches, some of which are routed to validation."""
+"""JSONL files as batches in the files' order, some of which are held out."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_rows, shard_rows, unscored
 from glissando.data.corpora import JsonlOptions
-from glissando.data.document_corpus import DocumentCorpus
-from glissando.data.documents import DocumentFiles, Documents
-from glissando.data.marks import key_of
-from glissando.data.problems import summary_of
-from glissando.data.textfile import open_files
-from glissando.data.tokenizers import Tokenizer
+from glissando.data.order import random_below
+from glissando.data.problems import Problems, summary_of
+from glissando.data.textfile import TextFile, digested, open_files, without_mark
+from glissando.data.tokenizers import ByteTokenizer, Tokenizer
+from glissando.data.tokens import Piece, Tokens, token_file
+from glissando.errors import DataError, nearest
+
+_PROMPT_TOKENS = 48
+_LARGEST = float(np.finfo(np.float32).max)
 
 
-class JsonlCorpus(DocumentCorpus):
-    """One JSON object a line, its text in the field `text_field`, in the order of the file; of several files, one
-    after another in the order of their names.
+class _BadLine(Exception):
+    """Why a line cannot be used."""
 
-    Packed, or with `control_names` a document a row, as of `DocumentCorpus`; labels are in `control_field` (a list in
-    the order of the names, or an object by name).
+
+class Fields(NamedTuple):
+    """What is read of a line."""
+
+    text_field: str = "text"
+    control_field: str = "control"
+    control_names: tuple[str, ...] = ()
+    max_line_bytes: int = 1 << 24
+
+    def parse(self, line: bytes) -> Piece:
+        try:
+            record = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise _BadLine(f"not UTF-8 at byte {error.start}") from None
+        except (ValueError, RecursionError) as error:
+            raise _BadLine(f"not JSON ({error})") from None
+        if not isinstance(record, dict):
+            raise _BadLine(f"a JSON {type(record).__name__}, not an object with a field {self.text_field!r}")
+        return Piece(self._text(record), labels=self._labels(record) if self.control_names else None)
+
+    def _text(self, record: dict[str, Any]) -> str:
+        if self.text_field not in record:
+            close = nearest(self.text_field, record)
+            raise _BadLine(f"no field {self.text_field!r}" + (f"; did you mean {close!r}?" if close else ""))
+        text = record[self.text_field]
+        if not isinstance(text, str):
+            raise _BadLine(f"field {self.text_field!r} is a {type(text).__name__}, not text")
+        if not text:
+            raise _BadLine(f"field {self.text_field!r} is empty")
+        if "\0" in text:
+            raise _BadLine("a NUL character, which is reserved as the end of a document")
+        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+            raise _BadLine("half of a surrogate pair, which is not text")
+        return text
+
+    def _labels(self, record: dict[str, Any]) -> list[float]:
+        values = record.get(self.control_field)
+        names = self.control_names
+        if isinstance(values, dict):
+            if set(values) != set(names):
+                raise _BadLine(f"{self.control_field!r} names {sorted(values)}, not {sorted(names)}")
+            values = [values[name] for name in names]
+        if not isinstance(values, list) or len(values) != len(names):
+            raise _BadLine(f"{self.control_field!r} is not a list of {len(names)} numbers ({', '.join(names)})")
+        if not all(_is_number(value) for value in values):
+            raise _BadLine(f"{self.control_field!r} has a value that is not a finite number of float32")
+        return [float(value) for value in values]
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is one that float32 has, NaN and infinity left out."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+class JsonlSource:
+    """The documents of files with an object a line.
+
+    A line that cannot be used raises DataError if `strict`, else it is counted in `problems`. A line of more than
+    `max_line_bytes` is never held in memory. Blank lines are passed over.
+    """
+
+    def __init__(self, files: Sequence[TextFile], fields: Fields, strict: bool) -> None:
+        self._files, self._fields, self._strict = files, fields, strict
+        self.problems = [Problems(file.path, "data.strict", strict) for file in files]
+
+    def key(self) -> str:
+        return f"jsonl {self._fields} {self._strict} {' '.join(file.sha256 for file in self._files)}"
+
+    def pieces(self, *, raw: bool = False) -> Iterator[Piece]:
+        for file, problems in zip(self._files, self.problems, strict=True):
+            for number, line in enumerate(self._lines(file), 1):
+                try:
+                    if line is None:
+                        raise _BadLine(f"longer than {self._fields.max_line_bytes} bytes (max_line_bytes)")
+                    if line.strip():
+                        yield self._fields.parse(without_mark(line) if number == 1 else line)
+                except _BadLine as bad:
+                    problems.add(number, str(bad))
+
+    def notes(self) -> list[Any]:
+        return [[problems.count, problems.first] for problems in self.problems]
+
+    def note(self, notes: list[Any]) -> None:
+        for problems, (n_lines, first) in zip(self.problems, notes, strict=True):
+            problems.count, problems.first = n_lines, first
+
+    def _lines(self, file: TextFile) -> Iterator[bytes | None]:
+        """Each line; None for one that is too long."""
+        longest = self._fields.max_line_bytes
+        with file.opened() as opened:
+            while line := opened.readline(longest + 1):
+                too_long = len(line) > longest and not line.endswith(b"\n")
+                while too_long and line and not line.endswith(b"\n"):
+                    line = opened.readline(1 << 16)
+                yield None if too_long else line
+
+
+class JsonlCorpus(Corpus):
+    """One JSON object a line, its text in the field `text_field`, in the order of the file, whatever the seed; of
+    several files, one after another in the order of their names.
+
+    Without `control_names` documents are joined by the end token and packed: row r of the stream reads tokens
+    r T .. r T + T - 1 of `eos doc eos doc ... eos`. With them a row is one document, `eos doc eos`, cut or padded to T,
+    with its labels from `control_field` (a list in the order of the names, or an object by name).
+    n_bytes counts a document's UTF-8 bytes, and one for its end.
 
     Of every `route_every` batches the last goes to validation and is never trained on; the first
     `valid_batches` of those are the held-out set. With `valid_path` all of `path` trains, and all of that
@@ -30,35 +142,116 @@ class JsonlCorpus(DocumentCorpus):
     Raises DataError if a file cannot be read or there is too little to train or validate on.
     """
 
-    _advice = "Lower batch_size, seq_len or route_every, or give a valid_path."
-
     def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
-        """By the keywords of `JsonlOptions`. The order is the files', whatever the seed."""
+        """By the keywords of `JsonlOptions`."""
         o = JsonlOptions(**options)
-        super().__init__(o, tokenizer, tuple(o.control_names))
-        fields = (o.text_field, o.control_field, self.control_names, o.strict, o.max_line_bytes)
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.seq_len, self.batch_size, self.control_names = o.seq_len, o.batch_size, tuple(o.control_names)
+        fields = Fields(o.text_field, o.control_field, self.control_names, o.max_line_bytes)
 
-        def documents(path: str | None, option: str) -> DocumentFiles:
-            return DocumentFiles([Documents(each, *fields) for each in open_files(path, option, "*.jsonl")])
+        def source(path: str | None, option: str) -> JsonlSource:
+            return JsonlSource([digested(file) for file in open_files(path, option, "*.jsonl")], fields, o.strict)
 
-        train = documents(o.path, "data.path")
-        valid = documents(o.valid_path, "data.valid_path") if o.valid_path else None
-        self._files = [*train.files, *(valid.files if valid else ())]
+        self._sources = {"train": source(o.path, "data.path")}
+        self._sources["valid"] = source(o.valid_path, "data.valid_path") if o.valid_path else self._sources["train"]
         self._paths = Path(str(o.path)).expanduser(), Path(str(o.valid_path or o.path)).expanduser()
-        marks = key_of([each.path for each in train.files], str(fields))
-        self._read(str(self._paths[0]), train, valid, marks, o.route_every, o.valid_batches)
+        self._every, self._n_valid = 0 if o.valid_path else o.route_every, o.valid_batches
+
+    @cached_property
+    def _train(self) -> Tokens:
+        tokens = token_file(self._sources["train"], self.tokenizer)
+        self._require(self._n_batches(tokens) > 0, "train")
+        return tokens
+
+    @cached_property
+    def _valid(self) -> Tokens:
+        if self._every:
+            self._require(self._n_batches(self._train) >= self._every, "validate")
+            return self._train
+        tokens = token_file(self._sources["valid"], self.tokenizer)
+        self._require(self._n_rows(tokens) > 0, "validate")
+        return tokens
+
+    def _require(self, enough: bool, purpose: str) -> None:
+        if not enough:
+            every = f" (every {self._every}th is held out)" if self._every else ""
+            raise DataError(
+                f"{self._paths[purpose == 'validate']} contains too little to {purpose} on: not one batch of "
+                f"{self.batch_size} rows of {self.seq_len} tokens{every}. "
+                f"Lower batch_size, seq_len or route_every, or give a valid_path. {self.problems or ''}".strip()
+            )
+
+    def _n_rows(self, tokens: Tokens) -> int:
+        return len(tokens.labels) if self.control_names else -(-(len(tokens) - 1) // self.seq_len)
+
+    def _n_batches(self, tokens: Tokens) -> int:
+        """Whole ones."""
+        n_rows = len(tokens.labels) if self.control_names else (len(tokens) - 1) // self.seq_len
+        return n_rows // self.batch_size
+
+    @property
+    def epoch_rows(self) -> int:
+        """The rows of all whole batches that are not held out."""
+        n_batches = self._n_batches(self._train)
+        return self.batch_size * (n_batches - (n_batches // self._every if self._every else 0))
 
     @property
     def problems(self) -> str | None:
         """The unusable lines met so far."""
-        return summary_of(each.problems for each in self._files)
+        return summary_of(problems for source in self._sources.values() for problems in source.problems)
+
+    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
+        if split == "train":
+            _ = self._valid  # what is missing in it is found before training begins
+            return self._train_batches(start, np.array(shard_rows(self.batch_size, shard), np.int64))
+        return self._valid_batches(start, shard)
+
+    def _train_batches(self, start: int, mine: np.ndarray) -> Iterator[Batch]:
+        per_epoch = self.epoch_rows // self.batch_size
+        for step in count(start):
+            number = step % per_epoch
+            block = number + number // (self._every - 1) if self._every else number
+            yield self._batch(self._train, block * self.batch_size + mine)
+
+    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
+        size, n_rows, tokens = self.batch_size, self._n_rows(self._valid), self._valid
+        if self._every:
+            n_rows = min(self._n_valid, self._n_batches(tokens) // self._every) * size
+        for rows, scored in held_out_rows(n_rows, size, start, shard):
+            routed = rows + (rows // size + 1) * (self._every - 1) * size if self._every else rows
+            batch = self._batch(tokens, routed)
+            yield batch if scored else unscored(batch)
+
+    def _batch(self, tokens: Tokens, rows: np.ndarray) -> Batch:
+        if not self.control_names:
+            return tokens.batch(rows * self.seq_len, self.seq_len)
+        return tokens.batch(
+            tokens.ends[rows], self.seq_len, stop=tokens.ends[rows + 1] + 1, labels=tokens.labels[rows].copy()
+        )
+
+    def prompts(self, n: int, *, seed: int = 0) -> list[str]:
+        """Beginnings of held-out documents where a row has one, else of held-out rows; 48 tokens at most."""
+        sample = next(self._valid_batches(0, WHOLE)).ids.numpy()
+        return [beginning(sample[row], self.tokenizer) for row in random_below(len(sample), seed, np.arange(n))]
+
+    def texts(self, split: Split = "train") -> Iterator[str]:
+        """The documents, held-out ones among them where they are held out by batches."""
+        return (piece.text for piece in self._sources[split].pieces())
 
     def describe(self) -> dict[str, object]:
         return super().describe() | {
             "path": str(self._paths[0]),
             "valid_path": str(self._paths[1]),
-            "held_out": f"batch {self._route_every} of every {self._route_every}"
-            if self._route_every
-            else "valid_path",
+            "held_out": f"batch {self._every} of every {self._every}" if self._every else "valid_path",
+            "train_tokens": len(self._train),
             "problems": self.problems,
         }
+
+
+def beginning(row: np.ndarray, tokenizer: Tokenizer) -> str:
+    """The beginning of the first document of a row that begins in its first part, else of the row."""
+    ends = np.flatnonzero(row[: -_PROMPT_TOKENS // 2] == tokenizer.eos_id)
+    ids = row[ends[0] + 1 if ends.size else 0 :][:_PROMPT_TOKENS].tolist()
+    ids = ids[: ids.index(tokenizer.eos_id)] if tokenizer.eos_id in ids else ids
+    text = tokenizer.decode(ids).strip("\ufffd").strip()
+    return text.rpartition(" ")[0] or text

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import copy
 import glob
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import BinaryIO, Literal, NamedTuple
 
 from glissando.errors import DataError
-from glissando.storage import record
 
 EncodingErrors = Literal["strict", "ignore"]
 _BLOCK = 1 << 22
-PIECE_BYTES = 1 << 16
 
 
 def open_file(path: Path | str | None, option: str) -> Path:
@@ -69,91 +63,47 @@ def without_mark(line: bytes) -> bytes:
     return line.removeprefix(codecs.BOM_UTF8)
 
 
-class FileArray:
-    """(N,) numbers of a file, or of a part of it, read when they are asked for; a slice is an array.
+class TextFile(NamedTuple):
+    """A file as it was when it was checked."""
 
-    A memory map would end the process where the file is truncated, and go on silently where it is written to.
-    Each read raises DataError if the file is not what it was when this was made: its inode, size and times tell, and
-    where they differ its SHA-256 decides, if that is known.
-    """
-
-    def __init__(self, path: Path, dtype: npt.DTypeLike = np.uint8, digest: str | None = None, tail: int = 0) -> None:
-        """`digest`: the file's SHA-256; `tail`: bytes at its end that are no numbers."""
-        self._file, self._dtype = Unchanging(path, digest), np.dtype(dtype)
-        self._start, self._stop = 0, (self._file.seen[1] - tail) // self._dtype.itemsize
-
-    def __len__(self) -> int:
-        return self._stop - self._start
-
-    def part(self, start: int, stop: int | None = None) -> FileArray:
-        """The numbers from `start` to `stop`, which are not read yet."""
-        part, (start, stop, _) = copy.copy(self), slice(start, stop).indices(len(self))
-        part._start, part._stop = self._start + start, self._start + max(start, stop)
-        return part
-
-    def __getitem__(self, where: slice) -> np.ndarray:
-        start, stop, _ = where.indices(len(self))
-        return self.rows([start], max(stop - start, 0))[0]
-
-    def rows(self, starts: Iterable[int], length: int) -> list[np.ndarray]:
-        """The numbers start .. start + length of each start, fewer at the end."""
-        rows, size = [], self._dtype.itemsize
-        with self._file.opened() as file:
-            for start in starts:
-                first = self._start + int(start)
-                file.seek(first * size)
-                data = file.read(max(min(first + length, self._stop) - first, 0) * size)
-                rows.append(np.frombuffer(data[: len(data) // size * size], self._dtype))
-        return rows
-
-    def sha256(self) -> str:
-        """Of its bytes."""
-        digest = hashlib.sha256()
-        for start in range(0, len(self), _BLOCK):
-            digest.update(self[start : start + _BLOCK].tobytes())
-        return digest.hexdigest()
-
-
-class Unchanging:
-    """A file that has to stay what it is; `seen`: inode, size and times."""
-
-    def __init__(self, path: Path, digest: str | None = None) -> None:
-        self.path, self.seen = path, _signature(os.stat(path))
-        self._digest = digest
+    path: Path
+    sha256: str
+    size: int
+    changed: int  # when, in ns
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """Open for reading; what was read is good once the context has ended without an error."""
+        """Open for reading. Raises DataError if it is not what it was, before or after."""
         try:
-            with open(self.path, "rb") as file:
+            with self.path.open("rb") as file:
+                self._require_unchanged(file)
                 yield file
-                self.check(file)
+                self._require_unchanged(file)
         except OSError as error:
             raise DataError(f"{self.path} cannot be read any more ({error.strerror}); put it back") from error
 
-    def check(self, file: BinaryIO) -> None:
-        """Raises DataError if the open file is not what it was."""
-        now = _signature(os.fstat(file.fileno()))
-        if now == self.seen:
-            return
-        if now[1] != self.seen[1] or record(self.path)["sha256"] != self._digest:
+    def _require_unchanged(self, file: BinaryIO) -> None:
+        stat = os.fstat(file.fileno())
+        if (stat.st_size, stat.st_mtime_ns) != (self.size, self.changed):
             raise DataError(
-                f"{self.path} has changed while it was in use: it had {self.seen[1]:,} bytes and has {now[1]:,} now. "
-                "Restore it and resume from the last checkpoint, or start a new training on the changed file"
+                f"{self.path} has changed while it was read: it had {self.size:,} bytes and has {stat.st_size:,} now. "
+                "Wait until it is complete, and start again"
             )
-        self.seen = now  # touched, or replaced by the same text
 
 
-def _signature(stat: os.stat_result) -> tuple[int, ...]:
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+def digested(path: Path) -> TextFile:
+    """The file as it is."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return TextFile(path, digest, file.tell(), os.fstat(file.fileno()).st_mtime_ns)
 
 
 #: what to do about a file that is not UTF-8, for errors
 DROP_BYTES = "convert it (`iconv -t UTF-8`) or give --data.encoding_errors ignore"
 
 
-def check_text(path: Path, encoding_errors: EncodingErrors = "strict", fix: str = DROP_BYTES) -> str:
-    """Read the file once, in blocks, and make sure that it is text; returns its SHA-256.
+def check_text(path: Path, encoding_errors: EncodingErrors = "strict", fix: str = DROP_BYTES) -> TextFile:
+    """Read the file once, in blocks, and make sure that it is text.
 
     Raises DataError with the byte offset and line of the first NUL byte, or, when `encoding_errors` is
     "strict", of the first byte that is not UTF-8, for which it advises `fix`; and for UTF-16.
@@ -176,7 +126,8 @@ def check_text(path: Path, encoding_errors: EncodingErrors = "strict", fix: str 
             used = _decoded_length(path, data, offset, decoder_errors, not block, fix)
             offset, held = offset + used, data[used:]
             if not block:
-                return digest.hexdigest()
+                stat = os.fstat(file.fileno())
+                return TextFile(path, digest.hexdigest(), offset, stat.st_mtime_ns)
 
 
 def _decoded_length(path: Path, data: bytes, offset: int, errors: str, final: bool, fix: str) -> int:
@@ -200,35 +151,3 @@ def line_number(path: Path, offset: int) -> int:
         while left > 0 and (block := file.read(min(left, _BLOCK))):
             line, left = line + block.count(b"\n"), left - len(block)
     return line
-
-
-class ByteArray(Protocol):
-    """(N,) bytes, of which a slice is an array."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, where: slice, /) -> np.ndarray: ...
-
-
-def character_start(data: ByteArray, position: int) -> int:
-    """The start of the UTF-8 character that byte `position` belongs to; the end of `data` beyond it."""
-    if position >= len(data):
-        return len(data)
-    first = max(position - 3, 0)
-    starts = np.flatnonzero(data[first : position + 1] & 0xC0 != 0x80)
-    return first + int(starts[-1]) if starts.size else position
-
-
-def pieces(data: ByteArray, *, ascii_only: bool = False, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
-    """UTF-8 bytes as strings of about `piece_bytes`, cut after a newline where there is one.
-
-    Bytes that are not UTF-8 are left out, and with `ascii_only` all others than ASCII.
-    """
-    start = 0
-    while start < len(data):
-        raw = data[start : start + piece_bytes].tobytes()
-        if start + len(raw) < len(data):
-            newline = raw.rfind(b"\n") + 1
-            raw = raw[: newline or character_start(data, start + piece_bytes) - start]
-        start += len(raw)
-        yield raw.decode("ascii" if ascii_only else "utf-8", "ignore")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from published import wordpiece
 
 from glissando.data.base import IGNORED, Batch, Corpus
-from glissando.data.jsonl import JsonlCorpus
+from glissando.data.jsonl import Fields, JsonlCorpus
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer, train_bpe
 from glissando.errors import ConfigError, DataError
 
@@ -87,11 +87,8 @@ def test_held_out_batches_stay_held_out_over_epochs(tmp_path: Path) -> None:
     every=st.integers(2, 6),
 )
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_resuming_in_a_new_process_is_skipping(
-    sizes: list[int], start: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Through marks on disk, with and without an end of file in between."""
-    monkeypatch.setattr("glissando.data.marks.EVERY", 3)
+def test_resuming_in_a_new_process_is_skipping(sizes: list[int], start: int, every: int, tmp_path: Path) -> None:
+    """With and without an end of file in between."""
     path = write(tmp_path / "s.jsonl", [{"text": f"{i}-" * size} for i, size in enumerate(sizes)])
     options = OPTIONS | {"batch_size": 2, "route_every": every}
     expected = train(JsonlCorpus(path=path, **options), start + 2)[start:]
@@ -100,28 +97,21 @@ def test_resuming_in_a_new_process_is_skipping(
         assert [b.ids.tolist() for b in resumed] == [b.ids.tolist() for b in expected]
 
 
-def test_marks_spare_reading_and_are_dropped_when_the_file_changes(
-    stream: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_lines_are_read_once_and_again_when_the_file_or_an_option_changes(
+    stream: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("glissando.data.marks.EVERY", 10)
     read = []
-    encode = ByteTokenizer.encode_batch
-
-    def counted(self: ByteTokenizer, texts: list[str]) -> list[Any]:
-        read.extend(texts)
-        return encode(self, texts)
-
-    expected = train(JsonlCorpus(path=stream, route_every=2, **OPTIONS), 120)[110:]
-    monkeypatch.setattr(ByteTokenizer, "encode_batch", counted)
-    corpus = JsonlCorpus(path=stream, route_every=2, **OPTIONS)
-    read.clear()
-    assert train(corpus, 1, 110)[0].ids.tolist() == expected[0].ids.tolist()
-    assert len(read) < 30
-    (marks,) = (cache / "marks").iterdir()
-    marks.write_text('{"marks": [[1, 2]')  # damaged: found again
-    assert train(JsonlCorpus(path=stream, route_every=2, **OPTIONS), 1, 110)[0].ids.tolist() == expected[0].ids.tolist()
+    parse = Fields.parse
+    monkeypatch.setattr(Fields, "parse", lambda self, line: read.append(line) or parse(self, line))
+    expected = train(JsonlCorpus(path=stream, **OPTIONS), 1, 110)
+    assert len(read) == len(TEXTS)
+    assert train(JsonlCorpus(path=stream, route_every=3, **OPTIONS), 1)
+    assert train(JsonlCorpus(path=stream, **OPTIONS), 1, 110)[0].ids.tolist() == expected[0].ids.tolist()
+    assert len(read) == len(TEXTS)
+    train(JsonlCorpus(path=stream, strict=True, **OPTIONS), 1)
+    assert len(read) == 2 * len(TEXTS)
     write(stream, [{"text": "new " + text} for text in TEXTS])
-    fresh = JsonlCorpus(path=stream, route_every=2, **OPTIONS)
+    fresh = JsonlCorpus(path=stream, **OPTIONS)
     assert bytes(train(fresh, 1)[0].ids.flatten().tolist()) == packed(["new " + t for t in TEXTS])[:32]
 
 
@@ -207,7 +197,7 @@ def test_a_bad_line_is_counted_or_stops_when_strict(
 def test_bad_labels_are_bad_lines(control: object, tmp_path: Path) -> None:
     path = write(tmp_path / "s.jsonl", [{"text": "t", "control": control}])
     with pytest.raises(DataError, match="line 1: 'control'"):
-        JsonlCorpus(path=path, control_names=["a", "b"], strict=True, **OPTIONS)
+        JsonlCorpus(path=path, control_names=["a", "b"], strict=True, **OPTIONS).batches("train")
 
 
 def test_a_huge_line_is_not_held_in_memory(tmp_path: Path) -> None:
@@ -230,11 +220,11 @@ def test_a_huge_line_is_not_held_in_memory(tmp_path: Path) -> None:
 
 def test_too_little_is_refused_with_a_fix(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="too little to train on"):
-        JsonlCorpus(path=write(tmp_path / "a.jsonl", [{"text": "x"}]), **OPTIONS)
+        JsonlCorpus(path=write(tmp_path / "a.jsonl", [{"text": "x"}]), **OPTIONS).batches("train")
     with pytest.raises(DataError, match=r"too little to validate on.*route_every"):
-        JsonlCorpus(path=write(tmp_path / "b.jsonl", [{"text": "x" * 100}]), **OPTIONS)
+        JsonlCorpus(path=write(tmp_path / "b.jsonl", [{"text": "x" * 100}]), **OPTIONS).batches("train")
     with pytest.raises(DataError, match=r"too little.*1 bad line skipped.*line 1"):
-        JsonlCorpus(path=write(tmp_path / "c.jsonl", ["x"]), **OPTIONS)
+        JsonlCorpus(path=write(tmp_path / "c.jsonl", ["x"]), **OPTIONS).batches("train")
     with pytest.raises(DataError, match="no file"):
         JsonlCorpus(path=tmp_path / "none.jsonl", **OPTIONS)
     with pytest.raises(ConfigError, match="route_every: expected a number greater than or equal to 2, got 1"):
@@ -244,13 +234,12 @@ def test_too_little_is_refused_with_a_fix(tmp_path: Path) -> None:
             JsonlCorpus(path=tmp_path / "a.jsonl", **OPTIONS | {size: 0})
 
 
-def test_prompts_come_from_held_out_text_and_texts_are_one_epoch(stream: Path) -> None:
+def test_prompts_come_from_held_out_text_and_texts_are_the_documents(stream: Path) -> None:
     corpus = JsonlCorpus(path=stream, valid_path=stream, seq_len=64, batch_size=4)
     prompts = corpus.prompts(6)
     assert prompts == corpus.prompts(6)
     assert all(prompt and any(prompt in text for text in TEXTS) for prompt in prompts)
-    assert len("".join(corpus.texts("valid"))) == pytest.approx(len("".join(TEXTS)), rel=0.05)
-    assert sum(1 for _ in corpus.texts("train")) < 300
+    assert list(corpus.texts("valid")) == list(corpus.texts("train")) == TEXTS
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line(stream: Path, tmp_path: Path) -> None:

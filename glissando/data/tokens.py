@@ -1,0 +1,242 @@
+"""Token files: a text is converted once, and every row is then cut out of it by arithmetic."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from glissando.cache_directory import cache_dir
+from glissando.data.base import IGNORED, Batch
+from glissando.data.tokenizers import ByteTokenizer, Tokenizer
+from glissando.errors import DataError
+from glissando.storage import write_atomic
+
+_log = logging.getLogger(__name__)
+# Part of every key: raised when the way a text is cut into pieces, or what a file holds, changes.
+_FORMAT = 3
+_DIGEST = hashlib.sha256().digest_size
+_PIECES_AT_ONCE, _CHARACTERS_AT_ONCE = 32, 1 << 21
+_FAR = np.iinfo(np.int64).max
+
+
+class Piece(NamedTuple):
+    """A part of a document that is tokenised by itself; bytes that are not UTF-8 are surrogates."""
+
+    text: str
+    begins: bool = True  # whether it is the first of its document
+    labels: list[float] | None = None
+
+
+class Source(Protocol):
+    """Documents in their order."""
+
+    def key(self) -> str:
+        """What decides on the documents."""
+
+    def pieces(self, *, raw: bool) -> Iterator[Piece]:
+        """The documents' pieces; with `raw`, bytes that are not UTF-8 are kept."""
+
+    def notes(self) -> list[Any]:
+        """What reading has found out, as JSON; it is kept with the tokens."""
+
+    def note(self, notes: list[Any]) -> None:
+        """Takes back what `notes` returned when the tokens were made."""
+
+
+class Tokens(NamedTuple):
+    """N tokens of D documents, `eos document eos document ... eos`.
+
+    ids     (N,) the tokens
+    ends    (D + 1,) the places of the end tokens that are not part of a document
+    bytes   (D + 1,) the UTF-8 bytes before each of them; an end counts as one
+    labels  (D, C) float32; C is 0 without labels
+    """
+
+    tokenizer: Tokenizer
+    ids: np.ndarray
+    ends: np.ndarray
+    bytes: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def windows(self, first: np.ndarray, length: int, stop: int | np.ndarray = _FAR) -> np.ndarray:
+        """(B, length) int64: the tokens from each of `first` on; the end token from `stop` on."""
+        places = first[:, None] + np.arange(length)
+        stops = np.broadcast_to(np.minimum(stop, len(self)), first.shape)[:, None]
+        tokens = self.ids[np.minimum(places, len(self) - 1)].astype(np.int64)
+        return np.where(places < stops, tokens, self.tokenizer.eos_id)
+
+    def batch(
+        self,
+        first: np.ndarray,
+        length: int,
+        *,
+        stop: int | np.ndarray = _FAR,
+        scored_from: int | np.ndarray = 0,
+        labels: np.ndarray | None = None,
+    ) -> Batch:
+        """Rows that read the tokens from each of `first` on and are scored on those in [scored_from, stop)."""
+        stop = np.minimum(stop, len(self))
+        tokens = self.windows(first, length + 1, stop)
+        places = first[:, None] + 1 + np.arange(length)
+        real = places < np.broadcast_to(stop, first.shape)[:, None]
+        scored = real & (places >= np.broadcast_to(scored_from, first.shape)[:, None])
+        targets = np.where(scored, tokens[:, 1:], IGNORED)
+        span = np.maximum(first + 1, scored_from), np.minimum(first + 1 + length, stop)
+        return Batch(
+            torch.from_numpy(np.ascontiguousarray(tokens[:, :-1])),
+            torch.from_numpy(targets),
+            self.n_bytes(targets[scored], *span),
+            None if real.all() else torch.from_numpy(real),
+            None if labels is None else torch.from_numpy(labels),
+        )
+
+    def n_bytes(self, targets: np.ndarray, first: np.ndarray, stop: np.ndarray) -> int:
+        """Bytes that `targets` stand for, which are the tokens in [first, stop) of every row.
+
+        Exact where an id's bytes are known (bytes, byte-level BPE); otherwise the n tokens of a document share its b
+        bytes: token i of them counts floor((i + 1) b / n) - floor(i b / n), which is exact over the whole document.
+        """
+        lengths = self.tokenizer.byte_lengths
+        if lengths is None:
+            return int((self._bytes_before(stop) - self._bytes_before(first)).sum())
+        # An end between two documents counts as one byte, whatever its token is called.
+        n_ends = np.searchsorted(self.ends, stop) - np.searchsorted(self.ends, first)
+        return int(lengths[targets].sum() - n_ends.sum() * (lengths[self.tokenizer.eos_id] - 1))
+
+    def _bytes_before(self, places: np.ndarray) -> np.ndarray:
+        at = np.searchsorted(self.ends, places, side="right") - 1  # the last end at or before each place
+        behind = np.minimum(at + 1, len(self.ends) - 1)
+        inside, n_tokens = places - self.ends[at] - 1, np.maximum(self.ends[behind] - self.ends[at] - 1, 1)
+        size = self.bytes[behind] - self.bytes[at] - 1
+        return self.bytes[at] + np.where(inside < 0, 0, 1 + inside * size // n_tokens)
+
+
+def tokenise(pieces: Iterable[Piece], tokenizer: Tokenizer, write: Any) -> tuple[array[int], array[int], array[float]]:
+    """Gives each piece's tokens to `write`; returns the ends, the bytes before them and the labels of `Tokens`."""
+    ends, before, labels, length, n_bytes = array("q"), array("q"), array("f"), 0, 0
+    eos = np.array([tokenizer.eos_id])
+    for group in _groups(pieces):
+        for piece, ids in zip(group, _encoded([piece.text for piece in group], tokenizer), strict=True):
+            if piece.begins:
+                ends.append(length)
+                before.append(n_bytes)
+                labels.extend(piece.labels or ())
+                write(eos)
+                length, n_bytes = length + 1, n_bytes + 1
+            write(ids)
+            length, n_bytes = length + len(ids), n_bytes + len(piece.text.encode("utf-8", "surrogateescape"))
+    ends.append(length)
+    before.append(n_bytes)
+    write(eos)
+    return ends, before, labels
+
+
+def _encoded(texts: list[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+    if isinstance(tokenizer, ByteTokenizer):
+        return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]
+    return tokenizer.encode_batch(texts)
+
+
+def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces that are tokenised at once: few enough for memory, so many that a tokenizer's threads have work."""
+    group: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        group.append(piece)
+        size += len(piece.text)
+        if len(group) == _PIECES_AT_ONCE or size > _CHARACTERS_AT_ONCE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def in_memory(pieces: Iterable[Piece], tokenizer: Tokenizer) -> Tokens:
+    """The tokens of documents that are few."""
+    ids: list[np.ndarray] = []
+    ends, before, _ = tokenise(pieces, tokenizer, ids.append)
+    return Tokens(tokenizer, np.concatenate(ids), np.array(ends), np.array(before), np.empty((len(ends) - 1, 0)))
+
+
+def token_file(source: Source, tokenizer: Tokenizer) -> Tokens:
+    """The tokens of `source`, memory-mapped from a file in the cache directory.
+
+    The file is made once per content and tokenizer. It ends with its SHA-256, which is checked whenever it is opened;
+    a damaged one is made again, and a warning is logged. Raises DataError where it cannot be written or read.
+    """
+    dtype = np.dtype(np.uint8 if tokenizer.vocab_size <= 1 << 8 else np.uint16)
+    dtype = dtype if tokenizer.vocab_size <= 1 << 16 else np.dtype(np.uint32)
+    key = hashlib.sha256(f"{_FORMAT} {source.key()} {tokenizer.fingerprint}".encode()).hexdigest()
+    path = cache_dir("tokens") / f"{key}.{dtype.name}"
+
+    def convert(file: BinaryIO) -> None:
+        digest = hashlib.sha256()
+
+        def write(data: Any) -> None:
+            digest.update(data)
+            file.write(data)
+
+        pieces = source.pieces(raw=isinstance(tokenizer, ByteTokenizer))
+        tables = tokenise(pieces, tokenizer, lambda ids: write(np.ascontiguousarray(ids, dtype)))
+        n_ids = tables[0][-1] + 1
+        write(b"\0" * (-n_ids * dtype.itemsize % 8))
+        for table in tables:
+            write(table)
+        facts = {"tokens": n_ids, "documents": len(tables[0]) - 1, "labels": len(tables[2]), "notes": source.notes()}
+        write(text := json.dumps(facts).encode())
+        write(len(text).to_bytes(8, "little"))
+        file.write(digest.digest())
+
+    tokens = _opened(path, dtype, source, tokenizer)
+    if tokens is None:
+        write_atomic(path, convert)
+        tokens = _opened(path, dtype, source, tokenizer)
+    if tokens is None:
+        raise DataError(f"{path} is not what was just written; check the disk, or name another in GLISSANDO_CACHE")
+    return tokens
+
+
+def _opened(path: Path, dtype: np.dtype[Any], source: Source, tokenizer: Tokenizer) -> Tokens | None:
+    """The tokens of a file that ends with the SHA-256 of all before it; None if there is none or it is damaged."""
+    try:
+        file = path.open("rb")  # once: the file of that name may be replaced meanwhile
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); delete it, and it is made again") from error
+    with file:
+        digest, end = hashlib.sha256(), os.fstat(file.fileno()).st_size - _DIGEST
+        while file.tell() < end:
+            digest.update(file.read(min(1 << 22, end - file.tell())))
+        if end < 8 or file.read() != digest.digest():
+            _log.warning("%s is damaged: the text is tokenised again", path)
+            return None
+        file.seek(end - 8)
+        n_text = int.from_bytes(file.read(8), "little")
+        file.seek(end - 8 - n_text)
+        facts = json.loads(file.read(n_text))
+        source.note(facts["notes"])
+        whole = np.memmap(file, np.uint8, "r")
+    n_ids, n_documents, at = facts["tokens"], facts["documents"], 0
+
+    def table(count: int, kind: Any) -> np.ndarray:
+        nonlocal at
+        found = np.asarray(whole[at : at + count * np.dtype(kind).itemsize]).view(kind)
+        at += -(-found.nbytes // 8) * 8
+        return found
+
+    ids, ends, before = table(n_ids, dtype), table(n_documents + 1, np.int64), table(n_documents + 1, np.int64)
+    labels = table(facts["labels"], np.float32).reshape(n_documents, -1 if facts["labels"] else 0)
+    return Tokens(tokenizer, ids, ends, before, labels)
