@@ -172,6 +172,7 @@ class TextSource:
 
     def __init__(self, files: Sequence[TextFile], ascii_only: bool, start: int = 0, stop: int | None = None) -> None:
         self._files, self._ascii_only = files, ascii_only
+        self._start = self._stop = start
         first, self._parts = 0, list[tuple[TextFile, int, int]]()
         for file in files:
             span = max(start - first, 0), file.size if stop is None else min(stop - first, file.size)
@@ -181,8 +182,6 @@ class TextSource:
                 self._start = first + span[0] if len(self._parts) == 1 else self._start
                 self._stop = first + span[1]
             first += file.size + 1
-        if not self._parts:
-            self._start = self._stop = start
 
     def __len__(self) -> int:
         """Bytes, with one between each two files."""
