@@ -7,12 +7,15 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,7 +31,7 @@ from glissando.errors import ConfigError
 from glissando.model import LanguageModel
 from glissando.serving import limits as limits_module
 from glissando.serving.api import Server
-from glissando.serving.limits import Limits, SparingLog, allowed_connections
+from glissando.serving.limits import Limits, SparingLog
 from glissando.serving.protocol import BoundedConnection
 
 LIMITS = Limits(max_prompt=2000, max_tokens=50_000, max_copies=8, patience=2.0)
@@ -205,7 +208,7 @@ def test_a_hundred_clients_of_many_short_lines_hold_nobody_up(url, kind):
 def test_short_lines_are_counted_before_they_cost(kind):
     """However many there are in what was read, no more than these and those of 4 KiB are parsed."""
     sent, status, message = LINES[kind]
-    connection, events = BoundedConnection(), []
+    connection, events = BoundedConnection(h11.SERVER), []
 
     def parse() -> None:
         for first in range(0, len(sent), 4096):
@@ -306,51 +309,6 @@ def test_every_loopback_host_has_names_of_its_own(host, names):
 # ---------------------------------------------------------------------- connections
 
 
-def test_idle_connections_make_room_for_others(model):
-    """As many as are allowed are held, the oldest going first; who has a request under way stays."""
-    few = Limits(max_tokens=50_000, connections=8)
-    body = json.dumps({**ENDLESS, "stream": True}).encode()
-    with serving(model, few) as (server, url), contextlib.ExitStack() as links:
-        busy = links.enter_context(connected(url))
-        busy.sendall(HEAD % len(body) + body)
-        wait_until(lambda: server.served[NAME].engine.running == 1)
-        idle = [links.enter_context(connected(url)) for _ in range(30)]
-        with healthy(url):
-            time.sleep(0.3)
-        for link in idle:
-            link.setblocking(False)
-        wait_until(lambda: sum(_is_closed(link) for link in idle) >= 30 - 8)
-        assert not _is_closed(idle[-1])
-        assert server.served[NAME].engine.running == 1
-        more = [links.enter_context(connected(url)) for _ in range(7)]
-        for link in more:
-            link.sendall(HEAD % len(body) + body)
-        wait_until(lambda: server.served[NAME].engine.running == 8)
-        with connected(url) as late:
-            assert late.recv(100).startswith(b"HTTP/1.1 503")
-
-
-def _is_closed(link: socket.socket) -> bool:
-    try:
-        return link.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except ConnectionResetError:
-        return True
-
-
-def test_connections_stay_below_the_descriptors(monkeypatch):
-    resource = pytest.importorskip("resource")
-    held = {"soft": 1024, "hard": 1024}
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (held["soft"], held["hard"]))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, both: held.update(soft=both[0]))
-    assert allowed_connections(1024) == 1024 - 320
-    assert allowed_connections(100) == 100
-    held["hard"] = 4096
-    assert allowed_connections(1024) == 1024
-    assert held["soft"] == 1024 + 320, "no more than it takes"
-
-
 def test_who_takes_a_trickle_is_cut_off(model):
     """A few bytes now and then kept an answer, and its place, for as long as the reader liked."""
     body = json.dumps({**ENDLESS, "stream": True, "logprobs": 20}).encode()
@@ -378,6 +336,22 @@ def test_what_clients_do_does_not_fill_the_log():
     sparing._began -= 11
     log.warning("invalid request %d", 1000)
     assert lines[20:] == ["invalid request 1000 (and 980 lines before were left out)"]
+
+
+def test_the_proxy_of_the_page_is_one_that_nginx_takes(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "serving.md").read_text("utf-8")
+    snippet = page.partition("```nginx\n")[2].partition("```")[0]
+    lines = [line.strip() for line in snippet.splitlines()]
+    assert all(line.endswith((";", "{", "}")) for line in lines)
+    assert snippet.count("{") == snippet.count("}") == 2
+    zones = {word.partition(":")[0] for word in snippet.split() if word.startswith("zone=") and ":" in word}
+    assert zones == {"zone=clients", "zone=requests"}
+    assert "limit_conn clients 8;" in lines
+    if (nginx := shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")) is None:
+        pytest.skip("nginx is not installed, which would check the rest")
+    paths = "".join(f"{kind}_temp_path {tmp_path};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    (tmp_path / "all.conf").write_text(f"pid {tmp_path}/pid; events {{}} http {{ access_log off; {paths} {snippet} }}")
+    subprocess.run([nginx, "-t", "-p", tmp_path, "-c", tmp_path / "all.conf", "-e", "stderr"], check=True)
 
 
 # ---------------------------------------------------------------------- signals and keys

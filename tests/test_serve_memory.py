@@ -1,4 +1,4 @@
-"""What texts take is known before they are taken up: memory has a bound, and clients take turns."""
+"""What texts take is known before they are taken up: memory has a bound, and requests start in order."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import platform
 import re
 import subprocess
 import sys
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from engines import PRESETS, Heard, model_of, request_for, run_down, submit
+from engines import PRESETS, model_of, request_for, run_down, submit
 
 from glissando.allocator import return_freed_memory
 from glissando.errors import ConfigError
 from glissando.generation import generate
 from glissando.machine import readable, resident_bytes
 from glissando.model import LanguageModel
-from glissando.serving.engine import BusyError, Engine, TooLargeError
+from glissando.serving.engine import Engine, TooLargeError
 from glissando.serving.memory import Footprint
 from glissando.state import state_bytes
 
@@ -35,7 +35,7 @@ def model() -> LanguageModel:
 
 def states(engine: Engine) -> int:
     """Bytes of all states that there are."""
-    held = [batch.state for batch in engine.batches] + [r.state for r in (*engine.reading, *engine.forking)]
+    held = [batch.state for batch in engine.batches] + [r.state for r in (*engine.reading, *engine.ready)]
     return sum(map(state_bytes, held)) + engine.prefixes.bytes
 
 
@@ -104,7 +104,7 @@ def test_states_that_are_only_kept_make_room(model):
         assert states(engine) <= engine.memory
 
 
-def test_a_waiting_giant_is_not_passed_over_for_ever(model):
+def test_a_waiting_giant_comes_before_later_requests(model):
     small, giant = request_for(model, "a", 8), request_for(model, "ab " * 100, 20)
     engine = Engine(model, max_sessions=4, memory=int(1.05 * Engine(model).needs.alone(giant)))
     submit(engine, small)
@@ -114,7 +114,7 @@ def test_a_waiting_giant_is_not_passed_over_for_ever(model):
         if heard.finish:
             break
         while engine.waiting < 3:
-            submit(engine, replace(small, client="other"))
+            submit(engine, small)
         engine.step()
     assert heard.finish
 
@@ -136,43 +136,17 @@ def test_sizes_as_people_read_them():
     assert [readable(size) for size in sizes] == ["0 bytes", "1,023 bytes", "1.5 KiB", "300 MiB", "2,048 GiB"]
 
 
-# ---------------------------------------------------------------------- turns
+# ---------------------------------------------------------------------- order
 
 
-def test_clients_take_turns(model):
-    """Who sends many requests is served as often as who sends few."""
-    engine, ended = Engine(model, max_sessions=1), []
-
-    def ask(client: str, n: int) -> None:
-        heard = Heard()
-        engine.submit(
-            replace(request_for(model, "a", 2, seed=n), client=client),
-            [lambda piece: (heard(piece), ended.append(client) if piece.finish else None)],
-        )
-
-    for n in range(9):
-        ask("many", n)
-    for n in range(3):
-        ask("few", n)
+def test_requests_start_in_their_order(model):
+    """All texts of one before those of the next, which would find places first."""
+    engine, pieces = Engine(model, max_sessions=2), []
+    for request, copies in enumerate((3, 1, 1)):
+        listeners = [partial(lambda text, piece: pieces.append(text), (request, copy)) for copy in range(copies)]
+        engine.submit(replace(request_for(model, "a", 4), copies=copies), listeners)
     run_down(engine)
-    assert Counter(ended[:7])["few"] == 3
-    assert Counter(ended) == {"many": 9, "few": 3}
-
-
-def test_one_client_cannot_take_every_place(model):
-    engine = Engine(model, max_sessions=8, max_waiting=16)
-    submit(engine, replace(request_for(model, "Once", 200, client="many"), copies=14))
-    for _ in range(3):
-        engine.step()
-    assert engine.running == 6
-    [heard] = submit(engine, request_for(model, "Once", 5, client="other"))[1]
-    for _ in range(6):
-        engine.step()
-    assert heard.finish, "a place is free for it at once"
-    submit(engine, replace(request_for(model, "Once", 5, client="many"), copies=4))
-    with pytest.raises(BusyError, match="12 of your texts wait already, and 12 may wait for one client"):
-        submit(engine, replace(request_for(model, "Once", 5, client="many"), copies=4))
-    submit(engine, request_for(model, "Once", 5, client="other"))
+    assert list(dict.fromkeys(pieces)) == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)]
 
 
 def test_texts_of_one_request_begin_when_there_is_a_place(model):
@@ -183,7 +157,7 @@ def test_texts_of_one_request_begin_when_there_is_a_place(model):
     for _ in range(100):
         engine.step()
         most = max(most, engine.running)
-    assert most == 3
+    assert most == 4
     assert engine.tokens_read == 10
     texts = [generate(model, ["Once upon"], max_tokens=6, seed=3 + n)[0] for n in range(9)]
     assert [one.text for one in heard] == texts

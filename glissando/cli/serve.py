@@ -54,7 +54,9 @@ def main(arguments: Sequence[str]) -> None:
         help="name of the model, by default that of its folder; once for each run, in the same order",
     )
     parser.add_argument("--api_key", help=f"key that clients must send; also read from {KEY}, which `ps` does not show")
-    parser.add_argument("--api_key_file", metavar="FILE", help="file of keys, one a line, each for one client")
+    parser.add_argument(
+        "--api_key_file", metavar="FILE", help="file of keys, one a line; each has its own cached prompts"
+    )
     parser.add_argument("--chat_template", metavar="FILE", help="Jinja template that turns messages into a prompt")
     parser.add_argument("--max_sessions", type=whole, default=64, help="largest number of active texts; others wait")
     parser.add_argument(
@@ -215,10 +217,6 @@ def _run(config: Any, name: str, give_up: Callable[[], None], show: bool = False
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
-                for listening in (each for server in self.servers for each in server.sockets):
-                    # The event loop takes in a few at a time, so that it can close as many: the others wait here.
-                    with listening.dup() as same:
-                        same.listen(1024)
                 host, port = self.servers[0].sockets[0].getsockname()[:2]
                 host = f"[{host}]" if ":" in host else host
                 print(f"{name} at http://{host}:{port} (page at /, completions at /v1); Ctrl-C stops", flush=True)

@@ -22,21 +22,11 @@ from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer, as_json
 from glissando.serving.engine import BusyError, Engine, Outbox, StoppingError, TooLargeError, call_all
 from glissando.serving.group import DisconnectedError, Group, ModelFailedError
-from glissando.serving.limits import (
-    BACKLOG,
-    Gate,
-    Limits,
-    Receive,
-    Scope,
-    Send,
-    SparingLog,
-    allowed_connections,
-    error_body,
-)  # fmt: skip
+from glissando.serving.limits import Gate, Limits, Receive, Scope, Send, SparingLog, error_body
 from glissando.serving.metrics import Metrics
 from glissando.serving.planning import ChatTemplate
 from glissando.serving.pool import Pool
-from glissando.serving.protocol import patient_protocol
+from glissando.serving.protocol import bounded_protocol
 from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody, ControlBody, read_body
 from glissando.serving.served import Served
 from glissando.serving.session import Piece
@@ -46,6 +36,8 @@ _log = logging.getLogger("glissando.serve")
 _Answer = TypeVar("_Answer")
 #: bytes of a request, or tokens of an answer, that are read or written beside the event loop
 _LARGE = 4096
+#: connections; beyond, every request gets a 503 until some are closed
+MAX_CONNECTIONS = 512
 
 
 class Server:
@@ -56,8 +48,7 @@ class Server:
     prompts     examples of prompts of each, for the page
     memory      bytes for all texts of all models; half of what is available if None
     prefix_bytes  kept for states of prompts, by all models together
-    api_key   asked for by /v1 and /metrics, or several, any of which will do; None: anyone may. Each of several keys
-              has prompt states of its own and its turn among those who wait; else each address has its turn
+    api_key   required by /v1 and /metrics; of several any one, each with prompt states of its own. None: no key
     hosts     names that requests may call this server by; None: any. Guards a server on loopback against pages of
               other origins whose name was made to point here
     """
@@ -76,8 +67,7 @@ class Server:
         hosts: Sequence[str] | None = None,
         **engine_options: Any,
     ) -> None:
-        limits = limits or Limits()
-        self.limits = replace(limits, connections=allowed_connections(limits.connections))
+        self.limits = limits or Limits()
         device = next(iter(models.values())).embedding.weight.device
         self.pool = Pool(available_bytes(device) // 2 if memory is None else memory)
         self.served: dict[str, Served] = {}
@@ -105,8 +95,8 @@ class Server:
             if not any(isinstance(each, SparingLog) for each in logger.filters):
                 logger.addFilter(SparingLog())
         defaults: dict[str, Any] = {
-            "http": patient_protocol(self.limits), "ws": "none", "access_log": False, "log_level": "warning",
-            "server_header": False, "backlog": BACKLOG, "timeout_graceful_shutdown": 5,
+            "http": bounded_protocol(self.limits.patience), "ws": "none", "access_log": False, "log_level": "warning",
+            "server_header": False, "limit_concurrency": MAX_CONNECTIONS, "timeout_graceful_shutdown": 5,
             "timeout_keep_alive": int(max(1, self.limits.patience)),
         }  # fmt: skip
         return uvicorn.Config(self.app, **defaults | options)
@@ -252,8 +242,7 @@ class Server:
         body: CompletionBody | ChatBody,
         echoed: list[str],
     ) -> Response:
-        owner = {"client": request.scope["from"], "key": request.scope["key"]}
-        plan = [replace(each, **owner) for each in plan]
+        plan = [replace(each, key=request.scope["key"]) for each in plan]
         group = Group(served.engine, plan, not body.stream, self.metrics.first_token.observe)
 
         def usage() -> dict[str, int]:

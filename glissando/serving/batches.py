@@ -22,6 +22,7 @@ from glissando.state import State, fit_room, join_rows, leaves, select_rows
 class Reading:
     """A prompt, read once for all texts that go on from it: of these `sessions` has those that have not begun."""
 
+    request: Request
     sessions: list[Session]
     state: State = None
     done: int = 0
@@ -29,11 +30,16 @@ class Reading:
     scored: list[Token] = field(default_factory=list)
     sound: bool = True  # every logit that was made is a finite number
     begun: bool = False  # one of its texts at least is under way
-    passed: int = 0  # how often others were taken up before it, as it did not fit
 
     @property
-    def request(self) -> Request:
-        return self.sessions[0].request
+    def left_texts(self) -> int:
+        """Texts that have not begun and were not given up."""
+        return sum(not session.cancelled for session in self.sessions)
+
+    def drop_cancelled(self) -> bool:
+        """Forget texts that were given up; whether any is left."""
+        self.sessions = [session for session in self.sessions if not session.cancelled]
+        return bool(self.sessions)
 
     @property
     def controlled(self) -> bool:

@@ -8,16 +8,18 @@ Texts with a control and texts without are in different batches: without one its
 stands for. So are short texts and long ones where caches grow, as every row of a batch has room for the longest, and
 texts of another pace: a batch with a pace is written only when its next token is due.
 
-What a text takes is known before it is taken up (`Needs`), and all together stay within `memory`: others wait. The
-texts of one request share their prompt, which is read once, and each has a copy of its state from when it begins.
+The memory of a text is known before it starts (`Needs`), and all texts together stay within `memory`: others wait, and
+start in the order of their requests. The texts of one request share their prompt, which is read once; each gets a copy
+of its state.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,8 +53,8 @@ from glissando.state import join_rows, select_rows, state_bytes
 class Engine:
     """A model that writes many texts at once.
 
-    max_sessions  texts under way, or read for; others wait. One client has at most three quarters of these places
-    max_waiting   texts that may wait, of one client three quarters; beyond, `submit` raises BusyError
+    max_sessions  texts under way, or read for; others wait
+    max_waiting   texts that may wait; beyond, `submit` raises BusyError
     chunk         tokens of prompts read in a step: how long texts under way can be held up by new ones
     prefix_bytes  kept for states of prompts and of finished texts, to go on from, where `memory` has room; 0 keeps none
     memory        bytes for all that texts take: states, caches, what reading needs beside them, answers; half of what
@@ -90,12 +92,11 @@ class Engine:
         self.prefixes = Prefixes(min(prefix_bytes, self.memory // 4))
         self.deliver = deliver or call_all
         self.reading: list[Reading] = []  # prompts that are not read to their end
-        self.forking: list[Reading] = []  # prompts that were read, and some of whose texts have not begun
+        self.ready: list[Reading] = []  # prompts that were read, and some of whose texts have not begun
         self.batches: list[Batch] = []
         self.tokens_read = self.tokens_reused = self.tokens_written = 0
         self._waiting: deque[Reading] = deque()
-        self._served: dict[str, int] = {}  # by client: when it was taken up last
-        self._turn = self._untrimmed = self._steps = 0
+        self._untrimmed = self._steps = 0
         self._lock, self._outbox, self.idle = pool.lock, Outbox(), False
         pool.engines.append(self)
 
@@ -120,32 +121,22 @@ class Engine:
         with self._lock:
             if self.pool.closed:
                 raise StoppingError
-            room = max(0, self.max_sessions - self.running)  # who is taken up in the next step does not count
+            room = max(0, self.max_sessions - self.running)  # texts that start in the next step do not count
             if self.waiting + len(sessions) > self.max_waiting + room:
                 wait = max(0, self.waiting - room)
                 raise BusyError(f"{wait} texts wait already, and {self.max_waiting} may; try again later")
-            own, most = self._count_waiting(request.client), _share(self.max_waiting)
-            if own and own + len(sessions) > most + room:
-                message = f"{own} of your texts wait already, and {most} may wait for one client; try again later"
-                raise BusyError(message)
-            if (held := sum(36 * len(reading.request.ids) for reading in self._waiting)) > self.memory // 8:
-                raise BusyError(f"prompts that wait take {readable(held)}, an eighth of the memory; try again later")
-            self._waiting.append(Reading(sessions))
+            prompts = sum(36 * len(reading.request.ids) for reading in self._waiting)
+            if prompts > self.memory // 8:
+                raise BusyError(f"prompts that wait take {readable(prompts)}, an eighth of the memory; try again later")
+            self._waiting.append(Reading(request, sessions))
             self._lock.notify()
         return sessions
 
     @property
     def waiting(self) -> int:
         """Texts that have not begun, but for the first of each prompt that is being read."""
-        return self._count_waiting(None)
-
-    def _count_waiting(self, client: str | None) -> int:
-        count = 0
-        for readings, first in ((self._waiting, 0), (self.forking, 0), (self.reading, 1)):
-            for sessions in [reading.sessions for reading in list(readings)]:
-                if client in (None, sessions[0].request.client):
-                    count += max(0, sum(not session.cancelled for session in sessions) - first)
-        return count
+        others = sum(max(0, reading.left_texts - 1) for reading in list(self.reading))
+        return others + sum(reading.left_texts for reading in [*list(self._waiting), *list(self.ready)])
 
     @property
     def running(self) -> int:
@@ -162,14 +153,14 @@ class Engine:
 
     def rest(self) -> float:
         """Seconds until a step has something to do; inf where no text is under way."""
-        if (self._waiting or self.reading or self.forking) and not self.idle:
+        if (self._waiting or self.reading or self.ready) and not self.idle:
             return 0.0
         return min((batch.due for batch in self.batches), default=math.inf) - self.clock()
 
     def give_up(self) -> None:
         """Every text ends with StoppingError. From the thread that steps."""
-        groups: list[Batch | Reading] = [*self.batches, *self.reading, *self.forking, *self._waiting]
-        self.batches, self.reading, self.forking = [], [], []
+        groups: list[Batch | Reading] = [*self.batches, *self.reading, *self.ready, *self._waiting]
+        self.batches, self.reading, self.ready = [], [], []
         self._waiting.clear()
         error = StoppingError()
         self.deliver([(s.listener, Piece(error=error)) for group in groups for s in group.sessions])
@@ -197,7 +188,7 @@ class Engine:
         """Bytes that are taken, or promised to texts under way, without their answers."""
         batches = sum(self._batch_bytes(batch) for batch in self.batches)
         read = sum(self.needs.footprint.state(len(r.request.ids)) + self.needs.text(r.request) for r in self.reading)
-        return batches + read + sum(state_bytes((r.state, r.logits)) for r in self.forking)
+        return batches + read + sum(state_bytes((r.state, r.logits)) for r in self.ready)
 
     @property
     def working(self) -> int:
@@ -223,7 +214,7 @@ class Engine:
         self._admit()
         readings = self._readings()
         self._try(self._read, readings)
-        self._fork()
+        self._begin_texts()
         due = [batch for batch in self.batches if batch.tick(self.clock())]
         for batch in due:
             self._try(self._write, batch)
@@ -242,10 +233,8 @@ class Engine:
     def _let_go(self) -> None:
         for batch in self.batches:
             batch.keep([row for row, session in enumerate(batch.sessions) if not session.cancelled])
-        for reading in (*self.reading, *self.forking):
-            reading.sessions = [s for s in reading.sessions if not s.cancelled] or reading.sessions[:1]
-        self.reading = [reading for reading in self.reading if not reading.sessions[0].cancelled]
-        self.forking = [reading for reading in self.forking if not reading.sessions[0].cancelled]
+        self.reading = [reading for reading in self.reading if reading.drop_cancelled()]
+        self.ready = [reading for reading in self.ready if reading.drop_cancelled()]
         for batch in list(self.batches):
             for session in batch.sessions:
                 session.take_turns()
@@ -269,43 +258,29 @@ class Engine:
             self._untrimmed = used
 
     def _admit(self) -> None:
-        """Prompts that wait are taken up while there is room: of each client one, those first who have least under way,
-        and of these who was longest not taken up. What does not fit is passed over, a number of times.
+        """Start to read the prompts that wait, in their order, as long as there are places and memory.
+
+        The texts of prompts that were read come first. Once a request does not fit, no engine of the pool starts
+        another one before it.
         """
-        queue = self._queue()
-        if not queue:
-            return
-        count = self._running_by_client()
-        here = {reading.request.client for reading in queue} | set(count)
-        self._served = {client: turn for client, turn in self._served.items() if client in here}
-        begun = {reading.request.client for reading in self.forking}
-        while queue and self.running < self.max_sessions:
-            first: dict[str, Reading] = {}
-            for reading in queue:
-                client = reading.request.client
-                if count[client] < _share(self.max_sessions):
-                    first.setdefault(client, reading)
-            if not first:
+        with self._lock:
+            self._waiting = deque(reading for reading in self._waiting if reading.drop_cancelled())
+        if self.pool.first is self:
+            self.pool.first = None
+        while self._waiting and not self.ready and self.pool.first is None:
+            texts = sum(len(reading.sessions) - 1 for reading in self.reading)
+            if self.running + texts >= self.max_sessions:
                 return
-            client = min(first, key=lambda client: (count[client], self._served.get(client, 0)))
-            if any(count[other] < count[client] for other in begun):
-                return  # to the texts whose prompt is known
-            reading = first[client]
-            queue.remove(reading)
+            reading = self._waiting[0]
             request, reservation = reading.request, reading.sessions[0].reservation
             more = self.needs.footprint.state(len(request.ids)) + self.needs.text(request)
             more += 0 if reservation.taken else reservation.bytes
             if not self.pool.fits(more, self.needs.work(request)):
-                reading.passed += 1
-                if reading.passed > self.max_sessions:
-                    self.pool.first = self
-                    return
-                continue
+                self.pool.first = self
+                return
             self.pool.reserve(reservation)
-            self._served[client] = self._turn = self._turn + 1
-            count[client] += 1
             with self._lock:
-                self._waiting.remove(reading)
+                self._waiting.popleft()
             known = None
             if not request.reads_all:
                 known = self.prefixes.longest(request.ids, request.control, request.key)
@@ -315,20 +290,6 @@ class Engine:
                 self.tokens_reused += known.length
                 reading.state, reading.done, reading.logits = known.state, known.length, known.logits
             self.reading.append(reading)
-
-    def _queue(self) -> list[Reading]:
-        """What waits, without texts that were given up, wherever they stand; none while another engine comes first."""
-        with self._lock:
-            for reading in self._waiting:
-                reading.sessions = [s for s in reading.sessions if not s.cancelled] or reading.sessions[:1]
-            self._waiting = deque(reading for reading in self._waiting if not reading.sessions[0].cancelled)
-            if self.pool.first is self:
-                self.pool.first = None
-            return list(self._waiting) if self.pool.first is None else []
-
-    def _running_by_client(self) -> Counter[str]:
-        texts = [session for batch in self.batches for session in batch.sessions]
-        return Counter(s.request.client for s in [*texts, *(reading.sessions[0] for reading in self.reading)])
 
     # ------------------------------------------------------------------ reading
 
@@ -364,7 +325,7 @@ class Engine:
                 piece = Piece(tokens=tuple(reading.scored), finish=None if request.max_tokens else "length")
                 self._outbox += [(session.listener, piece) for session in reading.sessions]
             if request.max_tokens:
-                self.forking.append(reading)
+                self.ready.append(reading)
 
     def _read_on(self, readings: list[Reading]) -> None:
         lengths = [min(reading.left, self.needs.chunk(reading.request)) for reading in readings]
@@ -388,41 +349,25 @@ class Engine:
             reading.state = one_row(state, row, to_grow=reading.left > 0)
         self.tokens_read += sum(lengths)
 
-    def _fork(self) -> None:
-        """Texts of prompts that were read become rows, each with a copy of the state: the first of a prompt at once, as
-        there is room for it, and others when there is. Who has least under way comes first."""
-        if not self.forking:
-            return
-        count, full = self._running_by_client(), set[int]()
-        while True:
-            may = [reading for reading in self.forking if id(reading) not in full]
-            if self.running >= self.max_sessions:
-                may = [reading for reading in may if not reading.begun]
-            if not may:
-                return
-            reading = min(may, key=lambda reading: (reading.begun, count[reading.request.client]))
-            request = reading.request
-            free = min(self.max_sessions - self.running, _share(self.max_sessions) - count[request.client])
+    def _begin_texts(self) -> None:
+        """Make rows of texts whose prompt was read, each with a copy of its state: the first text of a prompt at once,
+        because memory was reserved for it, and the others as places and memory allow."""
+        for reading in sorted(self.ready, key=lambda reading: reading.begun):
+            request, free = reading.request, self.max_sessions - self.running
             batch, rows = self._place(request), 0 if reading.begun else 1
             while rows < min(free, len(reading.sessions)) and self._may_join(batch, rows + 1, request):
                 rows += 1
-            try:
-                if rows:
-                    self._begin(reading, rows, batch)
-            except Exception as error:  # noqa: BLE001 - sent to every listener that it concerns
-                self._fail([reading], error)
-                continue
-            count[request.client] += rows
-            full.add(id(reading))
-            if not reading.sessions:
-                self.forking.remove(reading)
+            if rows:
+                self._try(partial(self._begin, rows, batch), [reading])
+        self.ready = [reading for reading in self.ready if reading.sessions]
 
     def _may_join(self, batch: Batch, rows: int, request: Request) -> bool:
         """Whether there is memory for so many texts of a prompt in a batch, and for a copy of it."""
         after = self._batch_bytes(batch, rows, request.most)
         return (rows == 1 or 6 * after < self.memory) and self.pool.fits(after - self._batch_bytes(batch), after)
 
-    def _begin(self, reading: Reading, rows: int, batch: Batch) -> None:
+    def _begin(self, rows: int, batch: Batch, readings: list[Reading]) -> None:
+        [reading] = readings
         assert reading.logits is not None
         index = reading.logits.new_zeros(rows, dtype=torch.int64)
         batch.add(reading.sessions[:rows], select_rows(reading.state, index), reading.logits.expand(rows, -1))
@@ -491,11 +436,6 @@ class Engine:
         else:
             failed = [session for reading in at for session in reading.sessions]
             self.reading = [reading for reading in self.reading if reading not in at]
-            self.forking = [reading for reading in self.forking if reading not in at]
+            self.ready = [reading for reading in self.ready if reading not in at]
         ended = {id(listener) for listener, piece in self._outbox if piece.finish or piece.error}
         self._outbox += [(s.listener, Piece(error=error)) for s in failed if id(s.listener) not in ended]
-
-
-def _share(most: int) -> int:
-    """Of what all clients have, what one may: three quarters, so that another finds a place."""
-    return -(-3 * most // 4)

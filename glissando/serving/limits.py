@@ -1,9 +1,8 @@
-"""What one client can take of the server: bytes, and nothing without a key. For connections see `protocol.py`."""
+"""Limits of requests, and the gate that every request passes: host, origin, key, size. See also `protocol.py`."""
 
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import logging
 import time
@@ -11,20 +10,11 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-try:
-    import resource
-except ImportError:  # not a POSIX system, which has no such limit
-    resource = None  # type: ignore[assignment]
-
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: connections accepted in one turn of the event loop, and that the system holds ready
-BACKLOG = 64
-#: descriptors for all but connections: files, pipes, and what is accepted before it can be turned away
-_OTHER_FILES = 64 + 4 * BACKLOG
 #: bytes of a request that always fit; of those beyond, all clients together may have `_LONG_BODIES` under way
 _SHORT_BODY, _LONG_BODIES = 2**16, 2**26
 
@@ -37,7 +27,6 @@ class Limits:
     max_copies   texts of one request, prompts times n
     max_body     bytes of a request
     patience     seconds to send a request, and to take what was sent
-    connections  open at a time; beyond, the one that is idle longest is closed
     """
 
     max_prompt: int = 16384
@@ -45,20 +34,6 @@ class Limits:
     max_copies: int = 64
     max_body: int = 2**20
     patience: float = 30.0
-    connections: int = 1024
-
-
-def allowed_connections(requested: int) -> int:
-    """`requested`, or as many as this process may open files for; that limit is raised as far as it goes."""
-    if resource is None:
-        return requested
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = requested + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return requested
-    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(1, soft - _OTHER_FILES)
 
 
 def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
@@ -72,8 +47,7 @@ class Gate:
     keys   one of them is asked for by /v1 and /metrics, as `Authorization: Bearer KEY`; none: anyone may come
     hosts  names that requests may call this server by; None: any
 
-    What follows finds the whole body, the number of the key in `scope["key"]`, and in `scope["from"]` whom requests are
-    to be counted for: the key where there are several, else the address.
+    The application receives the whole body, and the number of the key in `scope["key"]`.
     """
 
     def __init__(self, app: App, limits: Limits, keys: Sequence[str], hosts: Sequence[str] | None) -> None:
@@ -134,8 +108,7 @@ class Gate:
         return None
 
     def _keyless(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
-        address = scope["client"][0] if scope.get("client") else ""
-        scope["key"], scope["from"] = None, _network(address)
+        scope["key"] = None
         if not self.keys or not scope["path"].startswith(("/v1", "/metrics")):
             return None
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
@@ -144,8 +117,6 @@ class Gate:
         if not right or scheme.lower() != b"bearer":
             return 401, "this server asks for a key: send the header `Authorization: Bearer KEY`", "invalid_api_key"
         scope["key"] = right[0]
-        if len(self.keys) > 1:
-            scope["from"] = f"key {right[0]}"
         return None
 
 
@@ -175,14 +146,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 def _host_name(given: str) -> str:
     """Of a Host header, without the port and the brackets of an IPv6 address."""
     return given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
-
-
-def _network(address: str) -> str:
-    """The address; of IPv6 the network of 2^64 addresses, which one client has."""
-    try:
-        return str(ipaddress.ip_network(f"{address}/64", strict=False)) if ":" in address else address
-    except ValueError:  # with a zone
-        return address
 
 
 class SparingLog(logging.Filter):

@@ -44,7 +44,7 @@ class Pool:
     """Engines that share `memory` bytes and one thread, which calls `run`.
 
     lock   guards what waits in every engine; notified when a text comes
-    first  an engine whose text was passed over too often: nobody else takes up texts before it
+    first  an engine whose next text does not fit: no other engine starts a text before it
     reservations  of answers that are not sent to their end, in the thread that calls `run`
     """
 

@@ -45,7 +45,6 @@ class Request:
     top         with each token the log-probabilities of the likeliest `top`; None: none, not even its own
     echo        with `top`, those of the prompt's tokens too
     begun       the client itself sent the first token: it is returned, without a log-probability
-    client      whose request it is: clients take turns
     key         whose states of prompts it may go on from, and whose its own are
     pace        tokens a second at most; None: as fast as they are computed
     turns       ((n, control), ...) with n rising: token n of the text, counted from 0, is drawn under this control
@@ -60,7 +59,6 @@ class Request:
     top: int | None = None
     echo: bool = False
     begun: bool = False
-    client: str = ""
     key: int | None = None
     pace: float | None = None
     turns: tuple[tuple[int, tuple[float, ...]], ...] = ()

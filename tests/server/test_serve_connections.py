@@ -38,23 +38,6 @@ def test_who_disconnects_frees_the_place(server, web, stream):
     wait_until(lambda: "glissando_disconnects_total 0.0" not in web.get("/metrics").text)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_who_sent_a_further_request_and_leaves_frees_the_place(server, stream):
-    """It waits its turn, and the connection is heard all the same."""
-    engine = server[0].served[NAME].engine
-    body = json.dumps({**ENDLESS, "stream": stream}).encode()
-    with connected(server[1]) as link:
-        link.sendall(head(len(body)) + body)
-        wait_until(lambda: engine.running == 1)
-        link.sendall(head(len(body)) + body)
-        time.sleep(0.1)
-        link.sendall(head(len(body)))
-        time.sleep(0.1)
-        assert engine.running == 1
-    wait_until(lambda: engine.running == 0, 2)
-    assert not server[0].groups
-
-
 def test_further_requests_are_answered_in_turn(server):
     body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
     with connected(server[1]) as link:
@@ -63,16 +46,6 @@ def test_further_requests_are_answered_in_turn(server):
         while told.count(b"HTTP/1.1 200") < 20 or not told.endswith(b"}"):
             told += link.recv(4096)
     assert told.count(b'"completion_tokens":3') == 20
-
-
-def test_who_sends_ahead_without_end_is_cut_off(server):
-    body = json.dumps(ENDLESS).encode()
-    with connected(server[1]) as link:
-        link.sendall(head(len(body)) + body)
-        wait_until(lambda: server[0].served[NAME].engine.running == 1)
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            link.sendall(b"GET /health HTTP/1.1\r\nx: " + b"x" * 2**25)
-    wait_until(lambda: server[0].served[NAME].engine.running == 0, 2)
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/compl", head(500), head(500) + b'{"model":'])
