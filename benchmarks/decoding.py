@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.speed import Row, random_bytes
 from glissando.decoding.steps import Kind
-from glissando.generation import Sampling, continue_ids
+from glissando.generation import Continuation, Sampling
 from glissando.model import LanguageModel
 from glissando.state import State
 
@@ -37,7 +37,7 @@ def decoding(preset: str, context: int, rounds: int) -> Row:
     prompt = random_bytes(1, context)[0].tolist()
 
     def texts(step: Kind) -> Iterator[object]:
-        return continue_ids(model, [prompt], 1 << 20, Sampling(), step=step)
+        return Continuation(model, [prompt], 1 << 20, Sampling(), step=step)
 
     kinds: tuple[Kind, ...] = ("compiled", "plain")
     running = {step: texts(step) for step in kinds}

@@ -115,7 +115,7 @@ def training(rounds: int) -> Row:
 
 def decoding(rounds: int) -> Row:
     """Greedy tokens/s behind a context of 512, beside Hugging Face's cached `generate` of the same model."""
-    from glissando.generation import Sampling, continue_ids
+    from glissando.generation import Continuation, Sampling
 
     model = LanguageModel.from_preset("transformer").eval()
     peer = llama_like(model).eval()
@@ -123,7 +123,7 @@ def decoding(rounds: int) -> Row:
     new, greedy = 64, Sampling(temperature=0)
 
     def ours() -> float:
-        steps = continue_ids(model, prompt.tolist(), new, greedy)
+        steps = Continuation(model, prompt.tolist(), new, greedy)
         next(steps)  # the prompt is read before the first token
         began = time.perf_counter()
         count = sum(1 for _ in steps)

@@ -144,7 +144,7 @@ def measure(how: str) -> None:
 
     from benchmarks.speed import random_bytes
     from glissando.compare.speed import trainer
-    from glissando.generation import Sampling, continue_ids
+    from glissando.generation import Continuation, Sampling
     from glissando.model import LanguageModel
 
     model, most = LanguageModel.from_preset(_PRESET), torch.get_num_threads()
@@ -153,7 +153,7 @@ def measure(how: str) -> None:
     def decode() -> float:
         model.eval()
         began = time.perf_counter()
-        count = sum(1 for _ in continue_ids(model, [[32]], 32, Sampling(temperature=0)))
+        count = sum(1 for _ in Continuation(model, [[32]], 32, Sampling(temperature=0)))
         rate = count / (time.perf_counter() - began)
         model.train()
         return rate

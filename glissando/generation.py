@@ -7,14 +7,13 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from glissando.data.tokenizers import StreamDecoder, Tokenizer
-from glissando.decoding.steps import Kind, PlainStep, Step, computing, require_kind, step_from
+from glissando.decoding.steps import Kind, Step, computing, require_kind, step_from
 from glissando.errors import ConfigError, InputError, NotFiniteError, unknown_name
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
@@ -30,72 +29,101 @@ _RECENT = 64
 _SPARE = 256
 
 
-def continue_ids(
-    model: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int,
-    sampling: Sampling,
-    *,
-    ends: Callable[[int, int], bool] | None = None,
-    control: Tensor | Callable[[], Tensor] | None = None,
-    text: OneText | None = None,
-    step: Kind = "auto",
-) -> Iterator[list[int | None]]:
-    """One id a row at a time, None in rows that have ended; stops with the last row.
+class Continuation(Iterator[list[int | None]]):
+    """Token ids behind prompts: one a row at a time, None in rows that have ended; stops with the last row.
 
-    A row ends after `max_tokens`, or where learned positions end behind its own prompt.
+    A row ends after `max_tokens`, or where learned positions end behind its own prompt. The model's weights must not
+    change meanwhile: what follows from them is computed once.
 
-    The model's weights must stand still meanwhile: what follows from them is computed once.
+    prompts    token ids of each row, none empty
+    ends       (row, id) -> whether the row ends there; such rows leave the batch, so that they cost nothing
+    control    (B, C), or a function that is called for it before each token
+    state      the model's state that the prompts are read behind; None: its initial state
+    generators  of random numbers, one a row; None: row r has a new one, with the seed sampling.seed + r
+    step       how tokens behind the prompt are computed, see glissando.decoding.steps
 
-    prompts  token ids of each row, none empty. control  (B, C), or a function that is called for it before each token.
-    ends     (row, id) -> whether the row ends there; such rows leave the batch, so that they cost nothing.
-    text     of a single row: where it goes on from, and at every id where it is
-    step     how tokens behind the prompt are computed, see glissando.decoding.steps
+    Attributes: `state`, `generators`, and `unread`, (B,) int64, the ids drawn last, which the state has not read.
 
     Raises NotFiniteError where the model computes no numbers, ConfigError for a compiled step where there is none.
     """
-    require_kind(step)
-    device = model.embedding.weight.device
-    alive = list(range(len(prompts)))
-    text = text or OneText()
-    generators = [text.generator or torch.Generator().manual_seed(sampling.seed + r) for r in alive]
-    read = 0 if text.begin is None else int(text.begin.position)
-    limits = [min(max_tokens, tokens_left(model, read + len(prompt))) for prompt in prompts]
-    memo: Memo = {}
-    written: list[list[int]] = [[] for _ in prompts]  # of a text without penalties nothing is kept
-    now = _now(control)
-    going_on: Step | None = None
-    spare = min(max(limits, default=0), _SPARE)
-    if text.begin is not None and len(prompts[0]) == 1:  # as it would have gone on: to the last bit
-        going_on = step_from(model, text.begin, step, now is not None, spare, memo)
-        logits, state = going_on(torch.tensor(prompts[0], device=device), now), None
-    else:
-        with computing(model):
-            logits, state = _read_prompts(model, prompts, now, device, memo, text.begin)
-    for count in range(1, max(limits, default=0) + 1):
-        _require_finite(logits)
-        with torch.no_grad():
-            before = [written[r] for r in alive]
-            ids = sampling.draw(writable(model, logits), [generators[r] for r in alive], before)
-        drawn: list[int | None] = [None] * len(prompts)
-        for row, token in zip(alive, ids.tolist(), strict=True):
-            drawn[row] = token
-            if sampling.counts_tokens:
-                written[row].append(token)
-        ended = [ends is not None and ends(r, int(ids[i])) for i, r in enumerate(alive)]
-        going = [i for i, r in enumerate(alive) if not ended[i] and count < limits[r]]
-        text.step, text.unread, text.generator = going_on or PlainStep(model, state, memo), ids, generators[0]
-        yield drawn
-        if not going:
-            return
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        sampling: Sampling,
+        *,
+        ends: Callable[[int, int], bool] | None = None,
+        control: Tensor | Callable[[], Tensor] | None = None,
+        state: State = None,
+        generators: Sequence[torch.Generator] | None = None,
+        step: Kind = "auto",
+    ) -> None:
+        require_kind(step)
+        seeds = range(sampling.seed, sampling.seed + len(prompts))
+        self.generators = generators or [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.unread: Tensor | None = None
+        self._model, self._prompts, self._state, self._kind = model, prompts, state, step
+        self._step: Step | None = None
+        read = 0 if state is None else int(state.position)
+        limits = [min(max_tokens, tokens_left(model, read + len(prompt))) for prompt in prompts]
+        self._ids = self._run(limits, sampling, ends, control)
+
+    def __next__(self) -> list[int | None]:
+        return next(self._ids)
+
+    @property
+    def state(self) -> State:
+        """After every id that was read; it may change in place at the next one."""
+        return self._state if self._step is None else self._step.state
+
+    def _run(
+        self,
+        limits: list[int],
+        sampling: Sampling,
+        ends: Callable[[int, int], bool] | None,
+        control: Tensor | Callable[[], Tensor] | None,
+    ) -> Iterator[list[int | None]]:
+        model, prompts, device = self._model, self._prompts, self._model.embedding.weight.device
+        alive = list(range(len(prompts)))
+        memo: Memo = {}
+        written: list[list[int]] = [[] for _ in prompts]  # stays empty for a text without penalties
         now = _now(control)
-        if going_on is None:
-            going_on, state = step_from(model, state, step, now is not None, spare, memo), None
-        if len(going) < len(alive):
-            alive = [alive[i] for i in going]
-            ids = ids[torch.tensor(going, device=device)]
-            going_on.keep(going)
-        logits = going_on(ids, now if now is None or len(now) == len(alive) else now[alive])
+        spare = min(max(limits, default=0), _SPARE)
+        if self._state is not None and len(prompts[0]) == 1:  # as it would have continued: to the last bit
+            logits = self._begin_steps(now, spare, memo)(torch.tensor(prompts[0], device=device), now)
+        else:
+            with computing(model):
+                logits, self._state = _read_prompts(model, prompts, now, device, memo, self._state)
+        for count in range(1, max(limits, default=0) + 1):
+            _require_finite(logits)
+            with torch.no_grad():
+                generators, before = [self.generators[r] for r in alive], [written[r] for r in alive]
+                ids = self.unread = sampling.draw(writable(model, logits), generators, before)
+            drawn: list[int | None] = [None] * len(prompts)
+            for row, token in zip(alive, ids.tolist(), strict=True):
+                drawn[row] = token
+                if sampling.counts_tokens:
+                    written[row].append(token)
+            ended = [ends is not None and ends(r, int(ids[i])) for i, r in enumerate(alive)]
+            going = [i for i, r in enumerate(alive) if not ended[i] and count < limits[r]]
+            yield drawn
+            if not going:
+                return
+            now = _now(control)
+            step = self._step or self._begin_steps(now, spare, memo)
+            if len(going) < len(alive):
+                alive = [alive[i] for i in going]
+                ids = ids[torch.tensor(going, device=device)]
+                step.keep(going)
+            logits = step(ids, now if now is None or len(now) == len(alive) else now[alive])
+
+    def _begin_steps(self, control: Tensor | None, spare: int, memo: Memo) -> Step:
+        """The step from the state, which it then has instead of this object."""
+        self._step = step_from(self._model, self._state, self._kind, control is not None, spare, memo)
+        self._state = None
+        return self._step
 
 
 def _require_finite(logits: Tensor) -> None:
@@ -187,30 +215,14 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
     return [float(control.get(name, 0.0)) for name in names]
 
 
-@dataclass
-class OneText:
-    """Where a text of one row is: everything that what follows depends on."""
-
-    begin: State = None  # what the prompt is read behind
-    unread: Tensor | None = None  # (1,) int64: the last id that was drawn
-    generator: torch.Generator | None = None
-    row: TextRow | None = None
-    step: Step | None = None  # computes the tokens, and has the state after all that were read
-
-    @property
-    def state(self) -> State:
-        """After every id that was read; it may change in place at the next one."""
-        return self.begin if self.step is None else self.step.state
-
-
 class Stream(Iterator[str]):
     """The pieces of a text as they come."""
 
-    def __init__(self, pieces: Iterator[list[str]], text: OneText | None) -> None:
-        self._pieces, self._text = pieces, text
+    def __init__(self, texts: _Texts, resumable: bool) -> None:
+        self._texts, self._resumable = texts, resumable
 
     def __next__(self) -> str:
-        return next(piece for (piece,) in self._pieces if piece)
+        return next(piece for (piece,) in self._texts if piece)
 
     @property
     def state(self) -> StreamState:
@@ -218,14 +230,14 @@ class Stream(Iterator[str]):
 
         Raises ConfigError for a stream that is not resumable, or has not begun.
         """
-        text = self._text
-        if text is None:
+        if not self._resumable:
             raise ConfigError("only a resumable stream has a state: stream(model, prompt, resumable=True)")
-        if text.unread is None or text.generator is None or text.row is None:
+        ids, row = self._texts.ids, self._texts.rows[0]
+        if ids.unread is None:
             raise ConfigError("this stream has not begun, so that it has no state yet: take a piece of it first")
         return StreamState(
-            map_state(torch.clone, text.state), text.unread.clone(), text.generator.get_state(),
-            torch.tensor(text.row.recent, dtype=torch.int64), text.row.held,
+            map_state(torch.clone, ids.state), ids.unread.clone(), ids.generators[0].get_state(),
+            torch.tensor(row.recent, dtype=torch.int64), row.held,
         )  # fmt: skip
 
 
@@ -280,15 +292,14 @@ def stream(
     """
     biases = tuple((logit_bias or {}).items())
     sampling = Sampling(temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, biases)
-    text = OneText() if resumable or state is not None else None
-    if text is not None and sampling.counts_tokens:
+    if (resumable or state is not None) and sampling.counts_tokens:
         raise ConfigError(
             "frequency_penalty and presence_penalty count all tokens of a text, which the state of a stream does not "
             "keep: leave them out, or stream without state and resumable"
         )
     prompts = _texts([prompt], "prompt")
-    pieces = _stream_all(model, prompts, max_tokens, sampling, stop, control, when_full, text, state, resumable, step)
-    return Stream(pieces, text if resumable else None)
+    texts = _Texts(model, prompts, max_tokens, sampling, stop, control, when_full, step, state, not resumable)
+    return Stream(texts, resumable)
 
 
 def generate(
@@ -321,7 +332,7 @@ def generate(
     biases = tuple((logit_bias or {}).items())
     sampling = Sampling(temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, biases)
     texts = [""] * len(several)
-    for pieces in _stream_all(model, several, max_tokens, sampling, stop, control, when_full, step=step):
+    for pieces in _Texts(model, several, max_tokens, sampling, stop, control, when_full, step):
         texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
     return texts
 
@@ -337,51 +348,68 @@ def _texts(given: object, what: str) -> list[str]:
     return texts
 
 
-def _stream_all(
-    model: LanguageModel,
-    prompts: Sequence[str],
-    max_tokens: int,
-    sampling: Sampling,
-    stop: str | Sequence[str],
-    control: Control | Callable[[], Control] | None,
-    when_full: Callable[[], None] | None,
-    text: OneText | None = None,
-    before: StreamState | None = None,
-    resumable: bool = False,
-    step: Kind = "auto",
-) -> Iterator[list[str]]:
-    tokenizer = tokenizer_of(model)
-    if not (isinstance(max_tokens, Integral) and max_tokens >= 0):
-        raise ConfigError(f"max_tokens must be a whole number of at least 0, got {max_tokens!r}")
-    stops = _texts(stop, "stop")
-    if any(not s for s in stops):
-        raise ConfigError("a stop text is empty: it would stop at once")
-    rows = [TextRow(tokenizer, stops) for _ in prompts]
-    first = [tokenizer.eos_id] if before is None else before.unread.tolist()
-    ids = [[*first, *tokenizer.encode(prompt)] for prompt in prompts]
-    if text is not None:
-        text.row = rows[0]
+class _Texts(Iterator[list[str]]):
+    """What is new of every row's text, at each of its tokens; `ids` and `rows` have where they are.
+
+    before    a stream of one text that it goes on from
+    finishes  whether a text that is cut off returns what was held back
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompts: Sequence[str],
+        max_tokens: int,
+        sampling: Sampling,
+        stop: str | Sequence[str],
+        control: Control | Callable[[], Control] | None,
+        when_full: Callable[[], None] | None,
+        step: Kind,
+        before: StreamState | None = None,
+        finishes: bool = True,
+    ) -> None:
+        tokenizer = tokenizer_of(model)
+        if not (isinstance(max_tokens, int | Integral) and max_tokens >= 0):
+            raise ConfigError(f"max_tokens must be a whole number of at least 0, got {max_tokens!r}")
+        stops = _texts(stop, "stop")
+        if any(not s for s in stops):
+            raise ConfigError("a stop text is empty: it would stop at once")
+        self.rows = [TextRow(tokenizer, stops) for _ in prompts]
+        first, read = [tokenizer.eos_id], 0
+        state: State = None
+        generators: list[torch.Generator] | None = None
         if before is not None:
-            rows[0].go_on(before.recent.tolist(), before.held)
-            text.begin, text.generator = map_state(torch.clone, before.model), torch.Generator()
-            text.generator.set_state(before.generator)
-    dial = None if control is None else _dial(model, control, len(prompts))
-    pieces = [""] * len(rows)
+            self.rows[0].go_on(before.recent.tolist(), before.held)
+            first, read = before.unread.tolist(), int(before.model.position)
+            state = map_state(torch.clone, before.model)
+            generators = [torch.Generator()]
+            generators[0].set_state(before.generator)
+        ids = [[*first, *tokenizer.encode(prompt)] for prompt in prompts]
+        dial = None if control is None else _dial(model, control, len(prompts))
+        self._pieces = [""] * len(prompts)
+        self.ids = Continuation(
+            model, ids, max_tokens, sampling,
+            ends=self._ends, control=dial, state=state, generators=generators, step=step,
+        )  # fmt: skip
+        self._short = [tokens_left(model, read + len(prompt)) < max_tokens for prompt in ids]
+        self._all = self._run(when_full, finishes)
 
-    def ends(row: int, token: int) -> bool:
-        pieces[row] = rows[row].push(token)
-        return rows[row].ended
+    def __next__(self) -> list[str]:
+        return next(self._all)
 
-    read = 0 if before is None else int(before.model.position)
-    for _ in continue_ids(model, ids, max_tokens, sampling, ends=ends, control=dial, text=text, step=step):
-        yield list(pieces)
-        pieces[:] = [""] * len(rows)
-    left = [tokens_left(model, read + len(prompt)) for prompt in ids]
-    cut = [not row.ended and n < max_tokens for row, n in zip(rows, left, strict=True)]
-    if not resumable:
-        yield [row.finish() for row in rows]
-    if when_full is not None and any(cut):
-        when_full()
+    def _ends(self, row: int, token: int) -> bool:
+        self._pieces[row] = self.rows[row].push(token)
+        return self.rows[row].ended
+
+    def _run(self, when_full: Callable[[], None] | None, finishes: bool) -> Iterator[list[str]]:
+        for _ in self.ids:
+            yield list(self._pieces)
+            self._pieces = [""] * len(self.rows)
+        is_full = any(short and not row.ended for row, short in zip(self.rows, self._short, strict=True))
+        if finishes:
+            yield [row.finish() for row in self.rows]
+        if when_full is not None and is_full:
+            when_full()
 
 
 def _dial(model: LanguageModel, control: Control | Callable[[], Control], rows: int) -> Tensor | Callable[[], Tensor]:

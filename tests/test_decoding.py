@@ -12,7 +12,7 @@ from glissando.config import merge
 from glissando.decoding import NotCompiled, cached_kernels, decoder_of, step_from
 from glissando.decoding.decoder import Decoder
 from glissando.errors import ConfigError, InputError, LengthError, UnknownNameError
-from glissando.generation import Sampling, continue_ids, generate
+from glissando.generation import Continuation, Sampling, generate
 from glissando.mixers import Attention
 from glissando.model import LanguageModel, ModelConfig
 from glissando.quantisation import round_weights
@@ -169,7 +169,7 @@ def test_greedy_texts_are_those_of_the_plain_step(case):
     model = build(case, torch.float32)
     prompts = [[1, 2, 3], [4], [5, 6]]
     texts = [
-        list(continue_ids(model, prompts, 40, Sampling(temperature=0), step=step))  # type: ignore[arg-type]
+        list(Continuation(model, prompts, 40, Sampling(temperature=0), step=step))  # type: ignore[arg-type]
         for step in ("compiled", "plain")
     ]
     assert texts[0] == texts[1]

@@ -13,7 +13,7 @@ from subjects import build
 
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError, NotFiniteError, UnknownNameError
-from glissando.generation import Sampling, computing, continue_ids, generate, stream, writable
+from glissando.generation import Continuation, Sampling, computing, generate, stream, writable
 from glissando.model import LanguageModel
 
 
@@ -31,7 +31,7 @@ def model() -> LanguageModel:
 def test_greedy_is_the_argmax_of_the_whole_prefix(model):
     """Decoding from a state says what a full pass over the text would say."""
     ids = [0, 72, 105]
-    steps = continue_ids(model, [ids], 12, Sampling(temperature=0))
+    steps = Continuation(model, [ids], 12, Sampling(temperature=0))
     for (token,) in steps:
         with torch.no_grad():
             assert token == int(model(torch.tensor([ids]))[0][0, -1].argmax())
@@ -205,7 +205,7 @@ def test_a_model_that_computes_no_numbers_says_so(temperature):
     with torch.no_grad():
         model.norm.weight.fill_(torch.nan)
     with pytest.raises(NotFiniteError, match="logits are not finite, so that no token can be sampled"):
-        list(continue_ids(model, [[1, 2]], 3, Sampling(temperature=temperature)))
+        list(Continuation(model, [[1, 2]], 3, Sampling(temperature=temperature)))
 
 
 def test_a_model_without_tokenizer_says_what_to_do():
@@ -216,7 +216,7 @@ def test_a_model_without_tokenizer_says_what_to_do():
 
 def test_an_empty_prompt_of_ids_is_refused(model):
     with pytest.raises(ConfigError, match="a prompt is empty"):
-        next(continue_ids(model, [[]], 1, Sampling()))
+        next(Continuation(model, [[]], 1, Sampling()))
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_decoding_costs_what_the_state_costs():
     model = LanguageModel.from_preset("transformer-nano").eval()
 
     def seconds(context: int) -> float:
-        steps = continue_ids(model, [[1] * context], 65, Sampling(temperature=0))
+        steps = Continuation(model, [[1] * context], 65, Sampling(temperature=0))
         next(steps)
         began = time.perf_counter()
         list(steps)
@@ -237,16 +237,16 @@ def test_decoding_costs_what_the_state_costs():
 
 def test_learned_positions_end_the_text_and_never_raise():
     model = build("preset:gpt", torch.float32)  # 64 positions
-    assert sum(1 for _ in continue_ids(model, [[1] * 60], 100, Sampling(temperature=0))) == 5
-    assert sum(1 for _ in continue_ids(model, [[1] * 64], 100, Sampling(temperature=0))) == 1
+    assert sum(1 for _ in Continuation(model, [[1] * 60], 100, Sampling(temperature=0))) == 5
+    assert sum(1 for _ in Continuation(model, [[1] * 64], 100, Sampling(temperature=0))) == 1
 
 
 def test_a_long_prompt_beside_it_does_not_cut_a_short_one():
     model = build("preset:gpt", torch.float32)  # 64 positions
     prompts = [[1, 2, 3], [1] * 60, [4] * 40]
-    together = list(continue_ids(model, prompts, 30, Sampling(temperature=0)))
+    together = list(Continuation(model, prompts, 30, Sampling(temperature=0)))
     for row, prompt in enumerate(prompts):
-        alone = [step[0] for step in continue_ids(model, [prompt], 30, Sampling(temperature=0))]
+        alone = [step[0] for step in Continuation(model, [prompt], 30, Sampling(temperature=0))]
         assert [step[row] for step in together if step[row] is not None] == alone
     assert [sum(step[row] is not None for step in together) for row in range(3)] == [30, 5, 25]
 
@@ -274,7 +274,7 @@ def test_rows_that_end_leave_the_batch():
     parrot = Parrot("abcdefgh")
     widths = []
     parrot.register_forward_pre_hook(lambda _, args: widths.append(len(args[0])))
-    steps = continue_ids(parrot, [[10], [10]], 4, Sampling(temperature=0), ends=lambda row, token: row == 1)
+    steps = Continuation(parrot, [[10], [10]], 4, Sampling(temperature=0), ends=lambda row, token: row == 1)
     assert list(steps) == [[97, 97], [98, None], [99, None], [100, None]]
     assert widths == [2, 1, 1, 1]  # the last token is said, and not read any more
 
@@ -296,12 +296,12 @@ def test_a_dial_turns_while_text_streams():
         asked.append(3.0 if len(asked) < 6 else -3.0)
         return torch.tensor([[asked[-1], 0.0]])
 
-    said = [step[0] for step in continue_ids(model, [[10, 97, 98]], 12, Sampling(temperature=0), control=dial)]
+    said = [step[0] for step in Continuation(model, [[10, 97, 98]], 12, Sampling(temperature=0), control=dial)]
     control = torch.tensor([[[asked[max(0, t - 2)], 0.0] for t in range(14)]])
     with torch.no_grad():
         logits, _ = model(torch.tensor([[10, 97, 98, *said[:-1]]]), control=control)
     assert logits[0, 2:].argmax(-1).tolist() == said
-    fixed = [step[0] for step in continue_ids(model, [[10, 97, 98]], 12, Sampling(temperature=0), control=dial())]
+    fixed = [step[0] for step in Continuation(model, [[10, 97, 98]], 12, Sampling(temperature=0), control=dial())]
     assert fixed != said
     turned = iter([{"mood": 3.0}] * 20)
     pieces = "".join(stream(model, "ab", max_tokens=8, temperature=0, control=lambda: next(turned)))
@@ -355,7 +355,7 @@ def test_ids_that_the_tokenizer_does_not_know_are_never_drawn():
     assert writable(grown, logits)[:256].equal(logits[:256])
     assert writable(grown, logits)[256:].eq(-torch.inf).all()
     for temperature in (0, 5.0):
-        drawn = list(continue_ids(grown, [[1, 2]], 40, Sampling(temperature)))
+        drawn = list(Continuation(grown, [[1, 2]], 40, Sampling(temperature)))
         assert max(row[0] for row in drawn) < 256
     assert generate(grown, ["hello"], max_tokens=40, temperature=5.0)
 

@@ -15,7 +15,7 @@ from tolerances import assert_close
 from glissando.data.tokenizers import ByteTokenizer, load_tokenizer, train_bpe
 from glissando.errors import ConfigError, InputError, MissingExtraError, RunError
 from glissando.evaluation.scoring import token_losses
-from glissando.generation import Sampling, continue_ids
+from glissando.generation import Continuation, Sampling
 from glissando.mixers.base import ContextError
 from glissando.model import LanguageModel
 
@@ -50,7 +50,7 @@ def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
 
 
 def ours(model: GlissandoForCausalLM, prompts: list[list[int]], n: int, sampling: Sampling, **options) -> list[list]:
-    steps = list(continue_ids(model.model, prompts, n, sampling, **options))
+    steps = list(Continuation(model.model, prompts, n, sampling, **options))
     return [list(row) for row in zip(*steps, strict=True)]
 
 

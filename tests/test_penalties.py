@@ -7,7 +7,7 @@ import torch
 from engines import Heard, model_of, request_for, run_down
 
 from glissando.errors import ConfigError
-from glissando.generation import continue_ids, generate, stream
+from glissando.generation import Continuation, generate, stream
 from glissando.model import LanguageModel
 from glissando.sampling import Sampling
 from glissando.serving.engine import Engine
@@ -31,7 +31,7 @@ def test_the_logits_by_the_definition():
 def test_penalties_make_greedy_texts_repeat_less_and_a_bias_of_minus_100_bans(model):
     def written(**options: object) -> list[int]:
         sampling = Sampling(0.0, **options)  # type: ignore[arg-type]
-        return [int(row[0] or 0) for row in continue_ids(model, [[0, 79, 110]], 40, sampling)]
+        return [int(row[0] or 0) for row in Continuation(model, [[0, 79, 110]], 40, sampling)]
 
     plain = written()
     assert len(set(written(presence_penalty=100.0))) > len(set(plain))

@@ -217,7 +217,7 @@ def test_models_share_the_memory(hybrid):
             engine.step()
         used = [engine.used for engine in engines.values()]
         most, both = max(most, sum(used)), both + all(used)
-        assert sum(used) + sum(engine.kept for engine in engines.values()) <= pool.memory
+        assert sum(used) + sum(engine.prefixes.bytes for engine in engines.values()) <= pool.memory
         if not any(engine.running or engine.waiting for engine in engines.values()):
             break
     assert both

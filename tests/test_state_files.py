@@ -13,7 +13,7 @@ import glissando
 from glissando.cli import main
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError, InputError, RunError
-from glissando.generation import OneText, Sampling, Stream, continue_ids
+from glissando.generation import Continuation, Sampling, Stream
 from glissando.model import LanguageModel
 from glissando.state import leaves
 
@@ -27,8 +27,9 @@ def model() -> LanguageModel:
     return model
 
 
-def ids_of(model: LanguageModel, first: list[int], count: int, text: OneText) -> list[int]:
-    return [int(id) for (id,) in continue_ids(model, [first], count, Sampling(1.0, seed=7), text=text)]
+def continued(model: LanguageModel, first: list[int], count: int, **where) -> tuple[list[int], Continuation]:
+    steps = Continuation(model, [first], count, Sampling(1.0, seed=7), **where)
+    return [int(id) for (id,) in steps], steps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -36,17 +37,17 @@ def ids_of(model: LanguageModel, first: list[int], count: int, text: OneText) ->
 def test_a_resumed_text_is_the_uninterrupted_one(case, dtype, tmp_path):
     """Tokens, states and random numbers, of every preset, mixer and depth."""
     model = build(case, dtype)
-    whole, parts = OneText(), OneText()
-    expected = ids_of(model, [1, 2, 3], 11, whole)
-    got, unread = ids_of(model, [1, 2, 3], 6, parts), None
+    expected, whole = continued(model, [1, 2, 3], 11)
+    got, parts = continued(model, [1, 2, 3], 6)
     for number in range(2):
         glissando.save_state(model, parts.state, tmp_path / f"state-{number}")
         unread, generator = parts.unread.tolist(), torch.Generator()
-        generator.set_state(parts.generator.get_state())
-        parts = OneText(glissando.load_state(model, tmp_path / f"state-{number}"), generator=generator)
-        got += ids_of(model, unread, 2 + number, parts)
+        generator.set_state(parts.generators[0].get_state())
+        state = glissando.load_state(model, tmp_path / f"state-{number}")
+        more, parts = continued(model, unread, 2 + number, state=state, generators=[generator])
+        got += more
     assert got == expected
-    assert torch.equal(parts.generator.get_state(), whole.generator.get_state())
+    assert torch.equal(parts.generators[0].get_state(), whole.generators[0].get_state())
     for ours, theirs in zip(leaves(parts.state), leaves(whole.state), strict=True):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
@@ -78,13 +79,13 @@ def test_a_state_may_be_taken_while_text_streams(model):
 def test_a_prompt_is_read_behind_what_was_written(model):
     text = glissando.stream(model, "ab", max_tokens=5, temperature=0, resumable=True)
     list(text)
-    written = [b for _ in (0,) for b in text._text.row.recent]
+    written = [b for _ in (0,) for b in text._texts.rows[0].recent]
     going = glissando.stream(model, "more", max_tokens=8, temperature=0, state=text.state, resumable=True)
     list(going)
     ids = [0, *b"ab", *written, *b"more"]
     ids[0] = ByteTokenizer().eos_id
-    steps = continue_ids(model, [ids], 8, Sampling(0))
-    assert going._text.row.recent[-8:] == [token for (token,) in steps]
+    steps = Continuation(model, [ids], 8, Sampling(0))
+    assert going._texts.rows[0].recent[-8:] == [token for (token,) in steps]
 
 
 def test_a_state_of_several_rows(model, tmp_path):

@@ -24,7 +24,7 @@ from glissando.data.base import Corpus
 from glissando.errors import ConfigError
 from glissando.evaluation.rows import Row, batches_of, spread, valid_rows
 from glissando.evaluation.scoring import Score, score, wilson
-from glissando.generation import Sampling, continue_ids, control_values, tokenizer_of
+from glissando.generation import Continuation, Sampling, control_values, tokenizer_of
 from glissando.model import LanguageModel
 
 #: what is swept by default: from -1.5 to 1.5 in steps of 0.25
@@ -74,7 +74,7 @@ class Trial:
         dial = None if control is None else _as_tensor(model, control).expand(len(ids), -1)
         written: list[list[int]] = [[] for _ in ids]
         sampling = Sampling(self.temperature, seed=self.seed)
-        for step in continue_ids(
+        for step in Continuation(
             model, ids, self.max_tokens, sampling, ends=lambda row, token: token == tokenizer.eos_id, control=dial
         ):
             for row, token in enumerate(step):

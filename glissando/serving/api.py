@@ -22,7 +22,7 @@ from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer, as_json
 from glissando.serving.engine import BusyError, Engine, Outbox, StoppingError, TooLargeError, call_all
 from glissando.serving.group import DisconnectedError, Group, ModelFailedError
-from glissando.serving.limits import Gate, Limits, Receive, Scope, Send, SparingLog, error_body
+from glissando.serving.limits import Gate, Limits, Receive, Scope, Send, error_body
 from glissando.serving.metrics import Metrics
 from glissando.serving.planning import ChatTemplate
 from glissando.serving.pool import Pool
@@ -89,13 +89,12 @@ class Server:
         self.app = self._application(keys, hosts)
 
     def config(self, **options: Any) -> uvicorn.Config:
-        """How uvicorn is to serve the application; `options` are its own, such as host and port."""
-        for name in ("uvicorn.error", "asyncio", "glissando.serve"):
-            logger = logging.getLogger(name)
-            if not any(isinstance(each, SparingLog) for each in logger.filters):
-                logger.addFilter(SparingLog())
+        """How uvicorn is to serve the application; `options` are its own, such as host and port.
+
+        It logs errors alone: warnings are about what clients send, who could fill the log with them.
+        """
         defaults: dict[str, Any] = {
-            "http": bounded_protocol(self.limits.patience), "ws": "none", "access_log": False, "log_level": "warning",
+            "http": bounded_protocol(self.limits.patience), "ws": "none", "access_log": False, "log_level": "error",
             "server_header": False, "limit_concurrency": MAX_CONNECTIONS, "timeout_graceful_shutdown": 5,
             "timeout_keep_alive": int(max(1, self.limits.patience)),
         }  # fmt: skip

@@ -196,15 +196,6 @@ class Engine:
         reading = (self.needs.work(reading.request) for reading in self.reading)
         return max([*map(self._batch_bytes, self.batches), *reading], default=0)
 
-    @property
-    def kept(self) -> int:
-        """Bytes of states that are only kept."""
-        return self.prefixes.bytes
-
-    def keep_at_most(self, limit: int) -> None:
-        """Keep no more bytes of states."""
-        self.prefixes.shrink(limit)
-
     # ------------------------------------------------------------------ a step
 
     @torch.no_grad()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import logging
-import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,22 +144,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 def _host_name(given: str) -> str:
     """Of a Host header, without the port and the brackets of an IPv6 address."""
     return given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
-
-
-class SparingLog(logging.Filter):
-    """Lets 20 lines through in 10 seconds, however often clients do what is logged; the next one counts the others."""
-
-    most, seconds = 20, 10.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._began, self._lines = -self.seconds, 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        now = time.monotonic()
-        if now - self._began > self.seconds:
-            left_out, self._began, self._lines = self._lines - self.most, now, 0
-            if left_out > 0:
-                record.msg, record.args = f"{record.getMessage()} (and {left_out:,} lines before were left out)", ()
-        self._lines += 1
-        return self._lines <= self.most

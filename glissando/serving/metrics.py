@@ -23,11 +23,12 @@ class _OfEngines:
             return sum(getattr(engine, name) for engine in self.engines)
 
         pool = self.engines[0].pool  # shared
+        kept = sum(engine.prefixes.bytes for engine in self.engines)
         yield GaugeMetricFamily("glissando_texts_running", "Texts under way, or being read for", total("running"))
         yield GaugeMetricFamily("glissando_texts_waiting", "Texts for which nothing was read yet", total("waiting"))
         yield GaugeMetricFamily("glissando_memory_bytes", "Bytes taken, or promised, until answers are sent", pool.used)
         yield GaugeMetricFamily("glissando_memory_limit_bytes", "Bytes that texts may take", pool.memory)
-        yield GaugeMetricFamily("glissando_prefix_bytes", "Bytes of states kept to go on from", total("kept"))
+        yield GaugeMetricFamily("glissando_prefix_bytes", "Bytes of states kept to go on from", kept)
         yield CounterMetricFamily("glissando_tokens_read", "Tokens of prompts read", total("tokens_read"))
         yield CounterMetricFamily("glissando_tokens_reused", "Tokens of prompts known before", total("tokens_reused"))
         yield CounterMetricFamily("glissando_tokens_written", "Tokens written", total("tokens_written"))

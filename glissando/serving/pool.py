@@ -4,40 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from glissando.serving.session import Reservation
 
+if TYPE_CHECKING:
+    from glissando.serving.engine import Engine
+
 #: seconds after which texts that wait for room are considered again, as some may have been given up
 _LONGEST_REST = 1.0
-
-
-class Member(Protocol):
-    """An engine, as its pool uses it.
-
-    idle     its last step read no token and wrote none
-    used     bytes that its texts take, or were promised
-    working  bytes that its largest step takes beside them
-    kept     bytes of states that are only kept for later prompts
-    """
-
-    idle: bool
-
-    @property
-    def used(self) -> int: ...
-    @property
-    def working(self) -> int: ...
-    @property
-    def kept(self) -> int: ...
-    def keep_at_most(self, limit: int) -> None:
-        """Forget states until the others take so many bytes."""
-
-    def rest(self) -> float:
-        """Seconds until a step has something to do: at most 0 for now, inf for never as things stand."""
-        ...
-
-    def step(self) -> None: ...
-    def give_up(self) -> None: ...
 
 
 class Pool:
@@ -50,8 +25,8 @@ class Pool:
 
     def __init__(self, memory: int) -> None:
         self.memory, self.lock, self.closed = memory, threading.Condition(), False
-        self.engines: list[Member] = []
-        self.first: Member | None = None
+        self.engines: list[Engine] = []
+        self.first: Engine | None = None
         self.reservations: list[Reservation] = []
 
     @property
@@ -77,10 +52,9 @@ class Pool:
         work = max([work, *(engine.working for engine in self.engines)])
         room = self.memory - self.used - more - work
         if room >= 0:
+            excess = sum(engine.prefixes.bytes for engine in self.engines) - room
             for engine in self.engines:
-                excess = sum(each.kept for each in self.engines) - room
-                if excess > 0 and engine.kept:
-                    engine.keep_at_most(max(0, engine.kept - excess))
+                excess -= engine.prefixes.shrink(engine.prefixes.bytes - excess)
         return room >= 0
 
     def run(self) -> None:

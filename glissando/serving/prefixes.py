@@ -82,14 +82,14 @@ class Prefixes:
         self.bytes += known.size
         self.shrink(self.limit)
 
-    def shrink(self, limit: int) -> None:
-        """Keep no more than `limit` bytes."""
-        while self.bytes > limit:
+    def shrink(self, limit: int) -> int:
+        """Keep no more than `limit` bytes; the bytes that this frees."""
+        before = self.bytes
+        while self._known and self.bytes > limit:
             known = self._known.popitem(last=False)[1]
             self.bytes -= known.size
-            self._lengths[known.length] -= 1
-            if not self._lengths[known.length]:
-                del self._lengths[known.length]
+            self._lengths -= Counter([known.length])
+        return before - self.bytes
 
     def _hashes(self, ids: Sequence[int]) -> list[int]:
         """A hash of the first n of `ids` for every n, in one go: hashing every prefix anew is quadratic."""
