@@ -1,8 +1,7 @@
 """`make demo`: five to seven minutes in which five systems and a Transformer learn stories, from as many tokens each.
 
-The models train in turns, so that what else the machine does meets all alike. A busy machine takes longer. Where the
-estimate, made from a few steps of every model, is above `LONGEST`, all models learn from fewer tokens, as many each,
-but from no less than `LEAST` of those planned.
+A busy machine takes longer. Where the estimate, made from a few steps of every model, is above `LONGEST`, all models
+learn from fewer tokens, as many each, but from no less than `LEAST` of those planned.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 #: of each model: five to seven minutes in all on two quiet cores
 TOKENS = 200_000
 LONGEST, LEAST = 600.0, 0.5
-TURNS = 5
-#: seconds of a whole demo for one of bare training steps: validations, turns, measurements, the report
+#: seconds of a whole demo for one of bare training steps: validations, measurements, the report
 _WHOLE = 2.0
 _BEGINNING = "Once upon a time"
 #: the baseline, then the five systems, all of about 1M parameters
@@ -78,7 +76,6 @@ def _comparison(options: argparse.Namespace, out: Path) -> Comparison:
         Amount("tokens", options.tokens or TOKENS),
         contexts=[256, 1024],
         allow_unequal=True,  # a head of its own costs minimal-transformer-nano 8 % more with this vocabulary
-        turns=TURNS,
         # Small steps, because their number is what counts so early; few held-out stories, because time is short. AdamW,
         # because Muon takes twice as long for so small a step and learns no more from it.
         data={
@@ -118,9 +115,7 @@ def affordable(planned: int, rates: Mapping[str, float]) -> tuple[int, str]:
     seconds = _WHOLE * planned * sum(1 / rate for rate in rates.values())
     share = max(LEAST, LONGEST / seconds)
     tokens = planned if share > 0.98 else round(planned * share)  # the estimate is no better than that
-    takes = (
-        f"each reads {tokens:,} tokens, in turns: about {minutes(seconds * tokens / planned)} minutes on this machine"
-    )
+    takes = f"each reads {tokens:,} tokens: about {minutes(seconds * tokens / planned)} minutes on this machine"
     if tokens == planned:
         return tokens, takes
     least = "" if seconds * tokens / planned <= 1.01 * LONGEST else "; from fewer they would learn too little to see"

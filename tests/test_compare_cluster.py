@@ -120,7 +120,6 @@ def test_a_worker_on_another_machine_names_it_and_what_it_lacks(order, changes, 
         (["--on", "ray", "--cpus", "0"], "--cpus must be at least 1, got 0"),
         (["--on", "ray", "--gpus", "1.5"], "--gpus must be a whole number or a fraction below 1, got 1.5"),
         (["--on", "ray", "--retries", "-1"], "--retries must be at least 0"),
-        (["--on", "ray", "--turns", "2"], "leave out one of the two"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments, message, tmp_path, capsys):
@@ -130,10 +129,10 @@ def test_mistakes_on_the_command_line(arguments, message, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch):
+def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"--on ray needs ray: pip install -e '\.\[ray\]'"):
-        Cluster().check(comparison(tmp_path))
+        Cluster().check()
 
 
 def test_a_budget_in_seconds_is_said_to_be_shared(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""The demo: two of its models learn for a moment in turns, and the report is there."""
+"""The demo: two of its models learn for a moment, and the report is there."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ def test_two_models_for_a_moment(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "measure_speed", lambda runs, *_: dict.fromkeys(runs, TIMED))
     monkeypatch.setattr(corpora, "TOKENIZER_TEXT_BYTES", 20_000)
     monkeypatch.setattr(demo, "TOKENS", 2000)
-    monkeypatch.setattr(demo, "TURNS", 3)
     rates = dict.fromkeys(TWO, 2 * 2000 * demo._WHOLE / 800)
     monkeypatch.setattr(demo, "_rates", lambda comparison: rates)
     out = tmp_path / "demo"
     assert demo.main(["--presets", ",".join(TWO), "--out", str(out)]) == 0
     told, shown = capsys.readouterr()
-    assert "2,000 tokens would take about 13:20 minutes; each reads 1,500 tokens, in turns: about 10:00" in told
+    assert "2,000 tokens would take about 13:20 minutes; each reads 1,500 tokens: about 10:00" in told
     budgets = [Run(path).read_config()["training"]["tokens"] for path in out.glob("runs/*/*")]
     assert budgets == [1500, 1500]
     assert re.search(r"^What a trained model writes .*:\n\n   Once upon a time\w*\W.{150}", told, re.M | re.DOTALL)
@@ -38,7 +37,7 @@ def test_two_models_for_a_moment(tmp_path, monkeypatch, capsys):
     assert {name for _, name, *_ in ranked} == set(TWO)
     assert float(ranked[0][2]) <= float(ranked[1][2])
     assert told.splitlines()[-1] == f"report: {out / 'report.html'}"
-    assert re.findall(r"^turn (\d) of 3, about \d+:\d\d of training left, \w", shown, re.M) == ["1", "2"]
+    assert len(re.findall(r"^[\w-]+, run, seed 0, .*: trained in ", shown, re.M)) == 2
     page = (out / "report.html").read_text()
     assert re.search(rf"<h1>({'|'.join(TWO)}) .* after 1,500 tokens.*</h1>", page)
     assert "One seed a model" in page
@@ -55,10 +54,10 @@ def test_a_slow_machine_shortens_the_budget_and_no_less_than_half(monkeypatch):
     planned = 300_000
     monkeypatch.setattr(demo, "LONGEST", 400.0)
     for slowness, tokens, line in (
-        (1, planned, "each reads 300,000 tokens, in turns: about 5:00 minutes on this machine"),
-        (4 / 3, planned, "each reads 300,000 tokens, in turns: about 6:40 minutes on this machine"),
-        (1.35, planned, "each reads 300,000 tokens, in turns: about 6:45 minutes on this machine"),
-        (2, 200_000, "300,000 tokens would take about 10:00 minutes; each reads 200,000 tokens, in turns: about 6:40"),
+        (1, planned, "each reads 300,000 tokens: about 5:00 minutes on this machine"),
+        (4 / 3, planned, "each reads 300,000 tokens: about 6:40 minutes on this machine"),
+        (1.35, planned, "each reads 300,000 tokens: about 6:45 minutes on this machine"),
+        (2, 200_000, "300,000 tokens would take about 10:00 minutes; each reads 200,000 tokens: about 6:40"),
         (4, 150_000, "about 10:00 minutes on this machine; from fewer they would learn too little to see"),
     ):
         given, told = demo.affordable(planned, {"a": rate / slowness, "b": rate / slowness})

@@ -81,7 +81,6 @@ def _comparison(options: Options) -> Comparison:
         probe_budget=Amount.parse(options.probe_budget, "--probe_budget"),
         contexts=_numbers(options.contexts, "--contexts", int),
         allow_unequal=options.allow_unequal,
-        turns=options.turns,
         **{name: options.sections.get(name, {}) for name in ("model", "data", "training")},
     )
 
@@ -137,12 +136,6 @@ def _parser() -> Parser:
         "--contexts",
         default="256,1024,4096",
         help="numbers of tokens after which decoding is timed, separated by commas",
-    )
-    parser.add_argument(
-        "--turns",
-        type=whole,
-        default=1,
-        help="number of turns in which the trainings of one seed alternate, for a busy machine",
     )
     parser.add_argument(
         "--on",

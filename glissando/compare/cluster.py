@@ -56,19 +56,14 @@ class Cluster:
     gpus: float | None = None
     retries: int = 3
 
-    def check(self, comparison: Comparison) -> None:
-        """Raise ConfigError for numbers that cannot be, or turns; MissingExtraError without Ray."""
+    def check(self) -> None:
+        """Raise ConfigError for numbers that cannot be; MissingExtraError without Ray."""
         if self.cpus < 1:
             raise ConfigError(f"--cpus must be at least 1, got {self.cpus}")
         if self.gpus is not None and not (0 <= self.gpus < 1 or self.gpus == int(self.gpus) >= 1):
             raise ConfigError(f"--gpus must be a whole number or a fraction below 1, got {self.gpus}")
         if self.retries < 0:
             raise ConfigError(f"--retries must be at least 0, got {self.retries}")
-        if comparison.turns > 1:
-            raise ConfigError(
-                f"--turns {comparison.turns} alternates trainings in one process, and with --on ray they run side by "
-                "side: leave out one of the two"
-            )
         _ray()
 
     def results(

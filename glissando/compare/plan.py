@@ -117,7 +117,6 @@ class Comparison:
     seeds           trainings of each model, from training.seed and data.seed upwards
     probes          names in PROBES
     contexts        tokens behind which decoding is timed
-    turns           trainings of one seed take turns, so many each: what else the machine does meets all models alike
     allow_unequal   compare models of different size
     model, data, training   options that differ from the models'; data is one for all, the first model's by default
     """
@@ -133,7 +132,6 @@ class Comparison:
     probe_budget: Amount = field(default=Amount("steps", 500))
     contexts: list[int] = field(default_factory=lambda: [256, 1024, 4096])
     allow_unequal: bool = False
-    turns: int = 1
     model: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
@@ -195,8 +193,6 @@ class Comparison:
             raise ConfigError(f"--sweep_share must be above 0 and at most 1, got {self.sweep_share}")
         if self.sweep_beyond < 0:
             raise ConfigError(f"--sweep_beyond must be at least 0, got {self.sweep_beyond}")
-        if self.turns < 1:
-            raise ConfigError(f"--turns must be at least 1, got {self.turns}")
         if not self.contexts or min(self.contexts) < 1:
             raise ConfigError(f"--contexts must be token counts of at least 1, got {self.contexts}")
 
@@ -381,7 +377,7 @@ class Comparison:
             "sweep_budget": str(self.budget.times(self.sweep_share)) if self.sweeps else None,
             "sweep_beyond": self.sweep_beyond if self.sweeps else None,
             "probes": self.probes, "probe_budget": str(self.probe_budget) if self.probes else None,
-            "contexts": self.contexts, "allow_unequal": self.allow_unequal, "turns": self.turns,
+            "contexts": self.contexts, "allow_unequal": self.allow_unequal,
             "model": self.model, "data": self.data, "training": self.training, "tokenizer": self._trained_on(),
         }  # fmt: skip
         kept = options["tokenizer"] is None or self._kept_tokenizer()

@@ -74,10 +74,9 @@ def _about(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
     """What was compared, as pairs of a name and a text."""
     data = comparison.shared_data()
     seeds = "seed" if comparison.seeds == 1 else "seeds"
-    turns = f", in {comparison.turns} turns" if comparison.turns > 1 else ""
     about = [
         ("models", ", ".join(f"{r.model} ({r.parameters:,} parameters)" for r in results)),
-        ("budget", f"{comparison.budget} for each training, {comparison.seeds} {seeds}{turns}"),
+        ("budget", f"{comparison.budget} for each training, {comparison.seeds} {seeds}"),
         ("data", _rows(data, results)),
     ]
     if comparison.sweeps:
@@ -127,7 +126,7 @@ def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
     modified = [run for run in runs.all if run.figures["provenance"]["modified"]]
     if modified:
         notes.append(f"{runs.named(modified)}: trained from a working tree with changes that the commit does not have.")
-    resumed = [run for run in runs.all if run.figures["provenance"]["resumed"] >= comparison.turns]
+    resumed = [run for run in runs.all if run.figures["provenance"]["resumed"]]
     if resumed:
         notes.append(f"{runs.named(resumed)}: interrupted and resumed.")
     return notes

@@ -6,10 +6,8 @@ Whatever is finished stays: the same command again does only what is missing, an
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,7 @@ from glissando.compare.report import write_report
 from glissando.compare.results import Finished, ModelResult, beyond, bits_on, choose, finished, gather, reported
 from glissando.compare.speed import measure_speed
 from glissando.compare.table import Table
-from glissando.compare.training import train_and_measure, train_job
+from glissando.compare.training import train_and_measure
 from glissando.errors import TrainingError
 from glissando.machine import environment
 from glissando.progress import minutes
@@ -47,7 +45,7 @@ def compare(
     is saved.
     """
     if cluster is not None:
-        cluster.check(comparison)
+        cluster.check()
     comparison.check()
     _require_same(comparison)
     comparison.write_plan()
@@ -119,63 +117,30 @@ def _chosen(comparison: Comparison, table: Table, cluster: Cluster | None = None
 
 
 def _finish_all(comparison: Comparison, jobs: Sequence[Job], table: Table, cluster: Cluster | None) -> list[Finished]:
-    """Each job trained and measured; in turns, those of one task and seed together."""
-    if cluster is not None:
-        return _finish_on(cluster, comparison, jobs, table)
-    done = []
-    for _, group in itertools.groupby(jobs, key=lambda job: (job.task, job.seed)):
-        together = list(group)
-        for turn in range(1, comparison.turns):
-            _take_turn(comparison, together, turn, table)
-        done += [_finish(comparison, job, table) for job in together]
-    return done
-
-
-def _take_turn(comparison: Comparison, jobs: Sequence[Job], turn: int, table: Table) -> None:
-    """One of the turns before the last, which ends with `_finish`; a training that is further on waits."""
-    began, speeds = time.perf_counter(), []
-    for job in jobs:
-        path = job.path(comparison.directory)
-        if read_measured(path) is None:
-            comparison.require_same(job)
-            figures, speed = train_job(comparison.config(job), job, path, table, turn / comparison.turns)
-            speeds += [] if speed is None else [speed]
-            if figures is not None:
-                table.print(f"{job.title}: failed: {figures['failed']}")
-    if speeds:
-        left = (time.perf_counter() - began) * (comparison.turns - turn)
-        ranked = [(model, table.rows[model].get("bits_byte")) for model in table.ranked()]
-        standing = "".join(f", {model} {bits}" for model, bits in ranked if bits)
-        table.print(f"turn {turn} of {comparison.turns}, about {minutes(left)} of training left{standing}")
-
-
-def _finish(comparison: Comparison, job: Job, table: Table) -> Finished:
-    """The job trained and measured, now or before."""
-    comparison.require_same(job)
-    path = job.path(comparison.directory)
-    figures = read_measured(path)
-    if figures is None:
-        figures = train_and_measure(comparison.config(job), job, path, table)
-        table.print(_ended(comparison, job, figures))
-        table.set(job.model, state="waiting")
-    _count(comparison, job, table)
-    return Finished(job, path, figures)
-
-
-def _finish_on(cluster: Cluster, comparison: Comparison, jobs: Sequence[Job], table: Table) -> list[Finished]:
-    """As `_finish` of each job, side by side."""
-    found = {}
+    """Each job trained and measured, now or before; with a `cluster` side by side."""
+    done: dict[Job, dict[str, Any]] = {}
     for job in jobs:
         comparison.require_same(job)
         if (figures := read_measured(job.path(comparison.directory))) is not None:
-            found[job] = figures
+            done[job] = figures
             _count(comparison, job, table)
-    with contextlib.closing(cluster.results(comparison, [job for job in jobs if job not in found], table)) as results:
+    missing = [job for job in jobs if job not in done]
+    results = _results(comparison, missing, table) if cluster is None else cluster.results(comparison, missing, table)
+    with contextlib.closing(results):
         for job, figures in results:
-            found[job] = figures
+            done[job] = figures
             table.print(_ended(comparison, job, figures))
             _count(comparison, job, table)
-    return [Finished(job, job.path(comparison.directory), found[job]) for job in jobs]
+    return [Finished(job, job.path(comparison.directory), done[job]) for job in jobs]
+
+
+def _results(
+    comparison: Comparison, jobs: Sequence[Job], table: Table
+) -> Generator[tuple[Job, dict[str, Any]], None, None]:
+    """One job after the other in this process, with its figures."""
+    for job in jobs:
+        yield job, train_and_measure(comparison.config(job), job, job.path(comparison.directory), table)
+        table.set(job.model, state="waiting")
 
 
 def _ended(comparison: Comparison, job: Job, figures: dict[str, Any]) -> str:

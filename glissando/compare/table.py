@@ -11,16 +11,12 @@ from collections import deque
 from pathlib import Path
 from typing import TextIO
 
-from glissando.data.base import Batch
 from glissando.progress import QUIET_SECONDS
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress
-from glissando.training.stopping import Stopping
 
 LOG = "compare.log"
 HEADINGS = ("model", "parameters", "rate", "sweep", "runs", "probes", "bits/byte", "state")
-#: a training that reads at less than this share of an earlier speed is slow
-_SLOW = 0.5
 
 
 class Table:
@@ -34,7 +30,6 @@ class Table:
         self.rows: dict[str, dict[str, str]] = {}
         self.log = (out / LOG).open("a", encoding="utf-8")
         self._height, self._drawn, self._status, self._printed = 0, 0.0, "", time.perf_counter()
-        self._fastest: dict[str, float] = {}
 
     def set(self, model: str, **cells: object) -> None:
         """Change cells of a model's row."""
@@ -57,17 +52,6 @@ class Table:
             self._clear()
             self._line(text)
         self.status("" if stays else text)
-
-    def speed(self, model: str, training: str, tokens_per_second: float) -> None:
-        """Take note of how fast a model has just read in a kind of training; a warning where it was faster before."""
-        fastest = self._fastest.get(training, 0.0)
-        self._fastest[training] = max(fastest, tokens_per_second)
-        if tokens_per_second < _SLOW * fastest:
-            self.print(
-                f"warning: {model} reads {tokens_per_second:,.0f} tokens/s, and {fastest:,.0f} before: the machine is "
-                "busy, so the time of this training does not show the speed of the model",
-                stays=True,
-            )
 
     def stop_asked(self) -> bool:
         """Whether trainings shall stop without a signal to their own process: here never."""
@@ -122,24 +106,13 @@ def _key(heading: str) -> str:
     return heading.replace("/", "_")
 
 
-class TurnOver(Exception):
-    """A training that has come to the end of its turn before its first step."""
+class JobProgress(Progress):
+    """Shows a training in the last line of the table; its own lines and samples go to the log."""
 
-
-class Turn(Progress):
-    """Shows a training in the last line of the table, and stops it once `until` of its budget is spent; its own lines
-    and samples go to the log.
-
-    speed     tokens/s of its steps; None before the first
-    stopping  what asks it to stop from outside; None before the first step
-    """
-
-    def __init__(self, table: Table, title: str, model: str | None, until: float = 1.0) -> None:
+    def __init__(self, table: Table, title: str, model: str | None) -> None:
         """`model` names the row that has the validations' bits per byte; none has them if None."""
         super().__init__(table.log)
-        self.table, self.title, self.model, self.until = table, title, model, until
-        self.speed: float | None = None
-        self.stopping: Stopping | None = None
+        self.table, self.title, self.model = table, title, model
         self._warnings = deque[str]()  # of the thread that saves; the table belongs to the one that trains
 
     def warning(self, line: str) -> None:
@@ -149,20 +122,11 @@ class Turn(Progress):
         while self._warnings:
             self.table.print(f"{self.title}: {self._warnings.popleft()}", stays=True)
 
-    def before_step(self, loop: Loop, batches: list[Batch]) -> None:
-        super().before_step(loop, batches)
-        self.stopping = loop.stopping
-        if loop.budget.share >= self.until:
-            raise TurnOver
-
     def after_step(self, loop: Loop) -> None:
         """Stop as a signal would make it, with everything saved."""
         self._show_warnings()
-        self.speed = (loop.state.tokens - self.first_tokens) / max(loop.clock.working(), 1e-9)
         if self.table.stop_asked():
             loop.budget.asked, loop.stopping.asked = True, signal.SIGINT
-        if loop.budget.share >= self.until:
-            loop.budget.asked = True
 
     def logged(self, loop: Loop) -> None:
         super().logged(loop)

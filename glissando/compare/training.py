@@ -10,7 +10,7 @@ from typing import Any
 from glissando.compare.measure import measure, record_failure
 from glissando.compare.plan import Job
 from glissando.compare.speed import warm_up
-from glissando.compare.table import Table, Turn, TurnOver
+from glissando.compare.table import JobProgress, Table
 from glissando.data.corpora import build_tokenizer
 from glissando.errors import DivergenceError, Stopped
 from glissando.runs import Run
@@ -20,24 +20,7 @@ from glissando.training.fit import resume, train
 
 def train_and_measure(config: RunConfig, job: Job, path: Path, table: Table) -> dict[str, Any]:
     """Train the job to its end, from what is there; what was measured of it, or that it has failed, as it is kept."""
-    figures, _ = train_job(config, job, path, table)
-    if figures is not None:
-        return figures
-
-    def status(text: str) -> None:
-        table.status(f"{job.title}: {text}")
-        if table.stop_asked():
-            raise Stopped
-
-    return measure(job, path, status)
-
-
-def train_job(
-    config: RunConfig, job: Job, path: Path, table: Table, until: float = 1.0
-) -> tuple[dict[str, Any] | None, float | None]:
-    """Train the job until so much of its budget is spent; the figures of a failure, and the speed in tokens/s of the
-    steps taken, each None where there is none."""
-    shown = Turn(table, job.title, job.model if job.kind == "run" else None, until)
+    shown = JobProgress(table, job.title, job.model if job.kind == "run" else None)
     table.set(job.model, state=job.task or job.kind)
     with contextlib.redirect_stderr(table.log):
         try:
@@ -49,16 +32,14 @@ def train_job(
             else:
                 train(config, path, progress=shown)
         except DivergenceError as error:
-            return record_failure(job, path, str(error)), shown.speed
-        except TurnOver:
-            pass
-        except Stopped:
-            if shown.stopping is None or shown.stopping.asked is not None:
-                raise
-    if shown.speed is not None:
-        table.speed(job.model, f"{job.model} {job.task}", shown.speed)
-    table.set(job.model, state="waiting")
-    return None, shown.speed
+            return record_failure(job, path, str(error))
+
+    def status(text: str) -> None:
+        table.status(f"{job.title}: {text}")
+        if table.stop_asked():
+            raise Stopped
+
+    return measure(job, path, status)
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:

@@ -1,12 +1,10 @@
-"""Trainings of a comparison that take turns, and what is shown meanwhile."""
+"""What a comparison shows while it trains and measures, and the runs that it knows again."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from glissando.compare import speed, table
 from glissando.compare.measure import read_measured
 from glissando.compare.plan import Amount, Comparison, Job
 from glissando.compare.speed import measure_speed, training_memory
-from glissando.compare.table import Table, Turn
+from glissando.compare.table import JobProgress, Table
 from glissando.data.corpora import build_corpus
 from glissando.decoding import CompiledStep
 from glissando.errors import ConfigError, GlissandoError
@@ -41,84 +39,15 @@ class Terminal(io.StringIO):
         return True
 
 
-def toy(path: Path, turns: int) -> Any:
-    asked = comparison(path, **SMALL, turns=turns)
+def toy(path: Path) -> Any:
+    asked = comparison(path, **SMALL)
     asked.budget = Amount("steps", 6)
     return asked
 
 
-@pytest.fixture
-def taken(monkeypatch) -> list[tuple[str, int]]:
-    """The model of each turn, and the step at which it ended."""
-    turns: list[tuple[str, int]] = []
+def test_a_training_that_fails_ends_that_rate_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "measure_speed", lambda runs, *_: dict.fromkeys(runs, TIMED))
-    close = Turn.close
-
-    def closed(turn: Turn) -> None:
-        if turn.bar is None and turn.loop_step is not None:
-            turns.append((turn.title.partition(",")[0], turn.loop_step))
-        close(turn)
-
-    step = Turn.after_step
-
-    def stepped(turn: Turn, loop: Any) -> None:
-        turn.loop_step = loop.state.step
-        step(turn, loop)
-
-    monkeypatch.setattr(Turn, "loop_step", None, raising=False)
-    monkeypatch.setattr(Turn, "after_step", stepped)
-    monkeypatch.setattr(Turn, "close", closed)
-    return turns
-
-
-def weights(out: Path) -> list[bytes]:
-    return [(path / "model.safetensors").read_bytes() for path in sorted(out.glob("runs/*/*"))]
-
-
-def test_models_take_turns_and_learn_what_they_would_have_learned_without(tmp_path, taken, capsys):
-    compare.compare(toy(tmp_path / "turns", 3))
-    names = ["transformer-nano", "tauformer-nano"]
-    assert taken == [(name, step) for step in (2, 4, 6) for name in names]
-    told = capsys.readouterr().err
-    assert re.findall(r"^turn (\d) of 3, about", told, re.M) == ["1", "2"]
-    page = (tmp_path / "turns/out/report.html").read_text()
-    assert "6 steps for each training, 1 seed, in 3 turns" in page
-    assert "interrupted" not in page
-    compare.compare(toy(tmp_path / "whole", 1))
-    assert taken[6:] == [(name, 6) for name in names]
-    assert weights(tmp_path / "turns/out") == weights(tmp_path / "whole/out")
-    # Of each model one figure at the end, the best first; the lines of its training have none.
-    ended = told[told.rindex("writing the report") :].splitlines()[2:]
-    figures = [float(re.findall(r"\d\.\d{4}", line)[0]) for line in ended]
-    assert len(figures) == 2
-    assert figures == sorted(figures)
-    lines = [line for line in told.splitlines() if "trained in " in line]
-    assert len(lines) == 2
-    assert "bits" not in "".join(lines)
-
-
-def test_ctrl_c_at_the_end_of_a_turn_ends_the_comparison(tmp_path, taken, monkeypatch):
-    """The turn is over by itself in that very step; the same command goes on and skips the turns that are done."""
-    step = Turn.after_step
-
-    def interrupted(turn: Turn, loop: Any) -> None:
-        step(turn, loop)
-        if loop.state.step == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Turn, "after_step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            compare.compare(toy(tmp_path, 3))
-    assert taken == [("transformer-nano", 2), ("tauformer-nano", 2), ("transformer-nano", 4)]
-    del taken[:]
-    compare.compare(toy(tmp_path, 3))
-    assert taken == [("tauformer-nano", 4), ("transformer-nano", 6), ("tauformer-nano", 6)]
-    assert all(read_measured(path) for path in (tmp_path / "out/runs").glob("*/*"))
-
-
-def test_a_failure_in_a_turn_ends_that_model_alone(tmp_path, taken, capsys):
-    asked = toy(tmp_path, 3)
+    asked = toy(tmp_path)
     asked.learning_rates, asked.sweep_share, asked.sweep_beyond = [1e-3, 1e30], 1.0, 0
     asked.training["clip"] = None
     asked.given = ["transformer-nano"]
@@ -129,9 +58,23 @@ def test_a_failure_in_a_turn_ends_that_model_alone(tmp_path, taken, capsys):
     assert Run(next(asked.out.glob("runs/*/*"))).read_config()["training"]["optimizer"]["learning_rate"] == 1e-3
 
 
+def test_lines_name_what_was_trained_and_the_table_ranks(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "measure_speed", lambda runs, *_: dict.fromkeys(runs, TIMED))
+    compare.compare(toy(tmp_path))
+    told = capsys.readouterr().err
+    # Of each model one figure at the end, the best first; the lines of its training have none.
+    ended = told[told.rindex("writing the report") :].splitlines()[2:]
+    figures = [float(re.findall(r"\d\.\d{4}", line)[0]) for line in ended]
+    assert len(figures) == 2
+    assert figures == sorted(figures)
+    lines = [line for line in told.splitlines() if "trained in " in line]
+    assert len(lines) == 2
+    assert "bits" not in "".join(lines)
+
+
 @pytest.mark.parametrize("preset", [name for name in preset_names() if name.endswith("-nano")])
 def test_a_run_of_every_preset_is_known_again(tmp_path, preset):
-    """Also where training has changed options to fit the corpus: for turns, and for a comparison that goes on."""
+    """Also where training has changed options to fit the corpus."""
     asked = Comparison([preset], tmp_path / "out", Amount("steps", 4), data=SMALL["data"])
     job = Job("run", preset, 0, 1e-3)
     trained = asked.config(job)
@@ -146,32 +89,7 @@ def test_a_run_of_every_preset_is_known_again(tmp_path, preset):
         asked.require_same(job)
 
 
-def test_a_flow_takes_turns(tmp_path, taken):
-    asked = Comparison(
-        ["hybrid-ode-nano"], tmp_path / "out", Amount("steps", 4), **SMALL, turns=2, model={"hidden_size": 16},
-        allow_unequal=True,
-    )  # fmt: skip
-    compare.compare(asked)
-    assert taken == [("hybrid-ode-nano", 2), ("hybrid-ode-nano", 4)]
-
-
-def test_turns_are_at_least_one(tmp_path):
-    with pytest.raises(ConfigError, match="--turns must be at least 1, got 0"):
-        comparison(tmp_path, turns=0).check()
-
-
 # ---------------------------------------------------------------------- what is shown
-
-
-def test_a_warning_where_a_model_reads_far_slower_than_before(tmp_path):
-    for file in (io.StringIO(), Terminal()):
-        shown = Table(tmp_path, file)
-        for model, rate in (("a", 900.0), ("a", 1000.0), ("b", 90.0), ("a", 501.0)):
-            shown.speed(model, model, rate)
-        assert "warning" not in file.getvalue()
-        shown.speed("a", "a", 499.0)
-        assert "warning: a reads 499 tokens/s, and 1,000 before: the machine is busy" in file.getvalue()
-        shown.close()
 
 
 def test_rows_are_sorted_by_what_was_learned(tmp_path):
@@ -215,13 +133,13 @@ def test_on_a_terminal_a_warning_stays_above_the_table(tmp_path):
 def test_speed_says_what_it_measures_and_how_long(tmp_path, monkeypatch):
     """Of two runs: every model in every round, with a growing share and the time left."""
     monkeypatch.setattr(speed, "training_memory", lambda paths: iter([1.0] * len(paths)))
-    asked = toy(tmp_path, 1)
+    asked = toy(tmp_path)
     asked.budget = Amount("steps", 1)
     asked.check()
     asked.write_plan()
     with contextlib.closing(Table(asked.out, io.StringIO())) as shown:
         for job in asked.run_jobs(dict.fromkeys(asked.names, 1e-3)):
-            train(asked.config(job), job.path(asked.out), progress=Turn(shown, "", None))
+            train(asked.config(job), job.path(asked.out), progress=JobProgress(shown, "", None))
     said: list[str] = []
     taken: list[str] = []
     stepped = CompiledStep.__call__
