@@ -134,14 +134,14 @@ def _named(o: Options) -> dict[str, str]:
 
 def _bytes(size: str) -> int:
     """2GiB, 500M, 1.5e9. Raises ConfigError for what is no size."""
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*(?:([KMGT])(i?))?B?", size.strip(), re.IGNORECASE)
+    parsed = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*(?:([KMGT])(i?))?B?", size.strip(), re.IGNORECASE)
     try:
-        number = float(found[1]) if found else 0.0
+        number = float(parsed[1]) if parsed else 0.0
     except ValueError:
         number = 0.0
-    if found is None or number <= 0:
+    if parsed is None or number <= 0:
         raise ConfigError(f"--memory must be a size such as 2GiB or 800MiB, got {size!r}")
-    return int(number * (1024 if found[3] else 1000) ** " KMGT".index((found[2] or " ").upper()))
+    return int(number * (1024 if parsed[3] else 1000) ** " KMGT".index((parsed[2] or " ").upper()))
 
 
 def _own_names(host: str) -> list[str] | None:
@@ -229,7 +229,7 @@ def _run(config: Any, name: str, give_up: Callable[[], None], show: bool = False
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            """Of a terminal that is closed too, unless it is to be ignored, as under nohup."""
+            """Also that of a terminal which is closed, unless it is ignored, as under nohup."""
             with super().capture_signals():
                 hangup = getattr(signal, "SIGHUP", None)
                 if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:

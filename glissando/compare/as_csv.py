@@ -70,8 +70,8 @@ def _run_lines(run: Finished) -> Iterator[dict[str, Any]]:
         yield {"measure": "failed", "value": run.failed}
         return
     yield {"measure": "bits_per_byte", "value": bits_on(run.figures, slice(None)), "unit": "bits/byte"}
-    held = run.figures["held_out"]
-    yield {"measure": "accuracy", "value": sum(held["correct"]) / sum(held["targets"]), "unit": "share"}
+    rows = run.figures["held_out"]
+    yield {"measure": "accuracy", "value": sum(rows["correct"]) / sum(rows["targets"]), "unit": "share"}
     yield {"measure": "epiplexity", "value": run.figures["epiplexity"]["bits"], "unit": "bits"}
     yield {"measure": "tokens_per_second", "value": run.figures["tokens_per_second"], "unit": "tokens/s"}
     for name, value in run.figures["spent"].items():
@@ -80,7 +80,7 @@ def _run_lines(run: Finished) -> Iterator[dict[str, Any]]:
 
 
 def _speed_origin(result: ModelResult, runs: Runs) -> dict[str, Any]:
-    """Of the one run whose model was timed, with the machine and the commit that timed it."""
+    """The run whose model was timed, with the machine and the commit that timed it."""
     if not result.speed:
         return {}
     timed = [run for run in result.runs if runs.place(run) == result.speed["run"]]

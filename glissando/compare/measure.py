@@ -123,7 +123,7 @@ def _write(path: Path, figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _digest(batches: Iterable[Batch]) -> str:
-    """Of the ids: runs of another text cannot be compared with these."""
+    """The digest of the ids: runs of another text cannot be compared with these."""
     digest = hashlib.sha256()
     for batch in batches:
         digest.update(batch.ids.numpy().tobytes())
@@ -131,7 +131,7 @@ def _digest(batches: Iterable[Batch]) -> str:
 
 
 def training_digest(data: DataOptions, seed: int, tokenizer: Tokenizer) -> str:
-    """Of what run number `seed` was trained on, the same for every seed: the first batches of seed 0, and the file."""
+    """The digest of the first batches of seed 0 and of the file, which is the same for every `seed`."""
     first = build_corpus(replace(data, seed=data.seed - seed), tokenizer)
     digest = _digest(itertools.islice(first.batches("train"), _BATCHES))
     path = getattr(data, "path", None)

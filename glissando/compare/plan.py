@@ -149,8 +149,8 @@ class Comparison:
         self._check_numbers()
         if "learning_rate" in self._changes("training").get("optimizer", {}):
             raise ConfigError("the learning rate is given by --learning_rates (one value: no sweep)")
-        if given := set(BUDGETS) & set(self.training):
-            raise ConfigError(f"training.{min(given)} is given by --budget, such as --budget {min(given)}=1000")
+        if budgets := set(BUDGETS) & set(self.training):
+            raise ConfigError(f"training.{min(budgets)} is given by --budget, such as --budget {min(budgets)}=1000")
         configs = {name: self.config(Job("run", name, 0, self.rates(name)[0])) for name in self.names}
         for name, config in configs.items():
             config.check(1)
@@ -278,7 +278,7 @@ class Comparison:
         return build_tokenizer(self._first_data())
 
     def _first_data(self) -> DataOptions:
-        """Of the first seed, with the tokenizer as requested."""
+        """The data options of the first seed, with the tokenizer as requested."""
         return from_dict(RunConfig, {"data": self.shared_data()}).data
 
     def _trained_on(self) -> dict[str, Any] | None:
@@ -331,12 +331,12 @@ class Comparison:
         limits = [limit for limit in map(self._positions, self.names) if limit is not None]
         if not limits:
             return {}
-        data, found = from_dict(RunConfig, {"data": self._data()}).data, dict[str, Any]()
+        data, changes = from_dict(RunConfig, {"data": self._data()}).data, dict[str, Any]()
         if data.seq_len > min(limits) and "seq_len" not in self.data:
-            found["seq_len"] = min(limits)
+            changes["seq_len"] = min(limits)
         if isinstance(data, StoriesOptions) and not data.cut and "cut" not in self.data:
-            found["cut"] = True
-        return found
+            changes["cut"] = True
+        return changes
 
     def _positions(self, name: str) -> int | None:
         model = merge(ModelConfig, self.models[name]["model"], self.model)
@@ -354,8 +354,8 @@ class Comparison:
         for model in (there["model"], requested["model"]):  # what `fit_to_corpus` decides
             model.pop("vocab_size"), model.get("depth", {}).pop("control_trained", None)
         there.pop("imports", None), requested.pop("imports", None)  # wherever the files lay then
-        ours = str(self.directory / TOKENIZER)
-        if requested["data"]["tokenizer"].get("path") == ours:  # however OUT was spelled then
+        kept = str(self.directory / TOKENIZER)
+        if requested["data"]["tokenizer"].get("path") == kept:  # however OUT was spelled then
             there["data"]["tokenizer"].pop("path", None), requested["data"]["tokenizer"].pop("path")
         differing = _differences(there, requested)
         if differing:

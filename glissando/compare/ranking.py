@@ -59,13 +59,13 @@ def _differs(best: ModelResult, other: ModelResult, comparison: Comparison) -> b
     rows = reported(comparison)
     (a, a_bytes), (b, b_bytes) = (sums(result.good, "nats", "bytes", rows) for result in (best, other))
     paired = [run.job.seed for run in best.good] == [run.job.seed for run in other.good]
-    found = difference((a / math.log(2), a_bytes), (b / math.log(2), b_bytes), paired)
-    return found.low < found.high and not found.low <= 0 <= found.high
+    between = difference((a / math.log(2), a_bytes), (b / math.log(2), b_bytes), paired)
+    return between.low < between.high and not between.low <= 0 <= between.high
 
 
 def places(results: Sequence[ModelResult]) -> list[Place]:
     """The ranking, each with the beginning of what it writes."""
-    order, found = ranked(results), []
+    order, ranking = ranked(results), []
     colours = {result.model: colour_name(number) for number, result in enumerate(results)}
     widest = extent(results)
     for result in order:
@@ -74,12 +74,12 @@ def places(results: Sequence[ModelResult]) -> list[Place]:
         at = len(text) if len(text) <= _SHOWN else text.rfind(" ", 0, _SHOWN) if " " in text[:_SHOWN] else _SHOWN
         interval = "" if bits.low == bits.high else f"{bits.low:.3f} to {bits.high:.3f}"
         bar, low, high = [100 * value / widest for value in (bits.value, bits.low, bits.high)]
-        found.append(
+        ranking.append(
             Place(
                 result.model, colours[result.model], f"{bits.value:.3f}", interval, bar, low, high, text[:at], text[at:]
             )
         )
-    return found
+    return ranking
 
 
 def extent(results: Sequence[ModelResult]) -> float:
@@ -94,5 +94,5 @@ def prompt(results: Sequence[ModelResult]) -> str:
 
 
 def _sample(result: ModelResult) -> dict[str, Any]:
-    """Of the first run that ended well."""
+    """The sample of the first run that ended well."""
     return result.good[0].figures["sample"]

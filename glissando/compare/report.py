@@ -90,8 +90,8 @@ def _about(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
     changed = {"model": comparison.model, "data": comparison.data, "training": comparison.training}
     about += [(f"{name} options", _flat(values)) for name, values in changed.items() if values]
     for name, title in (("machine", "machine"), ("commit", "commit"), ("torch", "PyTorch")):
-        found = list(dict.fromkeys(str(run.figures["provenance"][name] or "unknown") for run in runs.all))
-        about.append((title, ", ".join(found)))
+        values = list(dict.fromkeys(str(run.figures["provenance"][name] or "unknown") for run in runs.all))
+        about.append((title, ", ".join(values)))
     return about
 
 
@@ -165,10 +165,10 @@ def _other_places(comparison: Comparison, runs: Runs) -> list[str]:
 
 def _alike(those: Sequence[Finished], key: Callable[[Finished], str]) -> dict[str, list[Finished]]:
     """By what they have in common, in order."""
-    found: dict[str, list[Finished]] = {}
+    groups: dict[str, list[Finished]] = {}
     for run in those:
-        found.setdefault(key(run), []).append(run)
-    return found
+        groups.setdefault(key(run), []).append(run)
+    return groups
 
 
 def _machine(run: Finished) -> str:

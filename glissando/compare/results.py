@@ -84,7 +84,7 @@ class ModelResult:
         return None if self.bits is None or self.floor is None else self.bits.value - self.floor
 
     def mean(self, *keys: str) -> float | None:
-        """Of one figure over the good runs, such as ("epiplexity", "bits"); None where it is not known of each."""
+        """The mean of a figure over the good runs, such as ("epiplexity", "bits"); None if one lacks it."""
         known = [value for value in (_inside(run.figures, keys) for run in self.good) if value is not None]
         return sum(known) / len(known) if known and len(known) == len(self.good) else None
 
@@ -166,11 +166,11 @@ def difference(a: Sums, b: Sums, paired: bool = True, seed: int = 0) -> Estimate
         raise RunError(f"the models were scored on {a[0].shape[1]} and {b[0].shape[1]} held-out rows; train them again")
     if paired and len(a[0]) != len(b[0]):
         raise ConfigError(f"{len(a[0])} and {len(b[0])} seeds are no pairs: give as many of both, or paired=False")
-    ours, theirs = _ratios(a), _ratios(b)
-    error = _error(ours - theirs) if paired else _welch(ours, theirs)
+    of_a, of_b = _ratios(a), _ratios(b)
+    error = _error(of_a - of_b) if paired else _welch(of_a, of_b)
     first, second = _drawn([a, b], seed)
     low, high = _interval(first - second, *error, seed)
-    return Estimate(float(ours.mean() - theirs.mean()), low, high)
+    return Estimate(float(of_a.mean() - of_b.mean()), low, high)
 
 
 def _ratios(of: Sums) -> np.ndarray:
@@ -193,7 +193,7 @@ def _error(each: np.ndarray) -> tuple[float, float]:
 
 
 def _welch(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """Of the difference of the means of (S_a,) and (S_b,); a side of one seed is taken to vary as the other does."""
+    """As `_error`, of the difference of the means of (S_a,) and (S_b,); one seed is taken to vary as the others do."""
     if min(len(a), len(b)) < 2:
         more = max(a, b, key=len)
         return _error(more)[0] * math.sqrt(1 + len(more)), _error(more)[1]
@@ -240,8 +240,8 @@ def gather(comparison: Comparison, chosen: dict[str, float], speed: dict[str, An
 
 def finished(comparison: Comparison, jobs: Sequence[Job]) -> list[Finished]:
     """Those of the jobs that have been measured, or have failed."""
-    found = [(job, job.path(comparison.directory)) for job in jobs]
-    return [Finished(job, path, figures) for job, path in found if (figures := read_measured(path)) is not None]
+    directories = [(job, job.path(comparison.directory)) for job in jobs]
+    return [Finished(job, path, figures) for job, path in directories if (figures := read_measured(path)) is not None]
 
 
 def _summarise(result: ModelResult, comparison: Comparison, first: ModelResult | None) -> None:
@@ -257,13 +257,13 @@ def _summarise(result: ModelResult, comparison: Comparison, first: ModelResult |
     if floors is not None:
         result.floor = sum(floors[rows]) / float(n_bytes[0].sum())
     if first is not None and first.bits is not None:
-        theirs, their_bytes = sums(first.good, "nats", "bytes", rows)
+        first_nats, first_bytes = sums(first.good, "nats", "bytes", rows)
         paired = [run.job.seed for run in result.good] == [run.job.seed for run in first.good]
-        result.against_first = difference((bits, n_bytes), (theirs / math.log(2), their_bytes), paired)
+        result.against_first = difference((bits, n_bytes), (first_nats / math.log(2), first_bytes), paired)
 
 
 def accuracy(runs: Sequence[Finished]) -> Estimate | None:
-    """Of the answers of a probe, at least as wide as Wilson's interval; None where no training of it ended well."""
+    """Accuracy on a probe, at least as wide as Wilson's interval; None where no training of it ended well."""
     good = [run for run in runs if run.failed is None]
     if not good:
         return None

@@ -81,7 +81,7 @@ def _compare(comparison: Comparison, table: Table, cluster: Cluster | None) -> t
 
 
 def _require_same(comparison: Comparison) -> None:
-    """Of every directory that may be needed: before hours of training, not after."""
+    """Check every directory that may be needed before hours of training, and not after them."""
     for job in comparison.sweep_jobs():
         comparison.require_same(job)
     for chosen in _may_be_chosen(comparison):
@@ -173,7 +173,7 @@ def _show(comparison: Comparison, runs: list[Finished], table: Table) -> None:
 
 
 def _speed(comparison: Comparison, runs: list[Finished], table: Table) -> dict[str, Any]:
-    """Of each model's first run that ended well; measured together, again where a run or a context has been added."""
+    """The speed of each model's first run that ended well; measured again where a run or a context was added."""
     good = [run for run in runs if run.failed is None]
     first: dict[str, Path] = {}
     for run in good:

@@ -86,15 +86,15 @@ def compare(
     ids, targets = texts[:, :-1], texts[:, 1:]
     control = control_of(model)
     with computing(model):
-        ours = model(ids, control=control)[0]
-    theirs = torch.cat(list(_read(run, start(len(ids)), ids, control, len(ids[0]) * 2 // 3)), 1)
+        expected = model(ids, control=control)[0]
+    exported = torch.cat(list(_read(run, start(len(ids)), ids, control, len(ids[0]) * 2 // 3)), 1)
     equal, greedy = _greedy(model, run, start, ids, control, room)
     return Check(
         by,
         ids.numel(),
-        bits_per_byte(model, ours, targets),
-        bits_per_byte(model, theirs, targets),
-        float((ours - theirs).abs().max()),
+        bits_per_byte(model, expected, targets),
+        bits_per_byte(model, exported, targets),
+        float((expected - exported).abs().max()),
         greedy,
         equal,
     )
@@ -134,17 +134,17 @@ def _greedy(
     extra = [] if control is None else [control]
     prompt = ids[:, : min(_PROMPT, ids.shape[1] // 2)]
     count = min(_GREEDY, (room or 1 << 62) - prompt.shape[1])
-    theirs, *flat = run("prefill", prompt, *extra, *start(len(prompt)))
+    exported, *flat = run("prefill", prompt, *extra, *start(len(prompt)))
     equal, differs = 0, torch.zeros(len(prompt), dtype=torch.bool)
     with computing(model):
-        ours, state = model(prompt, model.init_state(len(prompt)), control=control)
+        expected, state = model(prompt, model.init_state(len(prompt)), control=control)
         for _ in range(count):
-            ours, theirs = ours[:, -1], theirs[:, -1]
-            token, other = ours.argmax(-1, keepdim=True), theirs.argmax(-1, keepdim=True)
-            tie = (ours.gather(1, token) - ours.gather(1, other)).squeeze(1) <= TOLERANCE
+            expected, exported = expected[:, -1], exported[:, -1]
+            token, other = expected.argmax(-1, keepdim=True), exported.argmax(-1, keepdim=True)
+            tie = (expected.gather(1, token) - expected.gather(1, other)).squeeze(1) <= TOLERANCE
             differs |= ~tie
             equal += int((~differs).sum())
             # Both go on with our token, so that a tie does not end the comparison.
-            ours, state = model(token, state, control=control)
-            theirs, *flat = run("step", token, *extra, *flat)
+            expected, state = model(token, state, control=control)
+            exported, *flat = run("step", token, *extra, *flat)
     return equal, count * len(prompt)

@@ -51,7 +51,7 @@ class GlissandoCache:
             self.batch_select_indices(rows.repeat_interleave(repeats))
 
     def __deepcopy__(self, copied: dict[int, Any]) -> GlissandoCache:
-        """Of the state, as for a prefix that several texts go on from; what follows from the weights is found anew."""
+        """A copy of the state, for texts that share a prefix; what follows from the weights is computed anew."""
         return GlissandoCache(copy.deepcopy(self.state, copied), self.length)
 
     def reset(self) -> None:

@@ -20,8 +20,8 @@ from starlette.exceptions import HTTPException
 from glissando.machine import available_bytes
 from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer, as_json
-from glissando.serving.engine import BusyError, Engine, Outbox, StoppingError, TooLargeError, call_all
-from glissando.serving.group import DisconnectedError, Group, ModelFailedError
+from glissando.serving.engine import Engine
+from glissando.serving.group import DisconnectedError, Group
 from glissando.serving.limits import Gate, Limits, Receive, Scope, Send, error_body
 from glissando.serving.metrics import Metrics
 from glissando.serving.planning import ChatTemplate
@@ -29,7 +29,7 @@ from glissando.serving.pool import Pool
 from glissando.serving.protocol import bounded_protocol
 from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody, ControlBody, read_body
 from glissando.serving.served import Served
-from glissando.serving.session import Piece
+from glissando.serving.session import BusyError, ModelFailedError, Outbox, Piece, RequestError, call_all
 from glissando.serving.session import Request as TextRequest
 
 _log = logging.getLogger("glissando.serve")
@@ -131,13 +131,17 @@ class Server:
 
         # FastAPI's own pages of documentation load scripts from elsewhere.
         app = FastAPI(title="glissando", docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
-        app.add_api_route("/v1/completions", self.completions, methods=["POST"], response_model=None)
-        app.add_api_route("/v1/completions/{id}/control", self.turn, methods=["POST"], response_model=None)
-        app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], response_model=None)
-        app.add_api_route("/v1/models", self.models, methods=["GET", "HEAD"], response_model=None)
-        app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET", "HEAD"], response_model=None)
-        app.add_api_route("/health", self.health, methods=["GET", "HEAD"], response_model=None)
-        app.add_api_route("/metrics", self.get_metrics, methods=["GET", "HEAD"], response_model=None)
+        for method, path, answer in (
+            ("POST", "/v1/completions", self.completions),
+            ("POST", "/v1/completions/{id}/control", self.turn),
+            ("POST", "/v1/chat/completions", self.chat),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{name:path}", self.model),
+            ("GET", "/health", self.health),
+            ("GET", "/metrics", self.get_metrics),
+        ):
+            methods = ["POST"] if method == "POST" else ["GET", "HEAD"]
+            app.add_api_route(path, answer, methods=methods, response_model=None)
         add_playground(app, self)
         for kind, handler in _HANDLERS.items():
             app.add_exception_handler(kind, handler)
@@ -332,10 +336,10 @@ class _EventStream(Response):
         except DisconnectedError:
             self.server.metrics.disconnects.inc()
             return
-        except (ModelFailedError, BusyError) as error:  # the status is sent: the error goes into the stream
+        except RequestError as error:  # the status is sent: the error goes into the stream
             if isinstance(error, ModelFailedError):
                 _log.exception("a text was given up")
-            await self._send(send, _failure(error)[1])
+            await self._send(send, _body(error))
         finally:
             self.group.close()
             del self.server.groups[self.answer.id]
@@ -360,32 +364,23 @@ class _EventStream(Response):
 # ---------------------------------------------------------------------- errors
 
 
-def _failure(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
-    if isinstance(error, BadRequestError):
-        status = {"model_not_found": 404, "not_found": 404}.get(error.code or "", 400)
-        return status, error_body(str(error), "invalid_request_error", error.code, error.param), {}
-    if isinstance(error, TooLargeError):
-        return 413, error_body(str(error), "invalid_request_error", "memory_exceeded"), {}
-    if isinstance(error, StoppingError):
-        return 503, error_body(str(error), "server_error", "stopping"), {"retry-after": "1"}
-    if isinstance(error, BusyError):
-        return 429, error_body(str(error), "rate_limit_error", "too_many_texts"), {"retry-after": "1"}
-    return 500, error_body(str(error), "server_error", "model_failed"), {}
+def _body(error: RequestError) -> dict[str, Any]:
+    return error_body(str(error), error.kind, error.code, getattr(error, "param", None))
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    status, body, headers = _failure(error)
-    if status == 500:
+async def _refused(request: Request, error: RequestError) -> Response:
+    if isinstance(error, ModelFailedError):
         _log.error("a text was given up", exc_info=error)
-    return JSONResponse(body, status, headers)
+    headers = {"retry-after": "1"} if isinstance(error, BusyError) else None
+    return JSONResponse(_body(error), error.http_status, headers)
 
 
-async def _told_fault(request: Request, error: Exception) -> Response:
-    """What nobody foresaw; its words are for the log, which has them from the server."""
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """Unexpected error: a generic 500, details in the log."""
     return JSONResponse(error_body(f"the server failed on this request: {type(error).__name__}", "server_error"), 500)
 
 
-async def _told_http(request: Request, error: HTTPException) -> Response:
+async def _http(request: Request, error: HTTPException) -> Response:
     path = request.url.path
     messages = {
         404: f"there is no {path} here; POST /v1/completions is",
@@ -395,14 +390,7 @@ async def _told_http(request: Request, error: HTTPException) -> Response:
     return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
 
 
-_HANDLERS: dict[type[Exception], Any] = {
-    BadRequestError: _failed,
-    TooLargeError: _failed,
-    BusyError: _failed,
-    HTTPException: _told_http,
-    ModelFailedError: _failed,
-    Exception: _told_fault,
-}
+_HANDLERS: dict[type[Exception], Any] = {RequestError: _refused, HTTPException: _http, Exception: _unexpected}
 
 
 class _Counted:

@@ -200,9 +200,9 @@ def overflown(session: Session) -> tuple[Listener, Piece]:
 def scored(logits: Tensor, ids: Sequence[int], top: int) -> list[Token]:
     """The tokens `ids`, drawn at logits (N, V), with their log-probabilities and the likeliest `top`."""
     logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    own = logp.gather(1, torch.tensor(list(ids), device=logp.device).unsqueeze(1)).squeeze(1).tolist()
+    chosen = logp.gather(1, torch.tensor(list(ids), device=logp.device).unsqueeze(1)).squeeze(1).tolist()
     best = logp.topk(min(top, logp.shape[1]), -1)
-    pairs = zip(ids, own, best.indices.tolist(), best.values.tolist(), strict=True)
+    pairs = zip(ids, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
     return [Token(token, value, tuple(zip(i, v, strict=True))) for token, value, i, v in pairs]
 
 

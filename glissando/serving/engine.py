@@ -168,7 +168,7 @@ class Engine:
     # ------------------------------------------------------------------ memory
 
     def _batch_bytes(self, batch: Batch, more: int = 0, most: int = 0) -> int:
-        """Of `more` texts than there are, of up to `most` tokens: every row has room for the longest."""
+        """Bytes with `more` texts of up to `most` tokens: every row has room for the longest."""
         return (len(batch.sessions) + more) * self.needs.footprint.state(max(batch.most, most))
 
     def _place(self, request: Request) -> Batch:

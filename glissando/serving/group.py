@@ -7,17 +7,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
-from glissando.serving.engine import BusyError, Engine, StoppingError
+from glissando.serving.engine import Engine
 from glissando.serving.limits import Receive
-from glissando.serving.session import Piece, Request, Reservation, Session
+from glissando.serving.session import BusyError, ModelFailedError, Piece, Request, Reservation, Session, StoppingError
 
 
 class DisconnectedError(Exception):
     """The client left."""
-
-
-class ModelFailedError(RuntimeError):
-    """Something went wrong in the model; see its cause."""
 
 
 class Group:

@@ -52,7 +52,7 @@ class Gate:
         self.app, self.limit = app, limits.max_body
         self.keys = [key.encode() for key in keys]
         self.hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
-        self._held = 0  # bytes of long requests that have not gone on
+        self._long_bytes = 0  # bytes of long requests that have not gone on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,7 +65,7 @@ class Gate:
         too_large = 413, f"the request has more than {self.limit:,} bytes; send a shorter one", "body_too_large"
         if length.isdigit() and int(length) > self.limit:
             return await _refuse(send, *too_large)
-        body, more, held = bytearray(), True, 0
+        body, more, counted = bytearray(), True, 0
         try:
             while more:
                 part = await receive()
@@ -75,16 +75,18 @@ class Gate:
                 more = part.get("more_body", False)
                 if len(body) > self.limit:
                     return await _refuse(send, *too_large)
-                self._held += max(0, len(body) - _SHORT_BODY) - held
-                held = max(0, len(body) - _SHORT_BODY)
-                if held and self._held > _LONG_BODIES:
-                    message = f"long requests under way have {self._held:,} bytes, of {_LONG_BODIES:,}; try again later"
+                self._long_bytes += max(0, len(body) - _SHORT_BODY) - counted
+                counted = max(0, len(body) - _SHORT_BODY)
+                if counted and self._long_bytes > _LONG_BODIES:
+                    message = (
+                        f"long requests under way have {self._long_bytes:,} bytes, of {_LONG_BODIES:,}; try again later"
+                    )
                     return await _refuse(send, 503, message, "too_many_bytes")
             whole = bytes(body)
             body.clear()
             await self.app(scope, _replay(whole, receive), send)
         finally:
-            self._held -= held
+            self._long_bytes -= counted
 
     def _foreign(self, method: str, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
         """What a page of another origin does: it calls this server by its own name, or writes from its own place."""
@@ -101,17 +103,17 @@ class Gate:
         else:
             foreign = origin is not None and origin.decode("latin-1").partition("://")[2].lower() != host
         if foreign:
-            given = (origin or b"another site").decode("latin-1")[:100]
-            return 403, f"a page of {given} may not write here; ask from this server's own page", "foreign_origin"
+            page = (origin or b"another site").decode("latin-1")[:100]
+            return 403, f"a page of {page} may not write here; ask from this server's own page", "foreign_origin"
         return None
 
     def _keyless(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
         scope["key"] = None
         if not self.keys or not scope["path"].startswith(("/v1", "/metrics")):
             return None
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        scheme, _, key_sent = headers.get(b"authorization", b"").partition(b" ")
         # Every key is compared, each in constant time.
-        right = [number for number, key in enumerate(self.keys) if hmac.compare_digest(given, key)]
+        right = [number for number, key in enumerate(self.keys) if hmac.compare_digest(key_sent, key)]
         if not right or scheme.lower() != b"bearer":
             return 401, "this server asks for a key: send the header `Authorization: Bearer KEY`", "invalid_api_key"
         scope["key"] = right[0]
@@ -129,18 +131,18 @@ async def _refuse(send: Send, status: int, message: str, code: str) -> None:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """`body`, and then what `receive` has."""
-    given = False
+    sent = False
 
     async def replay() -> MutableMapping[str, Any]:
-        nonlocal given
-        if given:
+        nonlocal sent
+        if sent:
             return await receive()
-        given = True
+        sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
 
 
-def _host_name(given: str) -> str:
-    """Of a Host header, without the port and the brackets of an IPv6 address."""
-    return given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
+def _host_name(host: str) -> str:
+    """The name in a Host header, without the port and the brackets of an IPv6 address."""
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]

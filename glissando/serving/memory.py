@@ -56,7 +56,7 @@ class Footprint:
         return known[kind]
 
     def state(self, tokens: int) -> int:
-        """Of a row that has read so many: a cache doubles when it is full, from 64 on."""
+        """Bytes of a row that has read so many tokens: a cache doubles when it is full, from 64 on."""
         return int(self.fixed + self.a_token * max(64, 2 * tokens))
 
 
@@ -93,7 +93,7 @@ class Needs:
         return min(self.most, len(request.ids), max(16, self.memory // 16 // max(1, self._token(request))))
 
     def _token(self, request: Request) -> int:
-        """Of each token that is read; with probabilities of the prompt it has logits of its own."""
+        """Bytes of each token that is read; with probabilities of the prompt it has logits of its own."""
         logits = 16 * self.vocab_size if request.reads_all else 0
         return logits + int(self.footprint.reading + self.footprint.looking_back * len(request.ids))
 
@@ -111,9 +111,9 @@ def _peak(model: LanguageModel, ids: torch.Tensor, state: Any) -> tuple[int, Any
         most = torch.cuda.max_memory_allocated(ids.device) - before
     else:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes of its start and end to stderr
-        with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as found:
+        with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
             _, state = model.features(ids, state)
-        results: Any = found.kineto_results
+        results: Any = profile.kineto_results
         events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
         most = max(accumulate((size for _, size in events), initial=0))
     return max(0, most - state_bytes(state)), state

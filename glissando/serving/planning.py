@@ -102,12 +102,12 @@ class Planner:
         if body.n > self.limits.max_copies:
             raise BadRequestError(f"n = {body.n} is more than {self.limits.max_copies} texts", "n")
         ids = self._ids(self.template.render(body.messages), "messages")
-        given = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
+        counts = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
         top = (body.top_logprobs or 0) if body.logprobs else None
-        count = given[0] if given else min(self.limits.max_tokens, max(1, self.engine.room(len(ids))))
+        count = counts[0] if counts else min(self.limits.max_tokens, max(1, self.engine.room(len(ids))))
         request = self._request(body, ids, count, top, False)
         needs, memory = self.engine.needs, self.engine.memory
-        while not given and request.max_tokens > 1 and needs.alone(request) + request.answer_bytes > memory:
+        while not counts and request.max_tokens > 1 and needs.alone(request) + request.answer_bytes > memory:
             request = replace(request, max_tokens=request.max_tokens // 2)
         return [request]
 

@@ -16,10 +16,9 @@ from glissando.depth import DEPTHS
 from glissando.evaluation.looks import looks
 from glissando.mixers import MIXERS
 from glissando.serving.answers import token_text
-from glissando.serving.engine import BusyError
-from glissando.serving.group import ModelFailedError
 from glissando.serving.planning import encoded
 from glissando.serving.schema import LookBody, read_body
+from glissando.serving.session import BusyError, ModelFailedError
 
 if TYPE_CHECKING:
     from glissando.serving.api import Server

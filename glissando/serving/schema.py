@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from glissando.errors import nearest
+from glissando.serving.session import RequestError
 
 #: what is no text; the end token of a byte model is one of them
 _CONTROL_BYTES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -55,20 +56,21 @@ _MOST_PARTS = 16384
 _PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]', re.DOTALL)
 
 
-class BadRequestError(ValueError):
+class BadRequestError(RequestError, ValueError):
     """A request that cannot be answered; `param` is the field, `code` OpenAI's word for it."""
 
     def __init__(self, message: str, param: str | None, code: str | None = None) -> None:
         super().__init__(message)
         self.param, self.code = param, code
+        self.http_status = 404 if code in ("model_not_found", "not_found") else 400
 
 
 def refuse_control_bytes(text: str) -> str:
     """`text`; raises ValueError where it holds a NUL, a control byte or half a surrogate pair."""
-    found = _CONTROL_BYTES.search(text)
-    if found:
+    match = _CONTROL_BYTES.search(text)
+    if match:
         raise ValueError(
-            f"character {found.start()} is the control byte 0x{ord(found[0]):02x}, which is not text; remove it"
+            f"character {match.start()} is the control byte 0x{ord(match[0]):02x}, which is not text; remove it"
         )
     try:
         text.encode()

@@ -17,19 +17,39 @@ Finish = Literal["stop", "length"]
 _ID_BYTES = 72
 
 
-class BusyError(GlissandoError, RuntimeError):
+class RequestError(GlissandoError):
+    """A request that is not answered: its HTTP status, and OpenAI's words for it."""
+
+    http_status = 400
+    kind = "invalid_request_error"
+    code: str | None = None
+
+
+class BusyError(RequestError, RuntimeError):
     """More texts wait than may."""
 
+    http_status, kind, code = 429, "rate_limit_error", "too_many_texts"
 
-class TooLargeError(GlissandoError, ValueError):
+
+class TooLargeError(RequestError, ValueError):
     """A text that takes more memory than there is for all texts together."""
+
+    http_status, code = 413, "memory_exceeded"
 
 
 class StoppingError(BusyError):
     """No text is taken up or written any more."""
 
+    http_status, kind, code = 503, "server_error", "stopping"
+
     def __init__(self) -> None:
         super().__init__("the server is stopping; try again later")
+
+
+class ModelFailedError(RequestError, RuntimeError):
+    """Something went wrong in the model; see its cause."""
+
+    http_status, kind, code = 500, "server_error", "model_failed"
 
 
 @dataclass(frozen=True)
