@@ -24,7 +24,7 @@ from torch import Tensor
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer, stand_ins
 from glissando.depth import DiscreteConfig
 from glissando.errors import GlissandoError, MissingExtraError, Refused
-from glissando.export import check, readme
+from glissando.export import check
 from glissando.export.check import Check
 from glissando.export.manifest import write_tokenizer
 from glissando.generation import tokenizer_of
@@ -99,7 +99,11 @@ def export(model: LanguageModel, stream: list[int], context: int, out: Path) -> 
         write_tokenizer(tokenizer, folder)
         write_atomic(folder / "example.py", _EXAMPLE.format(context=context).encode())
         text = _TEXT.format(file=FILE, context=context, end=tokenizer.eos_id)
-        write_atomic(folder / "README.md", (readme.heading(model, "GGUF") + text + readme.checked(found)).encode())
+        heading = (
+            f"# A language model as GGUF\n\nMade by benchmarks.gguf_file: {model.num_parameters():,} parameters.\n"
+        )
+        checked = "\n## Checked\n\n" + "\n".join(f"    {line}" for line in found.lines()) + "\n"
+        write_atomic(folder / "README.md", (heading + text + checked).encode())
         checks.append(found)
 
     publish_directory(out, fill)

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.export import check, readme
+from glissando.export import check, readme, smaller
 from glissando.export.check import Check
 from glissando.export.forms import grows
 from glissando.export.graph import Stepper
-from glissando.export.manifest import MANIFEST, graph_manifest, write_json, write_tokenizer
-from glissando.export.request import Request
+from glissando.export.manifest import MANIFEST, Request, graph_manifest, write_json, write_tokenizer
 from glissando.generation import tokenizer_of
 from glissando.model import LanguageModel
 from glissando.runs import Run, require_new
@@ -38,7 +37,7 @@ def _graph(write: Callable[[Stepper, Path], list[str]], runtime: Callable[[Path,
         found = check.compare(request.model, run, stepper.init_state, texts, request.capacity, run.name)
         write_json(folder / MANIFEST, graph_manifest(request, stepper, found.require_equal()))
         write_tokenizer(tokenizer_of(request.model), folder)
-        readme.write(request, folder, found, stepper)
+        readme.write(request, folder, found)
         return found
 
     return fill
@@ -72,25 +71,13 @@ def _torch(request: Request, folder: Path) -> Check:
     return _graph(program.write, lambda place, _: program.TorchRuntime(place))(request, folder)
 
 
-def _bf16(request: Request, folder: Path) -> Check:
-    from glissando.export import smaller
-
-    return smaller.fill(request, folder, "bf16")
-
-
-def _int8(request: Request, folder: Path) -> Check:
-    from glissando.export import smaller
-
-    return smaller.fill(request, folder, "int8")
-
-
 #: --to
 KINDS: dict[str, Writer] = {
     "onnx": _onnx,
     "web": _web,
     "torch": _torch,
-    "safetensors-bf16": _bf16,
-    "safetensors-int8": _int8,
+    "safetensors-bf16": smaller.fill,
+    "safetensors-int8": smaller.fill,
 }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glissando.data.tokenizers import FILE_NAME, ByteTokenizer, HFTokenizer, Tokenizer
 from glissando.depth import DEPTHS
@@ -13,12 +14,27 @@ from glissando.export.graph import BATCH, TIME, Stepper
 from glissando.generation import tokenizer_of
 from glissando.mixers import MIXERS
 from glissando.model import LanguageModel
+from glissando.runs import Run
 from glissando.storage import write_atomic
 
-if TYPE_CHECKING:
-    from glissando.export.request import Request
-
 MANIFEST = "export.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is exported.
+
+    stream    held-out tokens for the check
+    capacity  None where no part of the state grows
+    runtime   the npm package of onnxruntime-web, if one was named
+    """
+
+    model: LanguageModel
+    run: Run
+    kind: str
+    stream: list[int]
+    capacity: int | None
+    runtime: Path | None = None
 
 
 def graph_manifest(request: Request, stepper: Stepper, check: Check) -> dict[str, Any]:
@@ -29,15 +45,10 @@ def graph_manifest(request: Request, stepper: Stepper, check: Check) -> dict[str
     files = (program if request.kind == "torch" else onnx).FILES
     model, tokenizer = request.model, tokenizer_of(request.model)
     state = [
-        {
-            "input": leaf.input,
-            "output": leaf.output,
-            "dtype": _name(leaf.dtype),
-            "shape": [BATCH, *leaf.shape],
-            "start": leaf.start,
-        }
+        {"input": leaf.input, "output": leaf.output, "dtype": str(leaf.dtype).removeprefix("torch."),
+         "shape": [BATCH, *leaf.shape], "start": leaf.start}
         for leaf in stepper.leaves
-    ]
+    ]  # fmt: skip
     dials = [{"name": "control", "dtype": "float32", "shape": [BATCH, len(stepper.dials)]}] if stepper.dials else []
     graphs = {}
     for kind, file in files.items():
@@ -56,7 +67,12 @@ def graph_manifest(request: Request, stepper: Stepper, check: Check) -> dict[str
         "depth": DEPTHS.kind_of(model.config.depth),
         "vocab_size": model.config.vocab_size,
         "tokens": tokenizer.vocab_size,
-        "tokenizer": {"kind": tokenizer_kind(tokenizer), "file": FILE_NAME, "end": tokenizer.eos_id},
+        # bytes: an id is a byte; hf: the file is one of Hugging Face's `tokenizers`
+        "tokenizer": {
+            "kind": "bytes" if isinstance(tokenizer, ByteTokenizer) else "hf",
+            "file": FILE_NAME,
+            "end": tokenizer.eos_id,
+        },
         "capacity": request.capacity,
         "dials": stepper.dials,
         "graphs": graphs,
@@ -70,11 +86,6 @@ def mixers_of(model: LanguageModel) -> list[str]:
     return list(dict.fromkeys(MIXERS.kind_of(options) for options in model.config.mixers))
 
 
-def tokenizer_kind(tokenizer: Tokenizer) -> str:
-    """bytes: an id is a byte; hf: the file is one of Hugging Face's `tokenizers`."""
-    return "bytes" if isinstance(tokenizer, ByteTokenizer) else "hf"
-
-
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Ours for bytes; else the file that `tokenizers` itself reads."""
     text = tokenizer.backend_json() if isinstance(tokenizer, HFTokenizer) else tokenizer.to_json()
@@ -83,7 +94,3 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     write_atomic(path, (json.dumps(values, indent=2) + "\n").encode())
-
-
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")

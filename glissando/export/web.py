@@ -30,26 +30,6 @@ _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thr
 _PAGE = Path(__file__).parent / "page"
 _SECONDS = 600
 
-_LICENCE = """onnxruntime-web {version}
-
-MIT License
-
-Copyright (c) Microsoft Corporation
-
-Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
-documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
-rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
-persons to whom the Software is furnished to do so, subject to the following conditions:
-
-The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
-Software.
-
-THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
-WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
-COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
-OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
-"""
-
 
 def write_page(folder: Path, package: Path) -> None:
     """The page's files and the runtime's, which lie in the subfolder `ort`, beside the graphs in `folder`."""
@@ -60,7 +40,8 @@ def write_page(folder: Path, package: Path) -> None:
             member = archive.extractfile(f"package/dist/{name}")
             assert member is not None, name
             write_atomic(folder / "ort" / name, member.read())
-    write_atomic(folder / "ort" / "LICENSE", _LICENCE.format(version=VERSION).encode())
+    licence = (Path(__file__).parent / "texts" / "onnxruntime-web-LICENSE").read_text("utf-8")
+    write_atomic(folder / "ort" / "LICENSE", licence.replace("{version}", VERSION).encode())
 
 
 def runtime_package(given: Path | None) -> Path:
