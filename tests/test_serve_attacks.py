@@ -353,7 +353,7 @@ def test_the_proxy_of_the_page_is_one_that_nginx_takes(tmp_path):
 # ---------------------------------------------------------------------- signals and keys
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_streams(model, number):
     server, came, told = Server({NAME: model}, limits=LIMITS), [], []
 

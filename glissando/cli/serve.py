@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import re
-import signal
 import socket
 import sys
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -226,20 +224,6 @@ def _run(config: Any, name: str, give_up: Callable[[], None], show: bool = False
         async def shutdown(self, sockets: Any = None) -> None:
             give_up()
             await super().shutdown(sockets)
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Also that of a terminal which is closed, unless it is ignored, as under nohup."""
-            with super().capture_signals():
-                hangup = getattr(signal, "SIGHUP", None)
-                if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
-                    yield
-                    return
-                before = signal.signal(hangup, self.handle_exit)
-                try:
-                    yield
-                finally:
-                    signal.signal(hangup, before)
 
     server = Announcing(config)
     try:
