@@ -58,9 +58,9 @@ class Answer:
         self.dials = dials
         self.characters: dict[int, _Characters] = {}
 
-    def whole(self, texts: Sequence[str], pieces: Sequence[list[Piece]], usage: dict[str, int]) -> list[bytes]:
-        """Every text with its tokens and why it ended, as JSON in parts. `pieces` are taken: each text's go once it is
-        written, so that an answer is not there twice."""
+    def whole(self, texts: Sequence[str], pieces: Sequence[list[Piece]], usage: dict[str, int]) -> bytes:
+        """Every text with its tokens and why it ended, as JSON. Each text's `pieces` are cleared once it is written, so
+        that an answer is not there twice."""
         head = as_json(self._head(self.kind) | {"usage": usage})
         parts = [f'{head[:-1]},"choices":['.encode()]
         for index, text in enumerate(texts):
@@ -68,7 +68,7 @@ class Answer:
             choice = as_json(self._choice(index, text, pieces[index][-1].finish))
             pieces[index].clear()
             parts += [f'{"," if index else ""}{choice[:-1]},"logprobs":'.encode(), *self._written(index, tokens), b"}"]
-        return [*parts, b"]}"]
+        return b"".join([*parts, b"]}"])
 
     def _written(self, index: int, tokens: list[Token]) -> list[bytes]:
         """The log-probabilities of a whole text, a block at a time: as objects they take several times their JSON."""

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -36,6 +36,8 @@ _log = logging.getLogger("glissando.serve")
 _Answer = TypeVar("_Answer")
 #: bytes of a request, or tokens of an answer, that are read or written beside the event loop
 _LARGE = 4096
+#: bytes of an answer that are sent at once
+_PART = 2**16
 #: connections; beyond, every request gets a 503 until some are closed
 MAX_CONNECTIONS = 512
 
@@ -158,37 +160,18 @@ class Server:
         body = await request.body()
         return await self._aside(then, body, large=len(body) > _LARGE)
 
-    async def _aside(self, work: Callable[..., _Answer], *given: Any, large: bool) -> _Answer:
+    async def _aside(self, work: Callable[..., _Answer], *arguments: Any, large: bool) -> _Answer:
         if not large:
-            return work(*given)
-        return await asyncio.get_running_loop().run_in_executor(self._reader, work, *given)
+            return work(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, work, *arguments)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
-
-        def planned(given: bytes) -> tuple[Served, CompletionBody, list[TextRequest]]:
-            body = read_body(CompletionBody, given)
-            served = self.find(body.model)
-            return served, body, served.planner.completion(body)
-
-        served, body, plan = await self.read(request, planned)
-        tokenizer = served.engine.tokenizer
-        answer = Answer(served.name, tokenizer, body.logprobs is not None, served.dials)
-        prompts = [p if isinstance(p, str) else tokenizer.decode(p) for p in body.prompts] if body.echo else []
-        echoed = [text for text in prompts for _ in range(body.n)]
-        return await self._answer(request, served, plan, answer, body, echoed)
+        return await self._texts(request, CompletionBody)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-
-        def planned(given: bytes) -> tuple[Served, ChatBody, list[TextRequest]]:
-            body = read_body(ChatBody, given)
-            served = self.find(body.model)
-            return served, body, served.planner.chat(body)
-
-        served, body, plan = await self.read(request, planned)
-        answer = ChatAnswer(served.name, served.engine.tokenizer, body.logprobs, served.dials)
-        return await self._answer(request, served, plan, answer, body, [])
+        return await self._texts(request, ChatBody)
 
     async def turn(self, id: str, request: Request) -> Response:
         """POST /v1/completions/ID/control: the dials and the pace of a text that streams, from its next token on."""
@@ -236,16 +219,20 @@ class Server:
 
     # ------------------------------------------------------------------ answers
 
-    async def _answer(
-        self,
-        request: Request,
-        served: Served,
-        plan: list[TextRequest],
-        answer: Answer,
-        body: CompletionBody | ChatBody,
-        echoed: list[str],
-    ) -> Response:
-        plan = [replace(each, key=request.scope["key"]) for each in plan]
+    async def _texts(self, request: Request, kind: type[CompletionBody] | type[ChatBody]) -> Response:
+        def planned(content: bytes) -> tuple[Served, CompletionBody | ChatBody, list[TextRequest]]:
+            body = read_body(kind, content)
+            served = self.find(body.model)
+            requests = served.planner.chat(body) if isinstance(body, ChatBody) else served.planner.completion(body)
+            return served, body, [replace(each, key=request.scope["key"]) for each in requests]
+
+        served, body, plan = await self.read(request, planned)
+        tokenizer = served.engine.tokenizer
+        answer = (Answer if kind is CompletionBody else ChatAnswer)(
+            served.name, tokenizer, body.top is not None, served.dials
+        )
+        prompts = body.prompts if isinstance(body, CompletionBody) and body.echo else []
+        echoed = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts for _ in range(body.n)]
         group = Group(served.engine, plan, not body.stream, self.metrics.first_token.observe)
 
         def usage() -> dict[str, int]:
@@ -262,7 +249,7 @@ class Server:
                 texts[index] += piece.text
                 pieces[index].append(piece)
             count = sum(len(piece.tokens) for parts in pieces for piece in parts)
-            large = count * (1 + max(each.top or 0 for each in plan)) > _LARGE
+            large = count * (1 + (body.top or 0)) > _LARGE
             return _Whole(await self._aside(answer.whole, texts, pieces, usage(), large=large), group)
         except BaseException as error:
             group.close()
@@ -277,29 +264,19 @@ class _Whole(Response):
 
     media_type = "application/json"
 
-    def __init__(self, parts: Sequence[bytes], group: Group) -> None:
-        super().__init__(headers={"content-length": str(sum(map(len, parts)))})
-        self.parts, self.group = parts, group
+    def __init__(self, content: bytes, group: Group) -> None:
+        super().__init__(headers={"content-length": str(len(content))})
+        self.content, self.group = content, group
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for part in _joined(self.parts, 2**16):
+            for first in range(0, len(self.content), _PART):
+                part = self.content[first : first + _PART]
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
             self.group.close()
-
-
-def _joined(parts: Sequence[bytes], least: int) -> Iterator[bytes]:
-    """The same bytes in fewer parts: each of at least so many, but for the last."""
-    waiting = bytearray()
-    for part in parts:
-        waiting += part
-        if len(waiting) >= least:
-            yield bytes(waiting)
-            waiting.clear()
-    yield bytes(waiting)
 
 
 class _EventStream(Response):
@@ -325,40 +302,35 @@ class _EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         self.server.groups[self.answer.id] = self.served, self.group
         try:
-            for event in self._openings():
-                await self._send_chunk(send, event)
-            async for index, piece in self.group.pieces(receive):
-                if piece.text or piece.tokens or piece.finish:
-                    await self._send_chunk(send, self.answer.chunk(index, piece.text, piece))
-            if self.usage is not None:
-                await self._send(send, self.answer.usage(self.usage()))
-            await self._write(send, "[DONE]")
+            async for event in self._events(receive):
+                await send({"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": True})
         except DisconnectedError:
             self.server.metrics.disconnects.inc()
             return
-        except RequestError as error:  # the status is sent: the error goes into the stream
-            if isinstance(error, ModelFailedError):
-                _log.exception("a text was given up")
-            await self._send(send, _body(error))
         finally:
             self.group.close()
             del self.server.groups[self.answer.id]
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _openings(self) -> Sequence[Mapping[str, Any]]:
-        every = [self.answer.opening(index) for index in range(len(self.group.sessions))]
+    async def _events(self, receive: Receive) -> AsyncIterator[str]:
+        # As OpenAI's: where the usage comes at the end, every chunk before it has a null in its place.
+        null = {} if self.usage is None else {"usage": None}
+        openings = [self.answer.opening(index) for index in range(len(self.group.sessions))]
         echoes = [self.answer.chunk(index, text, Piece()) for index, text in enumerate(self.echoed)]
-        return [event for event in every if event is not None] + echoes
-
-    async def _send_chunk(self, send: Send, event: Mapping[str, Any]) -> None:
-        """As OpenAI's: where the usage comes at the end, every chunk before it has a null in its place."""
-        await self._send(send, event if self.usage is None else {**event, "usage": None})
-
-    async def _send(self, send: Send, event: Mapping[str, Any]) -> None:
-        await self._write(send, as_json(event))
-
-    async def _write(self, send: Send, data: str) -> None:
-        await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+        try:
+            for event in [*openings, *echoes]:
+                if event is not None:
+                    yield as_json(event | null)
+            async for index, piece in self.group.pieces(receive):
+                if piece.text or piece.tokens or piece.finish:
+                    yield as_json(self.answer.chunk(index, piece.text, piece) | null)
+            if self.usage is not None:
+                yield as_json(self.answer.usage(self.usage()))
+            yield "[DONE]"
+        except RequestError as error:  # the status is sent: the error goes into the stream
+            if isinstance(error, ModelFailedError):
+                _log.exception("a text was given up")
+            yield as_json(_body(error))
 
 
 # ---------------------------------------------------------------------- errors

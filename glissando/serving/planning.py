@@ -86,7 +86,7 @@ class Planner:
             asked = f"{len(body.prompts)} prompts with n = {body.n}"
             raise BadRequestError(f"{asked} are more than {self.limits.max_copies} texts; send several requests", "n")
         every = [self._ids(prompt) for prompt in body.prompts]
-        requests = [self._request(body, ids, body.max_tokens, body.logprobs, body.echo) for ids in every]
+        requests = [self._request(body, ids, body.max_tokens, body.echo) for ids in every]
         return [
             replace(
                 request,
@@ -103,9 +103,8 @@ class Planner:
             raise BadRequestError(f"n = {body.n} is more than {self.limits.max_copies} texts", "n")
         ids = self._ids(self.template.render(body.messages), "messages")
         counts = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
-        top = (body.top_logprobs or 0) if body.logprobs else None
         count = counts[0] if counts else min(self.limits.max_tokens, max(1, self.engine.room(len(ids))))
-        request = self._request(body, ids, count, top, False)
+        request = self._request(body, ids, count, False)
         needs, memory = self.engine.needs, self.engine.memory
         while not counts and request.max_tokens > 1 and needs.alone(request) + request.answer_bytes > memory:
             request = replace(request, max_tokens=request.max_tokens // 2)
@@ -169,9 +168,7 @@ class Planner:
             )  # fmt: skip
         return tuple(ids)
 
-    def _request(
-        self, body: CompletionBody | ChatBody, ids: tuple[int, ...], count: int, top: int | None, echo: bool
-    ) -> Request:
+    def _request(self, body: CompletionBody | ChatBody, ids: tuple[int, ...], count: int, echo: bool) -> Request:
         if count > self.limits.max_tokens:
             raise BadRequestError(
                 f"max_tokens is {count:,}, and a text here has at most {self.limits.max_tokens:,}", "max_tokens"
@@ -194,6 +191,6 @@ class Planner:
         )  # fmt: skip
         control = self.control(body.control)
         return Request(
-            ids, min(count, room), sampling, body.n, tuple(body.stop), control, top, echo,
+            ids, min(count, room), sampling, body.n, tuple(body.stop), control, body.top, echo,
             pace=body.pace, turns=self._turns(control, body.turns),
         )  # fmt: skip

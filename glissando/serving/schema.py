@@ -230,6 +230,11 @@ class CompletionBody(_Common):
         return self
 
     @property
+    def top(self) -> int | None:
+        """With each token the log-probabilities of so many; None: none, not even its own."""
+        return self.logprobs
+
+    @property
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
@@ -287,6 +292,11 @@ class ChatBody(_Common):
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         return self
+
+    @property
+    def top(self) -> int | None:
+        """As for a completion."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class ControlBody(_Strict):
