@@ -137,6 +137,7 @@ class Server:
             ("POST", "/v1/completions", self.completions),
             ("POST", "/v1/completions/{id}/control", self.turn),
             ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/v1/responses", self.responses),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{name:path}", self.model),
             ("GET", "/health", self.health),
@@ -188,6 +189,10 @@ class Server:
                 session.set_pace(body.pace)
         control = None if values is None else dict(zip(served.dials, values, strict=True))
         return JSONResponse({"id": id, "control": control, "pace": first.pace})
+
+    async def responses(self) -> Response:
+        """POST /v1/responses, which newer clients call first: refused with what is here in its place."""
+        raise BadRequestError("/v1/responses is not supported by this server; POST /v1/chat/completions is", None)
 
     async def models(self) -> Response:
         """GET /v1/models: those that are served."""

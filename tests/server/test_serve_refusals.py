@@ -159,6 +159,9 @@ def test_other_paths_and_methods(web):
     assert web.get("/v1/completion").json()["error"]["message"].startswith("there is no /v1/completion here")
     assert web.get("/v1/completions").status_code == 405
     assert web.get("/docs").status_code == 404
+    told = web.post("/v1/responses", json={"model": NAME, "input": "Once"})
+    assert told.status_code == 400
+    assert "not supported by this server; POST /v1/chat/completions is" in told.json()["error"]["message"]
     for path in ("/", "/health", "/v1/models", f"/v1/models/{NAME}"):
         told = web.head(path)
         assert (told.status_code, told.content) == (200, b"")
