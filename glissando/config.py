@@ -51,10 +51,11 @@ def options(cls: type[T]) -> type[T]:
 
     @wraps(build)
     def checked(self: Any, **values: Any) -> None:
+        require_known(made, values)
         try:
             build(self, **values)
         except ValidationError as error:
-            raise ConfigError(_explained(error, made, values, "")) from error
+            raise ConfigError(_explained(error, values, "")) from error
 
     made.__init__ = checked  # type: ignore[method-assign]
     return made  # type: ignore[return-value]
@@ -180,7 +181,7 @@ class Registry(Generic[T]):
             if not isinstance(value, list | tuple):
                 return self.read(value)
             if not value:
-                raise ValueError(f"is an empty list; name at least one {self.what}")
+                raise ValueError(f"expected at least one {self.what}, got an empty list")
             return _adapter(list[self.section()]).validate_python(list(value))  # type: ignore[misc]
 
         return Annotated[Any, PlainValidator(read), self]
@@ -206,10 +207,11 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or cls.__name__}: expected a mapping of options, got {values!r}")
+    require_known(cls, values, where)
     try:
         return _adapter(cast(Any, cls)).validate_python(dict(values))
     except ValidationError as error:
-        raise ConfigError(_explained(error, cls, values, where)) from error
+        raise ConfigError(_explained(error, values, where)) from error
 
 
 def to_dict(config: Any, hint: Any = None) -> Any:
@@ -226,74 +228,79 @@ def to_dict(config: Any, hint: Any = None) -> Any:
     return config
 
 
-def _explained(error: ValidationError, cls: type, values: Any, where: str) -> str:
-    """The first error in one line: the option's path, what was given and what was expected.
+def require_known(hint: Any, values: Any, where: str = "") -> None:
+    """Raise ConfigError for an option that its section, of the type `hint`, does not have."""
+    if isinstance(values, list | tuple):
+        for number, value in enumerate(values):
+            require_known(hint, value, f"{where}[{number + 1}]")
+    cls = section_class(hint, values)
+    if cls is None or not isinstance(values, Mapping) or any(typing.get_origin(part) is dict for part in _parts(hint)):
+        return
+    registry, hints = registry_of(hint), hints_of(cls)
+    for name, value in values.items():
+        path = f"{where}.{name}".lstrip(".")
+        if name in hints:
+            require_known(hints[name], value, path)
+        elif registry is None or name != "kind":
+            close = nearest(str(name), hints)
+            fix = f" Did you mean {close!r}?" if close else ""
+            kinds = (
+                [] if registry is None else [kind for kind, cls in registry.options.items() if name in hints_of(cls)]
+            )
+            if registry is not None and kinds:
+                kind = values.get("kind", registry.default)
+                fix = f" It is one of {registry.what} {', '.join(kinds)}, and the kind is {kind}."
+            raise ConfigError(f"unknown option {path!r}.{fix} Known here: {', '.join(hints)}.")
 
-    Of a union's errors that of the member that fits best, which is what is wrong inside it.
-    """
-    every = error.errors(include_url=False)
-    outer = _located(every[0]["loc"], cls, values, where)[0]
-    inside = [each for each in every if _located(each["loc"], cls, values, where)[0].startswith(outer)]
-    first = max(inside, key=lambda each: len(each["loc"]))
-    path, section, value = _located(first["loc"], cls, values, where)
-    message, given = first["msg"].removeprefix("Value error, "), first["input"]
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        name, known = str(first["loc"][-1]), _names(section, value)
-        registry, close = registry_of(section), nearest(name, known)
-        others = [] if registry is None else [k for k, cls in registry.options.items() if name in hints_of(cls)]
-        hint = f" Did you mean {close!r}?" if close and not others else ""
-        if registry is not None and others:
-            kind = value.get("kind", registry.default) if isinstance(value, Mapping) else value
-            hint = f" It is one of {registry.what} {', '.join(others)}, and the kind is {kind}."
-        return f"unknown option {path!r}.{hint} Known here: {', '.join(known)}."
-    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
-        return f"{path}: entry {first['loc'][-1] + 1} is missing, got {given!r}"
-    if first["type"] in ("missing", "missing_argument"):
-        return f"{path} is missing: it has no default"
-    if first["type"] == "value_error":
-        cause = first.get("ctx", {}).get("error")
-        names_itself = isinstance(cause, ConfigError)
-        return str(cause) if names_itself else f"{path}{'' if message.startswith(('names', 'is ')) else ':'} {message}"
+
+def _explained(error: ValidationError, values: Any, where: str) -> str:
+    """The first error in one line: the option's path, what was given and what was expected. If a union has no member
+    that fits, the error inside the member that fits best."""
+    every = [(_path(each["loc"], values, where), each) for each in error.errors(include_url=False)]
+    path, first = max((each for each in every if each[0].startswith(every[0][0])), key=lambda each: len(each[1]["loc"]))
+    kind, given, context = first["type"], first["input"], first.get("ctx", {})
+    if kind in ("missing", "missing_argument"):
+        last = first["loc"][-1]
+        return (
+            f"{path}: entry {last + 1} is missing" if isinstance(last, int) else f"{path} is missing: it has no default"
+        )
+    if kind == "value_error":
+        cause = context["error"]
+        return str(cause) if isinstance(cause, ConfigError) else f"{path}: {cause}"
+    expected = _EXPECTED.get(kind, first["msg"].removeprefix("Input should be ")).format_map(context)
     hint = ""
-    if first["type"] == "literal_error":
-        close = nearest(str(given), re.findall(r"'([^']*)'", first["ctx"]["expected"]))
+    if kind == "literal_error":
+        close = nearest(str(given), re.findall(r"'([^']*)'", context["expected"]))
         hint = f". Did you mean {close!r}?" if close else ""
     elif given is None:
         hint = "; leave it out for the default"
-    elif first["type"] == "list_type":
+    elif kind == "list_type":
         hint = """; a list is written as '["a", "b"]'"""
-    expected = re.sub(r", (unable to|got a number with).*", "", message)
-    for formal, plain in _WORDS.items():
-        expected = expected.replace(formal, plain)
-    shown = "null" if given is None else repr(given)
-    return f"{path}: {expected[0].lower()}{expected[1:]}, got {shown}{hint}"
+    return f"{path}: expected {expected}, got {'null' if given is None else repr(given)}{hint}"
 
 
-#: pydantic's words, and those of an error here
-_WORDS = {
-    "Input should be less": "expected a number less", "Input should be greater": "expected a number greater",
-    "Input should be": "expected", "a valid integer": "a whole number", "a valid number": "a number",
-    "a valid boolean": "true or false", "a valid string": "a text", "a valid list": "a list",
+#: what was expected, by the kind of pydantic's error
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"), "finite_number": "a finite number",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"), "string_type": "a text", "list_type": "a list",
+    "dataclass_type": "a mapping of options", "literal_error": "{expected}",
+    "greater_than": "a number greater than {gt:g}", "greater_than_equal": "a number of at least {ge:g}",
+    "less_than": "a number less than {lt:g}", "less_than_equal": "a number of at most {le:g}",
 }  # fmt: skip
 
 
-def _located(loc: tuple, cls: Any, values: Any, where: str) -> tuple[str, Any, Any]:
-    """The dotted path of an error, and the class and value of the section that it is in. What a location says of the
-    members of a union is left out."""
-    path, section = where, (cls, values)
+def _path(loc: tuple, values: Any, where: str) -> str:
+    """The dotted path of an error's location in `values`, without the members of unions that pydantic names in it."""
+    path = where
     for key in loc:
-        if isinstance(values, str) and (registry := registry_of(cls)) is not None:
-            values = registry.named(values)
-        inside = isinstance(values, Mapping) and key in values
-        listed = isinstance(values, list | tuple) and isinstance(key, int) and key < len(values)
-        if not inside and not listed and (key != loc[-1] or isinstance(key, int) or not isinstance(values, Mapping)):
-            continue
-        section = (cls, values)
-        path = f"{path}[{key + 1}]" if listed else f"{path}.{key}".lstrip(".")
-        if not listed:
-            cls = hints_of(section_class(cls, values)).get(key)
-        values = values[key] if inside or listed else None
-    return path, *section
+        if isinstance(values, list | tuple) and isinstance(key, int) and key < len(values):
+            path, values = f"{path}[{key + 1}]", values[key]
+        elif isinstance(key, str) and isinstance(values, Mapping) and (key in values or key == loc[-1]):
+            path, values = f"{path}.{key}".lstrip("."), values.get(key)
+        elif isinstance(values, str) and key == loc[-1] and isinstance(key, str):  # a kind by its bare name
+            path = f"{path}.{key}".lstrip(".")
+    return path
 
 
 def section_class(hint: Any, value: Any) -> Any:

@@ -227,7 +227,7 @@ def test_too_little_is_refused_with_a_fix(tmp_path: Path) -> None:
         JsonlCorpus(path=write(tmp_path / "c.jsonl", ["x"]), **OPTIONS).batches("train")
     with pytest.raises(DataError, match="no file"):
         JsonlCorpus(path=tmp_path / "none.jsonl", **OPTIONS)
-    with pytest.raises(ConfigError, match="route_every: expected a number greater than or equal to 2, got 1"):
+    with pytest.raises(ConfigError, match="route_every: expected a number of at least 2, got 1"):
         JsonlCorpus(path=tmp_path / "a.jsonl", route_every=1, **OPTIONS)
     for size in OPTIONS:
         with pytest.raises(ConfigError, match=f"{size}: expected a number greater than 0, got 0"):
