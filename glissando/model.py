@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glissando.backbone import Backbone, BackboneConfig, ModelState
-from glissando.config import from_dict, merge, options
+from glissando.config import from_dict, merge, options, recorded
 from glissando.errors import ConfigError, InputError, LengthError
 from glissando.mixers import Context, Memo
 from glissando.ops.loop import exporting
@@ -47,7 +47,7 @@ class ModelConfig(BackboneConfig):
     positions: Literal["none", "learned"] = "none"
     max_length: int | None = None
     tied_head: bool = True
-    logit_scale: float = 1.0
+    logit_scale: float = recorded(default=1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

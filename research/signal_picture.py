@@ -14,8 +14,7 @@ from glissando.series import SeriesModel
 
 
 def plot_signal(model: SeriesModel, x: Tensor, target: Path, dt: Tensor | None = None) -> Path:
-    """The signal x (T, F) over time, at most eight of its numbers, and below it the heat map of
-    glissando.evaluation.time_constants.plot_text.
+    """The signal x (T, F) over time, at most eight of its numbers, and below it tau of each layer as a heat map.
 
     dt  (T,): how long each step takes, 1 if None. A step is as wide as it is long.
     """

@@ -309,6 +309,7 @@ def test_presets_and_corpora(capsys):
         (["train", "--model.mixer.hedas", "3"], "Did you mean --model.mixer.heads?"),
         (["train", "--model.depth.steps", "3"], "Did you mean --model.depth.n_steps?"),
         (["train", "--mixer", "tau"], "Did you mean --model.mixer?"),
+        (["train", "--model.logit_scale", "2"], "unknown option --model.logit_scale."),  # growth records it
         (["train", "--training.learning_rate", "3"], "Did you mean --training.optimizer.learning_rate?"),
         (["train", "--training.steps", "five"], "training.steps: expected a whole number, got 'five'\n"),
         (["train", "--training.steps", "2.5e0"], "training.steps: expected a whole number, got 2.5\n"),

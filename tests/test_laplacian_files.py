@@ -106,9 +106,9 @@ def test_build_from_embeddings(tmp_path, capsys):
     assert torch.equal(laplacian, expected)
     assert about == {"source": "embeddings v.npy", "features": "24", "neighbors": "5"}
     assert build("--embeddings", tmp_path / "v.safetensors", *common, tmp_path / "b.safetensors") == 2
-    assert "choose one with --tensor: v, w" in capsys.readouterr().err
-    chosen = ("--embeddings", tmp_path / "v.safetensors", "--tensor", "w", *common, tmp_path / "b.safetensors")
-    assert build(*chosen) == 0
+    assert "holds 2 tensors, v, w; save the vectors alone" in capsys.readouterr().err
+    save_file({"w": -vectors}, tmp_path / "w.safetensors")
+    assert build("--embeddings", tmp_path / "w.safetensors", *common, tmp_path / "b.safetensors") == 0
     assert_close(load(tmp_path / "b.safetensors")[0], expected, tolerance=1e-5)
 
 
@@ -116,10 +116,10 @@ def test_build_from_text(tmp_path, capsys):
     book = tmp_path / "book.txt"
     book.write_text("The fox who had a plan went out to find the hen who had none.\n" * 60)
     assert build("--text", book, "--size", 12, "--tokens", 2000, "--out", tmp_path / "t.safetensors") == 0
-    assert "source text book.txt, tokenizer bytes, tokens 2000, basis contexts" in capsys.readouterr().out
+    assert "source text book.txt, tokenizer bytes, tokens 2000" in capsys.readouterr().out
     assert len(load(tmp_path / "t.safetensors")[0]) == 12
     out = tmp_path / "s.safetensors"
-    assert build("--corpus", "shift", "--tokens", 3000, "--vocabulary", 300, "--features", 32, "--out", out) == 0
+    assert build("--corpus", "shift", "--tokens", 3000, "--vocabulary", 300, "--size", 32, "--out", out) == 0
     assert load(out)[1]["tokenizer"] == "300 BPE tokens"
     assert len(load(out)[0]) == 32
 
@@ -141,13 +141,12 @@ def test_build_from_a_run(tmp_path):
         (["build", "--chain", "--text", "a", "--out", "x"], "got --text and --chain"),
         (["build", "--chain", "--out", "x"], "--chain needs --size"),
         (["build", "--chain", "--size", "4"], "--out is missing"),
-        (["build", "--chain", "--size", "4", "--features", "3", "--out", "x"], "build from --corpus, --text"),
+        (["build", "--chain", "--size", "4", "--tokens", "3", "--out", "x"], "build from --corpus, --text"),
         (["build", "y", "--chain", "--size", "4", "--out", "x"], "build takes no file"),
         (["build", "--chain", "--size", "4", "--out", "."], "nothing is overwritten"),
         (["build", "--corpus", "storys", "--out", "x"], "Did you mean 'stories'"),
         (["build", "--corpus", "jsonl", "--out", "x"], "is a file: give --text FILE"),
         (["build", "--corpus", "shift", "--tokens", "1", "--out", "x"], "--tokens must be at least 2"),
-        (["build", "--corpus", "shift", "--basis", "sv", "--tokens", "99", "--out", "x"], "Did you mean 'svd'"),
         (["build", "--corpus", "shift", "--tokens", "2000", "--size", "128", "--out", "x"], "larger vocabulary"),
         (["build", "--text", "nowhere", "--out", "x"], "cannot read --text nowhere"),
         (["build", "--run", "nowhere", "--out", "x"], "no run at nowhere"),

@@ -175,7 +175,7 @@ def test_what_no_memory_holds_is_told_in_a_line(option, tmp_path, capsys):
     status, message = said(capsys, "train", *small, option, "--training.steps", "1", "--out", str(tmp_path / "run"))
     assert status == 1
     assert "not enough memory" in message
-    assert "Lower the batch (data.batch_size)" in message
+    assert "Lower the batch (--data.batch_size)" in message
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 

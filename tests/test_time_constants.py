@@ -20,7 +20,6 @@ from glissando.evaluation.time_constants import (
     compare_patterns,
     pattern_table,
     plot_patterns,
-    plot_text,
     signals,
     texts,
     time_constants,
@@ -165,19 +164,6 @@ def test_patterns_that_cannot_be_compared():
 
 
 # ---------------------------------------------------------------------- pictures
-
-
-def test_texts_are_drawn(tmp_path):
-    """What no font or decoder knows among them, and what a picture's own markup would take for its own."""
-    model = language_model()
-    for name, text in {"short": "a", "odd": "a $x$ _b \\c é\n漢\x00" * 9, "long": "word " * 40}.items():
-        assert plot_text(model, text, tmp_path / f"{name}.png").read_bytes()[:4] == PNG
-    with pytest.raises(DataError, match="1 to 800 tokens, and the text has 0"):
-        plot_text(model, "", tmp_path / "x.png")
-    with pytest.raises(DataError, match="the text has 801"):
-        plot_text(model, "a" * 801, tmp_path / "x.png")
-    with pytest.raises(ValueError, match="no tokenizer"):
-        plot_text(language_model(vocab_size=11), "a", tmp_path / "x.png")
 
 
 def test_signals_are_drawn(tmp_path):
@@ -349,12 +335,12 @@ def test_the_verb_draws_and_compares(tmp_path, capsys):
     evaluate(given)
     told = capsys.readouterr()
     assert json.loads(told.out)["bits_per_byte"] > 0
-    names = ["diagnostics.csv", "diagnostics.png", "patterns.png", "time-constants.png"]
+    names = ["diagnostics.csv", "diagnostics.png", "patterns.png"]
     assert sorted(file.name for file in folder.iterdir()) == names
     assert all(name in told.err for name in ("repeated", "alternating", "words", "smooth", "spiky", "constant"))
     other = folder.with_name("other")
     evaluate([*given[:-1], str(other), "--prompt", "abc"])
-    assert (folder / names[3]).read_bytes() != (other / names[3]).read_bytes()
+    assert (folder / names[1]).read_bytes() != (other / names[1]).read_bytes()
     assert len((other / names[0]).read_text().splitlines()) == 1 + 3 * 2
     with pytest.raises(RunError, match=r"diagnostics\.csv exists; nothing is overwritten"):
         evaluate(given)

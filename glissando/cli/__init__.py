@@ -113,13 +113,13 @@ def _run(command: str, arguments: list[str]) -> int:
 
 def _missing_memory(error: MemoryError | RuntimeError) -> str | None:
     """For an allocation that was refused, by the system or by PyTorch, what would not fit; None for other errors."""
-    told = str(error).strip().split("\n")[0]
-    refused = "can't allocate memory" in told or type(error).__name__ == "OutOfMemoryError"
-    if not (refused or isinstance(error, MemoryError)):
+    refused = str(error).strip().split("\n")[0]
+    is_allocation = "can't allocate memory" in refused or type(error).__name__ == "OutOfMemoryError"
+    if not (is_allocation or isinstance(error, MemoryError)):
         return None
     return (
-        f"not enough memory{f': {told}' if told else ''}. Lower the batch (data.batch_size), the length of its rows "
-        "(data.seq_len) or the sizes of the model"
+        f"not enough memory{f': {refused}' if refused else ''}. Lower the batch (--data.batch_size), the length of its "
+        "rows (--data.seq_len) or the sizes of the model"
     )
 
 

@@ -8,21 +8,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.inference import add_inference_options, inference_overrides
+from glissando.cli.inference import (
+    add_checkpoint_option,
+    add_inference_options,
+    add_weights_option,
+    inference_overrides,
+    round_as_asked,
+    take_checkpoint,
+)
 from glissando.cli.options import (
     Options,
-    add_checkpoint_option,
     add_device_option,
     add_threads_option,
-    add_weights_option,
     choose_threads,
     device_of,
     parse,
     parser_for,
     require_own_held_out,
     require_writable,
-    round_as_asked,
-    take_checkpoint,
     whole,
 )
 from glissando.config import from_dict, merge, to_dict
@@ -209,17 +212,13 @@ def _require_pairs(corpus: Corpus, name: str, options: Options) -> None:
 
 
 def _require_liquid(model: LanguageModel, options: Options) -> None:
-    from glissando.evaluation.time_constants import require_drawable
-
     if options.prompt == "":
         raise ConfigError("--prompt is an empty text, which cannot be drawn; give a text, or leave --prompt out")
     if options.prompt is not None and options.diagnostics is None:
         raise ConfigError("--prompt is the text of --diagnostics; give that too, or leave --prompt out")
     if options.diagnostics is None:
         return
-    require_diagnostics(model, options.run, options.diagnostics, (TIME_CONSTANTS, PATTERNS))
-    if options.prompt is not None and model.tokenizer is not None:
-        require_drawable(model.tokenizer.encode(options.prompt))
+    require_diagnostics(model, options.run, options.diagnostics, (PATTERNS,))
 
 
 def require_diagnostics(model: LanguageModel, run: str, folder: str, more: Sequence[str] = ()) -> None:
@@ -239,7 +238,7 @@ def require_diagnostics(model: LanguageModel, run: str, folder: str, more: Seque
 
 
 #: files of --diagnostics beside the table and the picture of all quantities
-TIME_CONSTANTS, PATTERNS = "time-constants.png", "patterns.png"
+PATTERNS = "patterns.png"
 
 
 def _require_places(options: Options, run: Run) -> None:
@@ -289,7 +288,6 @@ def _diagnostics(model: LanguageModel, ids: list[int], options: Options) -> None
     with computing(model), recording(model) as calls:
         model(torch.tensor([text], device=device))
     files = write(model, gather(model, calls), folder)
-    files.append(tau.plot_text(model, model.tokenizer.decode(text), folder / TIME_CONSTANTS))
     longest = min(tau.LENGTH, tokens_left(model, 1))
     tokens, numbers = tau.texts(model, ids), tau.signals(model)
     print(

@@ -7,16 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glissando.cli.inference import add_inference_options, inference_overrides
-from glissando.cli.options import (
-    Options,
-    add_checkpoint_option,
-    parse,
-    parser_for,
-    require_out,
-    take_checkpoint,
-    whole,
-)
+from glissando.cli.inference import add_checkpoint_option, add_inference_options, inference_overrides, take_checkpoint
+from glissando.cli.options import Options, parse, parser_for, require_out, whole
 from glissando.errors import ConfigError, DataError, unknown_name
 
 if TYPE_CHECKING:

@@ -11,24 +11,27 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.inference import add_inference_options, inference_overrides
+from glissando.cli.inference import (
+    add_checkpoint_option,
+    add_inference_options,
+    add_step_option,
+    add_weights_option,
+    inference_overrides,
+    require_step,
+    round_as_asked,
+    take_checkpoint,
+)
 from glissando.cli.options import (
     Options,
-    add_checkpoint_option,
     add_device_option,
-    add_step_option,
     add_threads_option,
-    add_weights_option,
     choose_threads,
     device_of,
     named_values,
     number,
     parse,
     parser_for,
-    require_step,
     require_writable,
-    round_as_asked,
-    take_checkpoint,
     texts,
     warn_beyond_labels,
     whole,

@@ -9,10 +9,14 @@ import re
 import shutil
 import textwrap
 from collections.abc import Collection, Iterator
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from glissando.config import hints_of, is_recorded, registry_of, section_class
 from glissando.errors import unknown_name
+
+if TYPE_CHECKING:
+    from glissando.cli.options import Parser
 
 #: where an option's text begins
 _COLUMN = 30
@@ -20,6 +24,43 @@ _COLUMN = 30
 _METAVARS = {
     "whole": "NUMBER", "number": "NUMBER", "numbers": "NUMBERS", "texts": "TEXT", "boolean": "true|false"
 }  # fmt: skip
+
+
+def help_text(parser: Parser, section: str | None, chosen: Any) -> str:
+    """What people use (section: None), `all`, or one section; `chosen` is a preset's configuration, or None."""
+    if section not in (None, "all") and parser.section_names:
+        name, *path = section.split(".")
+        if name not in parser.section_names:
+            raise unknown_name("section", name, ["all", *parser.section_names])
+        return "\n".join(described(parser.sections[name], name, getattr(chosen, name, None), path)).lstrip()
+    forms: dict[Any, str] = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]", None: "{}"}
+    positional = [action for action in parser._actions if not action.option_strings]
+    places = [forms[action.nargs].format(action.metavar) for action in positional]
+    is_short = section is None and bool(parser.section_names)
+    common = parser.common if is_short else ()
+    plain = [a for a in parser._actions if a.option_strings and (not common or a.option_strings[0] in common)]
+    entries = [plain_entry(action) for action in plain]
+    for name in (option.removeprefix("--") for option in common if "." in option):
+        head = name.partition(".")[0]
+        entries.append(option_entry(parser.sections[head], name, getattr(chosen, head, None)))
+    parts = [
+        f"usage: {parser.usage or ' '.join([parser.prog, *places, '[options]'])}",
+        parser.description,
+        "\n".join(["example:", *map(command_lines, parser.example.split("\n"))]),
+        "\n".join(["positional arguments:", *chain(*map(plain_entry, positional))]) if positional else None,
+        "\n".join(["options:", *chain(*entries)]),
+    ]
+    if is_short:
+        preset = "; with --preset NAME, the defaults are the preset's" if parser.preset is not None else ""
+        sections = ", ".join(parser.section_names)
+        parts.append(
+            f"--help all      every option{preset}\n"
+            f"--help SECTION  one section: {sections}, or a part of one: data.text"
+        )
+    elif parser.section_names:
+        lines = (described(hint, name, getattr(chosen, name, None)) for name, hint in parser.sections.items())
+        parts.append("\n".join(["options of the configuration, in YAML or as --SECTION.OPTION VALUE:", *chain(*lines)]))
+    return "\n\n".join(part for part in parts if part is not None)
 
 
 def command_lines(example: str) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from glissando.cli.options import Options, Parser, add_import_option, number, whole
 from glissando.errors import ConfigError
+from glissando.urls import is_url
 
 #: what may be changed of a trained model: how its depth is computed
 _INFERENCE = {
@@ -39,3 +45,95 @@ def inference_overrides(options: Options, run: str | Path) -> dict[str, Any]:
         name, value = next(iter(given.items()))
         raise ConfigError(f"--{name} {value} is for the depth flow, and the depth of {run} is {kind}; leave it out")
     return given
+
+
+def add_weights_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--weights",
+        choices=["float32", "bf16", "int8"],
+        default="float32",
+        help="round the matrices (int8 with a scale for each output); arithmetic stays in float32",
+    )
+
+
+def add_step_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--step",
+        choices=["auto", "compiled", "plain"],
+        default="auto",
+        help="how tokens are computed: compiled (a kernel, in float32 on a CPU) or plain (PyTorch); auto: compiled if "
+        "the model has such a step. The kernel is compiled once on a machine, in half a minute",
+    )
+
+
+def round_as_asked(options: Options, model: Any) -> None:
+    """Round the model's matrices to --weights."""
+    if options.weights != "float32":
+        from glissando.quantisation import round_weights
+
+        round_weights(model, options.weights)
+
+
+def require_step(options: Options, model: Any) -> bool:
+    """Have the kernel of --step compiled before any text, and say so where `auto` finds no compiled step -> whether
+    there is one that is used.
+
+    Raises ConfigError for `compiled` where the model has none.
+    """
+    from glissando.decoding import decoder_of
+
+    found = decoder_of(model, options.step, False)
+    if isinstance(found, str):
+        if options.step == "auto":
+            print(f"tokens are computed by PyTorch: {found}", file=sys.stderr, flush=True)
+        return False
+    with announced_compilation():
+        found.warm_up()
+    return True
+
+
+def add_checkpoint_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        help="best (by validation), last, or a step, of the run's checkpoints; by default the run's own weights",
+    )
+
+
+def take_checkpoint(options: Options) -> Options:
+    """`options` with the run's checkpoint in the place of the run, where one is asked for."""
+    from glissando.runs import choose_checkpoint
+
+    if options.checkpoint is not None and is_url(options.run):
+        raise ConfigError(
+            f"--checkpoint chooses among those of a run on this machine; name one at a URL by its own, such as "
+            f"{options.run}/checkpoints/best"
+        )
+    if options.checkpoint is not None:
+        options.run = str(choose_checkpoint(options.run, options.checkpoint))
+    return options
+
+
+@contextlib.contextmanager
+def announced_compilation() -> Iterator[None]:
+    """Say on stderr that the decoding step is being compiled, if a kernel is that was not found in the cache and takes
+    over two seconds."""
+    from numba.core import event
+
+    message = "compiling the decoding step, once on this machine: about half a minute"
+    notice = threading.Timer(2.0, lambda: print(message, file=sys.stderr, flush=True))
+    notice.daemon = True
+
+    class Compilation(event.Listener):
+        def on_start(self, _: Any) -> None:
+            if notice.ident is None:
+                gc.enable()  # compiling leaves garbage, where loading a kernel leaves none
+                notice.start()
+
+        def on_end(self, _: Any) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Compilation()):
+        try:
+            yield
+        finally:
+            notice.cancel()

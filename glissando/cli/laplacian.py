@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from glissando.data.base import Corpus
     from glissando.data.tokenizers import Tokenizer
-    from glissando.laplacian import Basis
 
 EXAMPLE = "glissando laplacian build --corpus stories --vocabulary 512 --size 64 --out stories.safetensors"
 USAGE = """glissando laplacian build SOURCE --out FILE [options]
@@ -25,10 +24,10 @@ TOKENS = 1_000_000
 #: rows and width of the arrays for which threads are chosen
 _USUAL = (1024, 256)
 
-_OF_TEXT = ("neighbors", "tokens", "vocabulary", "features", "basis")
+_OF_TEXT = ("neighbors", "tokens", "vocabulary")
 #: source -> its further options
 SOURCES: dict[str, tuple[str, ...]] = {
-    "embeddings": ("neighbors", "tensor"),
+    "embeddings": ("neighbors",),
     "run": ("neighbors",),
     "corpus": _OF_TEXT,
     "text": _OF_TEXT,
@@ -53,12 +52,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--chain", action="store_true", help="source: a path graph, the default of the mixer")
     parser.add_argument("--size", type=whole, help="head size to project to; for a chain, its size")
     parser.add_argument("--neighbors", type=whole, help=f"number of neighbours that each feature chooses ({NEIGHBORS})")
-    parser.add_argument("--tensor", help="for --embeddings: name of the tensor, if the file has several")
     parser.add_argument("--holds", help="for --graph: adjacency or laplacian; by default determined from row sums")
     parser.add_argument("--tokens", type=whole, help=f"for a text: number of tokens to read ({TOKENS:,})")
     parser.add_argument("--vocabulary", type=whole, help="for a text: vocabulary of a BPE; by default bytes")
-    parser.add_argument("--features", type=whole, help="for a text: number of features (64, or all)")
-    parser.add_argument("--basis", help="for a text: features are contexts (default), or svd")
     parser.add_argument("--out", help="for build: the file to write")
     add_threads_option(parser)
     options = parse(parser, arguments)
@@ -162,7 +158,7 @@ def _embed(source: str, options: Options) -> tuple[Tensor, Tensor | None, dict[s
     """Embeddings (n, F), how often each row counts, and their description: names of files, never their folders."""
     if source == "embeddings":
         path = Path(options.embeddings)
-        return read_embeddings(path, options.tensor), None, {"source": f"embeddings {path.name}"}
+        return read_embeddings(path), None, {"source": f"embeddings {path.name}"}
     if source == "run":
         from glissando.loading import load
 
@@ -178,17 +174,16 @@ def _embed_corpus(options: Options) -> tuple[Tensor, Tensor, dict[str, str]]:
     budget = TOKENS if options.tokens is None else options.tokens
     if budget < 2:
         raise ConfigError(f"--tokens must be at least 2, got {budget}; {TOKENS:,} is the default")
-    basis: Basis = options.basis or "contexts"
     corpus = _corpus(options)
     tokenizer: Tokenizer = corpus.tokenizer
     if options.vocabulary is not None:
         as_bytes = _sequences(corpus, tokenizer, budget)
         tokenizer = train_bpe(map(tokenizer.decode, as_bytes), options.vocabulary)
     sequences = _sequences(corpus, tokenizer, budget)
-    vectors, counts = token_embeddings_from_corpus(sequences, tokenizer.vocab_size, options.features, basis)
+    vectors, counts = token_embeddings_from_corpus(sequences, tokenizer.vocab_size)
     name = f"corpus {options.corpus}" if options.text is None else f"text {Path(options.text).name}"
     kind = "bytes" if options.vocabulary is None else f"{tokenizer.vocab_size} BPE tokens"
-    return vectors, counts, {"source": name, "tokenizer": kind, "tokens": str(int(counts.sum())), "basis": basis}
+    return vectors, counts, {"source": name, "tokenizer": kind, "tokens": str(int(counts.sum()))}
 
 
 def _corpus(options: Options) -> Corpus:
@@ -219,20 +214,18 @@ def _sequences(corpus: Corpus, tokenizer: Tokenizer, tokens: int) -> Iterator[li
             return
 
 
-def read_embeddings(path: Path, tensor: str | None = None) -> Tensor:
-    """The matrix in a .npy file, or the named one (the only one) of a .safetensors file.
+def read_embeddings(path: Path) -> Tensor:
+    """The matrix in a .npy file, or the only one of a .safetensors file.
 
-    Raises ConfigError for a file that is missing, of another kind or malformed, and for a name that is not in it.
+    Raises ConfigError for a file that is missing, of another kind or malformed, or that holds several tensors.
     """
     path = path.expanduser()
     if not path.is_file():
         raise ConfigError(f"cannot read --embeddings {path}: there is no such file")
     if path.suffix == ".safetensors":
-        return _read_safetensors(path, tensor)
+        return _read_safetensors(path)
     if path.suffix != ".npy":
         raise ConfigError(f"--embeddings takes a .npy or .safetensors file, got {path}; save the vectors as one")
-    if tensor is not None:
-        raise ConfigError(f"--tensor names one of several in a .safetensors file; {path} is one array: leave it out")
     import numpy as np
     import torch
 
@@ -247,17 +240,14 @@ def read_embeddings(path: Path, tensor: str | None = None) -> Tensor:
     return torch.from_numpy(array.astype(np.float64))
 
 
-def _read_safetensors(path: Path, tensor: str | None) -> Tensor:
+def _read_safetensors(path: Path) -> Tensor:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
-            if tensor is None and len(names) != 1:
-                raise ConfigError(f"{path} holds {len(names)} tensors; choose one with --tensor: {', '.join(names)}")
-            chosen = names[0] if tensor is None else tensor
-            if chosen not in names:
-                raise unknown_name("tensor", chosen, names)
-            return file.get_tensor(chosen)
+            if len(names) != 1:
+                raise ConfigError(f"{path} holds {len(names)} tensors, {', '.join(names)}; save the vectors alone")
+            return file.get_tensor(names[0])
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{path} is truncated or no safetensors file ({error}); save it again") from None

@@ -11,15 +11,12 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
-from glissando.cli.compiling import announced_compilation
-from glissando.cli.help import classes_of, command_lines, described, is_section, listed, option_entry, plain_entry
+from glissando.cli.help import classes_of, help_text, is_section, listed
 from glissando.config import hints_of, merge, registry_of
-from glissando.errors import ConfigError, RunError, nearest, unknown_name
-from glissando.urls import is_url
+from glissando.errors import ConfigError, RunError, nearest
 
 
 class Options(argparse.Namespace):
@@ -74,43 +71,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message.removeprefix("argument "))
 
-    def help_text(self, section: str | None, chosen: Any) -> str:
-        """What people use (None), `all`, or one section; `chosen` is a preset's configuration, or None."""
-        if section not in (None, "all") and self.sections:
-            name, *path = section.split(".")
-            if name not in self.sections:
-                raise unknown_name("section", name, ["all", *self.sections])
-            return "\n".join(described(self.sections[name], name, getattr(chosen, name, None), path)).lstrip()
-        forms: dict[Any, str] = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]", None: "{}"}
-        positional = self._get_positional_actions()
-        places = [forms[action.nargs].format(action.metavar) for action in positional]
-        is_short = section is None and bool(self.section_names)
-        common = self.common if is_short else ()
-        plain = [a for a in self._actions if a.option_strings and (not common or a.option_strings[0] in common)]
-        entries = [plain_entry(action) for action in plain]
-        for name in (option.removeprefix("--") for option in common if "." in option):
-            head = name.partition(".")[0]
-            entries.append(option_entry(self.sections[head], name, getattr(chosen, head, None)))
-        parts = [
-            f"usage: {self.usage or ' '.join([self.prog, *places, '[options]'])}",
-            self.description,
-            "\n".join(["example:", *map(command_lines, self.example.split("\n"))]),
-            "\n".join(["positional arguments:", *chain(*map(plain_entry, positional))]) if positional else None,
-            "\n".join(["options:", *chain(*entries)]),
-        ]
-        if is_short:
-            preset = "; with --preset NAME, the defaults are the preset's" if self.preset is not None else ""
-            parts.append(
-                f"--help all      every option{preset}\n--help SECTION  one section: "
-                f"{', '.join(self.section_names)}, or a part of one: data.text"
-            )
-        elif self.sections:
-            lines = (described(hint, name, getattr(chosen, name, None)) for name, hint in self.sections.items())
-            parts.append(
-                "\n".join(["options of the configuration, in YAML or as --SECTION.OPTION VALUE:", *chain(*lines)])
-            )
-        return "\n\n".join(part for part in parts if part is not None)
-
 
 def parser_for(command: str, about: str, example: str, usage: str | None = None) -> Parser:
     """A parser whose --help begins with a real example."""
@@ -163,7 +123,7 @@ def _show_help(parser: Parser, arguments: list[str]) -> None:
     _import(file for option, file in values if option == "--import")
     preset = dict(values).get("--preset")
     chosen = None if preset is None or parser.preset is None else parser.preset(preset)
-    print(parser.help_text(section, chosen))
+    print(help_text(parser, section, chosen))
     raise SystemExit(0)
 
 
@@ -356,15 +316,6 @@ def add_import_option(parser: Parser) -> None:
     )
 
 
-def add_weights_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--weights",
-        choices=["float32", "bf16", "int8"],
-        default="float32",
-        help="round the matrices (int8 with a scale for each output); arithmetic stays in float32",
-    )
-
-
 def add_device_option(parser: Parser) -> None:
     parser.add_argument(
         "--device",
@@ -383,42 +334,6 @@ def device_of(options: Options) -> Any:
 
         options.device = str(find_device(options.device))
     return options.device
-
-
-def add_step_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--step",
-        choices=["auto", "compiled", "plain"],
-        default="auto",
-        help="how tokens are computed: compiled (a kernel, in float32 on a CPU) or plain (PyTorch); auto: compiled if "
-        "the model has such a step. The kernel is compiled once on a machine, in half a minute",
-    )
-
-
-def round_as_asked(options: Options, model: Any) -> None:
-    """Round the model's matrices to --weights."""
-    if options.weights != "float32":
-        from glissando.quantisation import round_weights
-
-        round_weights(model, options.weights)
-
-
-def require_step(options: Options, model: Any) -> bool:
-    """Have the kernel of --step compiled before any text, and say so where `auto` finds no compiled step -> whether
-    there is one that is used.
-
-    Raises ConfigError for `compiled` where the model has none.
-    """
-    from glissando.decoding import decoder_of
-
-    found = decoder_of(model, options.step, False)
-    if isinstance(found, str):
-        if options.step == "auto":
-            print(f"tokens are computed by PyTorch: {found}", file=sys.stderr, flush=True)
-        return False
-    with announced_compilation():
-        found.warm_up()
-    return True
 
 
 def add_threads_option(parser: Parser) -> None:
@@ -449,27 +364,6 @@ def choose_threads(options: Options, rows: int, width: int, before: int | None =
         return
     if line := use_threads(options.threads, rows, width, before):
         print(line, file=sys.stderr, flush=True)
-
-
-def add_checkpoint_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--checkpoint",
-        help="best (by validation), last, or a step, of the run's checkpoints; by default the run's own weights",
-    )
-
-
-def take_checkpoint(options: Options) -> Options:
-    """`options` with the run's checkpoint in the place of the run, where one is asked for."""
-    from glissando.runs import choose_checkpoint
-
-    if options.checkpoint is not None and is_url(options.run):
-        raise ConfigError(
-            f"--checkpoint chooses among those of a run on this machine; name one at a URL by its own, such as "
-            f"{options.run}/checkpoints/best"
-        )
-    if options.checkpoint is not None:
-        options.run = str(choose_checkpoint(options.run, options.checkpoint))
-    return options
 
 
 # ---------------------------------------------------------------------- shared checks

@@ -12,20 +12,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.cli.inference import add_inference_options, inference_overrides
+from glissando.cli.inference import (
+    add_inference_options,
+    add_step_option,
+    add_weights_option,
+    inference_overrides,
+    require_step,
+    round_as_asked,
+)
 from glissando.cli.options import (
     Options,
     add_device_option,
-    add_step_option,
     add_threads_option,
-    add_weights_option,
     choose_threads,
     device_of,
     number,
     parse,
     parser_for,
-    require_step,
-    round_as_asked,
     whole,
 )
 from glissando.cli.starting import without_collections

@@ -8,13 +8,13 @@ input (glissando/depth/shortcuts.py).
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from glissando.config import options
+from glissando.config import options, recorded
 from glissando.depth.base import (
     BlockFactory,
     Depth,
@@ -41,7 +41,7 @@ class DiscreteConfig(DepthOptions):
     shortcuts  the embedding is added before each block, with D learned weights a block that start at 0
     """
 
-    gated: list[int] = field(default_factory=list)
+    gated: list[int] = recorded(default_factory=list)
     mean_gate: bool = False
     shortcuts: bool = False
 

@@ -28,7 +28,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from glissando.config import options, starting
+from glissando.config import options, recorded, starting
 from glissando.depth.base import (
     BlockFactory,
     Depth,
@@ -68,7 +68,7 @@ class FlowConfig(DepthOptions):
 
     n_steps: PositiveInt | None = None
     control: list[str] = field(default_factory=list)
-    control_trained: bool | None = None
+    control_trained: bool | None = recorded(default=None)
     method: str = "euler"
     backward: Backward = "direct"
     alpha: Annotated[float, Field(allow_inf_nan=False)] = starting(default=0.1, of="depth.alpha")

@@ -9,14 +9,14 @@ x <- x + c_s x_0 / rms(x_0), x_0 the depth's input (glissando/depth/shortcuts.py
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from glissando.config import options
+from glissando.config import options, recorded
 from glissando.depth.base import (
     BlockFactory,
     Depth,
@@ -44,7 +44,7 @@ class TiedConfig(DepthOptions):
     """
 
     n_steps: PositiveInt | None = None
-    gated: list[int] = field(default_factory=list)
+    gated: list[int] = recorded(default_factory=list)
     shortcuts: bool = False
 
 

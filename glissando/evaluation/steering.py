@@ -145,7 +145,7 @@ class Dials:
         return self._texts[key]
 
     def cost(self, control: Mapping[str, float] | None) -> Cost:
-        """Of the trial's held-out rows with the dials so; without a control if None."""
+        """The cost of the trial's held-out rows with the dials so; without a control if None."""
         key = None if control is None else tuple(control_values(self.model, control))
         if key not in self._costs:
             self._costs[key] = self.trial.read(self.model, control)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from glissando.backbone import Backbone
 from glissando.data.tokenizers import Tokenizer
-from glissando.errors import DataError, unknown_name
+from glissando.errors import unknown_name
 from glissando.evaluation.layers import layer_numbers
 from glissando.evaluation.observe import show
 from glissando.mixers import Context
@@ -65,42 +65,6 @@ def _every_time_constant(model: Backbone, inputs: Tensor, dt: Tensor | None = No
 
 
 # ---------------------------------------------------------------------- pictures
-
-
-def plot_text(model: LanguageModel, text: str, target: Path) -> Path:
-    """Layers x tokens: the median of tau over a layer's modes, its colour logarithmic; the text along the bottom.
-
-    Lines of at most 80 tokens.
-
-    Raises ValueError for a model without a liquid mixer or a tokenizer, DataError for no token or more than 800.
-    """
-    if model.tokenizer is None:
-        raise ValueError("this model has no tokenizer; draw a text with a model that was loaded from a run")
-    ids = model.tokenizer.encode(text)
-    require_drawable(ids)
-    device = next(model.parameters()).device
-    tau = time_constants(model, torch.tensor([ids], device=device))[:, 0].cpu()
-    (labels, turn), layers = token_labels(model.tokenizer, ids), layer_numbers(model, Liquid, len(tau))
-    starts = range(0, len(ids), _LINE)
-    figure, every = stacked([0.28 * len(tau) + 0.5] * len(starts))
-    for axes, start in zip(every, starts, strict=True):
-        image = draw_heat(axes, tau[:, start : start + _LINE], tau, layers)
-        shown = labels[start : start + _LINE]
-        axes.set_xlim(-0.5, min(_LINE, len(ids)) - 0.5)
-        axes.set_xticks(range(len(shown)), shown, fontfamily="monospace", fontsize=8, rotation=turn)
-    finish(figure, every, image, "Time constants over a text")
-    figure.savefig(target)
-    return target
-
-
-#: tokens in a line of a picture, and in all of them
-_LINE, _LONGEST = 80, 800
-
-
-def require_drawable(ids: Sequence[int]) -> None:
-    """Raise DataError for a text that `plot_text` cannot draw."""
-    if not 1 <= len(ids) <= _LONGEST:
-        raise DataError(f"a picture can show 1 to {_LONGEST} tokens, and the text has {len(ids)}; give a shorter one")
 
 
 def stacked(heights: list[float]) -> tuple[Any, list[Any]]:

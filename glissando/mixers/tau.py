@@ -32,7 +32,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from glissando import laplacian as graphs
-from glissando.config import options, starting
+from glissando.config import options, recorded, starting
 from glissando.errors import ConfigError, nearest
 from glissando.mixers.base import Context, Mixer, Picture, initialized, placement, register_mixer
 from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
@@ -99,7 +99,7 @@ class TauConfig:
     keys: Literal["own", "previous"] = "own"
     rope: bool = True
     rope_base: float = 10000.0
-    rope_repeat: PositiveInt = 1
+    rope_repeat: PositiveInt = recorded(default=1)
     value_rotation: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     value_width: PositiveInt | None = None
     eps: Positive = 1e-6
