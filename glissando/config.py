@@ -11,9 +11,8 @@ import dataclasses
 import importlib
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, wraps
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast, dataclass_transform
 
@@ -230,27 +229,46 @@ def to_dict(config: Any, hint: Any = None) -> Any:
 
 def require_known(hint: Any, values: Any, where: str = "") -> None:
     """Raise ConfigError for an option that its section, of the type `hint`, does not have."""
+    for section_hint, section, path in _sections(hint, values, where, partial=False):
+        if section_class(section_hint, section) is None:
+            continue
+        registry, hints = registry_of(section_hint), _hints(section_hint, section)
+        for name in section:
+            if name not in hints and (registry is None or name != "kind"):
+                raise _unknown_option(registry, section, f"{path}.{name}".lstrip("."), str(name), hints)
+
+
+def _unknown_option(registry: Registry | None, section: Any, path: str, name: str, known: Iterable[str]) -> ConfigError:
+    close = nearest(name, known)
+    hint = f" Did you mean {close!r}?" if close else ""
+    kinds = [] if registry is None else [kind for kind, cls in registry.options.items() if name in hints_of(cls)]
+    if registry is not None and kinds:
+        kind = section.get("kind", registry.default)
+        hint = f" It is one of {registry.what} {', '.join(kinds)}, and the kind is {kind}."
+    return ConfigError(f"unknown option {path!r}.{hint} Known here: {', '.join(known)}.")
+
+
+def _sections(
+    hint: Any, values: Any, where: str = "", *, partial: bool
+) -> Iterator[tuple[Any, Mapping[str, Any], str]]:
+    """Each section in `values` of the type `hint`: its type, its options and its dotted path, outer ones first.
+
+    partial  also those that change another's options, such as a stage's, whose kind is not in them
+    """
     if isinstance(values, list | tuple):
         for number, value in enumerate(values):
-            require_known(hint, value, f"{where}[{number + 1}]")
-    cls = section_class(hint, values)
-    if cls is None or not isinstance(values, Mapping) or any(typing.get_origin(part) is dict for part in _parts(hint)):
+            yield from _sections(hint, value, f"{where}[{number + 1}]", partial=partial)
+    registry = registry_of(hint)
+    if registry is not None and isinstance(values, str):
+        values = registry.named(values)
+    if not isinstance(values, Mapping) or (
+        not partial and any(typing.get_origin(each) is dict for each in _parts(hint))
+    ):
         return
-    registry, hints = registry_of(hint), hints_of(cls)
-    for name, value in values.items():
-        path = f"{where}.{name}".lstrip(".")
-        if name in hints:
-            require_known(hints[name], value, path)
-        elif registry is None or name != "kind":
-            close = nearest(str(name), hints)
-            fix = f" Did you mean {close!r}?" if close else ""
-            kinds = (
-                [] if registry is None else [kind for kind, cls in registry.options.items() if name in hints_of(cls)]
-            )
-            if registry is not None and kinds:
-                kind = values.get("kind", registry.default)
-                fix = f" It is one of {registry.what} {', '.join(kinds)}, and the kind is {kind}."
-            raise ConfigError(f"unknown option {path!r}.{fix} Known here: {', '.join(hints)}.")
+    yield hint, values, where
+    for name, inner in _hints(hint, values).items():
+        if name in values:
+            yield from _sections(inner, values[name], f"{where}.{name}".lstrip("."), partial=partial)
 
 
 def _explained(error: ValidationError, values: Any, where: str) -> str:
@@ -408,18 +426,8 @@ def _over_members(registry: Registry, hint: Any, members: list[Any], new: Mappin
 
 def unregistered(hint: Any, values: Any) -> list[str]:
     """The kinds that `values` of the type `hint` name and no registry has, such as "mixer 'average'"."""
-    if isinstance(values, list | tuple):
-        return [name for value in values for name in unregistered(hint, value)]
-    registry = registry_of(hint)
-    if registry is not None and isinstance(values, str):
-        values = registry.named(values)
-    if not isinstance(values, Mapping):
-        return []
-    kind = None if registry is None else values.get("kind")
-    if registry is not None and isinstance(kind, str) and kind not in registry:
-        return [f"{registry.what} {kind!r}"]
-    hints = _hints(hint, values)
-    return [name for key in hints if key in values for name in unregistered(hints[key], values[key])]
+    kinds = [(registry_of(each), section.get("kind")) for each, section, _ in _sections(hint, values, partial=True)]
+    return [f"{r.what} {kind!r}" for r, kind in kinds if r is not None and isinstance(kind, str) and kind not in r]
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -430,91 +438,34 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return items
 
 
-def read_options(path: str | Path, given: str | None = None) -> Mapping[str, Any]:
-    """The nested options in a YAML file; `given`: how the user named it. Raises ConfigError for what cannot be read or
-    is no mapping."""
-    given = given or str(path)
-    try:
-        values = read_yaml(Path(path).read_bytes())
-    except (OSError, ConfigError) as error:
-        raise ConfigError(f"cannot read {given}: {error}") from error
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{given} must hold a mapping of options, such as `preset: transformer-nano`")
-    return values
-
-
-def read_yaml(text: str | bytes) -> Any:
-    """Plain values of a YAML text, whose size, nesting and aliases are bounded: a small text can stand for terabytes.
-
-    Raises ConfigError that says what is wrong with it.
-    """
-    import yaml
-
-    class Bounded(yaml.SafeLoader):
-        nodes = depth = 0
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            mark, first, is_alias = self.peek_event().start_mark, self.nodes, self.check_event(yaml.AliasEvent)
-            self.depth += 1
-            self.require(self.depth <= _YAML_DEPTH, f"nested deeper than {_YAML_DEPTH} levels", mark)
-            node: Any = super().compose_node(parent, index)
-            self.depth -= 1
-            # An alias counts as what it stands for; inside that, where it has no count yet, it would never end.
-            self.nodes += getattr(node, "nodes", _YAML_NODES) if is_alias else 1
-            self.require(self.nodes <= _YAML_NODES, f"more than {_YAML_NODES:,} values, those of aliases counted", mark)
-            is_long = node.tag.endswith(":int") and len(node.value) > 20
-            self.require(not is_long, "a whole number of more than 20 characters", mark)
-            if not is_alias:
-                node.nodes = self.nodes - first
-            return node
-
-        def require(self, holds: bool, problem: str, mark: Any) -> None:
-            if not holds:
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
-
-    if len(text) > _YAML_BYTES:
-        raise ConfigError(f"{len(text):,} bytes of YAML; at most {_YAML_BYTES:,} are read")
-    try:
-        return yaml.load(text, Bounded)
-    except yaml.YAMLError as error:
-        raise ConfigError(str(error)) from error
-    except Exception as error:  # PyYAML's constructors raise what they meet: an IndexError for `!!int ""`
-        raise ConfigError(f"a value that is no YAML ({error!r})") from error
-
-
-#: a run's config.yaml has some 100 values, and some 5 for each parameter of a grown model
-_YAML_BYTES, _YAML_NODES, _YAML_DEPTH = 1 << 20, 50_000, 50
-
-
 # ---------------------------------------------------------------------- options that only a new model reads
 
 
 class Difference(NamedTuple):
-    """A `starting` field in which two configurations differ, its dotted name, and what it starts."""
+    """A `starting` field in which a configuration differs from a saved one, its dotted name, and what it starts."""
 
     path: str
-    section: Any  # of ours, which has the field
+    section: Any  # which has the field
     field: dataclasses.Field
-    ours: Any
-    theirs: Any
+    value: Any
+    saved: Any
 
     @property
     def starts(self) -> str:
         return self.field.metadata["starts"]
 
 
-def starting_differences(ours: Any, theirs: Any, where: str) -> list[Difference]:
+def starting_differences(config: Any, saved: Any, where: str) -> list[Difference]:
     """The `starting` fields in which two instances of one dataclass differ; sections of two kinds are not compared."""
-    found: list[Difference] = []
-    if isinstance(ours, list) and isinstance(theirs, list):
-        for number, pair in enumerate(zip(ours, theirs, strict=False)):
-            found += starting_differences(*pair, f"{where}.{number}")
-    if type(ours) is not type(theirs) or not dataclasses.is_dataclass(ours):
-        return found
-    for field in dataclasses.fields(ours):
-        path, mine, other = f"{where}.{field.name}", getattr(ours, field.name), getattr(theirs, field.name)
-        if dataclasses.is_dataclass(mine) or isinstance(mine, list):
-            found += starting_differences(mine, other, path)
-        if "starts" in field.metadata and mine not in (other, "saved"):  # saved: as the weights have it
-            found.append(Difference(path, ours, field, mine, other))
-    return found
+    if isinstance(config, list) and isinstance(saved, list):
+        pairs = enumerate(zip(config, saved, strict=False))
+        return [each for number, pair in pairs for each in starting_differences(*pair, f"{where}.{number}")]
+    if type(config) is not type(saved) or not dataclasses.is_dataclass(config):
+        return []
+    differences: list[Difference] = []
+    for field in dataclasses.fields(config):
+        path, value, before = f"{where}.{field.name}", getattr(config, field.name), getattr(saved, field.name)
+        differences += starting_differences(value, before, path)
+        if "starts" in field.metadata and value not in (before, "saved"):  # saved: as the weights have it
+            differences.append(Difference(path, config, field, value, before))
+    return differences

@@ -40,7 +40,6 @@ from glissando.checkpoints import (
     of_model,
     saved_weights,
 )
-from glissando.config import read_yaml
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, RunError, nearest
 from glissando.imports import copies, require_registered, sections
@@ -68,6 +67,7 @@ from glissando.storage import (
 )
 from glissando.untrusted import IMPORTS, copy_name, imported_names, read_bounded, require_no_links
 from glissando.urls import is_url, without_passwords
+from glissando.yaml_files import read_yaml
 
 CONFIG, MODEL, TOKENIZER = "config.yaml", "model.safetensors", "tokenizer.json"
 OPTIMIZER, SUMMARY, LOCK = "optimizer.safetensors", "summary.json", ".lock"

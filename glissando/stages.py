@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glissando.backbone import for_saved_weights
-from glissando.config import from_dict, merge, read_options, to_dict
+from glissando.config import from_dict, merge, to_dict
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grown_config
 from glissando.growth.runs import grow_run
@@ -42,6 +42,7 @@ from glissando.training.length import BUDGETS
 from glissando.training.start import plan_starts
 from glissando.untrusted import require_recorded
 from glissando.urls import is_url
+from glissando.yaml_files import read_options
 
 STAGES = "stages.yaml"
 #: beside it: what the files were that it names, for stages that begin after an interruption

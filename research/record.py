@@ -19,9 +19,9 @@ from typing import Any
 
 from glissando.compare.measure import read_measured
 from glissando.compare.results import bits_on
-from glissando.config import read_yaml
 from glissando.runs import CONFIG
 from glissando.storage import write_atomic
+from glissando.yaml_files import read_yaml
 
 COLUMNS = (
     "corpus", "bytes", "model", "seed", "learning_rate", "precision", "labels_told", "parameters", "bits_per_byte",

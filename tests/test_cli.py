@@ -332,7 +332,7 @@ def test_presets_and_corpora(capsys):
         ),
         (
             ["train", *TINY, "--data.path", "BOOK", "--training.seed", "-1", "--out", "OUT"],
-            "training.seed: expected a number greater than or equal to 0, got -1",
+            "training.seed: expected a number of at least 0, got -1",
         ),
         (
             ["train", "--from", "RUN", "--training.steps", "1", "--data.tokenizer.kind", "bpe", "--out", "OUT"],
@@ -340,7 +340,7 @@ def test_presets_and_corpora(capsys):
         ),
         (
             ["train", *TINY, "--data.path", "BOOK", "--model.norm.eps", "-1", "--out", "OUT"],
-            "model.norm.eps: expected a number greater than or equal to 0, got -1",
+            "model.norm.eps: expected a number of at least 0, got -1",
         ),
         (["train", "--resume", "nowhere"], "nowhere"),
         (["train", "--resume", "x", "--training.steps", "9"], "takes no other option"),

@@ -29,7 +29,7 @@ from training_runs import (
 import glissando
 from glissando import run_files as files
 from glissando.cli import main
-from glissando.config import from_dict, read_yaml
+from glissando.config import from_dict
 from glissando.data.jsonl import Fields, JsonlSource
 from glissando.data.textfile import digested
 from glissando.errors import ConfigError, DataError, GlissandoError, RunError
@@ -39,6 +39,7 @@ from glissando.storage import MANIFEST, read_manifest, write_manifest
 from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.progress import Progress
+from glissando.yaml_files import read_yaml
 
 BPE = {"data.tokenizer": {"kind": "bpe", "vocab_size": 300}, "training": {"steps": 6, "save_every": 3}}
 SMALL = ["config.yaml", "environment.json", "tokenizer.json"]

@@ -18,9 +18,10 @@ from glissando.cli.options import (
     require_out,
     whole,
 )
-from glissando.config import flat, merge, read_options
+from glissando.config import flat, merge
 from glissando.errors import ConfigError, RunError, nearest
 from glissando.presets import load_preset
+from glissando.yaml_files import read_options
 
 EXAMPLE = "glissando series train --data.path traces.csv --data.time t --out runs/series"
 _USAGE = """glissando series train --data.path FILE --out DIR [options]

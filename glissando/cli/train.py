@@ -19,12 +19,13 @@ from glissando.cli.options import (
     require_out,
     require_own_held_out,
 )
-from glissando.config import flat, from_dict, hints_of, merge, read_options, to_dict, unregistered
+from glissando.config import flat, from_dict, hints_of, merge, to_dict, unregistered
 from glissando.errors import ConfigError
 from glissando.places import refuse_taken
 from glissando.presets import load_preset
 from glissando.pretrained import require_text, without_held_out
 from glissando.training.length import BUDGETS, Length
+from glissando.yaml_files import read_options
 
 if TYPE_CHECKING:
     from glissando.training.config import RunConfig

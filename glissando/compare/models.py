@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.config import from_dict, merge, read_options, to_dict
+from glissando.config import from_dict, merge, to_dict
 from glissando.errors import ConfigError
 from glissando.model import ModelConfig
 from glissando.presets import load_preset, preset_names
 from glissando.training.config import RunConfig
 from glissando.training.length import BUDGETS
+from glissando.yaml_files import read_options
 
 #: a preset's name, the path of a YAML file, `hf:` and that of a config.json, options as a YAML file holds, or a model's
 Given = str | Mapping[str, Any] | ModelConfig

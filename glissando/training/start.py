@@ -90,12 +90,12 @@ def _keep_starts(model: ModelConfig, before: ModelConfig, source: str, old: set[
     for each in starting_differences(model, before, "model"):
         if any(each.starts in name for name in new) or not any(each.starts in name for name in old):
             continue
-        says = f"{each.path} says where trained numbers start, and those of {source} started from {each.theirs}"
-        if each.ours != each.field.default:
+        says = f"{each.path} says where trained numbers start, and those of {source} started from {each.saved}"
+        if each.value != each.field.default:
             raise ConfigError(
-                f"{says}: leave it out (and --preset, if that has it), or give {each.theirs}; got {each.ours}"
+                f"{says}: leave it out (and --preset, if that has it), or give {each.saved}; got {each.value}"
             )
-        setattr(each.section, each.field.name, each.theirs)
+        setattr(each.section, each.field.name, each.saved)
         notes.append(f"{says}, which is kept")
     return notes
 
