@@ -85,7 +85,8 @@ def _run(command: str, arguments: list[str]) -> int:
             module = importlib.import_module(f"glissando.cli.{command}")
         module.main(arguments)
     except GlissandoError as error:
-        print(f"glissando {command}: {error}", file=sys.stderr)
+        is_option = f"--{str(error).partition(':')[0]}" in [argument.partition("=")[0] for argument in arguments]
+        print(f"glissando {command}: {'--' if is_option else ''}{error}", file=sys.stderr)
         return error.status
     except BrokenPipeError:
         # The reader (head, less) has had enough; Python must not complain when it flushes at exit.

@@ -8,9 +8,9 @@ import dataclasses
 import re
 import shutil
 import textwrap
-from collections.abc import Collection, Iterator
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from glissando.config import hints_of, is_recorded, registry_of, section_class
 from glissando.errors import unknown_name
@@ -28,11 +28,14 @@ _METAVARS = {
 
 def help_text(parser: Parser, section: str | None, chosen: Any) -> str:
     """What people use (section: None), `all`, or one section; `chosen` is a preset's configuration, or None."""
-    if section not in (None, "all") and parser.section_names:
-        name, *path = section.split(".")
-        if name not in parser.section_names:
-            raise unknown_name("section", name, ["all", *parser.section_names])
-        return "\n".join(described(parser.sections[name], name, getattr(chosen, name, None), path)).lstrip()
+    types = parser.sections.items()
+    options = [each for name, hint in types for each in options_of(hint, name, getattr(chosen, name, None))]
+    if section not in (None, "all") and options:
+        inside = [o for o in options if f"{o.section}.".startswith(f"{section}.") or f"{o.section}.{o.kind}" == section]
+        if not inside:
+            known = {name for o in options for name in (o.section, f"{o.section}.{o.kind}".rstrip("."))}
+            raise unknown_name("section", section, ["all", *known])
+        return "\n".join(_grouped(inside)).lstrip()
     forms: dict[Any, str] = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]", None: "{}"}
     positional = [action for action in parser._actions if not action.option_strings]
     places = [forms[action.nargs].format(action.metavar) for action in positional]
@@ -40,9 +43,9 @@ def help_text(parser: Parser, section: str | None, chosen: Any) -> str:
     common = parser.common if is_short else ()
     plain = [a for a in parser._actions if a.option_strings and (not common or a.option_strings[0] in common)]
     entries = [plain_entry(action) for action in plain]
-    for name in (option.removeprefix("--") for option in common if "." in option):
-        head = name.partition(".")[0]
-        entries.append(option_entry(parser.sections[head], name, getattr(chosen, head, None)))
+    # Of several kinds' options with one name, the preset's, or else the first.
+    by_name = {option.name: option for option in sorted(reversed(options), key=lambda option: option.is_chosen)}
+    entries += [_entry(name, by_name[name].text) for name in common if name in by_name]
     parts = [
         f"usage: {parser.usage or ' '.join([parser.prog, *places, '[options]'])}",
         parser.description,
@@ -57,9 +60,9 @@ def help_text(parser: Parser, section: str | None, chosen: Any) -> str:
             f"--help all      every option{preset}\n"
             f"--help SECTION  one section: {sections}, or a part of one: data.text"
         )
-    elif parser.section_names:
-        lines = (described(hint, name, getattr(chosen, name, None)) for name, hint in parser.sections.items())
-        parts.append("\n".join(["options of the configuration, in YAML or as --SECTION.OPTION VALUE:", *chain(*lines)]))
+    elif options:
+        title = "options of the configuration, in YAML or as --SECTION.OPTION VALUE:"
+        parts.append("\n".join([title, *_grouped(options)]))
     return "\n\n".join(part for part in parts if part is not None)
 
 
@@ -97,104 +100,56 @@ def listed(cls: Any) -> list[dataclasses.Field]:
     return [] if cls is None else [field for field in dataclasses.fields(cls) if not is_recorded(field)]
 
 
-def option_entry(hint: Any, name: str, value: Any) -> Iterator[str]:
-    """Lines for the option `name` below a section of the type `hint`; `value` is the preset's section, or None."""
-    *path, last = name.split(".")[1:]
-    for part in path:
-        hint, value = _inner(hint, part, value)
-    inner, chosen = _inner(hint, last, value)
-    if (registry := registry_of(inner)) is not None:
-        return _entry(f"--{name}", f"{', '.join(registry)} (default: {_kinds(registry, chosen)})")
-    kinds = [*(type(part) for part in _parts(value)), *classes_of(hint)]
-    cls = next(cls for cls in kinds if last in getattr(cls, "__dataclass_fields__", ()))
-    return _entry(f"--{name}", f"{documented(cls)[last]}{_default(cls.__dataclass_fields__[last], value)}")
+class Option(NamedTuple):
+    """One option of a configuration: its section, the kind that has it ("": every kind), what --help says of it, and
+    whether a preset is chosen that has it."""
+
+    section: str
+    kind: str
+    title: str
+    name: str
+    text: str
+    is_chosen: bool = False
 
 
-def described(hint: Any, prefix: str, value: Any = None, path: Collection[str] = ()) -> Iterator[str]:
-    """Lines of help: a section's title, its options with their defaults, then the sections inside it.
-
-    Args:
-        hint: The section's type.
-        prefix: Its name.
-        value: The chosen preset's options of it; None: the defaults are those of its classes.
-        path: Names of the section inside it that is shown alone; the last may be a kind.
-
-    Raises:
-        UnknownNameError: There is no such section.
-    """
+def options_of(hint: Any, section: str, value: Any = None) -> Iterator[Option]:
+    """The options below a section of the type `hint`; `value` is the chosen preset's section, else None."""
     registry = registry_of(hint)
-    if path:
-        name, *rest = path
-        inner, part = _inner(hint, name, value)
-        if registry is not None and name in registry and not rest:
-            yield from _kind(registry, name, prefix, value)
-        elif inner is not None and name != "kind" and is_section(inner):
-            yield from described(inner, f"{prefix}.{name}", part, rest)
-        else:
-            sections = [
-                field for cls in classes_of(hint) for field, type_ in hints_of(cls).items() if is_section(type_)
-            ]
-            raise unknown_name(f"section of {prefix}", name, [*(registry or ()), *sections])
-        return
-    if registry is None:
-        cls = section_class(hint, {})
-        yield from _section(f"{prefix}: {_first_line(cls)}", cls, prefix, (), value)
-        return
-    yield from ("", *_filled(f"{prefix}.kind: {', '.join(registry)} (default: {_kinds(registry, value)})", ""))
-    if shared := registry.shared:
-        first = next(iter(registry.options.values()))
-        yield from _section(None, next(c for c in first.__mro__ if _own_fields(c) == shared), prefix, (), value)
-    for kind, cls in registry.options.items():
-        if len(listed(cls)) > len(shared):
-            yield from _kind(registry, kind, prefix, value)
+    classes = {"": section_class(hint, {})} if registry is None else registry.options
+    parts = [part for part in (value if isinstance(value, list) else [value]) if part is not None]
+    shared: set[str] = set()
+    if registry is not None:
+        kinds = dict.fromkeys(map(registry.kind_of, parts)) or (registry.default,)
+        name = section if "." in section else f"{section}.kind"
+        yield Option(section, "", section, f"--{name}", f"{', '.join(registry)} (default: {', '.join(kinds)})")
+        shared |= registry.shared
+    inner: dict[str, tuple[Any, Any]] = {}
+    for kind, cls in classes.items():
+        texts, title = documented(cls), f"{section}{kind and f', kind {kind}'}: {_first_line(cls)}"
+        for field in listed(cls):
+            name, is_shared = f"{section}.{field.name}", field.name in shared
+            part = next((part for part in parts if type(part) is cls or is_shared), None)
+            if is_section(hints_of(cls)[field.name]):
+                inner.setdefault(name, (hints_of(cls)[field.name], getattr(part, field.name, None)))
+            elif not is_shared or cls is next(iter(classes.values())):
+                text = f"{texts.get(field.name, '')}{_default(field, part)}"
+                yield Option(
+                    section,
+                    *(("", section) if is_shared else (kind, title)),
+                    f"--{name}",
+                    text.strip(),
+                    part is not None,
+                )
+    for name, (type_, part) in inner.items():
+        yield from options_of(type_, name, part)
 
 
-def _kind(registry: Any, kind: str, prefix: str, value: Any) -> Iterator[str]:
-    cls = registry.options[kind]
-    part = next((part for part in _parts(value) if type(part) is cls), None)
-    yield from _section(f"{prefix}, kind {kind}: {_first_line(cls)}", cls, prefix, registry.shared, part)
-
-
-def _parts(value: Any) -> list[Any]:
-    """The options of a section, of which a list holds several."""
-    return value if isinstance(value, list) else [value]
-
-
-def _kinds(registry: Any, value: Any) -> str:
-    """The kinds of a chosen section, else the default one."""
-    kinds = [registry.kind_of(part) for part in _parts(value) if part is not None]
-    return ", ".join(dict.fromkeys(kinds)) or registry.default
-
-
-def classes_of(hint: Any) -> list[Any]:
-    """The classes of a section's options: one for each kind."""
-    registry = registry_of(hint)
-    return [section_class(hint, {})] if registry is None else list(registry.options.values())
-
-
-def _inner(hint: Any, name: str, value: Any) -> tuple[Any, Any]:
-    """The type and the value of a section's field, of the first kind that has it; `kind` is the section itself."""
-    if name == "kind":
-        return hint, value
-    found = (hints_of(cls)[name] for cls in classes_of(hint) if name in hints_of(cls))
-    return next(found, None), getattr(_parts(value)[0], name, None)
-
-
-def _section(title: str | None, cls: Any, prefix: str, left_out: Collection[str], value: Any) -> Iterator[str]:
-    if title is not None:
-        yield from ("", *_filled(title, ""))
-    texts, inner = documented(cls), []
-    for field in listed(cls):
-        hint = hints_of(cls)[field.name]
-        if field.name in left_out:
-            continue
-        if is_section(hint):
-            inner.append((hint, f"{prefix}.{field.name}", getattr(value, field.name, None)))
-        else:
-            text = f"{texts.get(field.name, '')}{_default(field, value)}"
-            yield from _entry(f"--{prefix}.{field.name}", text.strip())
-    for section in inner:
-        yield from described(*section)
+def _grouped(options: Iterable[Option]) -> Iterator[str]:
+    """Lines of options below the titles of their sections."""
+    for title, group in groupby(options, lambda option: option.title):
+        yield from ("", *textwrap.wrap(title, _width(), subsequent_indent="  ", break_on_hyphens=False))
+        for option in group:
+            yield from _entry(option.name, option.text)
 
 
 def _entry(option: str, text: str) -> Iterator[str]:
@@ -208,24 +163,16 @@ def _entry(option: str, text: str) -> Iterator[str]:
         head = ""
 
 
-def _filled(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, _width(), initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
-
-
 def _first_line(cls: Any) -> str:
     about: str = getattr(cls, "title", None) or (cls.__doc__ or "").strip().partition("\n\n")[0]
     return " ".join(about.split()).rstrip(".:")
-
-
-def _own_fields(cls: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
 
 
 def _default(field: dataclasses.Field, section: Any) -> str:
     """The field's value in the chosen preset's section, else its class's default."""
     factory = field.default_factory
     default = field.default if factory is dataclasses.MISSING else factory()
-    default = getattr(_parts(section)[0], field.name, default)
+    default = getattr(section, field.name, default)
     if default is None or default is dataclasses.MISSING:
         return ""
     return f" (default: {_written(default)})"

@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from glissando.cli.help import classes_of, help_text, is_section, listed
-from glissando.config import hints_of, merge, registry_of
+from glissando.cli.help import help_text, listed, options_of
+from glissando.config import hints_of, merge, registry_of, section_class
 from glissando.errors import ConfigError, RunError, nearest
 
 
@@ -173,7 +173,7 @@ def _unknown_option(parser: Parser, option: str) -> ConfigError:
 def _nearest_option(option: str, parser: Parser) -> str | None:
     """The option meant by `option`: one of its section that is like it, else one whose last part is like its own."""
     options = [name for name in parser._option_string_actions if name.startswith("--")]
-    options += [f"--{name}" for section, hint in parser.sections.items() for name in _names(hint, section)]
+    options += [each.name for section, hint in parser.sections.items() for each in options_of(hint, section)]
 
     def likeness(known: str) -> float:
         (section, _, last), (own, _, name) = (text.removeprefix("--").rpartition(".") for text in (option, known))
@@ -264,7 +264,7 @@ def _fields(hint: Any) -> Iterator[tuple[str, Any]]:
     registry = registry_of(hint)
     if registry is not None:
         yield "kind", str
-    for cls in classes_of(hint):
+    for cls in [section_class(hint, {})] if registry is None else registry.options.values():
         hints = hints_of(cls)
         yield from ((field.name, hints[field.name]) for field in listed(cls))
 
@@ -291,15 +291,6 @@ def text_like(hint: Any) -> bool:
     if typing.get_origin(hint) in (list, tuple, dict) or registry_of(hint) is not None:
         return False
     return hint is str or any(map(text_like, parts))
-
-
-def _names(hint: Any, prefix: str) -> Iterator[str]:
-    """The dotted names of all options below a section, of every kind."""
-    for name, inner in _fields(hint):
-        if registry_of(inner) is not None or not is_section(inner):
-            yield f"{prefix}.{name}"
-        if is_section(inner):
-            yield from _names(inner, f"{prefix}.{name}")
 
 
 # ---------------------------------------------------------------------- shared options
