@@ -44,7 +44,8 @@ def help_text(parser: Parser, section: str | None, chosen: Any) -> str:
     plain = [a for a in parser._actions if a.option_strings and (not common or a.option_strings[0] in common)]
     entries = [plain_entry(action) for action in plain]
     # Of several kinds' options with one name, the preset's, or else the first.
-    by_name = {option.name: option for option in sorted(reversed(options), key=lambda option: option.is_chosen)}
+    by_name = {option.name: option for option in reversed(options)}
+    by_name |= {option.name: option for option in reversed(options) if option.is_chosen}
     entries += [_entry(name, by_name[name].text) for name in common if name in by_name]
     parts = [
         f"usage: {parser.usage or ' '.join([parser.prog, *places, '[options]'])}",
