@@ -113,6 +113,11 @@ def test_help_of_training_is_what_people_use(capsys, monkeypatch):
     assert "--model.mixer.heads" not in options
 
 
+def test_a_value_is_no_help(run, capsys):
+    assert main(["generate", str(run), "--prompt", "-h", "--max_tokens", "1"]) == 0
+    assert capsys.readouterr().out.startswith("-h")
+
+
 def test_help_of_a_section_and_of_a_kind_have_the_defaults_of_the_preset(capsys):
     plain = helped(capsys, "--help", "data.tokenizer")
     assert "--data.tokenizer bytes, bpe, gpt2, file (default: bytes)" in " ".join(plain.split())

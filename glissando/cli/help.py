@@ -57,9 +57,9 @@ def help_text(parser: Parser, section: str | None, chosen: Any) -> str:
     if is_short:
         preset = "; with --preset NAME, the defaults are the preset's" if parser.preset is not None else ""
         sections = ", ".join(parser.section_names)
+        part = next((f"{option.section}.{option.kind}" for option in options if option.kind), "")
         parts.append(
-            f"--help all      every option{preset}\n"
-            f"--help SECTION  one section: {sections}, or a part of one: data.text"
+            f"--help all      every option{preset}\n--help SECTION  one section: {sections}, or a part of one: {part}"
         )
     elif options:
         title = "options of the configuration, in YAML or as --SECTION.OPTION VALUE:"

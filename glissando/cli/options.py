@@ -83,8 +83,8 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     Raises ConfigError for an unknown option, naming the nearest one, one that is repeated, and a value of the wrong
     type; the types of dotted options are checked when the configuration is read.
     """
-    _show_help(parser, list(arguments))
     plain, texts, given = _split(parser, arguments)
+    _show_help(parser, plain)
     options = parser.parse_args(plain, Options())
     options.texts, options.given = texts, given
     if parser.early is not None:
@@ -111,19 +111,15 @@ def _import(files: Iterable[str]) -> None:
         import_file(file)
 
 
-def _show_help(parser: Parser, arguments: list[str]) -> None:
-    """Print the help for --help or --help SECTION, and exit; return where it is not asked for."""
-    place = next((n for n, argument in enumerate(arguments) if argument.partition("=")[0] in ("-h", "--help")), None)
-    if place is None:
+def _show_help(parser: Parser, plain: Sequence[str]) -> None:
+    """Print the help that --help, or --help SECTION, asks for, and exit; return where it is not given."""
+    values = [argument.partition("=")[::2] for argument in plain]
+    requested = dict(values)
+    if "--help" not in requested:
         return
-    section = arguments.pop(place).partition("=")[2] or None
-    if section is None and parser.section_names and arguments[place:] and not arguments[place].startswith("-"):
-        section = arguments.pop(place)
-    values = [argument.partition("=")[::2] for argument in _split(parser, arguments)[0]]
     _import(file for option, file in values if option == "--import")
-    preset = dict(values).get("--preset")
-    chosen = None if preset is None or parser.preset is None else parser.preset(preset)
-    print(help_text(parser, section, chosen))
+    chosen = parser.preset(requested["--preset"]) if "--preset" in requested and parser.preset is not None else None
+    print(help_text(parser, requested["--help"] or None, chosen))
     raise SystemExit(0)
 
 
@@ -137,6 +133,10 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
     while rest:
         argument = rest.pop(0)
         option, sign, value = argument.partition("=")
+        if option in ("-h", "--help"):
+            is_section = parser.section_names and not sign and rest and not rest[0].startswith("-")
+            plain.append(f"--help={rest.pop(0) if is_section else value}")
+            continue
         if not option.startswith("--") or option == "--":
             plain.append(argument)
             continue
@@ -387,14 +387,14 @@ def require_writable(option: str, folder: Path) -> None:
         ) from error
 
 
-def require_own_held_out(given: Collection[str], asked: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Raise ConfigError where another text than a run's is asked for, and the run's held-out text would stay with it.
+def require_own_held_out(given: Collection[str], requested: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Raise ConfigError where another text than a run's is requested, whose held-out text would stay the run's.
 
     given       names of options
-    asked, run  sections `data`: as it would be, and the run's own
+    requested, run  sections `data`: as it would be, and the run's own
     """
-    path, before, held_out = asked.get("path"), run.get("path"), run.get("valid_path")
-    if asked["kind"] != run.get("kind") or None in (path, before, held_out) or "data.valid_path" in given:
+    path, before, held_out = requested.get("path"), run.get("path"), run.get("valid_path")
+    if requested["kind"] != run.get("kind") or None in (path, before, held_out) or "data.valid_path" in given:
         return
     if Path(str(path)).expanduser().resolve() != Path(str(before)).expanduser().resolve():
         raise ConfigError(

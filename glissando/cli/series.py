@@ -32,6 +32,12 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
 _TABLES = ("data.path", "data.valid_path")
 #: rows and width of activations for which threads are chosen
 _USUAL = (1024, 64)
+#: the options that --help shows
+_COMMON = (
+    "--preset", "--config", "--out", "--resume", "--file", "--json", "--count", "--seed", "--data.path", "--data.time",
+    "--data.group", "--data.target", "--data.task", "--model.hidden_size", "--training.epochs",
+    "--training.learning_rate",
+)  # fmt: skip
 #: action -> its plain options; the dotted ones are for training
 _ACTIONS = {
     "train": ("preset", "config", "out", "resume", "threads", "import"),
@@ -82,6 +88,7 @@ def _parser() -> Parser:
     add_import_option(parser)
     sections = {"data": SeriesData, "model": SeriesConfig, "training": SeriesTraining}
     parser.add_sections(tuple(sections), lambda: sections)
+    parser.common = _COMMON
     return parser
 
 
