@@ -468,7 +468,7 @@ def test_options_of_kinds_in_a_list(capsys):
     assert [mixer.get("channels") for mixer in mixers] == [64, 64, 64, None]
     assert [mixer.get("heads") for mixer in mixers] == [None, None, None, 2]
     assert mixers[3]["keys"] == "previous"
-    assert "unknown option 'model.mixer[1].bins'" in fails(capsys, *given, "--model.mixer.bins", "9")
+    assert "unknown option 'model.mixer[1].temperature'" in fails(capsys, *given, "--model.mixer.temperature", "9")
     assert main([*given, "--model.mixer.heads", "2", "--model.mixer", "tau"]) == 0
     mixer = yaml.safe_load(capsys.readouterr().out)["model"]["mixer"]
     assert (mixer["kind"], mixer["heads"]) == ("tau", 2)
