@@ -59,7 +59,8 @@ def help_text(parser: Parser, section: str | None, chosen: Any) -> str:
         sections = ", ".join(parser.section_names)
         part = next((f"{option.section}.{option.kind}" for option in options if option.kind), "")
         parts.append(
-            f"--help all      every option{preset}\n--help SECTION  one section: {sections};\n                or a part of one: {part}"
+            f"--help all      every option{preset}\n"
+            f"--help SECTION  one section: {sections};\n{'':16}or a part of one: {part}"
         )
     elif options:
         title = "options of the configuration, in YAML or as --SECTION.OPTION VALUE:"
