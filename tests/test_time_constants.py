@@ -350,7 +350,6 @@ def test_the_verb_draws_and_compares(tmp_path, capsys):
     ("mixer", "options", "message"),
     [
         ("liquid", ["--prompt", "abc"], "--prompt is the text of --diagnostics"),
-        ("liquid", ["--diagnostics", "out", "--prompt", "a" * 801], "the text has 801"),
         ("liquid", ["--diagnostics", "short.txt/out"], "its folder short.txt/out cannot be made"),
         ("liquid", ["--diagnostics", "out", "--file", "short.txt"], "128 in all, and the text has 6"),
         ("attention", ["--diagnostics", "out"], "has none .its mixer is attention"),
