@@ -11,12 +11,12 @@ import torch
 
 from glissando.data.base import IGNORED, Batch
 from glissando.data.corpora import MqarOptions
-from glissando.data.order import random_below, random_words
-from glissando.data.tasks import DrawnCorpus, behind
+from glissando.data.order import random_words
+from glissando.data.tasks import Draw, DrawnCorpus, behind
 from glissando.data.tokenizers import NumberTokenizer, Tokenizer
 from glissando.errors import ConfigError
 
-# Keys of independent random streams; those of tasks.py are 0 to 4, those of copying.py 5 and 6.
+# Keys of independent random streams; those of probes.py are 0 to 6.
 _KEYS, _VALUES, _GAPS, _NOISE, _SPLIT = range(7, 12)
 
 
@@ -67,16 +67,15 @@ class MqarCorpus(DrawnCorpus):
         self._weights = np.arange(1, (o.seq_len - 2 * o.pairs) // 2 + 1) ** (o.power - 1)
         self._valid = self._distinct(o.valid_rows)
 
-    def _draw(self, rows: np.ndarray, seed: int, held_out: bool, attempt: int) -> np.ndarray:
+    def _draw(self, draw: Draw) -> np.ndarray:
         """(n, 2, L) int64, what is read behind eos, and the answers; 0 where nothing is scored."""
-        draw, pairs, first = (held_out, attempt, rows), self._pairs, 2 * self._pairs
-        keys = 1 + _some_of(self._first_value - 1, pairs, seed, _KEYS, *draw)
-        values = self._first_value + _some_of(self._vocabulary - self._first_value, pairs, seed, _VALUES, *draw)
-        noise = 1 + random_below(
-            self._vocabulary - 1, seed, _NOISE, held_out, attempt, rows[:, None], np.arange(self.seq_len - 1)
-        )
+        pairs, first = self._pairs, 2 * self._pairs
+        keys = 1 + _some_of(self._first_value - 1, pairs, draw, _KEYS)
+        values = self._first_value + _some_of(self._vocabulary - self._first_value, pairs, draw, _VALUES)
+        noise = 1 + draw.many_below(self._vocabulary - 1, self.seq_len - 1, _NOISE)
+        fractions = (draw.words(len(self._weights), _GAPS) >> np.uint64(11)) * 2.0**-53
         # The least of exponential times with the weights as rates is drawn by weight, and so on without replacement.
-        times = -np.log1p(-_fractions(len(self._weights), seed, _GAPS, *draw)) / self._weights
+        times = -np.log1p(-fractions) / self._weights
         queries = first + 2 * times.argsort(axis=1, kind="stable")[:, :pairs]
         drawn = np.stack([noise, np.zeros_like(noise)], axis=1)
         drawn[:, 0, 0:first:2], drawn[:, 0, 1:first:2] = keys, values
@@ -122,18 +121,8 @@ class MqarCorpus(DrawnCorpus):
         return super().describe() | {"pairs": self._pairs, "vocabulary": self._vocabulary}
 
 
-def _some_of(size: int, count: int, seed: int, *indices: object) -> np.ndarray:
-    """(n, count), so many different numbers below `size` in random order, for each of the indices."""
-    words = _words(size, seed, *indices)
+def _some_of(size: int, count: int, draw: Draw, key: int) -> np.ndarray:
+    """(n, count), so many different numbers below `size` in random order."""
+    words = draw.words(size, key)
     least = words.argpartition(count - 1, axis=1)[:, :count]
     return np.take_along_axis(least, np.take_along_axis(words, least, 1).argsort(axis=1, kind="stable"), 1)
-
-
-def _fractions(size: int, seed: int, *indices: object) -> np.ndarray:
-    """(n, size) evenly in [0, 1)."""
-    return (_words(size, seed, *indices) >> np.uint64(11)) * 2.0**-53
-
-
-def _words(size: int, seed: int, *indices: object) -> np.ndarray:
-    columns = [np.atleast_1d(np.asarray(index))[:, None] for index in indices]
-    return random_words(seed, *columns, np.arange(size))

@@ -17,11 +17,18 @@ from slow import slow_where
 
 from glissando.cli.corpora import GENERATED
 from glissando.config import from_dict
-from glissando.data.automata import ParityCorpus, TrackingCorpus, arrangements
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
-from glissando.data.copying import CopyCorpus, InductionCorpus, SelectiveCopyCorpus
 from glissando.data.corpora import CORPORA, BpeOptions, build_corpus
-from glissando.data.tasks import RecallCorpus, TaskCorpus
+from glissando.data.probes import (
+    CopyCorpus,
+    InductionCorpus,
+    ParityCorpus,
+    RecallCorpus,
+    SelectiveCopyCorpus,
+    TrackingCorpus,
+    arrangements,
+)
+from glissando.data.tasks import TaskCorpus
 from glissando.data.tokenizers import HFTokenizer, Tokenizer, train_bpe
 from glissando.errors import ConfigError, UnknownNameError
 from glissando.evaluation.scoring import Score, score
