@@ -15,7 +15,7 @@ from glissando.compare.measure import read_measured
 from glissando.compare.models import read_models
 from glissando.config import from_dict
 from glissando.errors import ConfigError
-from glissando.hf.outside import outside_model
+from glissando.hf.transformers_depth import transformers_model
 from glissando.loading import load
 from glissando.model import LanguageModel, ModelConfig
 
@@ -39,7 +39,7 @@ def config_file(folder: Path, kind: str, **changes: Any) -> Path:
 
 def outside(folder: Path, kind: str, **changes: Any) -> LanguageModel:
     torch.manual_seed(0)
-    model = outside_model(config_file(folder, kind, **changes))
+    model = transformers_model(config_file(folder, kind, **changes))
     return LanguageModel(from_dict(ModelConfig, {**model, "vocab_size": 11}, "model")).eval()
 
 
@@ -81,10 +81,10 @@ def test_what_cannot_be_used_is_refused(tmp_path):
     (tmp_path / "not.json").write_text("{")
     for name in ("not.json", "missing.json"):
         with pytest.raises(ConfigError, match=r"config\.json"):
-            outside_model(tmp_path / name)
+            transformers_model(tmp_path / name)
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ConfigError, match="model_type and hidden_size"):
-        outside_model(tmp_path / "other.json")
+        transformers_model(tmp_path / "other.json")
 
 
 def test_it_is_trained_as_the_first_model_is(tmp_path):

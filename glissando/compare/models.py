@@ -19,7 +19,7 @@ from glissando.yaml_files import read_options
 Given = str | Mapping[str, Any] | ModelConfig
 
 _SUFFIXES = (".yaml", ".yml")
-_OUTSIDE = "hf:"
+_PREFIX = "hf:"
 
 
 def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[str, Any]]:
@@ -36,11 +36,11 @@ def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[st
             raise ConfigError(
                 f"two models have the name {name!r}: {', '.join(given)}; give each once, and each file its own name"
             )
-        if isinstance(what, str) and what.startswith(_OUTSIDE):
-            from glissando.hf.outside import outside_model
+        if isinstance(what, str) and what.startswith(_PREFIX):
+            from glissando.hf.transformers_depth import transformers_model
 
             training = {} if number == 0 else next(iter(models.values())).get("training", {})
-            what = {"model": outside_model(what.removeprefix(_OUTSIDE)), "training": training}
+            what = {"model": transformers_model(what.removeprefix(_PREFIX)), "training": training}
         if isinstance(what, str) and Path(what).suffix not in _SUFFIXES:
             models[name] = {"preset": what, **load_preset(what)}
             models[name].pop("about", None)
@@ -56,8 +56,8 @@ def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[st
 
 
 def _named(text: str) -> tuple[str, str]:
-    path = Path(text.removeprefix(_OUTSIDE))
-    if path.suffix not in _SUFFIXES and not text.startswith(_OUTSIDE):
+    path = Path(text.removeprefix(_PREFIX))
+    if path.suffix not in _SUFFIXES and not text.startswith(_PREFIX):
         return text, text
     if not path.stem.strip("."):
         raise ConfigError(f"{text} gives the model no name: rename the file, for example to mine.yaml")

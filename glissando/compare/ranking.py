@@ -14,7 +14,7 @@ from glissando.compare.results import ModelResult, difference, reported, sums
 _SHOWN = 260
 
 
-class Place(NamedTuple):
+class Entry(NamedTuple):
     """A model in the ranking; its bar from 0 to the highest interval's end, in percent of the width."""
 
     model: str
@@ -63,7 +63,7 @@ def _differs(best: ModelResult, other: ModelResult, comparison: Comparison) -> b
     return between.low < between.high and not between.low <= 0 <= between.high
 
 
-def places(results: Sequence[ModelResult]) -> list[Place]:
+def entries(results: Sequence[ModelResult]) -> list[Entry]:
     """The ranking, each with the beginning of what it writes."""
     order, ranking = ranked(results), []
     colours = {result.model: colour_name(number) for number, result in enumerate(results)}
@@ -75,7 +75,7 @@ def places(results: Sequence[ModelResult]) -> list[Place]:
         interval = "" if bits.low == bits.high else f"{bits.low:.3f} to {bits.high:.3f}"
         bar, low, high = [100 * value / widest for value in (bits.value, bits.low, bits.high)]
         ranking.append(
-            Place(
+            Entry(
                 result.model, colours[result.model], f"{bits.value:.3f}", interval, bar, low, high, text[:at], text[at:]
             )
         )

@@ -20,7 +20,7 @@ from glissando.compare.as_csv import as_csv
 from glissando.compare.figures import COLOURS, as_files, figures
 from glissando.compare.plan import TOLERANCE, Comparison
 from glissando.compare.probes import PROBES
-from glissando.compare.ranking import extent, headline, places, prompt, ranked
+from glissando.compare.ranking import entries, extent, headline, prompt, ranked
 from glissando.compare.results import Estimate, Finished, ModelResult, Runs, accuracy, bits_on, reported
 from glissando.storage import write_atomic
 
@@ -122,7 +122,7 @@ def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -
     if not comparison.sweeps:
         notes.append("No learning rates were swept: each model was trained with its own rate or the one given.")
     notes += [f"R{runs.numbers[run.path]} failed: {run.failed}" for run in runs.all if run.failed]
-    notes += [*_other_texts(results, runs), *_other_places(comparison, runs)]
+    notes += [*_other_texts(results, runs), *_other_machines(comparison, runs)]
     modified = [run for run in runs.all if run.figures["provenance"]["modified"]]
     if modified:
         notes.append(f"{runs.named(modified)}: trained from a working tree with changes that the commit does not have.")
@@ -148,7 +148,7 @@ def _other_texts(results: Sequence[ModelResult], runs: Runs) -> list[str]:
     return notes
 
 
-def _other_places(comparison: Comparison, runs: Runs) -> list[str]:
+def _other_machines(comparison: Comparison, runs: Runs) -> list[str]:
     """Runs of several commands may be of several commits and machines."""
     commits = _alike(runs.all, lambda run: str(run.figures["provenance"]["commit"] or "unknown")[:10])
     machines = _alike(runs.all, _machine)
@@ -375,7 +375,7 @@ def _html(
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((resources.files(__package__) / "report.html.j2").read_text("utf-8"))
     return template.render(
-        colours=Markup(COLOURS), title=headline(comparison, results), places=places(results), prompt=prompt(results),
+        colours=Markup(COLOURS), title=headline(comparison, results), entries=entries(results), prompt=prompt(results),
         floor=floor, floor_at=None if floor is None else 100 * floor / extent(results),
         about=about, notes=notes, tables=tables, pictures={name: Markup(svg) for name, svg in pictures.items()},
         half=reported(comparison) != slice(None),

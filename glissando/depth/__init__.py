@@ -6,8 +6,8 @@ from __future__ import annotations
 from glissando.depth.base import DEPTHS, BlockFactory, Depth, DepthOptions, build_depth, register_depth
 from glissando.depth.discrete import DiscreteConfig, DiscreteDepth
 from glissando.depth.flow import FlowConfig, FlowDepth
-from glissando.depth.outside import OutsideConfig
 from glissando.depth.tied import TiedConfig, TiedDepth
+from glissando.depth.transformers import TransformersConfig
 
 __all__ = [
     "DEPTHS",
@@ -18,9 +18,9 @@ __all__ = [
     "DiscreteDepth",
     "FlowConfig",
     "FlowDepth",
-    "OutsideConfig",
     "TiedConfig",
     "TiedDepth",
+    "TransformersConfig",
     "build_depth",
     "register_depth",
 ]

@@ -174,9 +174,9 @@ class Engine:
     def _place(self, request: Request) -> Batch:
         """The batch that another text joins: of its kind, and not so large that a copy of it would not fit."""
         together = Together(request.control is not None, self.needs.level(request), request.pace)
-        return self._joined(together, 1, request.most) or Batch(together)
+        return self._batch_with_room(together, 1, request.most) or Batch(together)
 
-    def _joined(self, together: Together, rows: int, most: int) -> Batch | None:
+    def _batch_with_room(self, together: Together, rows: int, most: int) -> Batch | None:
         """A batch that so many texts, of up to `most` tokens, may join."""
         for batch in self.batches:
             if batch.together == together and 6 * self._batch_bytes(batch, rows, most) < self.memory:
@@ -230,12 +230,12 @@ class Engine:
             for session in batch.sessions:
                 session.take_turns()
             for leaving in batch.split():
-                joined = self._joined(leaving.together, len(leaving.sessions), leaving.most)
-                if joined is None:
+                other = self._batch_with_room(leaving.together, len(leaving.sessions), leaving.most)
+                if other is None:
                     self.batches.append(leaving)
                 else:
                     assert leaving.logits is not None
-                    joined.add(leaving.sessions, leaving.state, leaving.logits)
+                    other.add(leaving.sessions, leaving.state, leaving.logits)
         self.batches = [batch for batch in self.batches if batch.sessions]
 
     def _trim(self) -> None:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from glissando.depth.base import BlockFactory, Depth
-from glissando.depth.outside import OutsideConfig
+from glissando.depth.transformers import TransformersConfig
 from glissando.errors import ConfigError
 from glissando.mixers import EMPTY, Context, Signal
 from glissando.mixers.base import placement
 from glissando.mixers.slots import append
 
 
-def outside_model(path: str | Path) -> dict[str, Any]:
+def transformers_model(path: str | Path) -> dict[str, Any]:
     """The section `model` for the config.json at `path`; raises ConfigError for a file that describes none."""
     try:
         config = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
@@ -37,18 +37,18 @@ def outside_model(path: str | Path) -> dict[str, Any]:
     }
 
 
-class OutsideState(NamedTuple):
+class TransformersState(NamedTuple):
     inputs: Tensor  # (B, slots, D): those of the tokens so far; what lies behind `length` is never read
     length: Tensor  # (B,) int64
 
 
-class OutsideDepth(Depth):
+class TransformersDepth(Depth):
     """See the module's docstring. Raises ConfigError for a model that is unknown, or not causal."""
 
     #: decoding reads the whole past again, so that its time says nothing of the model
     recomputes = True
 
-    def __init__(self, config: OutsideConfig, make_block: BlockFactory) -> None:
+    def __init__(self, config: TransformersConfig, make_block: BlockFactory) -> None:
         super().__init__()
         from transformers import AutoConfig, AutoModel
 
@@ -76,14 +76,14 @@ class OutsideDepth(Depth):
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> OutsideState:
+    ) -> TransformersState:
         place = placement(self, device, dtype)
         inputs = torch.zeros(batch_size, 0, self.hidden_size, **place)
-        return OutsideState(inputs, torch.zeros(batch_size, dtype=torch.int64, device=place["device"]))
+        return TransformersState(inputs, torch.zeros(batch_size, dtype=torch.int64, device=place["device"]))
 
     def forward(
-        self, x: Tensor, state: OutsideState | None = None, ctx: Context | None = None
-    ) -> tuple[Tensor, OutsideState | None]:
+        self, x: Tensor, state: TransformersState | None = None, ctx: Context | None = None
+    ) -> tuple[Tensor, TransformersState | None]:
         ctx = ctx or EMPTY
         if x.shape[-1] != self.hidden_size:
             raise ConfigError(
@@ -99,7 +99,7 @@ class OutsideDepth(Depth):
         y = self.run(self._read)(inputs.to(x.dtype))
         index = state.length.unsqueeze(1) + torch.arange(steps, device=x.device)
         y = y.gather(1, index.unsqueeze(-1).expand(-1, -1, y.shape[-1]))
-        return y, OutsideState(inputs, state.length + ctx.counts(x))
+        return y, TransformersState(inputs, state.length + ctx.counts(x))
 
     def _read(self, x: Tensor) -> Tensor:
         return self.body(inputs_embeds=x, use_cache=False, return_dict=True).last_hidden_state

@@ -9,7 +9,7 @@ from glissando.depth.base import DEPTHS
 
 
 @options
-class OutsideConfig:
+class TransformersConfig:
     """Options of the `transformers` depth.
 
     config  what the model's config.json holds: model_type and its options; its hidden_size is the model's
@@ -18,4 +18,4 @@ class OutsideConfig:
     config: dict[str, Any]
 
 
-DEPTHS.add("transformers", OutsideConfig, "glissando.hf.outside:OutsideDepth")
+DEPTHS.add("transformers", TransformersConfig, "glissando.hf.transformers_depth:TransformersDepth")
