@@ -259,7 +259,7 @@ def test_no_models_seconds_are_spent_on_compiling(kind, expected, tmp_path, monk
     asked.given, asked.budget = ["liquid-ssm-nano"], Amount(kind, 2)
     asked.out.mkdir()
     with contextlib.closing(Table(asked.out)) as table, pytest.raises(KeyboardInterrupt):
-        compare._finish(asked, asked.run_jobs({"liquid-ssm-nano": 1e-3})[0], table)
+        compare._finish_all(asked, asked.run_jobs({"liquid-ssm-nano": 1e-3})[:1], table, None)
     assert done == expected
 
 

@@ -314,17 +314,16 @@ def test_a_sweep_goes_on_while_the_best_is_at_its_edge(tmp_path, monkeypatch):
     """0.008 is best for one model, 0.0005 for the other; so many beyond at most, and a rate that fails ends it."""
     best = {"transformer-nano": 8e-3, "tauformer-nano": 5e-4}
 
-    def trained(asked, job, table):
+    def trained(config, job, path, table):
         cost = abs(math.log(job.learning_rate / best[job.model])) + 1
-        figures = {"held_out": {"nats": [cost, 0.0], "bytes": [1.0, 1.0]}}
+        figures = {"held_out": {"nats": [cost, 0.0], "bytes": [1.0, 1.0]}, "spent": {"seconds": 1.0}}
         if job.learning_rate == 1.6e-2:
             figures = {"failed": "diverged"}
-        path = job.path(asked.out)
         path.mkdir(parents=True)
         (path / MEASURED).write_text(json.dumps(figures))
-        return Finished(job, path, figures)
+        return figures
 
-    monkeypatch.setattr(compare, "_finish", trained)
+    monkeypatch.setattr(compare, "train_and_measure", trained)
     for further, chosen, tried in (
         (3, best, {1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 5e-4, 2.5e-4}),
         (1, best, {1e-3, 2e-3, 4e-3, 8e-3, 5e-4}),
@@ -334,7 +333,7 @@ def test_a_sweep_goes_on_while_the_best_is_at_its_edge(tmp_path, monkeypatch):
         asked.out = tmp_path / str(further)
         asked.out.mkdir()
         with contextlib.closing(Table(asked.out)) as table:
-            assert compare._chosen(asked, table) == chosen
+            assert compare._chosen(asked, table, None) == chosen
         assert {run.job.learning_rate for run in measured_of(asked, asked.sweep_jobs())} == tried
         assert compare._may_be_chosen(asked) == [chosen]
 

@@ -100,7 +100,7 @@ def _may_be_chosen(comparison: Comparison) -> list[dict[str, float]]:
     return [dict.fromkeys(comparison.names, rate) for rate in sorted({job.learning_rate for job in jobs})]
 
 
-def _chosen(comparison: Comparison, table: Table, cluster: Cluster | None = None) -> dict[str, float]:
+def _chosen(comparison: Comparison, table: Table, cluster: Cluster | None) -> dict[str, float]:
     """model -> learning rate. Raises TrainingError where none works for any model."""
     if comparison.sweeps:
         tried = _finish_all(comparison, comparison.sweep_jobs(), table, cluster)
