@@ -139,8 +139,9 @@ def _results(
 ) -> Generator[tuple[Job, dict[str, Any]], None, None]:
     """One job after the other in this process, with its figures."""
     for job in jobs:
-        yield job, train_and_measure(comparison.config(job), job, job.path(comparison.directory), table)
+        figures = train_and_measure(comparison.config(job), job, job.path(comparison.directory), table)
         table.set(job.model, state="waiting")
+        yield job, figures
 
 
 def _ended(comparison: Comparison, job: Job, figures: dict[str, Any]) -> str:
