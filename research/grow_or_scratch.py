@@ -95,7 +95,7 @@ def compare(name: str, seed: int, options: argparse.Namespace, folder: Path) -> 
     grown = train_stages(staged, folder / f"{name}-{seed}-grown")
     *_, last = plans(staged, folder / f"{name}-{seed}-grown")
     large = {"model": last.config.as_dict()["model"], "training": {"flops": flops}, "data": {"seed": seed}}
-    config = from_dict(RunConfig, merge(_shared(task, seed, options), large))
+    config = from_dict(RunConfig, merge(RunConfig, _shared(task, seed, options), large))
     # Sizes stay; what makes a grown model a grown one does not.
     config.model.logit_scale, config.model.depth.gated, config.model.mixer.scale = 1.0, [], None
     scratch = train(config, folder / f"{name}-{seed}-scratch")
@@ -145,7 +145,7 @@ def _shared(task: Task, seed: int, options: argparse.Namespace) -> dict[str, Any
         "save_every": 10**9,
         "log_every": options.every,
     }
-    return merge(preset, {"model": task.model, "data": task.data, "training": training})
+    return merge(RunConfig, preset, {"model": task.model, "data": task.data, "training": training})
 
 
 def _staged(task: Task, seed: int, flops: float, options: argparse.Namespace) -> RunConfig:
@@ -162,8 +162,8 @@ def _staged(task: Task, seed: int, flops: float, options: argparse.Namespace) ->
                 "training": {"flops": share * flops, "schedule": schedule},
             }
         )
-    shared = merge(_shared(task, seed, options), {"training": {"optimizer": {"release": options.release}}})
-    return from_dict(RunConfig, merge(shared, {"stages": stages}))
+    shared = merge(RunConfig, _shared(task, seed, options), {"training": {"optimizer": {"release": options.release}}})
+    return from_dict(RunConfig, merge(RunConfig, shared, {"stages": stages}))
 
 
 def _options() -> argparse.Namespace:

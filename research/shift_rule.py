@@ -77,7 +77,7 @@ def answer(shape: dict[str, Any], pairs: int | None, seed: int, steps: int) -> d
         "save_every": steps,
     }
     data = {"kind": "shift", "seq_len": 32, "batch_size": 128, "seed": seed, **shift}
-    config = from_dict(RunConfig, merge(preset, {"model": shape, "data": data, "training": training}))
+    config = from_dict(RunConfig, merge(RunConfig, preset, {"model": shape, "data": data, "training": training}))
     with tempfile.TemporaryDirectory() as folder:
         model = glissando.load(train(config, Path(folder) / "run").path)
     corpus: Any = build_corpus(config.data, model.tokenizer)

@@ -76,7 +76,7 @@ def test_transformers_own_model_tests(suite, preset):
     paths = os.pathsep.join([str(ROOT), str(suite), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", os.devnull, "-p", "no:cacheprovider", "-q", "-W", "ignore", "--tb=short",
-         f"--junitxml={report}", str(ROOT / "tests" / "hf_common" / "common_model_test.py")],
+         f"--junitxml={report}", str(ROOT / "tests" / "hf_common" / "common_models.py")],
         cwd=suite, capture_output=True, text=True, timeout=3000,
         env=os.environ | {"PYTHONPATH": paths, "GLISSANDO_HF_PRESET": preset, "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip

@@ -34,10 +34,6 @@ NOT_RUN = {
     ): "S3",
     ("clusters.md", 'glissando generate s3://bucket/first --prompt "Once upon a time"'): "S3",
     ("clusters.md", "glissando train --resume s3://bucket/first"): "S3",
-    (
-        "clusters.md",
-        "glissando compare transformer-nano liquid-ssm-nano --budget tokens=2e6 --seeds 4 --out s3://bucket/compare",
-    ): "S3; tests/test_compare_url.py writes to fsspec's memory and files",
     ("clusters.md", "glissando train --config book.yaml --out runs/book"): "torchrun or Slurm on several nodes; "
     "tests/test_restarts.py starts two of them on one machine",
     ("devices.md", "glissando train --preset continuous-transformer-124m --training.tokens 2.5e9 --out runs/124m"): (

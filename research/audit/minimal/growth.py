@@ -189,12 +189,12 @@ def _cost(plan: Plan, seed: int) -> Cost:
     from glissando.training.fit import train
 
     flops, shared = _flops(plan), _shared(plan, seed)
-    staged = from_dict(RunConfig, merge(shared, {"stages": _stages(flops, seed)}))
+    staged = from_dict(RunConfig, merge(RunConfig, shared, {"stages": _stages(flops, seed)}))
     with tempfile.TemporaryDirectory() as folder:
         grown = train_stages(staged, Path(folder) / "grown")
         *_, last = plans(staged, Path(folder) / "grown")
         large = {"model": last.config.as_dict()["model"], "training": {"flops": flops}, "data": {"seed": seed}}
-        config = from_dict(RunConfig, merge(shared, large))
+        config = from_dict(RunConfig, merge(RunConfig, shared, large))
         # Sizes stay; what makes a grown model a grown one does not.
         config.model.logit_scale, config.model.depth.gated, config.model.mixer.scale = 1.0, [], None
         scratch = train(config, Path(folder) / "scratch")
@@ -222,9 +222,11 @@ def _shared(plan: Plan, seed: int) -> dict[str, Any]:
         "save_every": 10**9,
         "log_every": every,
     }
+    from glissando.training.config import RunConfig
+
     shift = {"valid_pairs": 32} if plan.quick else {}
     data = {"kind": "shift", "seq_len": 32, "batch_size": 128, **shift}
-    return merge(preset, {"data": data, "training": training})
+    return merge(RunConfig, preset, {"data": data, "training": training})
 
 
 def _stages(flops: float, seed: int) -> list[dict[str, Any]]:
