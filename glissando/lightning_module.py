@@ -18,13 +18,13 @@ from torch import Tensor
 
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
 from glissando.errors import MissingExtraError
-from glissando.evaluation.scoring import Score, merged, score_part, to_device
+from glissando.evaluation.scoring import Score, merged, score_part
 from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
-from glissando.training.objective import Objective
+from glissando.training.language_task import LanguageTask
 from glissando.training.optimizer import build_optimizer, set_rates
 from glissando.training.schedules import SCHEDULES
-from glissando.training.state import Sums
+from glissando.training.task import Objective, Sums
 
 try:
     import lightning.pytorch as pl
@@ -47,7 +47,7 @@ class TrainingModule(pl.LightningModule):
     def __init__(self, config: RunConfig, model: LanguageModel, corpus: Corpus) -> None:
         super().__init__()
         self.config, self.corpus = config, corpus
-        self.objective = Objective(model, config.training)
+        self.objective = Objective(model, LanguageTask(config, corpus))
         self.schedule = SCHEDULES.class_of(config.training.schedule)(config.training.schedule)
 
     def train_dataloader(self) -> Iterable[Batch]:
@@ -60,7 +60,8 @@ class TrainingModule(pl.LightningModule):
         return _HeldOut(self.corpus, Shard(self.trainer.global_rank, self.trainer.world_size))
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, _: int) -> Batch:
-        return to_device(batch, device)
+        """As it is: the task counts its targets before it moves it."""
+        return batch
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         """The mean loss over the batch's targets."""

@@ -16,8 +16,8 @@ from glissando.loggers import Logger
 from glissando.storage import write_atomic
 
 COLUMNS = (
-    "step", "tokens", "seconds", "flops", "train_loss", "train_bits_per_byte", "learning_rate", "grad_norm",
-    "tokens_per_second", "valid_loss", "valid_bits_per_byte", "valid_accuracy", "train_accuracy", "stability", "epoch",
+    "step", "epoch", "tokens", "seconds", "flops", "train_loss", "valid_loss", "learning_rate", "grad_norm",
+    "stability", "tokens_per_second",
 )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from glissando.presets import load_preset
 from glissando.runs import Run
 from glissando.training.config import RunConfig, TrainingConfig
 from glissando.training.fit import train
+from glissando.training.language_task import LanguageTask
 from glissando.training.launch import build_fabric, ended_together
-from glissando.training.loop import Loop
 
 BRIEF = {"training": {"steps": 3, "log_every": 1, "save_every": 3}}
 FLOW = {"kind": "flow", "layers": 2, "n_steps": 3}
@@ -84,5 +84,5 @@ def main(files: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    Loop.sampled = partialmethod(Loop.sampled, tokens=8)  # type: ignore[method-assign]  200 take a sharded model long
+    LanguageTask.sample = partialmethod(LanguageTask.sample, tokens=8)  # type: ignore[method-assign]  200 take a sharded model long
     main(sys.argv[1:])

@@ -35,7 +35,7 @@ from glissando.runs import Run
 from glissando.stages import train_stages
 from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
-from glissando.training.loop import Loop
+from glissando.training.language_task import LanguageTask
 
 TAU = {"model": {"mixer": {"kind": "tau", "heads": 2}}}
 EVERYTHING = {"model.mixer": {"importance": True, "forget_gate": True, "output_gate": True}}
@@ -61,7 +61,7 @@ def counts(path: Path) -> list[int]:
 @pytest.fixture(autouse=True)
 def no_samples(monkeypatch):
     """They take longer than the training here."""
-    monkeypatch.setattr(Loop, "sampled", lambda self: "")
+    monkeypatch.setattr(LanguageTask, "sample", lambda self, model: "")
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from glissando.checkpoints import checkpoint_path, keep_newest, latest_checkpoin
 from glissando.errors import RunError
 from glissando.random_state import restore_rng, rng_state
 from glissando.storage import MANIFEST, publish_directory, verify_manifest, write_manifest
-from glissando.training.state import Sums, TrainState
+from glissando.training.state import TrainState
+from glissando.training.task import Sums
 from glissando.trees import load_tree, save_tree
 
 
@@ -33,7 +34,7 @@ def reread(directory: Path) -> Any:
 def test_a_state_is_its_checkpoint(tmp_path):
     """Every field comes back, tensors bit by bit."""
     state = TrainState(step=7, tokens=99, flops=1e12, seconds=2.5, validation_seconds=0.5, best=1.5, best_step=4)
-    state.waited, state.samples, state.unlogged = 2, 30, Sums(1.25, 0.5, 3.0, 64, 60, 1e9)
+    state.waited, state.samples, state.unlogged = 2, 30, Sums(1.25, 64, 1e9, {"hits": 3.0})
     state.model = {"model.w": torch.randn(3, 2)}
     state.optimizer = {"w": {"step": torch.tensor(7.0), "exp_avg": torch.randn(3, 2)}}
     state.schedule, state.hooks = {"best": float("inf"), "cuts": 1}, {"Calibration": {"count": 1, "gradient": None}}

@@ -23,7 +23,8 @@ from glissando.decoding import CompiledStep
 from glissando.errors import ConfigError, GlissandoError
 from glissando.presets import preset_names
 from glissando.runs import CONFIG, Run
-from glissando.training.fit import fit_to_corpus, train
+from glissando.training.fit import train
+from glissando.training.language_task import fit_to_corpus
 
 pytestmark = pytest.mark.timeout(600)
 TIMED = {"decode": {}, "state": {}, "train": {"median": 1.0, "low": 1.0, "high": 1.0}, "memory_mib": 1.0}

@@ -22,7 +22,7 @@ from glissando.runs import Run
 from glissando.stages import plans, resume_stages, train_stages
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
-from glissando.training.loop import Loop
+from glissando.training.language_task import LanguageTask
 
 STAGED = {
     "stages": [
@@ -37,7 +37,7 @@ STAGED = {
 @pytest.fixture(autouse=True)
 def unsampled(monkeypatch):
     """Sampled text takes longer than these trainings."""
-    monkeypatch.setattr(Loop, "sampled", lambda self: "")
+    monkeypatch.setattr(LanguageTask, "sample", lambda self, model: "")
 
 
 def assert_same_logits(one: Path, other: Path) -> None:

@@ -22,7 +22,7 @@ from glissando.model import LanguageModel
 from glissando.runs import OPTIMIZER, Run
 from glissando.training.config import AdamWOptions, RunConfig
 from glissando.training.fit import resume, train
-from glissando.training.loop import Loop
+from glissando.training.language_task import LanguageTask
 from glissando.training.moments import Moments, checkpoint_moments, read_moments
 from glissando.training.optimizer import optimizer_groups, put_optimizer_state, set_rates
 from glissando.training.shares import Share, shares
@@ -176,7 +176,7 @@ STEADY: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def unsampled(monkeypatch):
     """Sampled text takes longer than these trainings."""
-    monkeypatch.setattr(Loop, "sampled", lambda self: "")
+    monkeypatch.setattr(LanguageTask, "sample", lambda self, model: "")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from glissando.mixers.tau_observation import CollapseWarning, attention_entropy,
 from glissando.model import LanguageModel
 from glissando.observation.calibration import key_energies, set_tau, tau_mixers
 from glissando.training.fit import resume, train
-from glissando.training.loop import Loop
+from glissando.training.language_task import LanguageTask
 
 TAU = {"model": {"mixer": {"kind": "tau", "heads": 2}}}
 ROWS = {"training": {"steps": 6, "log_every": 1, "save_every": 3, "validate_every": 10**6}}
@@ -49,7 +49,7 @@ def some_ids(rows: int, length: int) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def no_samples(monkeypatch):
     """They take longer than the training here."""
-    monkeypatch.setattr(Loop, "sampled", lambda self: "")
+    monkeypatch.setattr(LanguageTask, "sample", lambda self, model: "")
 
 
 # ---------------------------------------------------------------------- what is observed

@@ -14,7 +14,7 @@ from glissando import series_training
 from glissando.compare.speed import trainer
 from glissando.precision import flushed_subnormals
 from glissando.training.fit import resume, train
-from glissando.training.objective import Objective
+from glissando.training.task import Objective
 
 
 def halved() -> float:
@@ -95,7 +95,7 @@ def test_training_speed_is_measured_with_them_flushed():
 WORKERS = """
 import sys, torch
 from glissando.cli import main
-from glissando.training.objective import Objective
+from glissando.training.task import Objective
 original, halves = Objective.forward, []
 
 def forward(self, *arguments, **options):

@@ -15,12 +15,14 @@ import glissando
 from glissando.config import from_dict, merge
 from glissando.data.base import IGNORED
 from glissando.errors import ConfigError, GlissandoError, RunError
+from glissando.evaluation.scoring import divergence
 from glissando.loading import load_base
 from glissando.presets import load_preset
 from glissando.stages import STAGES, plans, resume_stages, train_stages
 from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
-from glissando.training.objective import Objective, divergence
+from glissando.training.language_task import LanguageTask
+from glissando.training.task import Objective
 
 FLOW = {"kind": "flow", "layers": 2, "n_steps": 2}
 DIALS = {"model.depth.control": ["mood", "speech"]}
@@ -71,7 +73,7 @@ def test_the_tie_is_in_the_loss_and_in_the_log(start, tmp_path, monkeypatch):
 
     def watch(self, *args):
         loss = original(self, *args)
-        losses.append((loss.detach(), float(self.sums.nats + 0.5 * self.sums.neutral)))
+        losses.append((loss.detach(), float(self.sums.also["nats"] + 0.5 * self.sums.also["neutral"])))
         return loss
 
     monkeypatch.setattr(Objective, "forward", watch)
@@ -103,8 +105,8 @@ def test_the_base_reads_what_the_model_reads_and_drops_nothing(start, tmp_path, 
         finally:
             monkeypatch.setattr(type(base), "forward", forward)
 
-    original = Objective._neutral_kl
-    monkeypatch.setattr(Objective, "_neutral_kl", watch)
+    original = LanguageTask._neutral_kl
+    monkeypatch.setattr(LanguageTask, "_neutral_kl", watch)
     steered(start, tmp_path, {"training.steps": 1})
     (base, given), (model, also) = seen
     assert not base.training

@@ -313,8 +313,8 @@ def test_rows_longer_than_the_learned_positions_are_refused(tmp_path):
 @pytest.mark.parametrize("length", [40, 16])
 def test_samples_end_with_the_learned_positions(tmp_path, length):
     loop = loop_for(tmp_path, LEARNED, {"model.max_length": length})
-    prompt = loop.corpus.prompts(1)[0]
-    text = loop.sampled()
+    prompt = loop.task.corpus.prompts(1)[0]
+    text = loop.task.sample(loop.model)
     assert text.startswith(f"{prompt}|")
     assert len(text.encode("utf-8", "ignore")) >= len(prompt) + 1
 

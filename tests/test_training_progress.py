@@ -21,6 +21,7 @@ from glissando.fabric import Fabric
 from glissando.generation import visible
 from glissando.training.budget import Clock
 from glissando.training.fit import train
+from glissando.training.language_task import LanguageTask
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress
 
@@ -131,7 +132,7 @@ def test_loss_and_time_left_are_within_80_columns(tmp_path):
     loop.metrics = SimpleNamespace(latest=latest)
     with os.fdopen(terminal, "w") as file, os.fdopen(shows, "rb", 0) as screen:
         progress = Progress(file)
-        progress.before_step(loop, [next(loop.corpus.batches("train"))])
+        progress.before_step(loop, [next(loop.task.batches("train"))])
         progress.logged(loop)
         written = b""
         while b"| step" not in written:  # a terminal may hand on less than there is
@@ -178,7 +179,7 @@ def validations(tmp_path, monkeypatch, now, cost, *updates):
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     monkeypatch.setattr(Loop, "_score", score)
-    monkeypatch.setattr(Loop, "sampled", lambda self: "")
+    monkeypatch.setattr(LanguageTask, "sample", lambda self, model: "")
     short = {"model.hidden_size": 4, "data": {"batch_size": 1, "seq_len": 4}, "training": {"save_every": 10**6}}
     run(tmp_path, "run", short, *updates)
     return made

@@ -36,8 +36,8 @@ from glissando.checkpoints import latest_checkpoint
 from glissando.errors import ConfigError, DataError, DivergenceError, RunError, Stopped, TrainingError
 from glissando.metrics import read_metrics
 from glissando.training.fit import resume, train
-from glissando.training.objective import Objective
 from glissando.training.progress import Progress
+from glissando.training.task import Objective
 
 
 def assert_same_run(got: Path, expected: Path) -> None:
@@ -406,7 +406,7 @@ def assert_no_nan(run: Path, step: int) -> None:
 
 def spoil_weights(objective, loss):
     """As if the step before had gone wrong, from the loss on."""
-    objective.sums.nats = objective.sums.nats * float("nan")
+    objective.sums.loss = objective.sums.loss * float("nan")
     return loss * float("nan")
 
 

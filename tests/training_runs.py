@@ -20,9 +20,9 @@ from glissando.checkpoints import latest_checkpoint
 from glissando.config import from_dict, merge
 from glissando.data.base import Batch
 from glissando.data.corpora import build_corpus
-from glissando.model import LanguageModel
 from glissando.runs import Run
 from glissando.training.config import RunConfig
+from glissando.training.language_task import LanguageTask
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress
 from glissando.training.state import TrainState
@@ -73,9 +73,8 @@ def configuration(folder: Path, *updates: dict[str, Any]) -> RunConfig:
 def loop_for(folder: Path, *updates: dict[str, Any]) -> Loop:
     """A loop of a small model with a clock of its own, not started."""
     config = configuration(folder, *updates)
-    corpus = build_corpus(config.data)
-    model = LanguageModel(config.model, corpus.tokenizer)
-    return Loop(config, Run(folder / "run"), corpus, model, None, [])
+    task = LanguageTask(config, build_corpus(config.data))
+    return Loop(config, Run(folder / "run"), task, task.new_model(), [])
 
 
 def weights(run: Run | Path) -> dict[str, torch.Tensor]:

@@ -168,14 +168,15 @@ class Comparison:
 
     def _check_data(self) -> None:
         """Raise DataError or ConfigError where a corpus cannot be opened, or not read by every model."""
-        from glissando.training.fit import require_rows
+        from glissando.training.language_task import require_rows
 
         for task in ["", *self.probes]:
             kind = "probe" if task else "run"
             data = self.config(Job(kind, self.names[0], 0, 1.0, task)).data
             corpus = build_corpus(data, None if task else self.tokenizer)
             for name in self.names:
-                require_rows(self.config(Job(kind, name, 0, 1.0, task)), corpus)
+                config = self.config(Job(kind, name, 0, 1.0, task))
+                require_rows(config.model, config.data, corpus)
             if self.sweeps and not task and _rows(corpus) < 2:
                 raise DataError(
                     "the held-out text has a single row, but a sweep needs some rows to choose a rate and others to "

@@ -126,7 +126,8 @@ class JobProgress(Progress):
         """Stop as a signal would make it, with everything saved."""
         self._show_warnings()
         if self.table.stop_asked():
-            loop.budget.asked, loop.stopping.asked = True, signal.SIGINT
+            loop.stopping.asked = signal.SIGINT
+            loop.ask_to_stop()
 
     def logged(self, loop: Loop) -> None:
         super().logged(loop)

@@ -200,15 +200,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-def compiled_by_row_length(function: Callable[[Any], Tensor], lengths: int) -> Callable[[Any], Tensor]:
-    """`function` of a batch, compiled once for each of so many row lengths at most and run as it is at others: PyTorch
-    2.13 fails to compile our models for all lengths at once."""
+def compiled_by_row_length(function: Callable[..., Any], lengths: int) -> Callable[..., Any]:
+    """`function`, compiled once for each of so many row lengths at most and run as it is at others: PyTorch 2.13 fails
+    to compile our models for all lengths at once."""
     import torch._dynamo
 
     fast = torch.compile(function, dynamic=False)
 
-    def call(batch: Any) -> Tensor:
+    def call(*arguments: Any) -> Any:
         with torch._dynamo.config.patch(recompile_limit=lengths, accumulated_recompile_limit=16 * lengths):
-            return fast(batch)
+            return fast(*arguments)
 
     return call

@@ -1,4 +1,4 @@
-"""How much of a training's budget is spent, what is due after a step, and when training stops."""
+"""How much of a training's budget is spent, and what is due after a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Iterator
 
-from glissando.data.base import Corpus
 from glissando.errors import ConfigError
 from glissando.training.config import TrainingConfig
 from glissando.training.state import TrainState
@@ -42,49 +41,35 @@ class Clock:
 class Budget:
     """What has been spent, counted over resumptions too.
 
+    limits  those that are given; empty where training goes on until it is asked to stop
     share   of the budget that is spent, at most 1
-    ended   the step just done was the last one of the run
-    asked   somebody asked to stop: the run can go on, and what is due after this step is done all the same, for
-            resuming begins with the next one
 
-    Raises ConfigError for epochs of a corpus that has no known end.
+    Raises ConfigError for epochs of data that have no known end.
     """
 
-    def __init__(self, t: TrainingConfig, corpus: Corpus, batch_size: int) -> None:
+    def __init__(self, t: TrainingConfig, epoch_rows: int | None, batch_size: int) -> None:
         self.steps = t.steps
         if t.epochs is not None:
-            if corpus.epoch_rows is None:
+            if epoch_rows is None:
                 raise ConfigError(
                     "training.epochs counts passes over a text or over pairs, and this corpus has no known end: give "
                     "training.steps or another budget"
                 )
-            self.steps = max(1, math.ceil(t.epochs * corpus.epoch_rows / batch_size))
-        self.limits = {"step": self.steps, "tokens": t.tokens, "seconds": t.seconds, "flops": t.flops}
-        self.endless = not any(self.limits.values())
+            self.steps = max(1, math.ceil(t.epochs * epoch_rows / batch_size))
+        limits = {"step": self.steps, "tokens": t.tokens, "seconds": t.seconds, "flops": t.flops}
+        self.limits = {name: limit for name, limit in limits.items() if limit}
         self.share = self.share_before = 0.0  # at the end of the last two steps
-        self.ended = self.asked = False
-
-    @property
-    def stopping(self) -> bool:
-        return self.ended or self.asked
-
-    @property
-    def interrupted(self) -> bool:
-        return self.asked and not self.ended
 
     def spend(self, state: TrainState) -> None:
         """Take note of where training is."""
-        share = next((getattr(state, name) / limit for name, limit in self.limits.items() if limit), 0.0)
+        share = next((getattr(state, name) / limit for name, limit in self.limits.items()), 0.0)
         self.share_before, self.share = self.share, min(1.0, share)
-        self.ended = self.share >= 1
 
     def due(self, every: int | None, step: int) -> bool:
-        """Whether something is due after `step`: every so many steps, or ten times a run; and at its end.
+        """Whether something is due after `step`: every so many steps, or ten times a run.
 
         Where there is no budget, every ENDLESS_EVERY steps.
         """
-        if self.ended:
-            return True
-        if every is None and self.steps is None and not self.endless:
+        if every is None and self.steps is None and self.limits:
             return int(10 * self.share) > int(10 * self.share_before)
-        return step % (every or (ENDLESS_EVERY if self.endless else max(1, (self.steps or 0) // 10))) == 0
+        return step % (every or (max(1, (self.steps or 0) // 10) if self.limits else ENDLESS_EVERY)) == 0

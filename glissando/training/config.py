@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
@@ -17,6 +17,10 @@ from glissando.observation.calibration_options import CALIBRATIONS, FixedOptions
 from glissando.presets import load_preset, preset_text
 from glissando.training.length import BUDGET_OPTIONS, Length, Positive
 from glissando.training.schedules import SCHEDULES, WarmupCosineOptions
+
+if TYPE_CHECKING:
+    from glissando.runs import Run
+    from glissando.training.task import Task
 
 #: options of the machine, not of the training: a run may be resumed with others
 MACHINE = ("devices", "num_nodes", "accelerator", "strategy", "tensorboard", "wandb")
@@ -158,7 +162,7 @@ class Stage:
 
 @options
 class RunConfig:
-    """All of a run: what config.yaml holds, resolved.
+    """All of a run of a language model: what config.yaml holds, resolved.
 
     start_from  the run whose weights and tokenizer training starts with (--from on the command line)
     stages      trainings in a row, each from the end of the one before; see glissando.stages
@@ -176,16 +180,19 @@ class RunConfig:
     grown: dict[str, list[float]] = field(default_factory=dict)
     imports: list[Annotated[str, Field(strict=True)]] = field(default_factory=list)
 
+    #: of config.yaml, where it is not a language model's
+    kind: ClassVar[str | None] = None
+
+    def task(self, resumed: Run | None = None) -> Task:
+        """Open the data; those of a run that is `resumed` must be what they were."""
+        from glissando.training.language_task import open_task
+
+        return open_task(self, resumed)
+
     def check(self, processes: int) -> None:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes, and
         DataError where `require_text` does."""
         self.require_text()
-        schedule = self.training.schedule
-        if not self.training.budgets and schedule.needs_end:
-            raise ConfigError(
-                f"training.schedule.kind {SCHEDULES.kind_of(schedule)} needs an end, and no budget is given: give "
-                f"one of {BUDGET_OPTIONS}; or, to train until Ctrl-C, --training.schedule.kind constant"
-            )
         mixers = [MIXERS.kind_of(mixer) for mixer in self.model.mixers]
         if not isinstance(self.training.calibration, FixedOptions) and "tau" not in mixers:
             raise ConfigError(
@@ -193,14 +200,7 @@ class RunConfig:
                 f"mixer is {', '.join(mixers)}, which has no tau: leave training.calibration out, or set "
                 "model.mixer: tau"
             )
-        if self.training.wandb is not None:
-            import_wandb()
-        parts = self.training.accumulate * processes
-        if self.data.batch_size % parts:
-            raise ConfigError(
-                f"data.batch_size {self.data.batch_size} cannot be divided among {processes} process(es) x "
-                f"training.accumulate {self.training.accumulate}; use a multiple of {parts}"
-            )
+        require_parts(self.training, self.data.batch_size, processes)
 
     def require_text(self) -> None:
         """Raise DataError where the preset was published with a text, and no text is given."""
@@ -217,6 +217,40 @@ class RunConfig:
         """Plain nested values."""
         values = to_dict(self)
         return {k: v for k, v in values.items() if v or k not in ("start_from", "stages", "grown", "imports")}
+
+
+class AnyRunConfig(Protocol):
+    """All of a run, whatever its task is."""
+
+    kind: ClassVar[str | None]
+    start_from: str | None
+    model: Any
+    data: Any
+    training: TrainingConfig
+    grown: dict[str, list[float]]
+
+    def check(self, processes: int) -> None: ...
+
+    def task(self, resumed: Run | None = None) -> Task: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+def require_parts(training: TrainingConfig, batch_size: int, processes: int) -> None:
+    """Raise ConfigError for a schedule without the end that it needs, and a batch that cannot be divided."""
+    if not training.budgets and training.schedule.needs_end:
+        raise ConfigError(
+            f"training.schedule.kind {SCHEDULES.kind_of(training.schedule)} needs an end, and no budget is given: give "
+            f"one of {BUDGET_OPTIONS}; or, to train until Ctrl-C, --training.schedule.kind constant"
+        )
+    if training.wandb is not None:
+        import_wandb()
+    parts = training.accumulate * processes
+    if batch_size % parts:
+        raise ConfigError(
+            f"data.batch_size {batch_size} cannot be divided among {processes} process(es) x "
+            f"training.accumulate {training.accumulate}; use a multiple of {parts}"
+        )
 
 
 def fitted_vocabulary(given: int, tokens: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import math
 import shlex
 import shutil
@@ -14,33 +13,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glissando.backbone import for_saved_weights
-from glissando.checkpoints import BEST, CHECKPOINTS, saved_step
+from glissando.checkpoints import BEST, saved_step
 from glissando.config import from_dict, merge
-from glissando.data.base import Corpus
-from glissando.data.corpora import CORPORA, build_corpus
 from glissando.errors import ConfigError, RunError, Stopped
 from glissando.fabric import seed_everything
-from glissando.loading import BASE, load
 from glissando.loggers import WANDB
-from glissando.metrics import read_metrics, summarize, summary_lines
-from glissando.model import LanguageModel, ModelConfig
-from glissando.observation.calibration_options import CALIBRATIONS
+from glissando.metrics import read_metrics
 from glissando.precision import flushed_subnormals, resolved_precision
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
 from glissando.runs import CONFIG, METRICS, SUMMARY, Run, config_text
 from glissando.storage import MANIFEST, publishing, read_manifest, verify_manifest, write_manifest
 from glissando.training import launch
-from glissando.training.config import MACHINE, OPTIMIZERS, RunConfig, fitted_vocabulary
+from glissando.training.config import MACHINE, OPTIMIZERS, AnyRunConfig, RunConfig
 from glissando.training.hook import Hook
 from glissando.training.length import BUDGETS
 from glissando.training.loop import Loop
 from glissando.training.mirroring import Mirroring, new_place, old_place
-from glissando.training.moments import Moments, optimizer_of, read_moments
-from glissando.training.observation import Observation
+from glissando.training.moments import Moments, optimizer_of
 from glissando.training.progress import Progress
-from glissando.training.shares import remembered
-from glissando.training.start import keep_base, load_start, start_tokenizer
+from glissando.training.start import load_start, read_growth
 from glissando.training.state import TrainState
 from glissando.urls import is_url
 
@@ -49,7 +40,7 @@ JOB = "torchrun"
 
 
 @flushed_subnormals()
-def train(config: RunConfig, out: str | Path, progress: Hook | None = None, work: Path | None = None) -> Run:
+def train(config: AnyRunConfig, out: str | Path, progress: Hook | None = None, work: Path | None = None) -> Run:
     """Train as `config` says into the new run directory `out`; `progress` shows it, a bar by default.
 
     Where `out` is a URL, the run is made in a directory of this machine, which is returned, and copied there after
@@ -63,47 +54,51 @@ def train(config: RunConfig, out: str | Path, progress: Hook | None = None, work
     """
     config = copy.deepcopy(config)  # what is found out about this run is not the caller's
     config.check(math.prod(launch.processes(config.training)))
-    tokenizer, moments = None, Moments()
+    t, progress = config.training, progress or Progress()
+    t.precision = resolved_precision(t.precision, t.accelerator)
+    seed_everything(t.seed, verbose=False)
+    # All that the user may have got wrong is found before anything is made that the corrected command would meet.
+    moments = Moments()
     if config.start_from is not None:
-        start = Run.open(config.start_from)
-        tokenizer, config.grown, moments = start_tokenizer(start, config.data), remembered(start), read_moments(start)
+        config.grown, moments = read_growth(config.start_from)
     elif config.grown:
         raise ConfigError("grown is what `glissando grow` left in a run: start from that with --from, or leave it out")
-    config.training.precision = resolved_precision(config.training.precision, config.training.accelerator)
-    seed_everything(config.training.seed, verbose=False)
-    corpus, progress = build_corpus(config.data, tokenizer), progress or Progress()
-    notes = fit_to_corpus(config, corpus)
+    task = config.task()
     path, mirroring = new_place(out, work)
-    loop = _build(config, Run(path), corpus, progress, resuming=False)
-    if (before := optimizer_of(moments)) in (None, OPTIMIZERS.kind_of(config.training.optimizer)):
-        loop.moments = moments
-    else:
-        now = OPTIMIZERS.kind_of(config.training.optimizer)
-        notes.append(f"{config.start_from} was trained with {before}; {now} starts with an empty state")
-    if config.start_from is None:
-        loop.model.require_started()
-    else:
-        notes += load_start(config.start_from, config.model, loop.model)
+    run = Run(path)
+    model = task.new_model(saved=config.start_from is not None)
+    loop = Loop(config, run, task, model, [progress, *task.hooks()])
+    notes = [*task.notes, *_start(loop, moments)]
     text = config_text(config.as_dict())
     # A job that is put into its queue again may come to another machine, and another node never had the directory.
-    if _begun_by_this_job(loop.run, text) or (mirroring is not None and mirroring.mirror.is_begun(launch.job(), text)):
+    if _begun_by_this_job(run, text) or (mirroring is not None and mirroring.mirror.is_begun(launch.job(), text)):
         return resume(out, progress=progress, work=work)
     if mirroring is not None and launch.rank() == 0:
         mirroring.mirror.require_free()
-    # Nothing that the user may have got wrong is left: what was made would stand in the way of the corrected command.
     if launch.rank() > 0:
         return _fit(loop, None, mirroring)
-    loop.run.require_free(anew=True)
-    with alone(loop.run.path) as locked:
+    run.require_free(anew=True)
+    with alone(path) as locked:
         for note in notes:
             progress.message(note)
         notes_of_making = {TEXTS: fingerprints(config.data)} | ({JOB: job} if (job := launch.job()) else {})
-        run = Run.create(path, notes_of_making, anew=locked)
-        run.write_config(config.as_dict())
-        run.write_tokenizer(corpus.tokenizer)
-        if config.training.neutral_kl:
-            keep_base(str(config.start_from), run)
+        Run.create(path, notes_of_making, anew=locked).write_config(config.as_dict())
+        task.write(run)
         return _fit(loop, None, mirroring)
+
+
+def _start(loop: Loop, moments: Moments) -> list[str]:
+    """Give the model the weights and the optimizer's state that training starts from; what a person should know."""
+    config = loop.config
+    if config.start_from is None:
+        loop.model.require_started()
+        return []
+    before, now = optimizer_of(moments), OPTIMIZERS.kind_of(config.training.optimizer)
+    notes = load_start(config.start_from, config.model, loop.model)
+    if before in (None, now):
+        loop.moments = moments
+        return notes
+    return [f"{config.start_from} was trained with {before}; {now} starts with an empty state", *notes]
 
 
 def _begun_by_this_job(run: Run, config: bytes) -> bool:
@@ -122,6 +117,7 @@ def resume(
     progress: Hook | None = None,
     texts: Mapping[str, str] | None = None,
     work: Path | None = None,
+    kind: type[AnyRunConfig] = RunConfig,
 ) -> Run:
     """Go on from the newest complete checkpoint of the run directory `path`, to bit-identical weights.
 
@@ -141,23 +137,21 @@ def resume(
     path, mirroring = old_place(path, work)
     run = Run(path)
     run.require_run()
-    run.require_inside()
     is_first = launch.rank() == 0
     with alone(run.path) if is_first else contextlib.nullcontext():
         checkpoint = run.require_checkpoint()
         opened = Run.open(checkpoint)
-        config = from_dict(RunConfig, opened.read_config(to_train=True), "config.yaml")
+        config = from_dict(kind, opened.read_config(kind=kind.kind, to_train=True), "config.yaml")
         put_texts(config.data, texts or {})
         config.training = replace(config.training, **machine_only(machine or {}))
         config.check(math.prod(launch.processes(config.training)))
-        require_texts(config.data, opened, texts or {})
-        corpus = build_corpus(config.data, opened.require_tokenizer())
-        loop = _build(config, run, corpus, progress or Progress(), resuming=True)
+        task = config.task(opened)
+        loop = Loop(config, run, task, task.new_model(saved=True), [progress or Progress(), *task.hooks()])
         if is_first:
             opened.restore(checkpoint)
-            run.note_resumed({TEXTS: fingerprints(config.data)} if texts else {})
+            run.note_resumed()
             if texts:
-                run.write_config(merge(RunConfig, run.read_config(), texts))
+                run.write_config(merge(kind, run.read_config(kind=kind.kind), texts))
         return _fit(loop, checkpoint, mirroring)
 
 
@@ -227,80 +221,6 @@ def machine_only(options: Mapping[str, Any], beside: tuple[str, ...] = ()) -> Ma
     return options
 
 
-def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
-    """Give the model the corpus's vocabulary; returns what a person should know of how they fit.
-
-    Raises ConfigError or DataError for options that do not fit the corpus.
-    """
-    notes, model = [], config.model
-    given, tokens = model.vocab_size, corpus.tokenizer.vocab_size
-    # A preset's vocabulary is that of its published tokenizer; a smaller tokenizer leaves a part of it unused.
-    model.vocab_size = fitted_vocabulary(given, tokens)
-    if given > tokens and model.vocab_size == given:
-        notes.append(
-            f"the tokenizer has {tokens} tokens of the model's {given:,} (--model.vocab_size {tokens}: no more)"
-        )
-    elif given not in (ModelConfig.vocab_size, tokens):
-        notes.append(f"model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens")
-    require_rows(config, corpus)
-    length = len(corpus.tokenizer.encode(config.training.sample_prompt or ""))
-    if model.max_length is not None and length >= model.max_length:
-        raise ConfigError(
-            f"training.sample_prompt has {length} tokens, and model.max_length {model.max_length} leaves no more: "
-            "shorten it"
-        )
-    labels = list(corpus.control_names)
-    if hasattr(model.depth, "control_trained"):
-        if labels:
-            model.depth.control_trained = True
-        elif config.start_from is None:  # else it is as trained as it was
-            model.depth.control_trained = False
-    if model.controls and not labels:
-        notes.append(f"the corpus has no labels: the dials {', '.join(model.controls)} are not trained")
-    if model.controls and labels and model.controls != labels:
-        raise ConfigError(
-            f"model.depth.control is {model.controls}, and the corpus's labels are {labels}: give both the same names "
-            "in the same order"
-        )
-    if config.training.neutral_kl and not (config.start_from and labels and model.controls):
-        raise ConfigError(
-            "training.neutral_kl ties the model at u = 0 to the one that training started from: it needs --from RUN "
-            f"(or stages; got {config.start_from}), a model with dials (model.depth.control, got {model.controls}) and "
-            f"a labelled corpus (labels: {', '.join(labels) or 'none'}); or leave it out"
-        )
-    return notes
-
-
-def require_rows(config: RunConfig, corpus: Corpus) -> None:
-    """Raises DataError if there is too little to train on, ConfigError for rows longer than learned positions."""
-    width = max(batch.ids.shape[1] for batch in itertools.islice(corpus.batches("train"), 4))  # rows may vary
-    limit, given = config.model.max_length, config.data.seq_len
-    if limit is None:
-        return
-    if given > limit:
-        raise ConfigError(f"data.seq_len {given} is longer than model.max_length {limit}: lower it to {limit} or less")
-    if width > limit:
-        fix = "--data.cut true" if hasattr(config.data, "cut") else "another corpus"
-        raise ConfigError(
-            f"corpus {CORPORA.kind_of(config.data)} has rows of {width} tokens, whatever data.seq_len is, and "
-            f"model.max_length is {limit}: give {fix}, or --model.max_length {width}"
-        )
-
-
-def _build(config: RunConfig, run: Run, corpus: Corpus, progress: Hook, resuming: bool) -> Loop:
-    saved = resuming or config.start_from is not None
-    model = LanguageModel(for_saved_weights(config.model) if saved else config.model, corpus.tokenizer)
-    if config.training.precision == "64-true":
-        model.double()  # before weights are loaded into it
-    base = None
-    if config.training.neutral_kl:
-        base = load(run.path / BASE if resuming else str(config.start_from)).requires_grad_(False)
-        base.to(model.embedding.weight.dtype)
-    calibration = config.training.calibration
-    hooks = [progress, Observation(), CALIBRATIONS.class_of(calibration)(calibration)]
-    return Loop(config, run, corpus, model, base, hooks)
-
-
 def _fit(loop: Loop, checkpoint: Path | None, mirroring: Mirroring | None) -> Run:
     run, is_first, lines = loop.run, launch.rank() == 0, list[str]()
     name = str(run.path) if mirroring is None else mirroring.mirror.url
@@ -315,47 +235,44 @@ def _fit(loop: Loop, checkpoint: Path | None, mirroring: Mirroring | None) -> Ru
             loop.close()
     nothing_done = checkpoint is not None and loop.state.step == saved_step(checkpoint)
     if is_first:
-        lines = _finish(loop, nothing_done)
+        lines = _finish(loop, nothing_done, name)
         if mirroring is not None:
             mirroring.mirror.push()
-    where = shlex.quote(name)
-    if loop.budget.interrupted:
-        lines.append(f"\nstopped and saved at step {loop.state.step}; continue with: glissando train --resume {where}")
-    else:
-        if nothing_done:
-            lines.append(f"{name} is finished, at step {loop.state.step}: nothing is left to train")
-        if loop.corpus.problems:
-            lines.append(loop.corpus.problems)
-        prompt = loop.corpus.prompts(1)[0]
-        given = f" --prompt={shlex.quote(prompt)}" if prompt.isprintable() else ""
-        lines.append(f"run: {name}   (try: glissando generate {where}{given})")
     if is_first:
         for line in lines:
             for hook in loop.hooks:
                 hook.message(line)
-    if loop.budget.interrupted:
+    if loop.stop == "asked":
         raise Stopped(f"training was stopped at step {loop.state.step} and saved", loop.stopping.asked)
     return run
 
 
-def _finish(loop: Loop, nothing_done: bool) -> list[str]:
-    """Write the summary, and the run's own weights where they are not those of the last step; the summary in lines."""
-    run, t, state = loop.run, loop.config.training, loop.state
-    best = run.best_checkpoint() if t.early_stopping is not None and not loop.budget.interrupted else None
+def _finish(loop: Loop, nothing_done: bool, name: str) -> list[str]:
+    """Write the summary, and the run's own weights where they are not those of the last step; lines for a person."""
+    run, t, state, task, finished = loop.run, loop.config.training, loop.state, loop.task, loop.stop == "finished"
+    keeps_best = finished and (task.keeps_best or t.early_stopping is not None)
+    best = run.best_checkpoint() if keeps_best else None
     if best is not None and saved_step(best) != state.best_step:
         best = None  # of steps that a crash undid
     checkpoint = best or (run.latest_checkpoint() if nothing_done else None)
     if checkpoint is not None:
-        run.write_model(Run(run.path, checkpoint).read_state_dict(), run.read_config())
+        run.write_model(Run(run.path, checkpoint).read_state_dict(), run.read_config(kind=loop.config.kind))
     rows = read_metrics(run.path / METRICS)
     rate = loop.learning_rate or (float(rows[-1]["learning_rate"]) if rows else 0.0)
     summary = {
         "steps": state.step, "tokens": state.tokens, "seconds": state.seconds,
         "flops": None if math.isnan(state.flops) else state.flops,
-        "finished": not loop.budget.interrupted,
+        "finished": finished,
         "learning_rate_scale": rate / t.optimizer.learning_rate,
         "weights": "latest" if best is None else BEST,
-        **summarize(rows, state.best_step),
+        **task.summary(run, state.best_step),
     }  # fmt: skip
     run.write_summary(summary)
-    return summary_lines(summary, str(run.path / CHECKPOINTS / BEST))
+    lines = task.closing(summary, run, name)
+    if nothing_done and finished:
+        lines.insert(-1, f"{name} is finished, at step {state.step}: nothing is left to train")
+    if not finished:
+        verb = "series train" if loop.config.kind else "train"
+        again = f"glissando {verb} --resume {shlex.quote(name)}"
+        lines.append(f"\nstopped and saved at step {state.step}; continue with: {again}")
+    return lines

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from glissando.data.base import Batch
-
 
 class Hook:
     """Its base, called on every process alike; `loop` is the glissando.training.loop.Loop."""
 
-    def before_step(self, loop: Any, batches: list[Batch]) -> None:
+    def before_step(self, loop: Any, batches: list[Any]) -> None:
         """Before a step on these micro-batches of this process; `loop.state.step` steps are done."""
 
     def after_step(self, loop: Any) -> None:

@@ -6,51 +6,39 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from glissando.checkpoints import BEST, CHECKPOINTS, SHARDS, checkpoint_path, keep_newest, of_model, saved_weights
-from glissando.data.base import IGNORED, Corpus, Shard
+from glissando.data.base import Shard
 from glissando.depth import FlowDepth
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, TrainingError
-from glissando.evaluation.scoring import Score, merged, score_part, to_device
 from glissando.fabric import seed_everything
-from glissando.generation import generate, tokens_left, visible
 from glissando.loggers import loggers
 from glissando.metrics import Metrics, append, part_norms, part_of
-from glissando.model import LanguageModel
 from glissando.ops.precise import widest
 from glissando.random_state import restore_rng, rng_state
 from glissando.runs import METRICS, Run
-from glissando.sharding import (
-    all_gathered,
-    copied,
-    is_sharded,
-    local,
-    local_norms,
-    put_weights,
-    whole_weights,
-)  # fmt: skip
+from glissando.sharding import all_gathered, copied, is_sharded, local, local_norms, put_weights
 from glissando.training.budget import Budget, Clock
-from glissando.training.config import RunConfig
+from glissando.training.config import AnyRunConfig
 from glissando.training.hook import Hook
 from glissando.training.launch import build_fabric, connect
-from glissando.training.objective import Objective
 from glissando.training.optimizer import build_optimizer, freeze, optimizer_state, put_optimizer_state, set_rates
 from glissando.training.saving import Saving, group_of_writers
 from glissando.training.schedules import SCHEDULES
 from glissando.training.shares import shares
-from glissando.training.state import Sums, TrainState, over_processes, read_shards
+from glissando.training.state import TrainState, over_processes, read_shards
 from glissando.training.stopping import Stopping
+from glissando.training.task import Objective, Sums, Task
 
 SAMPLES = "samples.txt"
 #: seconds after which a training without a budget saves in any case
@@ -58,41 +46,34 @@ ENDLESS_SECONDS = 600.0
 
 
 class Loop:
-    """A model, its data and how to train it; `train` alone writes into the run.
+    """A model, its task and how to train it; `train` alone writes into the run.
+
+    stop  why training stops after the step in progress: `finished`, its budget is spent or its patience over; `asked`,
+          a signal or a hook asked to, and it can be resumed; None: it goes on. What is due after the step is done all
+          the same, for resuming begins with the next one
 
     Raises ConfigError for what cannot be trained so.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        run: Run,
-        corpus: Corpus,
-        model: LanguageModel,
-        base: LanguageModel | None,
-        hooks: list[Hook],
-    ) -> None:
+    def __init__(self, config: AnyRunConfig, run: Run, task: Task, model: Any, hooks: list[Hook]) -> None:
         t = config.training
-        self.config, self.run, self.corpus, self.model, self.hooks = config, run, corpus, model, hooks
+        self.config, self.run, self.task, self.model, self.hooks = config, run, task, model, hooks
         freeze(model, t.freeze)
-        if model.config.controls and not corpus.control_names:
-            model.depth.control.requires_grad_(False)  # weight decay would act on what labels do not train
         if t.gradient_checkpointing and isinstance(model.depth, FlowDepth):
             raise ConfigError(
                 "a flow cannot recompute its blocks by training.gradient_checkpointing: leave it off, and set "
                 "model.depth.backward to `checkpoint`"
             )
-        model.depth.gradient_checkpointing = t.gradient_checkpointing  # type: ignore[assignment]
+        model.depth.gradient_checkpointing = t.gradient_checkpointing
         self.fabric, self.stopping = build_fabric(t), Stopping()
-        self.objective, self.schedule = Objective(model, t, base), SCHEDULES.class_of(t.schedule)(t.schedule)
-        self.budget, self.clock, self.state = Budget(t, corpus, config.data.batch_size), Clock(), TrainState()
+        self.objective, self.schedule = Objective(model, task), SCHEDULES.class_of(t.schedule)(t.schedule)
+        self.budget, self.clock = Budget(t, task.epoch_rows, config.data.batch_size), Clock()
+        self.state = TrainState()
+        self.stop: Literal["finished", "asked"] | None = None
         self.moments: dict[str, dict[str, Tensor]] = {}  # of the optimizer, where training starts from a grown run
-        #: about the targets of a step: any fixed number would do, this one keeps gradients near their size
-        self.nominal = config.data.batch_size * config.data.seq_len
         self.norms: dict[str, float] = {}  # of each parameter's gradient in the last step, before clipping
         self.shares = shares(model, config.grown)
         self.grad_norm = self.learning_rate = 0.0
-        self.accuracy: float | None = None  # on the last step's batch, where that step is one that is logged
         self.validation: dict[str, float] = {}  # the latest
         self.validated_step, self.validation_cost = -1, 0.0
         self.metrics: Metrics | None = None  # of the first process
@@ -107,11 +88,11 @@ class Loop:
         saved before stands.
         """
         forward, optimizer = self._set_up(checkpoint)
-        t, fabric, budget, state = self.config.training, self.fabric, self.budget, self.state
+        t, fabric, state = self.config.training, self.fabric, self.state
         sharded, parts = is_sharded(self.model), t.accumulate
         shards = [Shard(fabric.global_rank * parts + part, fabric.world_size * parts) for part in range(parts)]
-        steps = self.corpus.steps(state.step, shards)
-        while not budget.stopping:
+        steps = self.task.steps(state.step, shards)
+        while self.stop is None:
             batches = next(steps)
             for hook in self.hooks:
                 hook.before_step(self, batches)
@@ -119,58 +100,71 @@ class Loop:
             # forward, backward and accumulation; gradients are averaged over processes with the last part
             is_logged = (state.step + 1) % t.log_every == 0
             for part, batch in enumerate(batches, 1):
-                targets = int((batch.targets != IGNORED).sum())
                 with fabric.no_backward_sync(forward, enabled=part < len(batches) and not sharded):
-                    fabric.backward(forward(to_device(batch, fabric.device), targets, is_logged))
+                    fabric.backward(forward(batch, is_logged))
 
             # gradients of a sum made those of the mean over the step's targets, and clipped
             gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
             sums = self._measure(gradients)
-            scale = self.nominal / max(sums.targets, 1)
+            scale = self.task.nominal / max(sums.targets, 1)
             scale *= min(1.0, (t.clip or math.inf) / (self.grad_norm or 1.0))
             if scale != 1:
                 torch._foreach_mul_([local(gradient) for gradient in gradients.values()], scale)
 
             # schedule and step: the rate may depend on the norm before clipping
-            factor = self.schedule.factor(state.step, budget.share, self.grad_norm)
+            factor = self.schedule.factor(state.step, self.budget.share, self.grad_norm)
             self.learning_rate = t.optimizer.learning_rate * factor
             set_rates(self.optimizer, t.optimizer, state.step, self.learning_rate)
             optimizer.step()
             optimizer.zero_grad()
             del gradients
 
-            self.accuracy = sums.hits / max(sums.targets, 1) if is_logged else None
+            # what is spent, and whether that was the last step
             state.step += 1
             state.tokens += sums.targets
             state.flops += sums.flops
             state.unlogged.add(sums)
             self._agree()
-            budget.spend(state)
+            self.budget.spend(state)
+            self._stop_if_finished()
             for hook in self.hooks:
                 hook.after_step(self)
 
+            # validate, log, sample and save
             with self.clock.aside():
-                if budget.due(t.validate_every, state.step) and self._affords_validation():
+                if self._due(t.validate_every) and self._affords_validation():
                     self.validate()
-            if is_logged or self.validated_step == state.step or budget.ended:
+            if is_logged or self.validated_step == state.step or self.stop == "finished":
                 self.log()
             for hook in self.hooks:
                 hook.logged(self)
             with self.clock.aside():
-                if budget.due(t.sample_every, state.step):
+                if self._due(t.sample_every):
                     self.sample()
                 best = state.best_step == state.step
-                long_unsaved = not best and budget.endless and state.seconds - self.saved_at >= ENDLESS_SECONDS
-                latest = budget.stopping or budget.due(t.save_every, state.step) or long_unsaved
+                long_unsaved = not self.budget.limits and state.seconds - self.saved_at >= ENDLESS_SECONDS
+                latest = self.stop is not None or self._due(t.save_every) or (long_unsaved and not best)
                 if best or latest:
                     self.save(best, latest)
         self.saving.wait()
+
+    def ask_to_stop(self) -> None:
+        """Stop after the step in progress, with everything saved; called on every process alike."""
+        self.stop = self.stop or "asked"
+
+    def _stop_if_finished(self) -> None:
+        patience = self.config.training.early_stopping
+        if self.budget.share >= 1 or (patience is not None and self.state.waited >= patience):
+            self.stop = "finished"
+
+    def _due(self, every: int | None) -> bool:
+        return self.stop == "finished" or self.budget.due(every, self.state.step)
 
     def _set_up(self, checkpoint: Path | None) -> tuple[Any, Any]:
         """Start the processes, put model and optimizer on their device, and take up the checkpoint."""
         t, fabric = self.config.training, self.fabric
         connect(fabric)
-        self.objective.scale = fabric.world_size / self.nominal
+        self.objective.scale = fabric.world_size / self.task.nominal
         forward = fabric.setup_module(self.objective.train())
         self.optimizer = build_optimizer(self.model, t.optimizer, self.config.grown, t.precision)
         put_optimizer_state(self.optimizer, self.moments)
@@ -200,11 +194,11 @@ class Loop:
             )
         self.clock = Clock(self.state.seconds)
         self.budget.spend(self.state)
-        self.budget.ended |= self._patience_is_over()
+        self._stop_if_finished()
         self.mark, self.saved_at, self.began_at = (self.state.tokens, 0.0), self.state.seconds, self.state.step
         if fabric.is_global_zero:
             parts = sorted({part_of(name) for name, p in self.model.named_parameters() if p.requires_grad})
-            columns = ["neutral_kl"] if self.objective.base is not None else []
+            columns = [*self.task.columns]
             columns += [name for hook in self.hooks for name in hook.columns(self)]
             columns += [f"grad_norm/{part}" for part in parts]
             also = loggers(self.run.path, self.state.step, t.tensorboard, t.wandb, self.run.read_config())
@@ -235,13 +229,13 @@ class Loop:
         """
         mine, self.objective.sums = self.objective.sums, Sums()
         sums, norms = over_processes(mine, list(gradients.values()), self.fabric.world_size)
-        scale = self.nominal / max(sums.targets, 1)
+        scale = self.task.nominal / max(sums.targets, 1)
         self.norms = {n: v * scale * self.shares[n].norm for n, v in zip(gradients, norms, strict=True)}
         self.grad_norm = math.hypot(*self.norms.values())
-        if not (math.isfinite(sums.nats) and math.isfinite(self.grad_norm)):
+        if not (math.isfinite(sums.loss) and math.isfinite(self.grad_norm)):
             bad = [name for name, norm in self.norms.items() if not math.isfinite(norm)]
             where = f"the gradient first in {part_of(bad[0])} ({bad[0]})" if bad else "the gradient is finite"
-            what = "the gradient is not finite" if math.isfinite(sums.nats) else f"the loss is {sums.nats}"
+            what = "the gradient is not finite" if math.isfinite(sums.loss) else f"the loss is {sums.loss}"
             fix = (
                 "That step is not taken and the last checkpoint is kept: train again with a lower "
                 "training.optimizer.learning_rate or a lower training.clip."
@@ -261,13 +255,15 @@ class Loop:
 
         Raises TrainingError, on every process, if the save in progress has failed on one.
         """
-        self.state.seconds, self.budget.asked = self.clock.elapsed(), self.stopping.asked is not None
+        self.state.seconds, asked = self.clock.elapsed(), self.stopping.asked is not None
         failed = self.saving.failed
         if self.fabric.world_size > 1:
-            mine = [self.state.seconds if self.fabric.is_global_zero else 0.0, self.budget.asked, failed]
+            mine = [self.state.seconds if self.fabric.is_global_zero else 0.0, asked, failed]
             sums = torch.tensor(mine, dtype=widest(self.fabric.device), device=self.fabric.device)
             torch.distributed.all_reduce(sums)
-            self.state.seconds, self.budget.asked, failed = sums[0].item(), sums[1].item() > 0, sums[2].item() > 0
+            self.state.seconds, asked, failed = sums[0].item(), sums[1].item() > 0, sums[2].item() > 0
+        if asked:
+            self.ask_to_stop()
         if failed:
             self.saving.wait()
 
@@ -284,52 +280,34 @@ class Loop:
             return True
         if state.valid_stride == 0:
             step_seconds = max(self.clock.working(), 1e-9) / (state.step - self.began_at)
-            number = sum(1 for _ in self.corpus.batches("valid"))
+            number = sum(1 for _ in self.task.batches("valid"))
             stride = math.ceil(number / max(1, int(0.02 * t.seconds / step_seconds)))
             state.valid_stride = self.fabric.broadcast(stride)
             self.validation_cost = step_seconds * number / state.valid_stride
         # By the first process's clock: one that decided otherwise would leave the others waiting.
         affordable = self.fabric.broadcast(state.validation_seconds + 2 * self.validation_cost <= 0.2 * t.seconds)
-        return self.budget.ended or affordable
-
-    def _patience_is_over(self) -> bool:
-        patience = self.config.training.early_stopping
-        return patience is not None and self.state.waited >= patience
+        return self.stop == "finished" or affordable
 
     def validate(self) -> None:
-        """Score the held-out text; may end the training early."""
-        state, began = self.state, time.perf_counter()
-        score = self._score()
-        self.schedule.observe_validation(score.loss)
-        self.validated_step = state.step
-        self.validation = {
-            "valid_loss": score.loss,
-            "valid_bits_per_byte": score.bits_per_byte,
-            "valid_accuracy": score.accuracy,
-        }
-        if score.floor is not None:
-            self.validation["entropy_floor"] = score.floor
+        """Score what is held out; may end the training early."""
+        state, fabric, began = self.state, self.fabric, time.perf_counter()
+        shard = Shard(fabric.global_rank, fabric.world_size)
+        self.validation = self.task.score(self.model, fabric.device, max(1, state.valid_stride), shard)
+        self.validated_step, loss = state.step, self.validation["valid_loss"]
+        self.schedule.observe_validation(loss)
         state.waited += 1
-        if score.loss < state.best:
-            state.best, state.best_step, state.waited = score.loss, state.step, 0
-        self.budget.ended |= self._patience_is_over()
+        if loss < state.best:
+            state.best, state.best_step, state.waited = loss, state.step, 0
+        self._stop_if_finished()
         self.validation_cost = time.perf_counter() - began
         state.validation_seconds += self.validation_cost
-
-    def _score(self) -> Score:
-        """Over all processes' rows."""
-        shard = Shard(self.fabric.global_rank, self.fabric.world_size)
-        stride = max(1, self.state.valid_stride)
-        batches = itertools.islice(self.corpus.batches("valid", shard=shard), stride // 2, None, stride)
-        mine = score_part(self.model, batches, self.fabric.device)
-        return merged(mine, self.fabric.world_size)
 
     # ---------------------------------------------------------------------- logging and sampling
 
     def log(self) -> None:
         """A row of metrics.csv. epoch is that of a text or of pairs; stability is 1 / |gradient|, by which the
         homeostatic schedule goes; tokens_per_second counts the time of steps alone."""
-        state, sums, rows = self.state, self.state.unlogged, self.corpus.epoch_rows
+        state, sums, rows = self.state, self.state.unlogged, self.task.epoch_rows
         (last_tokens, last_time), now = self.mark, self.clock.working()
         self.mark, state.unlogged = (state.tokens, now), Sums()
         row = {
@@ -338,17 +316,14 @@ class Loop:
             "tokens": state.tokens,
             "seconds": state.seconds,
             "flops": "" if math.isnan(state.flops) else state.flops,
-            "train_loss": sums.nats / max(sums.targets, 1),
-            "train_bits_per_byte": sums.nats / math.log(2) / max(sums.n_bytes, 1),
-            "train_accuracy": "" if self.accuracy is None else self.accuracy,
+            "train_loss": sums.mean,
             "learning_rate": self.learning_rate,
             "grad_norm": self.grad_norm,
             "stability": 1 / (self.grad_norm + 1e-6),
             "tokens_per_second": (state.tokens - last_tokens) / max(now - last_time, 1e-9),
             **{f"grad_norm/{part}": norm for part, norm in part_norms(self.norms).items()},
+            **self.task.row(sums),
         }
-        if self.objective.base is not None:
-            row["neutral_kl"] = sums.neutral / max(sums.targets, 1)
         for hook in self.hooks:
             row |= hook.row(self)
         if self.validated_step == state.step:
@@ -357,33 +332,20 @@ class Loop:
             self.metrics.write(row)
 
     def sample(self) -> None:
-        """Write to samples.txt how the model continues a prompt, and show it."""
+        """Write to samples.txt what the model makes, and show it."""
         step = self.state.step
         self._require_finite_weights()
         try:
-            text = visible(self.sampled())  # by every process, because a sharded model takes all of them
+            text = self.task.sample(self.model)  # by every process, because a sharded model takes all of them
         except NotFiniteError as error:
             raise DivergenceError(
                 f"after step {step} the model's logits are not finite; the last checkpoint is kept. Train again "
                 "with a lower training.optimizer.learning_rate."
             ) from error
-        if self.fabric.is_global_zero:
+        if text is not None and self.fabric.is_global_zero:
             self.state.samples += append(self.run.path / SAMPLES, f"--- step {step}\n{text}\n".encode())
             for hook in self.hooks:
                 hook.message(f"step {step}: {text}")
-
-    def sampled(self, tokens: int = 200) -> str:
-        """training.sample_prompt, or a held-out beginning, a bar, and how the model goes on."""
-        prompt = self.config.training.sample_prompt
-        prompt = self.corpus.prompts(1, seed=0)[0] if prompt is None else prompt
-        tokens = min(tokens, tokens_left(self.model, len(self.corpus.tokenizer.encode(prompt)) + 2))
-        self.model.eval()
-        try:
-            with whole_weights(self.model):
-                texts = generate(self.model, prompt, max_tokens=tokens, temperature=0.8, top_p=0.9) if tokens else [""]
-        finally:
-            self.model.train()
-        return f"{prompt}|{texts[0]}"
 
     # ---------------------------------------------------------------------- saving
 
@@ -401,7 +363,7 @@ class Loop:
         state = dataclasses.replace(
             self.state,
             seconds=self.clock.elapsed(),
-            unlogged=dataclasses.replace(self.state.unlogged),
+            unlogged=copy.deepcopy(self.state.unlogged),
             schedule=copy.deepcopy(self.schedule.state_dict()),
             hooks={type(hook).__name__: copy.deepcopy(kept) for hook in self.hooks if (kept := hook.state_dict())},
             random=all_gathered(rng_state(), self.fabric.world_size),

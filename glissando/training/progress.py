@@ -10,8 +10,6 @@ from typing import Any, TextIO
 
 import torch
 
-from glissando.data.base import Batch
-from glissando.data.corpora import CORPORA
 from glissando.training.hook import Hook
 from glissando.training.loop import Loop
 
@@ -33,7 +31,7 @@ class Progress(Hook):
         self.bar: Any = None
         self.drawn, self.first_tokens, self.started = 0.0, 0, False
 
-    def before_step(self, loop: Loop, batches: list[Batch]) -> None:
+    def before_step(self, loop: Loop, batches: list[Any]) -> None:
         if self.started or not loop.fabric.is_global_zero:
             return
         self.started, self.first_tokens = True, loop.state.tokens
@@ -44,25 +42,23 @@ class Progress(Hook):
             self.bar = tqdm(total=1000, file=self.file, bar_format=form, dynamic_ncols=True, leave=False)
         model, t = loop.model, loop.config.training
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        shapes = [f"{k} {tuple(v.shape)}" for k, v in batches[0]._asdict().items() if hasattr(v, "shape")]
-        parts = f" in {t.accumulate} parts" if t.accumulate > 1 else ""
         self.message(
             f"device {loop.fabric.device}, processes {loop.fabric.world_size}, threads {torch.get_num_threads()}, "
             f"{t.precision}; parameters {model.num_parameters():,} ({trained:,} trained); "
-            f"data {CORPORA.kind_of(loop.config.data)}, a step: {loop.config.data.batch_size} rows{parts}; a batch: "
-            f"{', '.join(shapes)}; out {loop.run.path}" + ("; no budget: until Ctrl-C" if loop.budget.endless else "")
+            f"{loop.task.describe(batches[0])}; out {loop.run.path}"
+            + ("" if loop.budget.limits else "; no budget: until Ctrl-C")
         )
 
     def logged(self, loop: Loop) -> None:
         if not loop.fabric.is_global_zero:
             return
         now = time.perf_counter()
-        if self.bar is not None and (now - self.drawn > 0.1 or loop.budget.stopping):
+        if self.bar is not None and (now - self.drawn > 0.1 or loop.stop is not None):
             self.drawn = now
             self.bar.n = round(1000 * loop.budget.share)
             with contextlib.suppress(OSError):  # as `print_line`
                 self.bar.set_description_str(self.line(loop), refresh=True)
-        elif self.bar is None and (loop.validated_step == loop.state.step or loop.budget.stopping):
+        elif self.bar is None and (loop.validated_step == loop.state.step or loop.stop is not None):
             print_line(self.line(loop), self.file)
 
     def line(self, loop: Loop) -> str:
@@ -72,16 +68,17 @@ class Progress(Hook):
         share = loop.budget.share
         seconds = round(loop.clock.elapsed() * (1 - share) / share) if 0 < share < 1 else 0
         minutes = f"{seconds // 60}" if seconds < 3600 else f"{seconds // 3600}:{seconds // 60 % 60:02d}"
-        left = "until Ctrl-C" if loop.budget.endless else f"{minutes}:{seconds % 60:02d} left"
+        left = f"{minutes}:{seconds % 60:02d} left" if loop.budget.limits else "until Ctrl-C"
         parts = [f"step {loop.state.step}", left]
         if "train_loss" in latest:
             parts.append(f"loss {latest['train_loss']:.3f}")
-        if "valid_bits_per_byte" in latest:
-            parts.append(f"held out {latest['valid_bits_per_byte']:.3f}")
+        held_out = latest.get("valid_bits_per_byte", latest.get("valid_loss"))
+        if held_out is not None:
+            parts.append(f"held out {held_out:.3f}")
         if "entropy_floor" in loop.validation:
             parts.append(f"floor {loop.validation['entropy_floor']:.3f}")
         parts.append(f"{rate / 1000:.1f}k tok/s")
-        if "train_loss" in latest:
+        if "train_bits_per_byte" in latest:
             parts.append(f"bits/byte {latest['train_bits_per_byte']:.3f}")
         return ", ".join(parts)
 

@@ -16,6 +16,14 @@ from glissando.loading import BASE, load
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import SUMMARY, Run
 from glissando.storage import MANIFEST, read_json
+from glissando.training.moments import Moments, read_moments
+from glissando.training.shares import remembered
+
+
+def read_growth(source: str) -> tuple[dict[str, list[float]], Moments]:
+    """What growth has left in the run `source`: what the next training has to remember, and the optimizer's state."""
+    start = Run.open(source)
+    return remembered(start), read_moments(start)
 
 
 def start_tokenizer(run: Run, data: Any) -> Tokenizer | None:

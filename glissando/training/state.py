@@ -19,42 +19,31 @@ from glissando.runs import CONFIG
 from glissando.sharding import local, local_norms
 from glissando.storage import RETRAIN, find_published, publish_directory, verify_manifest
 from glissando.training.optimizer import empty_state
+from glissando.training.task import Sums
 from glissando.trees import load_tree, save_tree
-
-
-@dataclass
-class Sums:
-    """Sums over targets. What is computed on a device stays there as a tensor, so that nothing waits for it."""
-
-    nats: Any = 0.0
-    neutral: Any = 0.0  # KL at u = 0, where it is part of the loss
-    hits: Any = 0.0  # targets that were the likeliest token, where they are counted
-    targets: int = 0
-    n_bytes: int = 0
-    flops: float = 0.0
-
-    def add(self, other: Sums) -> None:
-        for each in dataclasses.fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 def over_processes(mine: Sums, gradients: list[Tensor], world_size: int) -> tuple[Sums, list[float]]:
     """The sums of all processes and the norm of each gradient, as numbers: the one wait for the device."""
     norms = local_norms(gradients)
-    sums = torch.stack([torch.as_tensor(value).to(mine.nats) for value in (mine.nats, mine.neutral, mine.hits)])
+    measured = [name for name, value in mine.also.items() if isinstance(value, Tensor)]
+    sums = torch.stack([mine.loss, *(mine.also[name].to(mine.loss) for name in measured)])
     if world_size == 1:
-        *values, nats, neutral, hits = torch.cat([norms, sums.to(norms.dtype)]).tolist()
-        return dataclasses.replace(mine, nats=nats, neutral=neutral, hits=hits), values
-    most = widest(sums.device)
-    counts = sums.new_tensor([mine.targets, mine.n_bytes, mine.flops], dtype=most)
+        numbers = torch.cat([norms, sums.to(norms.dtype)]).tolist()
+        values, (loss, *also) = numbers[: len(gradients)], numbers[len(gradients) :]
+        return Sums(loss, mine.targets, mine.flops, mine.also | dict(zip(measured, also, strict=True))), values
+    most, counted = widest(sums.device), [name for name in mine.also if name not in measured]
+    counts = sums.new_tensor([mine.targets, mine.flops, *(mine.also[name] for name in counted)], dtype=most)
     # Of a sharded gradient no process has the whole norm, of another each of them.
     shares = [1.0 if local(gradient) is not gradient else 1 / world_size for gradient in gradients]
     squares = norms.to(most).square() * norms.new_tensor(shares, dtype=most) if 1.0 in shares else norms.new_zeros(0)
-    total = torch.cat([sums.to(most), counts, squares])
+    total = torch.cat([counts, sums.to(most), squares])
     torch.distributed.all_reduce(total)
-    nats, neutral, hits, targets, n_bytes, flops, *squared = total.tolist()
-    values = [math.sqrt(square) for square in squared] or norms.tolist()
-    return Sums(nats, neutral, hits, int(targets), int(n_bytes), flops), values
+    targets, flops, *rest = total.tolist()
+    names = [*counted, "loss", *measured]
+    totals = dict(zip(names, rest, strict=False))
+    values = [math.sqrt(square) for square in rest[len(names) :]] or norms.tolist()
+    return Sums(totals.pop("loss"), int(targets), flops, totals), values
 
 
 @dataclass

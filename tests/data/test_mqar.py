@@ -23,9 +23,9 @@ from glissando.errors import ConfigError, DataError
 from glissando.generation import generate
 from glissando.loading import load
 from glissando.model import LanguageModel
-from glissando.training.config import RunConfig, TrainingConfig
+from glissando.training.config import RunConfig
 from glissando.training.fit import train
-from glissando.training.objective import Objective
+from glissando.training.language_task import LanguageTask
 
 
 def make(**options: Any) -> MqarCorpus:
@@ -203,18 +203,19 @@ def test_the_head_is_computed_where_something_is_scored(monkeypatch: pytest.Monk
     config = {"hidden_size": 8, "vocab_size": 64, "mixer": {"kind": "delta", "heads": 2}, "depth": {"layers": 1}}
     model = LanguageModel.from_config({**config, "head_bias": True, "logit_scale": 2.0}).double()
     wanted = (batch.targets != IGNORED).sum()
-    objective, seen = Objective(model, TrainingConfig()), []
+    task, seen = LanguageTask(RunConfig(), make()), []
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda features: (seen.append(features.shape), logits(features))[1])
-    found = objective(batch, int(wanted), count_hits=True)
-    hits = objective.sums.hits.clone()
-    found.backward()
+    found = task.loss(model, batch, logged=True)
+    found.total.backward()
     gradients = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
-    expected = objective(batch, 0, count_hits=True)  # of so many targets nothing is known
-    expected.backward()
+    monkeypatch.setattr("glissando.training.language_task.is_sharded", lambda model: True)  # then all are computed
+    expected = task.loss(model, batch, logged=True)
+    expected.total.backward()
     assert seen == [(1, int(wanted), 8), (*batch.ids.shape, 8)]
-    assert_close(found, expected, "loss", 1e-12)
+    assert_close(found.total, expected.total, "loss", 1e-12)
     for name, p in model.named_parameters():
         assert_close(gradients[name], p.grad, name, 1e-12)
-    assert objective.sums.hits == 2 * hits
+    assert found.also["hits"] == expected.also["hits"]
+    assert found.weight == int(wanted)
