@@ -29,6 +29,7 @@ from glissando.config import from_dict
 from glissando.data.base import Corpus
 from glissando.data.corpora import CORPORA, build_corpus
 from glissando.errors import RunError
+from glissando.evaluation.series import evaluate as evaluate_series
 from glissando.evaluation.steering import Dials, sweep, trial
 from glissando.generation import tokenizer_of
 from glissando.metrics import read_metrics
@@ -37,7 +38,6 @@ from glissando.pretrained import CARD
 from glissando.pretrained import ROOT as PACKAGED
 from glissando.quantisation import reduced
 from glissando.runs import METRICS, MODEL, Run
-from glissando.series_training import evaluate as evaluate_series
 from glissando.storage import write_atomic
 
 SOURCES = Path(__file__).parent.parent / "models"

@@ -19,12 +19,11 @@ from glissando.depth import DEPTHS
 from glissando.mixers import MIXERS
 from glissando.observation.calibration_options import CALIBRATIONS
 from glissando.series import SeriesConfig
-from glissando.series_training import SeriesTraining
 from glissando.training.config import OPTIMIZERS, TrainingConfig
 from glissando.training.schedules import SCHEDULES
 
 REGISTRIES = (MIXERS, DEPTHS, CORPORA, TOKENIZERS, OPTIMIZERS, SCHEDULES, CALIBRATIONS)
-SECTIONS = [glissando.ModelConfig, SeriesConfig, SeriesData, TrainingConfig, SeriesTraining, BlockConfig, MLPConfig]
+SECTIONS = [glissando.ModelConfig, SeriesConfig, SeriesData, TrainingConfig, BlockConfig, MLPConfig]
 SECTIONS += [NormConfig, *(cls for registry in REGISTRIES for cls in registry.options.values())]
 CALLS = [
     glissando.generate, glissando.grow, glissando.load, glissando.load_state, glissando.register_probe,

@@ -218,21 +218,21 @@ def series(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_a_series_that_diverges_is_no_lost_checkpoint(series, tmp_path, capsys):
     run = str(tmp_path / "run")
-    options = ["--training.steps", "1", "--training.learning_rate", "1e30", "--out", run]
+    options = ["--training.steps", "1", "--training.optimizer.learning_rate", "1e30", "--out", run]
     status, message = said(capsys, "series", "train", *series, *options)
     assert status == 1
     assert "the held-out loss is" in message
-    assert "lower training.learning_rate" in message
+    assert "lower training.optimizer.learning_rate" in message
     assert "lost" not in message
 
 
 def test_predictions_that_are_not_finite_are_no_score(series, tmp_path, capsys, monkeypatch):
-    from glissando import series_training
+    from glissando.evaluation import series as scoring
 
     run = tmp_path / "run"
     assert main(["series", "train", *series, "--training.steps", "1", "--out", str(run)]) == 0
-    computed = series_training.predictions
-    monkeypatch.setattr(series_training, "predictions", lambda *given: computed(*given) * torch.inf)
+    computed = scoring.predictions
+    monkeypatch.setattr(scoring, "predictions", lambda *given: computed(*given) * torch.inf)
     status, message = said(capsys, "series", "evaluate", str(run))
     assert status == 1
     assert "are not all finite" in message

@@ -8,9 +8,8 @@ import sys
 
 import pytest
 import torch
-from training_runs import configuration, crash_in, environment, mapping, options
+from training_runs import configuration, crash_in, environment, mapping, options, train_series
 
-from glissando import series_training
 from glissando.compare.speed import trainer
 from glissando.precision import flushed_subnormals
 from glissando.training.fit import resume, train
@@ -58,7 +57,6 @@ def seen(_kept, monkeypatch) -> dict[str, list[float]]:
         return loss_of
 
     monkeypatch.setattr(Objective, "forward", watched(Objective.forward))
-    monkeypatch.setattr(series_training, "loss_of", watched(series_training.loss_of))
     return seen
 
 
@@ -78,7 +76,7 @@ def test_training_on_series_flushes_them(seen, tmp_path):
     table.write_text("t,a\n" + "".join(f"{n},{n % 3}\n" for n in range(60)))
     model = {"hidden_size": 8, "depth": {"layers": 1}, "mixer": {"kind": "liquid", "state_size": 8}}
     data = {"path": str(table), "time": "t", "window": 16}
-    series_training.train({"model": model, "data": data, "training": {"steps": 2}}, tmp_path / "run")
+    train_series({"model": model, "data": data, "training": {"steps": 2}}, tmp_path / "run")
     assert seen == {"forward": [0, 0], "backward": [0, 0]}
     assert halved() != 0
 

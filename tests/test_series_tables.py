@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from training_runs import train_series as train
 
 from glissando.cli import main
 from glissando.data import tables
-from glissando.data.series import Series, SeriesData, read_series, resolved, scales
+from glissando.data.series import Series, SeriesData, prepare, read_series, resolved, scales
 from glissando.data.tables import read_table
 from glissando.errors import ConfigError, DataError, GlissandoError
-from glissando.series_training import evaluate, prepare, train
+from glissando.evaluation.series import evaluate
 
 TINY = {"hidden_size": 8, "depth": {"layers": 1}, "mixer": {"kind": "liquid", "state_size": 8}}
 

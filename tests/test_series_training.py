@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import csv
 import datetime
-import itertools
 import json
 import math
+import signal
 import sys
 from pathlib import Path
 
@@ -15,13 +15,17 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from training_runs import resume_series as resume
+from training_runs import train_series as train
 
 from glissando.cli import main
-from glissando.data.series import SeriesData, order, read_series, resolved, scales, split, windows
+from glissando.data.base import WHOLE, Shard
+from glissando.data.series import SeriesData, read_series, resolved, scales, split, windows
 from glissando.data.tables import read_table
 from glissando.errors import DataError, GlissandoError, MissingExtraError
+from glissando.evaluation.series import evaluate
 from glissando.series import SeriesModel
-from glissando.series_training import evaluate, resume, train
+from glissando.training.series_task import SeriesTask, series_config
 
 #: of a model that learns the tables below in a second
 TINY = {"hidden_size": 8, "depth": {"layers": 1}, "mixer": {"kind": "liquid", "state_size": 8}}
@@ -52,7 +56,7 @@ def options(table: Path, **data) -> dict:
     return {
         "model": TINY,
         "data": {"path": str(table), "time": "t", "group": "g", "window": 16, **data},
-        "training": {"steps": 40, "learning_rate": 0.02},
+        "training": {"steps": 40, "optimizer": {"learning_rate": 0.02}},
     }
 
 
@@ -96,14 +100,24 @@ def test_series_are_held_out_whole_and_a_single_one_by_its_end(table):
     assert len(after.x) == round(0.15 * 39)
 
 
-def test_order_is_a_function_of_the_step():
-    data = SeriesData(path="x", batch_size=3)
-    stream = order(data, 8, 0)
-    first = [next(stream).tolist() for _ in range(7)]
-    assert sorted(itertools.chain(*first[:3])) == sorted(itertools.chain(*first[3:6])) == list(range(8))
-    assert first[:3] != first[3:6]
-    later = order(data, 8, 4)
-    assert [next(later).tolist() for _ in range(3)] == first[4:]
+def test_order_is_a_function_of_the_step(table):
+    """Every window once an epoch, in another order each epoch; parts of a batch are the batch."""
+    config = series_config({"data": options(table, columns="a", batch_size=4)["data"], "training": {"steps": 1}})
+    task = config.task()
+    count = task.epoch_rows
+    places = {tuple(place.tolist()) for place in task.prepared.train.place}
+
+    def rows(step: int, batches: int, shard: Shard = WHOLE) -> list[tuple]:
+        stream = task.batches("train", step, shard)
+        return [tuple(place.tolist()) for _ in range(batches) for place in next(stream).place]
+
+    first = rows(0, count)
+    epochs = [first[count * epoch : count * (epoch + 1)] for epoch in range(4)]
+    assert all(set(epoch) == places for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert rows(count - 2, 2) == first[-8:]
+    halves = [rows(1, 1, Shard(rank, 2)) for rank in range(2)]
+    assert [halves[0][0], halves[1][0], halves[0][1], halves[1][1]] == first[4:8]
 
 
 def test_dates_and_parquet_are_read_as_numbers_of_a_csv_are(tmp_path):
@@ -296,24 +310,19 @@ def test_a_training_resumes_to_the_same_weights(table, tmp_path, monkeypatch):
     values = options(table, columns="a,b") | {"model": TINY | {"block": {"mixer_dropout": 0.1}}}
     values["training"] = {"steps": 12, "log_every": 3}
     whole = train(values, tmp_path / "whole")
-    from glissando import series_training
+    taken, real = [], SeriesTask.loss
 
-    taken, real = [], series_training.predict
-
-    def ask(*arguments):
+    def ask(*arguments, **keywords):
         taken.append(1)
-        if model_is_training(arguments[0]) and sum(taken) > 11 and not any(tmp_path.glob("cut/asked")):
-            (tmp_path / "cut" / "asked").touch()
-            import signal
-
+        if len(taken) == 7:
             signal.raise_signal(signal.SIGINT)
-        return real(*arguments)
+        return real(*arguments, **keywords)
 
-    monkeypatch.setattr(series_training, "predict", ask)
+    monkeypatch.setattr(SeriesTask, "loss", ask)
     with pytest.raises(KeyboardInterrupt, match="and saved"):
         train(values, tmp_path / "cut")
     assert 0 < len(list((tmp_path / "cut" / "checkpoints").glob("step-*"))) <= 2
-    assert not (tmp_path / "cut" / "summary.json").exists()
+    assert not json.loads((tmp_path / "cut" / "summary.json").read_text())["finished"]
     SeriesModel.load(tmp_path / "cut")
     resume(tmp_path / "cut")
     first, second = SeriesModel.load(whole.path).state_dict(), SeriesModel.load(tmp_path / "cut").state_dict()
@@ -333,13 +342,9 @@ def test_a_training_resumes_to_the_same_weights(table, tmp_path, monkeypatch):
             again(tmp_path / "cut")
 
 
-def model_is_training(model: SeriesModel) -> bool:
-    return model.training
-
-
 def test_patience_ends_a_training_at_its_best(table, tmp_path):
     values = options(table, columns="a,b")
-    values["training"] |= {"learning_rate": 1.0, "early_stopping": 1}
+    values["training"] |= {"optimizer": {"learning_rate": 1.0}, "early_stopping": 1}
     run = train(values, tmp_path / "run")
     summary = json.loads((run.path / "summary.json").read_text())
     rows = [r for r in lines_of(run.path / "metrics.csv") if r["valid_loss"]]
@@ -411,7 +416,10 @@ def test_columns_are_named_as_the_file_names_them(given, tmp_path, monkeypatch):
         (["evaluate", "x", "--data.window", "3"], "--data.window is not an option of `series evaluate`"),
         (["train", "--resume", "x", "--training.steps", "3"], "leave --training.steps out"),
         (["train", "--preset", "liquid-serie", "--out", "x"], "Did you mean 'liquid-series'?"),
-        (["train", "--training.steps", "3", "--training.epochs", "2", "--out", "x"], "the budget is one of"),
+        (
+            ["train", "--data.path", "t.csv", "--training.steps", "3", "--training.epochs", "2", "--out", "x"],
+            "the budget is one of",
+        ),
         (["train", "--model.vocab_size", "3", "--out", "x"], "unknown option --model.vocab_size"),
         (["train", "--data.path", "t.csv", "--data.colums", "a", "--out", "x"], "Did you mean --data.columns?"),
         (

@@ -15,13 +15,14 @@ import fsspec
 import pytest
 import yaml
 from fsspec.implementations.memory import MemoryFileSystem
-from training_runs import configuration, text_file, weights
+from training_runs import configuration, resume_series, text_file, train_series, weights
 
 import glissando
 from glissando import imports, machine, remote, storages, untrusted
 from glissando.cli import main
 from glissando.data.corpora import HubOptions
 from glissando.errors import ConfigError, DataError, GlissandoError, RunError
+from glissando.evaluation.series import evaluate as evaluate_series
 from glissando.remote import Mirror, fetched
 from glissando.runs import Run
 from glissando.stages import RECORD, STAGES, resume_stages, train_stages
@@ -411,22 +412,20 @@ def test_a_storage_that_hangs_in_the_middle_is_given_up(monkeypatch, pieces):
 
 
 def test_a_series_run_reads_no_other_table_and_signs_no_damage(tmp_path, diary):
-    from glissando import series_training
-
     table = tmp_path / "table.csv"
     table.write_text("t,a\n" + "".join(f"{i},{(i * 7) % 11}\n" for i in range(200)))
     path = tmp_path / "series"
     values = {"data": {"path": str(table), "time": "t", "window": 16}, "training": {"steps": 4}}
-    series_training.train(values, path)
+    train_series(values, path)
     model = (path / "model.safetensors").read_bytes()
     flip(path / "checkpoints/best/model.safetensors")
     with pytest.raises(RunError, match=r"best/model\.safetensors is damaged: .*This checkpoint is intact"):
-        series_training.resume(path)
+        resume_series(path)
     assert (path / "model.safetensors").read_bytes() == model
     flip(path / "checkpoints/best/model.safetensors")
-    series_training.resume(path)
+    resume_series(path)
     forge(path, lambda config: config["data"].update(path=str(diary)), environment=False)
-    for attack in (series_training.resume, series_training.evaluate):
+    for attack in (resume_series, evaluate_series):
         with pytest.raises((RunError, DataError), match="no digest of it"):
             attack(path)
 

@@ -22,9 +22,11 @@ from glissando.data.base import Batch
 from glissando.data.corpora import build_corpus
 from glissando.runs import Run
 from glissando.training.config import RunConfig
+from glissando.training.fit import resume, train
 from glissando.training.language_task import LanguageTask
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress
+from glissando.training.series_task import SeriesRunConfig, series_config
 from glissando.training.state import TrainState
 
 #: columns of metrics.csv that hold times
@@ -49,6 +51,7 @@ _BASE = {
     },
 }
 SHIFT = {"data": {"kind": "shift", "seq_len": 32, "batch_size": 8, "valid_pairs": 8}}
+SERIES_TRAINING = {"precision": "32-true", "optimizer": {"weight_decay": 0.0}, "schedule": {"final_ratio": 0.05}}
 PLAIN = {"model.block": {"mixer_dropout": 0.0, "mlp_dropout": 0.0}}
 
 
@@ -75,6 +78,14 @@ def loop_for(folder: Path, *updates: dict[str, Any]) -> Loop:
     config = configuration(folder, *updates)
     task = LanguageTask(config, build_corpus(config.data))
     return Loop(config, Run(folder / "run"), task, task.new_model(), [])
+
+
+def train_series(values: dict[str, Any], out: Path) -> Run:
+    return train(series_config(merge(SeriesRunConfig, {"training": SERIES_TRAINING}, values)), out)
+
+
+def resume_series(path: Path) -> Run:
+    return resume(path, kind=SeriesRunConfig)
 
 
 def weights(run: Run | Path) -> dict[str, torch.Tensor]:

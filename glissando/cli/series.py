@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> Parser:
     from glissando.data.series import SeriesData
     from glissando.series import SeriesConfig
-    from glissando.series_training import SeriesTraining
+    from glissando.training.config import TrainingConfig
 
     parser = parser_for("series", "Train a model of numbers on a CSV or Parquet file, and measure it.", EXAMPLE, _USAGE)
     parser.add_argument("action", help="train, evaluate, or example, which writes oscillators at uneven times as a CSV")
@@ -86,39 +86,46 @@ def _parser() -> Parser:
     parser.add_argument("--seed", type=whole, default=0, help="for example: seed of the series")
     add_threads_option(parser)
     add_import_option(parser)
-    sections = {"data": SeriesData, "model": SeriesConfig, "training": SeriesTraining}
+    sections = {"data": SeriesData, "model": SeriesConfig, "training": TrainingConfig}
     parser.add_sections(tuple(sections), lambda: sections)
     parser.common = _COMMON
     return parser
 
 
 def _train(options: Options) -> None:
-    from glissando import series_training
+    from glissando.imports import imported
     from glissando.process import prepare_to_train
     from glissando.threads import threads_of
+    from glissando.training.config import MACHINE
+    from glissando.training.fit import resume, train
+    from glissando.training.mirroring import old_place
+    from glissando.training.series_task import SeriesRunConfig, series_config
 
     prepare_to_train()
     if options.resume is not None:
-        if others := [name for name in options.given if name not in ("resume", "threads", "import", *_TABLES)]:
+        machine = [f"training.{name}" for name in MACHINE]
+        taken = ("resume", "threads", "import", *_TABLES, *machine)
+        if others := [name for name in options.given if name not in taken]:
             raise ConfigError(
-                f"--resume continues exactly as {options.resume} was trained, and takes only the new place of "
-                f"its tables, --{' and --'.join(_TABLES)}; leave --{others[0]} out"
+                f"--resume continues exactly as {options.resume} was trained, and takes only options of the machine "
+                f"and the new place of its tables, --{' and --'.join(_TABLES)}; leave --{others[0]} out"
             )
-        choose_threads(options, *_USUAL, before=threads_of(options.resume))
-        series_training.resume(options.resume, flat(options.sections))
+        choose_threads(options, *_USUAL, before=threads_of(old_place(options.resume)[0]))
+        tables = flat({"data": options.sections.get("data", {})})
+        resume(options.resume, options.sections.get("training", {}), texts=tables, kind=SeriesRunConfig)
         return
     require_out(options, "name the run directory to make, such as --out runs/series")
     file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
     preset = options.preset or file.get("preset") or "liquid-series"
     chosen = {name: value for name, value in load_preset(preset, "series").items() if name != "about"}
+    last = {"preset": preset, "imports": imported()}
+    config = series_config(merge(SeriesRunConfig, chosen, file, options.sections, last))
     choose_threads(options, *_USUAL)
-    series_training.train(
-        merge(series_training.SECTIONS, chosen, file, options.sections, {"preset": preset}), options.out
-    )
+    train(config, options.out)
 
 
 def _evaluate(options: Options) -> None:
-    from glissando.series_training import evaluate
+    from glissando.evaluation.series import evaluate
 
     choose_threads(options, *_USUAL)
     found = evaluate(options.run, options.file, options.out)

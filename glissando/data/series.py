@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -333,14 +333,33 @@ def classes_of(data: SeriesData, series: list[Series]) -> list[str]:
     return [name for name, _ in Counter(name for one in series for name in one.target.tolist()).most_common()]
 
 
-def order(data: SeriesData, count: int, step: int) -> Iterator[Tensor]:
-    """The windows of each batch, from batch `step` on: all in a new order each epoch, a function of seed and step."""
-    per_epoch = -(-count // data.batch_size)
-    while True:
-        epoch, batch = divmod(step, per_epoch)
-        shuffled = np.random.default_rng((data.seed, epoch)).permutation(count)
-        yield torch.from_numpy(shuffled[batch * data.batch_size : (batch + 1) * data.batch_size])
-        step += 1
+class Prepared(NamedTuple):
+    """What a configuration and its table come to; `data` names every column.
+
+    lines  for the user: how the tables were read
+    """
+
+    data: SeriesData
+    classes: list[str]
+    train: Windows
+    valid: Windows
+    scales: Scales
+    lines: list[str]
+
+
+def prepare(data: SeriesData, classes: list[str] | None = None) -> Prepared:
+    """Read and split the table. `classes`: those of a run that goes on. Raises DataError for what cannot be used."""
+    table = tables.read_table(data.path, data.delimiter)
+    data = resolved(data, table)
+    training = read_series(data, table)
+    if data.valid_path is not None:
+        held_out = read_series(data, tables.read_table(data.valid_path, data.delimiter))
+    else:
+        training, held_out = split(data, training)
+    classes, found = classes_of(data, training) if classes is None else classes, scales(data, training)
+    require_near(data, [*training, *held_out], found)
+    lines = described(data, table, found.time_scale)
+    return Prepared(data, classes, windows(data, training, classes), windows(data, held_out, classes), found, lines)
 
 
 # ---------------------------------------------------------------------- generated series

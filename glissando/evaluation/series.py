@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,26 +13,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glissando.data.series import SeriesData, Windows
-from glissando.errors import RunError
+from glissando.config import from_dict, hints_of
+from glissando.data.series import (
+    Scales,
+    SeriesData,
+    Windows,
+    described,
+    prepare,
+    read_series,
+    require_near,
+    resolved,
+    windows,
+)
+from glissando.data.tables import read_table
+from glissando.errors import NotFiniteError, RunError
+from glissando.run_files import require_texts
+from glissando.runs import Run
 from glissando.series import SeriesModel
 from glissando.storage import write_atomic
 
+#: windows that are predicted at once
+BATCH = 64
 
-def predict(model: SeriesModel, batch: Windows, data: SeriesData) -> Tensor:
-    """y (B, L, O) of a batch, on the model's device."""
-    like = model.entry.weight
+
+def predict(
+    model: SeriesModel, batch: Windows, data: SeriesData, state: Any = None, compiled: bool = False
+) -> tuple[Tensor, Any]:
+    """y (B, L, O) of a batch on the model's device, and the state after it, None where none was given."""
+    like = model.output_scale
     dt = None if data.time is None else batch.dt.to(like)
     mask = None if bool(batch.mask.all()) else batch.mask.to(like.device)
-    return model(batch.x.to(like), dt=dt, mask=mask)[0]
+    run = torch.compile(_run, dynamic=False) if compiled else _run
+    return run(model, batch.x.to(like), state, dt, mask)
+
+
+def _run(model: SeriesModel, x: Tensor, state: Any, dt: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Any]:
+    return model(x, state, dt=dt, mask=mask)
 
 
 def loss_of(model: SeriesModel, y: Tensor, batch: Windows) -> Tensor:
-    """The mean over real steps of the squared error in units of the target's variance, or of the cross-entropy."""
+    """The sum over real steps of the squared error in units of the target's variance, or of the cross-entropy."""
     real, target = batch.mask.to(y.device), batch.target.to(y.device)
     if target.dtype == torch.int64:
-        return F.cross_entropy(y[real], target[real])
-    return ((y - target.to(y)) / model.output_scale)[real].square().mean()
+        return F.cross_entropy(y[real], target[real], reduction="sum")
+    return ((y - target.to(y)) / model.output_scale)[real].square().mean(-1).sum()
 
 
 class Score(NamedTuple):
@@ -61,11 +86,11 @@ class Score(NamedTuple):
 
 
 @torch.no_grad()
-def predictions(model: SeriesModel, held: Windows, data: SeriesData, batch: int = 64) -> Tensor:
+def predictions(model: SeriesModel, held: Windows, data: SeriesData) -> Tensor:
     """y (W, L, O) of every window, float64, on the CPU."""
     was = model.training
     model.eval()
-    parts = [predict(model, held.batch(slice(i, i + batch)), data) for i in range(0, len(held.x), batch)]
+    parts = [predict(model, held.batch(slice(i, i + BATCH)), data)[0] for i in range(0, len(held.x), BATCH)]
     model.train(was)
     return torch.cat(parts).cpu().double()
 
@@ -110,3 +135,42 @@ def write_predictions(out: Path, y: Tensor, held: Windows, data: SeriesData, cla
     rows = ([place, *w, *g] for place, w, g in zip(places, want, got, strict=True))
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     write_atomic(out, text.getvalue().encode())
+
+
+def evaluate(path: str | Path, file: str | None = None, out: str | None = None) -> Score:
+    """The run at `path` on what it has held out, or on all of a `file` with the same columns.
+
+    out  CSV to write: the file's row that is predicted, each target there and its prediction
+
+    Raises DataError for a file that does not fit, RunError for what is no run of series, or one that exists at `out`,
+    NotFiniteError for predictions that are not finite.
+    """
+    run = Run.open(path)
+    config, model = run.read_config(kind="series"), SeriesModel.load(path)
+    if "data" not in config:
+        raise RunError(f"{path} is a model that was saved without data: it can be loaded, and not evaluated here")
+    data = from_dict(SeriesData, config["data"], "data")
+    if file is None:
+        require_texts(data, run, fix="--file FILE")
+        prepared = prepare(data, config["classes"] or None)
+        held, lines = prepared.valid, prepared.lines
+    else:
+        values = {name: getattr(data, name) for name in hints_of(SeriesData)}
+        data = SeriesData(**values | {"path": file, "valid_path": None})
+        table = read_table(file, data.delimiter)
+        data = resolved(data, table)
+        series = read_series(data, table)
+        require_near(data, series, Scales(*(getattr(model, n).double().numpy() for n in Scales._fields)))
+        lines = described(data, table, float(np.median(np.concatenate([one.dt for one in series]))))
+        held = windows(data, series, config["classes"])
+    for line in lines:
+        print(line, file=sys.stderr)
+    y = predictions(model, held, data)
+    if not bool(y[held.mask].isfinite().all()):
+        raise NotFiniteError(
+            f"the predictions of {path} are not all finite: its training diverged, or the file has values far beyond "
+            "those trained on. Train again with a lower training.optimizer.learning_rate"
+        )
+    if out is not None:
+        write_predictions(Path(out).expanduser(), y, held, data, config["classes"])
+    return score(model, held, data, config["classes"], y)

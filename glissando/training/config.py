@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
@@ -182,6 +182,8 @@ class RunConfig:
 
     #: of config.yaml, where it is not a language model's
     kind: ClassVar[str | None] = None
+    #: for errors: what may be given in the place of a text that has changed; None: what `train --resume` takes
+    other_texts: ClassVar[str | None] = None
 
     def task(self, resumed: Run | None = None) -> Task:
         """Open the data; those of a run that is `resumed` must be what they were."""
@@ -219,21 +221,8 @@ class RunConfig:
         return {k: v for k, v in values.items() if v or k not in ("start_from", "stages", "grown", "imports")}
 
 
-class AnyRunConfig(Protocol):
-    """All of a run, whatever its task is."""
-
-    kind: ClassVar[str | None]
-    start_from: str | None
-    model: Any
-    data: Any
-    training: TrainingConfig
-    grown: dict[str, list[float]]
-
-    def check(self, processes: int) -> None: ...
-
-    def task(self, resumed: Run | None = None) -> Task: ...
-
-    def as_dict(self) -> dict[str, Any]: ...
+#: RunConfig, or all of a run of another task, with the same attributes
+AnyRunConfig = Any
 
 
 def require_parts(training: TrainingConfig, batch_size: int, processes: int) -> None:

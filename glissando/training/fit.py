@@ -137,19 +137,23 @@ def resume(
     path, mirroring = old_place(path, work)
     run = Run(path)
     run.require_run()
+    run.require_inside()
     is_first = launch.rank() == 0
     with alone(run.path) if is_first else contextlib.nullcontext():
         checkpoint = run.require_checkpoint()
         opened = Run.open(checkpoint)
-        config = from_dict(kind, opened.read_config(kind=kind.kind, to_train=True), "config.yaml")
+        values = opened.read_config(kind=kind.kind, to_train=True)
+        values.pop("kind", None)
+        config = from_dict(kind, values, "config.yaml")
         put_texts(config.data, texts or {})
         config.training = replace(config.training, **machine_only(machine or {}))
         config.check(math.prod(launch.processes(config.training)))
+        require_texts(config.data, opened, texts or {}, config.other_texts)
         task = config.task(opened)
         loop = Loop(config, run, task, task.new_model(saved=True), [progress or Progress(), *task.hooks()])
         if is_first:
             opened.restore(checkpoint)
-            run.note_resumed()
+            run.note_resumed({TEXTS: fingerprints(config.data)} if texts else {})
             if texts:
                 run.write_config(merge(kind, run.read_config(kind=kind.kind), texts))
         return _fit(loop, checkpoint, mirroring)
@@ -256,7 +260,7 @@ def _finish(loop: Loop, nothing_done: bool, name: str) -> list[str]:
         best = None  # of steps that a crash undid
     checkpoint = best or (run.latest_checkpoint() if nothing_done else None)
     if checkpoint is not None:
-        run.write_model(Run(run.path, checkpoint).read_state_dict(), run.read_config(kind=loop.config.kind))
+        run.write_model(Run.open(checkpoint).read_state_dict(), run.read_config(kind=loop.config.kind))
     rows = read_metrics(run.path / METRICS)
     rate = loop.learning_rate or (float(rows[-1]["learning_rate"]) if rows else 0.0)
     summary = {

@@ -25,7 +25,6 @@ from glissando.metrics import read_metrics, summarize, summary_lines
 from glissando.model import LanguageModel, ModelConfig
 from glissando.observation.calibration_options import CALIBRATIONS
 from glissando.ops.compiled import compiled_by_row_length
-from glissando.run_files import require_texts
 from glissando.runs import METRICS, Run
 from glissando.sharding import is_sharded, whole_weights
 from glissando.training.config import RunConfig, fitted_vocabulary
@@ -40,7 +39,6 @@ def open_task(config: RunConfig, resumed: Run | None) -> LanguageTask:
     """The task of a new run, whose model's options are fitted to the corpus, or of one that is `resumed`."""
     tokenizer = None
     if resumed is not None:
-        require_texts(config.data, resumed)
         tokenizer = resumed.require_tokenizer()
     elif config.start_from is not None:
         tokenizer = start_tokenizer(Run.open(config.start_from), config.data)
@@ -124,7 +122,7 @@ class LanguageTask(Task):
     def _neutral_kl(self, model: LanguageModel, base: LanguageModel, batch: Batch) -> Tensor:
         assert batch.control is not None
         with torch.no_grad():
-            expected, _ = _logits(base.to(batch.ids.device), batch, None)
+            expected, _ = base.to(batch.ids.device)(batch.ids, mask=batch.mask)  # without a control: u = 0
         neutral = batch._replace(control=torch.zeros_like(batch.control))
         return divergence(expected, self._logits(model, neutral, None)[0], batch.targets)
 

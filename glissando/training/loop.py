@@ -201,7 +201,9 @@ class Loop:
             columns = [*self.task.columns]
             columns += [name for hook in self.hooks for name in hook.columns(self)]
             columns += [f"grad_norm/{part}" for part in parts]
-            also = loggers(self.run.path, self.state.step, t.tensorboard, t.wandb, self.run.read_config())
+            also = loggers(
+                self.run.path, self.state.step, t.tensorboard, t.wandb, self.run.read_config(kind=self.config.kind)
+            )
             self.metrics = Metrics(self.run.path / METRICS, columns, self.state.step, also)
             samples = self.run.path / SAMPLES
             if samples.is_file() and samples.stat().st_size > self.state.samples:
@@ -386,7 +388,7 @@ class Loop:
         state.save(path, add, self.writers)
         if self.fabric.is_global_zero:
             weights = state.model if self.writers is None else saved_weights(path)
-            self.run.write_model(of_model(weights), self.run.read_config())
+            self.run.write_model(of_model(weights), self.run.read_config(kind=self.config.kind))
             keep_newest(folder, self.config.training.keep_checkpoints, complete=path)
             for hook in self.hooks:
                 hook.saved(self)
