@@ -15,17 +15,20 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tolerances import assert_close
+from training_runs import call, weights
 from training_runs import resume_series as resume
 from training_runs import train_series as train
 
 from glissando.cli import main
+from glissando.config import merge
 from glissando.data.base import WHOLE, Shard
 from glissando.data.series import SeriesData, read_series, resolved, scales, split, windows
 from glissando.data.tables import read_table
 from glissando.errors import DataError, GlissandoError, MissingExtraError
 from glissando.evaluation.series import evaluate
 from glissando.series import SeriesModel
-from glissando.training.series_task import SeriesTask, series_config
+from glissando.training.series_task import SeriesRunConfig, SeriesTask, series_config
 
 #: of a model that learns the tables below in a second
 TINY = {"hidden_size": 8, "depth": {"layers": 1}, "mixer": {"kind": "liquid", "state_size": 8}}
@@ -352,6 +355,32 @@ def test_patience_ends_a_training_at_its_best(table, tmp_path):
     assert summary["steps"] < 40
     assert summary["best"]["step"] == int(rows[-2]["step"])
     assert min(losses) == losses[-2] == pytest.approx(summary["best"]["loss"])
+
+
+def test_series_have_what_the_loop_has(table, tmp_path):
+    """Muon, TensorBoard and a URL; and a step in two parts is the same step, though windows are padded."""
+    values = options(table, columns="a,b", batch_size=4)
+    optimizer = {"kind": "muon", "learning_rate": 0.01}
+    values["training"] = {"steps": 3, "optimizer": optimizer, "schedule": {"warmup_steps": 0}}
+    whole = train(values, tmp_path / "whole")
+    more = {"training": {"accumulate": 2, "tensorboard": True}}
+    parts = train(merge(SeriesRunConfig, values, more), f"file://{tmp_path}/copied")
+    for name, weight in weights(whole).items():
+        assert_close(weights(parts)[name], weight, name, 1e-4)
+    assert weights(tmp_path / "copied").keys() == weights(whole).keys()
+    assert list(parts.path.glob("tensorboard/*"))
+
+
+@pytest.mark.slow
+def test_two_processes_train_a_series_as_one_does(table, tmp_path):
+    common = ["--data.path", str(table), "--data.time=t", "--data.group=g", "--data.columns=a,b", "--training.steps=4"]
+    common += ["--model.hidden_size=8", "--data.batch_size=4", "--training.accelerator=cpu"]
+    for name, more in (("one", []), ("two", ["--training.devices=2", "--training.strategy=ddp"])):
+        line = [sys.executable, "-m", "glissando", "series", "train", *common, *more, "--out", str(tmp_path / name)]
+        done = call(line)
+        assert done.returncode == 0, done.stderr[-3000:]
+    for name, weight in weights(tmp_path / "one").items():
+        assert_close(weights(tmp_path / "two")[name], weight, name, 1e-4)
 
 
 # ---------------------------------------------------------------------- the command
