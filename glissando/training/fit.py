@@ -260,7 +260,7 @@ def _finish(loop: Loop, nothing_done: bool, name: str) -> list[str]:
         best = None  # of steps that a crash undid
     checkpoint = best or (run.latest_checkpoint() if nothing_done else None)
     if checkpoint is not None:
-        run.write_model(Run.open(checkpoint).read_state_dict(), run.read_config(kind=loop.config.kind))
+        run.write_model(Run(run.path, checkpoint).read_state_dict(), run.read_config(kind=loop.config.kind))
     rows = read_metrics(run.path / METRICS)
     rate = loop.learning_rate or (float(rows[-1]["learning_rate"]) if rows else 0.0)
     summary = {
