@@ -97,11 +97,11 @@ def test_the_base_reads_what_the_model_reads_and_drops_nothing(start, tmp_path, 
     """With its mask, in evaluation mode, without gradients."""
     seen = []
 
-    def watch(self, base, batch):
+    def watch(self, model, base, batch):
         forward = type(base).forward
         monkeypatch.setattr(type(base), "forward", lambda m, *a, **k: (seen.append((m, k)), forward(m, *a, **k))[1])
         try:
-            return original(self, base, batch)
+            return original(self, model, base, batch)
         finally:
             monkeypatch.setattr(type(base), "forward", forward)
 
