@@ -166,19 +166,19 @@ def test_tensorboard_events(tmp_path):
 def validations(tmp_path, monkeypatch, now, cost, *updates):
     """When a training validates whose steps take a second each, and its validations `cost`."""
     made, began = [], now[0]
-    original_step, original_score = torch.optim.AdamW.step, Loop._score
+    original_step, original_score = torch.optim.AdamW.step, LanguageTask.score
 
     def step(self, *args, **keywords):
         now[0] += 1
         return original_step(self, *args, **keywords)
 
-    def score(self):
+    def score(*arguments):
         made.append(now[0] - began)
         now[0] += cost
-        return original_score(self)
+        return original_score(*arguments)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    monkeypatch.setattr(Loop, "_score", score)
+    monkeypatch.setattr(LanguageTask, "score", score)
     monkeypatch.setattr(LanguageTask, "sample", lambda self, model: "")
     short = {"model.hidden_size": 4, "data": {"batch_size": 1, "seq_len": 4}, "training": {"save_every": 10**6}}
     run(tmp_path, "run", short, *updates)
@@ -201,7 +201,7 @@ def test_validations_take_a_fifth_of_the_seconds_at_most(tmp_path, monkeypatch, 
 
         return original(model, timed(), device)
 
-    monkeypatch.setattr("glissando.training.loop.score_part", score)
+    monkeypatch.setattr("glissando.training.language_task.score_part", score)
     validations(tmp_path, monkeypatch, now, 0, {"training": {"steps": None, "seconds": float(seconds)}})
     assert read
     assert all(each == read[0] for each in read)
