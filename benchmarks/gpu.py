@@ -35,9 +35,9 @@ from benchmarks.plain_gpt import PlainGPT
 from glissando.devices import find_device
 from glissando.errors import GlissandoError
 from glissando.flops import training_flops
+from glissando.kernels.scan import scan
+from glissando.mixers.delta.scan import delta_rule
 from glissando.model import LanguageModel
-from glissando.ops.delta import delta_rule
-from glissando.ops.scan import scan
 from glissando.ops.tau_attention import tau_attention
 
 MODELS = ("transformer-124m", "continuous-transformer-124m", "liquid-ssm-124m", "delta-124m", "tauformer-124m")

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.speed import Row, paired
 from glissando.errors import unknown_name
-from glissando.ops.scan import reference, scan
+from glissando.kernels.scan import reference, scan
 
 GOAL = 1.5
 #: largest error allowed, relative to the largest magnitude; sums of 8192 terms in float32

@@ -23,10 +23,10 @@ from glissando.config import options, starting, to_dict
 from glissando.depth import DEPTHS, Depth, DiscreteConfig, build_depth
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme, initialize, own_initialization
+from glissando.kernels.compiled import require_backend
+from glissando.kernels.plain import plain_operations, underlying
 from glissando.mixers import MIXERS, AttentionConfig, Context, ContextError, build_mixer, require_accepted
-from glissando.ops.compiled import require_backend
-from glissando.ops.liquid import require_time
-from glissando.ops.plain import plain_operations, underlying
+from glissando.mixers.liquid.scan import require_time
 from glissando.state import State, zeros_position
 
 

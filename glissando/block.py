@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from glissando.config import options
 from glissando.errors import ConfigError
+from glissando.kernels.complex_norm import complex_norm
+from glissando.kernels.rms_norm import rms_norm
+from glissando.kernels.short_conv import next_past, short_conv
+from glissando.kernels.swiglu import swiglu
 from glissando.mixers import EMPTY, Context, Mixer, Signal, method_of
-from glissando.ops.complex_norm import complex_norm
-from glissando.ops.rms_norm import rms_norm
-from glissando.ops.short_conv import next_past, short_conv
-from glissando.ops.swiglu import swiglu
 from glissando.state import State
 from glissando.widening import Grows, Lift, Table, grow_norm, join, linear, tables, tile, under
 
@@ -88,7 +88,7 @@ class BlockConfig:
 
 
 class RMSNorm(nn.Module):
-    """glissando.ops.rms_norm with a learned gain."""
+    """glissando.kernels.rms_norm with a learned gain."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class RMSNorm(nn.Module):
 
 
 class ComplexNorm(nn.Module):
-    """glissando.ops.complex_norm: the mean of the complex numbers taken off, their mean square made one."""
+    """glissando.kernels.complex_norm: the mean of the complex numbers taken off, their mean square made one."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class MLP(nn.Module):
 
 
 class ShortConv(nn.Module):
-    """glissando.ops.short_conv, started as the identity so that depth trains from the first step."""
+    """glissando.kernels.short_conv, started as the identity so that depth trains from the first step."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()

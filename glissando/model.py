@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from glissando.backbone import Backbone, BackboneConfig, ModelState
 from glissando.config import from_dict, merge, options, recorded
 from glissando.errors import ConfigError, InputError, LengthError
+from glissando.kernels.loop import exporting
 from glissando.mixers import Context, Memo
-from glissando.ops.loop import exporting
 
 if TYPE_CHECKING:
     from glissando.data.tokenizers import Tokenizer

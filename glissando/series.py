@@ -23,8 +23,8 @@ from glissando.config import from_dict, options, starting
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme
 from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
+from glissando.mixers.liquid.scan import require_time
 from glissando.model import ModelConfig
-from glissando.ops.liquid import require_time
 
 
 @options

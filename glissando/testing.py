@@ -33,9 +33,9 @@ from torch.utils._pytree import tree_leaves
 from glissando.config import to_dict
 from glissando.depth import DEPTHS, Depth
 from glissando.errors import ConfigError
+from glissando.kernels.precise import standing_in
 from glissando.mixers import Context, Mixer, Signal
 from glissando.model import LanguageModel, ModelConfig
-from glissando.ops.precise import standing_in
 from glissando.state import State, leaves, map_state, select_rows
 
 #: largest difference allowed, relative to the largest expected magnitude (at least 1)

@@ -30,8 +30,8 @@ from glissando.depth.solvers import TABLEAUS, evaluations
 from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.scoring import accepted_control, score
 from glissando.generation import tokens_left
+from glissando.kernels.precise import has_float64
 from glissando.model import LanguageModel
-from glissando.ops.precise import has_float64
 from glissando.progress import track
 
 STEPS = (1, 2, 4, 8, 16)

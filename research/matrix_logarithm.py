@@ -1,4 +1,4 @@
-"""The matrix logarithm: a continuous system from its sampled one, the inverse of glissando.ops.discretize."""
+"""The matrix logarithm: a continuous system from its sampled one, the inverse of glissando.mixers.liquid.discretize."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glissando.ops.zero_order_hold import exponential, fitted, largest_entry
+from glissando.mixers.liquid.zero_order_hold import exponential, fitted, largest_entry
 
 #: how near to I, in the 1-norm, a root must be for the quadrature of the logarithm to be exact to float64
 _NEAR = 0.25

@@ -15,8 +15,8 @@ from training_runs import crash_in, curve, mapping, options
 
 import glissando
 from glissando.cli import main
+from glissando.mixers.delta.scan import delta_rule
 from glissando.model import LanguageModel
-from glissando.ops.delta import delta_rule
 from glissando.presets import preset_names
 from glissando.state import leaves
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from glissando.config import merge
-from glissando.decoding import NotCompiled, cached_kernels, decoder_of, step_from
+from glissando.decoding import NotCompiled, decoder_of, step_from
 from glissando.decoding.decoder import Decoder
 from glissando.errors import ConfigError, InputError, LengthError, UnknownNameError
 from glissando.generation import Continuation, Sampling, generate
+from glissando.kernels import cached
 from glissando.mixers import Attention
 from glissando.model import LanguageModel, ModelConfig
 from glissando.quantisation import round_weights
@@ -130,12 +131,12 @@ def test_keys_whose_weights_vanish_are_left_out(mixer):
 
 def test_weights_below_all_rounding_are_0_and_a_nan_stays():
     scores = np.array([3.0, -66.9, -67.1, -1e4, -np.inf, 0.0], np.float32)
-    cached_kernels._softmax_weights(scores, 5)
+    cached.softmax_weights(scores, 5)
     assert scores[0] == 1
     assert scores[1] == pytest.approx(np.exp(-69.9), rel=1e-4)
     assert list(scores[2:]) == [0, 0, 0, 0]
     broken = np.array([0.0, np.nan, -100.0], np.float32)
-    cached_kernels._softmax_weights(broken, 3)
+    cached.softmax_weights(broken, 3)
     assert np.isnan(broken[1])
 
 
@@ -145,7 +146,7 @@ def test_rows_of_weight_0_are_skipped_by_fours_alone(place):
     weights = np.zeros(11, np.float32)
     weights[place], weights[10] = 2, 0.5
     values, out = np.arange(11 * 3, dtype=np.float32), np.empty(3, np.float32)
-    cached_kernels._weighted_values(weights, 11, values, 3, out)
+    cached.weighted_values(weights, 11, values, 3, out)
     expected = weights @ values.reshape(11, 3) / weights.sum()
     np.testing.assert_allclose(out, expected, rtol=1e-6)
 

@@ -15,9 +15,9 @@ from tolerances import TOLERANCE, assert_close, assert_tensors_close
 from torch import Tensor
 
 from glissando.errors import ConfigError, InputError, UnknownNameError
+from glissando.kernels.precise import standing_in
 from glissando.mixers import Context, ContextError, Delta, DeltaConfig
-from glissando.ops.delta import delta_rule
-from glissando.ops.precise import standing_in
+from glissando.mixers.delta.scan import delta_rule
 from glissando.testing import check_mixer
 
 BACKENDS = ["chunked", "numba"]
@@ -73,7 +73,7 @@ def test_several_chunks(backend: str, channels: bool, steps: int):
 @pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize(("size", "width"), [(9, 8), (7, 9), (33, 17)])
 def test_sizes_about_the_kernels_blocks_on_several_threads(monkeypatch, channels: bool, size: int, width: int):
-    monkeypatch.setattr("glissando.ops.compiled._WORK_A_THREAD", 1)
+    monkeypatch.setattr("glissando.kernels.compiled._WORK_A_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     inputs = problem(70, channels, size=size, width=width)
     assert_tensors_close(outcome("numba", inputs), outcome("reference", inputs), f"K {size}, V {width}")

@@ -10,8 +10,8 @@ import torch
 from gpu_targets import compile_instead
 from test_liquid_ops import problem, some_modes
 
-from glissando.ops.liquid import Modes, liquid
-from glissando.ops.scan import scan
+from glissando.kernels.scan import scan
+from glissando.mixers.liquid.scan import Modes, liquid
 from glissando.ops.tau_attention import tau_attention
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -47,15 +47,15 @@ def run_tau() -> None:
 
 LIQUID = {"_forward", "_backward"}
 CASES = [
-    pytest.param(run_liquid, "liquid_triton._check_device", LIQUID, 90, id="liquid, H100"),
+    pytest.param(run_liquid, "mixers.liquid.triton._check_device", LIQUID, 90, id="liquid, H100"),
     *(
-        pytest.param(run, f"{module}_triton.{check}", kernels, capability, id=f"{run.__name__}, sm_{capability}",
+        pytest.param(run, f"{module}.{check}", kernels, capability, id=f"{run.__name__}, sm_{capability}",
                      marks=pytest.mark.slow)
         for capability in (80, 90)
         for run, module, check, kernels in (
-            (run_liquid_in_other_forms, "liquid", "_check_device", LIQUID),
-            (run_scan, "scan", "_check_device", {"_summarise", "_forward", "_backward"}),
-            (run_tau, "tau", "require", {"_forward", "_over_keys", "_over_queries"}),
+            (run_liquid_in_other_forms, "mixers.liquid.triton", "_check_device", LIQUID),
+            (run_scan, "kernels.scan_triton", "_check_device", {"_summarise", "_forward", "_backward"}),
+            (run_tau, "ops.tau_triton", "require", {"_forward", "_over_keys", "_over_queries"}),
         )
     ),
 ]  # fmt: skip
@@ -63,7 +63,7 @@ CASES = [
 
 @pytest.mark.parametrize(("run", "check", "kernels", "capability"), CASES)
 def test_compiles(monkeypatch, tmp_path, run, check, kernels, capability):
-    monkeypatch.setattr(f"glissando.ops.{check}", lambda _: None)
+    monkeypatch.setattr(f"glissando.{check}", lambda _: None)
     compiled = compile_instead(monkeypatch, capability, tmp_path)
     run()
     assert set(compiled) == kernels

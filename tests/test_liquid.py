@@ -10,8 +10,8 @@ from glissando.depth.mean_gate import MeanGate
 from glissando.errors import ConfigError
 from glissando.mixers import Context, ContextError
 from glissando.mixers.liquid import Dense, Diagonal, Liquid
+from glissando.mixers.liquid.zero_order_hold import discretize
 from glissando.model import LanguageModel
-from glissando.ops.zero_order_hold import discretize
 from glissando.state import leaves, state_bytes
 
 

@@ -10,7 +10,7 @@ from tolerances import assert_close
 from torch import Tensor
 
 from glissando.errors import UnknownNameError
-from glissando.ops.liquid import Modes, liquid, time_constants
+from glissando.mixers.liquid.scan import Modes, liquid, time_constants
 
 EXACT = 1e-10
 
@@ -184,8 +184,8 @@ def test_time_is_a_real_number(dtype: torch.dtype):
 @pytest.mark.parametrize("state", [False, True], ids=["tau(u)", "tau(x,u)"])
 def test_torch_compile_takes_the_kernel_as_one_operation(monkeypatch, state):
     """It cannot follow the kernel, which is the fastest by far."""
-    monkeypatch.setattr("glissando.ops.liquid._sequential", None)
-    monkeypatch.setattr("glissando.ops.liquid._linear", None)
+    monkeypatch.setattr("glissando.mixers.liquid.scan._sequential", None)
+    monkeypatch.setattr("glissando.mixers.liquid.scan._linear", None)
     b, z, x0, dt = problem(20)
     modes = some_modes(state=state)
     expected = liquid(b, z, modes, x0, dt)
@@ -206,7 +206,7 @@ def test_time_constants_that_do_not_adapt(adaptation: float, coupled: bool):
 
 def test_without_a_kernel_the_loop_runs_and_says_so_once(monkeypatch):
     """As on a device for which there is no kernel, such as MPS."""
-    from glissando.ops import liquid as module
+    from glissando.mixers.liquid import scan as module
 
     b, z, x0, dt = problem(9)
     expected = liquid(b, z, some_modes(), x0, dt)

@@ -14,7 +14,7 @@ from tolerances import assert_close
 from torch import Tensor
 
 from glissando.errors import ConfigError
-from glissando.ops.liquid import Modes, _kernel, liquid
+from glissando.mixers.liquid.scan import Modes, _kernel, liquid
 
 # Triton reads TRITON_INTERPRET when it is imported: test_interpreted runs this file again with it set.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -29,7 +29,7 @@ def _small_blocks_and_no_free_memory(monkeypatch):
     """Several blocks for a few modes; new memory holds NaN, which shows what is not written."""
     if not RUNS:
         return
-    monkeypatch.setattr("glissando.ops.liquid_triton._BLOCK", 4)
+    monkeypatch.setattr("glissando.mixers.liquid.triton._BLOCK", 4)
     plain = Tensor.new_empty
     monkeypatch.setattr(Tensor, "new_empty", lambda *size, **options: plain(*size, **options).fill_(torch.nan))
 
@@ -131,7 +131,7 @@ def test_a_mixer_in_bfloat16(monkeypatch):
     found = []
     for form in ("triton", None):
         if form is not None or DEVICE == "cuda":
-            monkeypatch.setattr("glissando.ops.liquid._kernel", lambda *_, form=form: form)
+            monkeypatch.setattr("glissando.mixers.liquid.scan._kernel", lambda *_, form=form: form)
         else:
             monkeypatch.undo()
         y, _ = mixer(inputs)
@@ -149,11 +149,11 @@ def test_automatic_choice(monkeypatch):
         is_cuda = True
 
     b = torch.zeros(1, 2, 3, device="meta").as_subclass(On)
-    monkeypatch.setattr("glissando.ops.liquid.HAS_TRITON", True)
+    monkeypatch.setattr("glissando.mixers.liquid.scan.HAS_TRITON", True)
     assert _kernel("auto", b, some_modes()) == "triton"
     assert _kernel("auto", b, some_modes(state=False)) is None
     assert _kernel("triton", b, some_modes(state=False)) == "triton"
-    monkeypatch.setattr("glissando.ops.liquid.HAS_TRITON", False)
+    monkeypatch.setattr("glissando.mixers.liquid.scan.HAS_TRITON", False)
     assert _kernel("auto", b, some_modes()) is None
 
 

@@ -11,10 +11,10 @@ from subjects import CASES, build, ragged, random_ids
 from test_laws import gradients, in_pieces
 from tolerances import assert_close, assert_tensors_close
 
+from glissando.kernels import precise
+from glissando.kernels.rope import rotation
 from glissando.mixers.memory import log_kept
-from glissando.ops import precise
-from glissando.ops.phase_gate import phases
-from glissando.ops.rope import rotation
+from glissando.mixers.spectral.phase_gate import phases
 from glissando.ops.tau_attention import attend, exponents
 from glissando.state import leaves
 from glissando.testing import no_float64

@@ -8,11 +8,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from glissando import grow
 from glissando.errors import InputError
+from glissando.kernels.rope import rotate, rotation
+from glissando.kernels.short_conv import short_conv
+from glissando.mixers.attention.attend import attention
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
-from glissando.ops.attention import attention
-from glissando.ops.rope import rotate, rotation
-from glissando.ops.short_conv import short_conv
 
 SMALL = {"vocab_size": 20, "hidden_size": 16, "depth": {"layers": 2}}
 

@@ -13,12 +13,12 @@ from tolerances import assert_close
 from torch import Tensor
 
 from glissando.errors import UnknownNameError
+from glissando.kernels.rms_norm import rms_norm
+from glissando.kernels.rope import rotate, rotation, rotation_from_zero
+from glissando.kernels.short_conv import next_past, short_conv
+from glissando.kernels.swiglu import swiglu
+from glissando.mixers.attention.attend import attention, within
 from glissando.model import LanguageModel
-from glissando.ops.attention import attention, within
-from glissando.ops.rms_norm import rms_norm
-from glissando.ops.rope import rotate, rotation, rotation_from_zero
-from glissando.ops.short_conv import next_past, short_conv
-from glissando.ops.swiglu import swiglu
 
 EXACT = 1e-12
 

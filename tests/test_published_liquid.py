@@ -7,7 +7,7 @@ import torch
 from tolerances import assert_close
 from torch import Tensor
 
-from glissando.ops import discretize, hippo_legs
+from glissando.mixers.liquid import discretize, hippo_legs
 from research.published.liquid_ssm import END, Core, PublishedLiquid, called_hippo
 
 #: what the liquid part would learn, if it learned

@@ -15,10 +15,10 @@ from tolerances import TOLERANCE, assert_close
 from torch import Tensor
 
 from glissando.errors import ConfigError, UnknownNameError
+from glissando.kernels import compiled
+from glissando.kernels.scan import scan, scan_pairs
+from glissando.kernels.scan_numba import NumbaScan
 from glissando.mixers.spectral import Spectral
-from glissando.ops import compiled
-from glissando.ops.scan import scan, scan_pairs
-from glissando.ops.scan_numba import NumbaScan
 
 EXACT = 1e-11
 KINDS = ["constant", "one step", "one row", "varying"]
@@ -36,7 +36,7 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 def _short_chunks(monkeypatch):
     """Several chunks, a short one and two levels of them, in a few steps."""
     if "triton" in BACKENDS:
-        monkeypatch.setattr("glissando.ops.scan_triton._CHUNK", 2)
+        monkeypatch.setattr("glissando.kernels.scan_triton._CHUNK", 2)
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

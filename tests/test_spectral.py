@@ -14,12 +14,12 @@ from torch import Tensor
 
 import glissando
 from glissando.errors import ConfigError
+from glissando.kernels import compiled
+from glissando.kernels.complex_norm import complex_norm
 from glissando.mixers.spectral import Spectral
+from glissando.mixers.spectral.phase_gate import phase_gate, phases
+from glissando.mixers.spectral.rational_filter import rational_filter
 from glissando.model import LanguageModel
-from glissando.ops import compiled
-from glissando.ops.complex_norm import complex_norm
-from glissando.ops.phase_gate import phase_gate, phases
-from glissando.ops.rational_filter import rational_filter
 from glissando.presets import load_preset
 from glissando.state import state_bytes
 from glissando.training.optimizer import optimizer_groups
@@ -192,7 +192,7 @@ def test_types_that_do_not_fit_are_refused(backend: str):
 
 
 def test_a_kernel_is_compiled_anew_when_another_file_that_it_uses_changes(tmp_path, monkeypatch):
-    head = "from glissando.ops.compiled import kernel\n"
+    head = "from glissando.kernels.compiled import kernel\n"
     inner = head + "_SCALE = {}\n@kernel\ndef scaled(x):\n    return _SCALE * x\n"
     outer = head + "from inner_kernels import scaled\n@kernel\ndef run(x):\n    return scaled(x)\n"
     monkeypatch.syspath_prepend(tmp_path)
@@ -215,7 +215,7 @@ def compiled_in(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path / "package")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "package").mkdir()
-    text = "from glissando.ops.compiled import kernel\n@kernel\ndef run(x):\n    return 2 * x\n"
+    text = "from glissando.kernels.compiled import kernel\n@kernel\ndef run(x):\n    return 2 * x\n"
     (tmp_path / "package" / "one_kernel.py").write_text(text)
 
     def compile_in(cache):

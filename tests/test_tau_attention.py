@@ -207,7 +207,7 @@ def test_half_precision_is_computed_in_float32():
 
 
 def test_threads_compute_the_same(monkeypatch):
-    monkeypatch.setattr("glissando.ops.compiled._WORK_A_THREAD", 1)
+    monkeypatch.setattr("glissando.kernels.compiled._WORK_A_THREAD", 1)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     agree(problem("ties", (2, 4, 2, 150, 150), torch.float64, 0.05))
 

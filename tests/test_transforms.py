@@ -11,8 +11,8 @@ from torch.func import functional_call, grad, jvp, vmap
 
 from glissando.depth.solvers import integrate
 from glissando.errors import UnknownNameError
+from glissando.kernels.precise import standing_in
 from glissando.model import LanguageModel
-from glissando.ops.precise import standing_in
 from glissando.series import SeriesModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own, in jvp

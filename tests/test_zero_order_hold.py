@@ -12,7 +12,7 @@ from tolerances import assert_close
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from glissando.ops import discretize, hippo_legs, legs_modes
+from glissando.mixers.liquid import discretize, hippo_legs, legs_modes
 from research.matrix_logarithm import undiscretize
 
 FLOAT64 = torch.float64

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glissando.data.order import FACTORS, GOLDEN, SHIFTS, Words, random_words
-from glissando.ops.compiled import kernel, require_backend
+from glissando.kernels.compiled import kernel, require_backend
 
 _STEP = np.uint64(GOLDEN)
 

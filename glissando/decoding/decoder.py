@@ -13,8 +13,8 @@ from glissando.decoding.interpreter import run
 from glissando.decoding.lowering import lower
 from glissando.decoding.program import Precision, Program, Slot
 from glissando.errors import InputError, LengthError, NotCompiled
+from glissando.kernels.compiled import over_rows
 from glissando.model import LanguageModel
-from glissando.ops.compiled import over_rows
 from glissando.state import State, leaves
 
 

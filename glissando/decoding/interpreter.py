@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from glissando.decoding.cached_kernels import attention, tau_attention, tau_lambdas
 from glissando.decoding.kernels import (
     activate,
     complex_norm,
@@ -16,6 +15,7 @@ from glissando.decoding.kernels import (
     linear,
     linear_bfloat16,
     linear_int8,
+    mean_update,
     rms_norm,
     rope_table,
     rotate,
@@ -23,8 +23,13 @@ from glissando.decoding.kernels import (
     silu_product,
 )
 from glissando.decoding.program import Op
-from glissando.decoding.recurrent_kernels import delta, liquid, mean_update, spectral, spectral_pairs
-from glissando.ops.compiled import kernel
+from glissando.kernels.compiled import kernel
+from glissando.kernels.scan_numba import forward_pairs as scan_pairs
+from glissando.mixers.attention.numba import step as attention
+from glissando.mixers.delta.numba import step as delta
+from glissando.mixers.liquid.numba import step as liquid
+from glissando.mixers.spectral.numba import step as spectral
+from glissando.mixers.tau_step import tau_attention, tau_lambdas
 
 
 @kernel
@@ -75,11 +80,12 @@ def run(  # noqa: C901 - one branch for each instruction
                 short_conv(r[c[1] : c[1] + c[3]], weight, past, r[c[2] : c[2] + c[3]])
             elif op == Op.SPECTRAL:
                 vectors, h = w[c[5] : c[5] + 4 * c[4]], fixed[row, c[6] : c[6] + 2 * c[4]]
-                y, has_rate = r[c[3] : c[3] + 2 * c[4]], c[2] >= 0
-                spectral(r[c[1] : c[1] + c[4]], r[max(c[2], 0) :], has_rate, vectors, h, y)
-            elif op == Op.SPECTRAL_PAIRS:
-                x, y, h = r[c[1] : c[1] + c[3]], r[c[2] : c[2] + c[3]], fixed[row, c[5] : c[5] + c[3]]
-                spectral_pairs(x, w[c[4] : c[4] + c[3]], h, y)
+                spectral(r[c[1] : c[1] + c[4]], r[max(c[2], 0) :], c[2] >= 0, vectors, h, r[c[3] : c[3] + 2 * c[4]])
+            elif op == Op.SCAN_PAIRS:
+                n, h, y = c[4], fixed[row, c[5] : c[5] + c[4]], r[c[3] : c[3] + c[4]]
+                factor, x = w[c[1] : c[1] + n].reshape(1, 1, n), r[c[2] : c[2] + n].reshape(1, 1, n)
+                scan_pairs(factor, x, h.reshape(1, n), y.reshape(1, 1, n), 0, 1)
+                h[:] = y
             elif op == Op.LIQUID:
                 x, vectors = fixed[row, c[6] : c[6] + 2 * c[4]], w[c[5] : c[5] + 10 * c[4]]
                 z, y = r[c[2] : c[2] + c[4]], r[c[3] : c[3] + 2 * c[4]]

@@ -1,7 +1,7 @@
 """The kernels of one decoded token: vectors of one row, in float32.
 
 All vectors of a program lie in one array of registers, so that a kernel is given the array and where each vector
-begins. Exponentials are a polynomial that the compiler can vectorise.
+begins.
 """
 
 from __future__ import annotations
@@ -12,48 +12,10 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from glissando.ops.compiled import kernel
+from glissando.kernels.compiled import kernel
+from glissando.kernels.exponentials import expm1, sigmoid
 
-_LOG2E, _HIGH, _LOW = np.float32(1.4426950408889634), np.float32(0.693359375), np.float32(-2.12194440e-4)
-_C = tuple(np.float32(1 / math.factorial(n)) for n in range(8))
-_C2, _C3, _C4, _C5, _C6, _C7 = _C[2:]
-_COLDEST, _HOTTEST = np.float32(-87.0), np.float32(88.0)
 _ZERO, _HALF, _ONE, _TWO = (np.float32(x) for x in (0, 0.5, 1, 2))
-
-
-@register_jitable
-def expm1(x: Any) -> Any:
-    """exp(x) - 1 in float32, to rounding; x is taken to be within [-87, 88]."""
-    y = _COLDEST if x <= _COLDEST else x  # compared this way, a NaN stays NaN
-    y = _HOTTEST if y >= _HOTTEST else y
-    n = np.floor(y * _LOG2E + _HALF)
-    f = y - n * _HIGH - n * _LOW
-    p = f * (_ONE + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
-    scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-    return p * scale + (scale - _ONE)
-
-
-@register_jitable
-def exp(x: Any) -> Any:
-    """exp(x) in float32."""
-    y = _COLDEST if x <= _COLDEST else x
-    y = _HOTTEST if y >= _HOTTEST else y
-    n = np.floor(y * _LOG2E + _HALF)
-    f = y - n * _HIGH - n * _LOW
-    p = f * (_ONE + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
-    scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-    return p * scale + scale
-
-
-@register_jitable
-def sigmoid(x: Any) -> Any:
-    return _ONE / (_ONE + exp(-x))
-
-
-@register_jitable
-def softplus(x: Any) -> Any:
-    """log(1 + exp(x)), without overflow."""
-    return np.float32(max(x, _ZERO) + math.log1p(exp(-abs(x))))
 
 
 @register_jitable
@@ -206,7 +168,7 @@ def layer_norm(x, gain, bias, eps, y):
 
 @kernel
 def complex_norm(x, eps, y):
-    """glissando.ops.complex_norm."""
+    """glissando.kernels.complex_norm."""
     n = len(x) // 2
     real = imag = total = np.float32(0)
     for i in range(n):
@@ -290,3 +252,12 @@ def rotate(x, table, heads, size, sign):
             cos, sin = table[i], sign * table[half + i]
             a, b = x[h * size + i], x[h * size + half + i]
             x[h * size + i], x[h * size + half + i] = a * cos - b * sin, b * cos + a * sin
+
+
+@kernel
+def mean_update(y, mean, passed):
+    """The running mean of y over the tokens, `passed` (1,) float64 of them so far."""
+    passed[0] += 1.0
+    share = np.float32(1.0 / passed[0])
+    for i in range(len(y)):
+        mean[i] = (_ONE - share) * mean[i] + share * y[i]

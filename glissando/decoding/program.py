@@ -11,7 +11,7 @@ Operands are places: of registers (R, numbers of one row), weights (W), numbers 
     EMBED          dst, size, table, kind, scales W       POSITION    dst, size, table W: added
     CONV           src, dst, size, taps, weight W, past F
     ROPE           dst (cos, sin), frequencies N, pairs   ROTATE      x, table R, heads, size, sign
-    SPECTRAL       v, rate or -1, dst, N, vectors W, h F  SPECTRAL_PAIRS  x, dst, size, vectors W, h F
+    SPECTRAL       v, rate or -1, dst, N, vectors W, h F  SCAN_PAIRS  factor W, x, dst, size, h F
     LIQUID         b, z, dst, N, vectors W, x F, coupled
     DELTA          parts, dst, vectors W, s F, latest F or -1, work R, -, eight sizes
     ATTENTION      q, k, v, dst, biases, keys S, values S, lowered D, total E, latest F, scale N, six sizes
@@ -39,11 +39,11 @@ from glissando.quantisation import quantised
 Op = IntEnum(
     "Op",
     "LINEAR RMS_NORM LAYER_NORM COMPLEX_NORM ACTIVATE SILU_PRODUCT ADD_SCALED ADD_WEIGHTS GATE EMBED POSITION CONV "
-    "ROPE ROTATE SPECTRAL SPECTRAL_PAIRS LIQUID DELTA ATTENTION TAU TAU_LAMBDAS MEAN COPY_CONTROL",
+    "ROPE ROTATE SPECTRAL SCAN_PAIRS LIQUID DELTA ATTENTION TAU TAU_LAMBDAS MEAN COPY_CONTROL",
     start=0,
 )
 
-# Kernels are compiled anew where this file changes: see glissando.ops.compiled.
+# Kernels are compiled anew where this file changes: see glissando.kernels.compiled.
 #: operands of an instruction, and its code
 _WIDTH = 24
 ACTIVATIONS = {"relu": 0, "relu2": 1, "gelu": 2, "tanh": 3, "sigmoid": 4}

@@ -30,8 +30,8 @@ from torch.utils.checkpoint import checkpoint
 from glissando.block import Block
 from glissando.config import Registry, options
 from glissando.depth.shortcuts import with_shortcut
+from glissando.kernels.plain import same_operations
 from glissando.mixers import Context, Signal
-from glissando.ops.plain import same_operations
 from glissando.state import State
 from glissando.widening import Grows, Lift, Table, append, join, under
 

@@ -43,8 +43,8 @@ from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.shortcuts import new_shortcuts, shortcut_source
 from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, moved, unroll, weighted
 from glissando.errors import ConfigError, NotCompiled, Refused, unknown_name
+from glissando.kernels.plain import plain
 from glissando.mixers import EMPTY, Context, Picture, Signal
-from glissando.ops.plain import plain
 from glissando.widening import Grows, Growth, Lift, Table, append, linear, tables, tile, under
 
 #: called with (tau, alpha F) at every evaluation of the field

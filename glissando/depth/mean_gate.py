@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glissando.kernels.precise import add, cumulative, rounded, wide_zeros, widest
+from glissando.kernels.scan import scan
 from glissando.mixers import Context
-from glissando.ops.precise import add, cumulative, rounded, wide_zeros, widest
-from glissando.ops.scan import scan
 from glissando.precision import exact, without_autocast
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from glissando.ops.rms_norm import rms_norm
+from glissando.kernels.rms_norm import rms_norm
 
 EPS = 1e-6
 

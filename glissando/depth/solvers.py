@@ -32,7 +32,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.ops.plain import plain, same_operations
+from glissando.kernels.plain import plain, same_operations
 
 #: field(tau, h, *args) -> dh/dtau, of h's shape
 Field = Callable[..., Tensor]

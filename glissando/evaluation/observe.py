@@ -16,8 +16,8 @@ from torch import Tensor
 
 from glissando.backbone import Backbone
 from glissando.data.base import Batch
+from glissando.kernels.precise import double
 from glissando.mixers import EMPTY, Context, Mixer
-from glissando.ops.precise import double
 
 #: shown a mixer's input: (mixer, x (B, T, D), context)
 Watcher = Callable[[Any, Tensor, Context], None]

@@ -24,8 +24,8 @@ from glissando.decoding import computing
 from glissando.depth.flow import FlowDepth
 from glissando.depth.halting import EvaluationCount
 from glissando.errors import DataError
+from glissando.kernels.precise import double
 from glissando.model import LanguageModel
-from glissando.ops.precise import double
 from glissando.sharding import all_gathered, is_sharded
 
 _LOGITS = 1 << 27  # at most so many are held at once: 512 MiB in float32

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from glissando.ops.precise import cumulative, widest
+from glissando.kernels.precise import cumulative, widest
 
 #: of the first head and of the last, in tokens
 Horizons = tuple[Annotated[float, Field(gt=1, allow_inf_nan=False)], Annotated[float, Field(gt=1, allow_inf_nan=False)]]

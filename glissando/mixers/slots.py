@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glissando.kernels.loop import delayed
 from glissando.mixers.base import last_real
-from glissando.ops.loop import delayed
 
 
 def shifted(q: Tensor, latest: Tensor | None) -> Tensor:

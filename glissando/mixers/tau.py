@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from glissando import laplacian as graphs
 from glissando.config import options, recorded, starting
 from glissando.errors import ConfigError, nearest
+from glissando.kernels.rope import rotate, rotation_after
 from glissando.mixers.base import Context, Mixer, Picture, initialized, placement, register_mixer
 from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
@@ -41,7 +42,6 @@ from glissando.mixers.slots import shifted
 from glissando.mixers.tau_cache import Projected, TauCache, TauState
 from glissando.mixers.tau_observation import OBSERVED, attention_entropy, collapses, observe_tau
 from glissando.ops.energy import energy
-from glissando.ops.rope import rotate, rotation_after
 from glissando.ops.tau_attention import attend, exponents
 from glissando.precision import exact
 from glissando.widening import (

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from glissando.kernels.precise import add, wide, wide_zeros
 from glissando.mixers.base import require_parts
 from glissando.mixers.slots import append, at_last, cut, latest_of
-from glissando.ops.precise import add, wide, wide_zeros
 from glissando.ops.tau_attention import attend, exponents
 from glissando.state import zeros_position
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from glissando.kernels.precise import double, wide_to_double
 from glissando.mixers.base import Context
 from glissando.mixers.tau_cache import Projected
-from glissando.ops.precise import double, wide_to_double
 from glissando.ops.tau_attention import exponents
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.ops.compiled import HAS_TRITON, kernels_serve, require_shapes
-from glissando.ops.loop import exporting
-from glissando.ops.plain import plain, resolved
-from glissando.ops.precise import add, has_float64, is_pair, rounded, two_product, two_sum, wide, widest
+from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_shapes
+from glissando.kernels.loop import exporting
+from glissando.kernels.plain import plain, resolved
+from glissando.kernels.precise import add, has_float64, is_pair, rounded, two_product, two_sum, wide, widest
 from glissando.precision import without_autocast
 
 Backend = Literal["auto", "fast", "triton", "reference"]
@@ -101,7 +101,7 @@ def _require_a_key(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, past: Tens
 def exponents(lambda_k: Tensor, key_bias: Tensor | None, cumulative_log_forget: Tensor | None) -> Tensor:
     """e_j = g_j - C_j (B, H, L), wide. C_i is the same for all keys of a query, and cancels.
 
-    cumulative_log_forget  a wide number (see glissando.ops.precise), or of the keys' own shape in any type
+    cumulative_log_forget  a wide number (see glissando.kernels.precise), or of the keys' own shape in any type
     """
     e = wide(torch.zeros_like(lambda_k) if key_bias is None else key_bias)
     if cumulative_log_forget is None:

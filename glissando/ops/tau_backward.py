@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from glissando.ops.compiled import kernel
+from glissando.kernels.compiled import kernel
 from glissando.ops.tau_cut import (
     _BLOCK,
     _exp,

@@ -23,7 +23,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from glissando.ops.compiled import kernel
+from glissando.kernels.compiled import kernel
 
 #: positions that attend to each other directly
 _BLOCK = 32

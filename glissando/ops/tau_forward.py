@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from glissando.ops.compiled import kernel
+from glissando.kernels.compiled import kernel
 from glissando.ops.tau_cut import (
     _BLOCK,
     _exp,

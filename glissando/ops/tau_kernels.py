@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from glissando.kernels.compiled import over_rows
 from glissando.ops import tau_backward, tau_forward
-from glissando.ops.compiled import over_rows
 
 #: A token takes some 8 ns a number, forward; a number that is only read and written takes half of one.
 _COST = 32

@@ -22,9 +22,9 @@ from glissando.data.base import Shard
 from glissando.depth import FlowDepth
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, TrainingError
 from glissando.fabric import seed_everything
+from glissando.kernels.precise import widest
 from glissando.loggers import loggers
 from glissando.metrics import Metrics, append, part_norms, part_of
-from glissando.ops.precise import widest
 from glissando.random_state import restore_rng, rng_state
 from glissando.runs import METRICS, Run
 from glissando.sharding import all_gathered, copied, is_sharded, local, local_norms, put_weights

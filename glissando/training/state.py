@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from glissando.checkpoints import SHARDS, saved_optimizer, saved_weights
 from glissando.errors import RunError
-from glissando.ops.precise import widest
+from glissando.kernels.precise import widest
 from glissando.runs import CONFIG
 from glissando.sharding import local, local_norms
 from glissando.storage import RETRAIN, find_published, publish_directory, verify_manifest

@@ -39,7 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.ops.zero_order_hold import discretize
+from glissando.mixers.liquid.zero_order_hold import discretize
 
 SUBSTEPS = 10
 END = 2
@@ -178,6 +178,6 @@ def safe(x: Tensor, bound: float = 1e6) -> Tensor:
 
 
 def called_hippo(size: int) -> Tensor:
-    """+sqrt((2i + 1)(2j + 1)) below the diagonal, -(2i + 1) on it: not `glissando.ops.hippo_legs`."""
+    """+sqrt((2i + 1)(2j + 1)) below the diagonal, -(2i + 1) on it: not `glissando.mixers.liquid.hippo_legs`."""
     odd = 2 * torch.arange(size) + 1.0
     return torch.outer(odd, odd).sqrt().tril(-1) - torch.diag(odd)

@@ -23,8 +23,8 @@ from glissando.evaluation.rows import Row, batches_of
 from glissando.evaluation.scoring import to_device
 from glissando.evaluation.steering import Cost, Trial
 from glissando.generation import tokenizer_of
+from glissando.kernels.precise import double
 from glissando.model import LanguageModel
-from glissando.ops.precise import double
 
 
 class Place(NamedTuple):

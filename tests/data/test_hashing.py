@@ -11,7 +11,7 @@ from glissando.data import hashing, order
 from glissando.data.hashing import hashed
 from glissando.data.order import random_words
 from glissando.errors import UnknownNameError
-from glissando.ops import compiled
+from glissando.kernels import compiled
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (1, 0), (7, 1), (64, 33)])

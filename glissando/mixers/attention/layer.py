@@ -27,15 +27,15 @@ from torch import Tensor, nn
 
 from glissando.config import options, starting
 from glissando.errors import ConfigError, NotCompiled
+from glissando.kernels.loop import exporting
+from glissando.kernels.precise import add, difference, rounded, wide, wide_zeros
+from glissando.kernels.rope import rotate, rotation_after
+from glissando.mixers.attention.attend import attention
 from glissando.mixers.base import Context, Mixer, initialized, placement, register_mixer, require_parts
 from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import append as append_slots
 from glissando.mixers.slots import at_last, cut, latest_of, shifted
-from glissando.ops.attention import attention
-from glissando.ops.loop import exporting
-from glissando.ops.precise import add, difference, rounded, wide, wide_zeros
-from glissando.ops.rope import rotate, rotation_after
 from glissando.state import zeros_position
 from glissando.widening import Growth, Lift, Table, append, append_pairs, join, linear, tables, tile
 

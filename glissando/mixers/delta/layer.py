@@ -45,13 +45,13 @@ from torch import Tensor, nn
 
 from glissando.config import options, starting
 from glissando.errors import ConfigError, InputError
+from glissando.kernels.loop import delayed, exporting
+from glissando.kernels.plain import underlying
+from glissando.kernels.precise import angle_sum, double, widest
+from glissando.kernels.rms_norm import rms_norm
 from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer, require_parts
+from glissando.mixers.delta.scan import delta_rule
 from glissando.mixers.memory import Horizons
-from glissando.ops.delta import delta_rule
-from glissando.ops.loop import delayed, exporting
-from glissando.ops.plain import underlying
-from glissando.ops.precise import angle_sum, double, widest
-from glissando.ops.rms_norm import rms_norm
 from glissando.precision import exact, without_autocast
 from glissando.widening import Grows, Growth, Lift, Table, join, linear, tables, tile
 
@@ -257,7 +257,8 @@ class Delta(Mixer):
         s = builder.keep_fixed(h, keys, values)
         latest = builder.keep_fixed(h, keys) if shifts else None
         parts, y = builder.linear(self.project.weight, None, x), builder.register(h * values)
-        work = builder.register(values + keys // 2)
+        channels = 1 if self.rates == 1 else keys
+        work = builder.register(h * (c.writes * (channels + 2 + keys + values) + keys // 2))
         rates = 8 * self.log_rate.float().exp()
         omega = [] if self.omega is None else [self.omega]
         vectors = builder.weights(rates, self.decay_bias, self.write_bias, self.norm, *omega)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from glissando.config import options, starting
 from glissando.errors import ConfigError, Refused
+from glissando.kernels.compiled import use_numba
 from glissando.mixers.base import Memo
+from glissando.mixers.liquid.scan import Modes, Packed, liquid, pack, require_time, time_constants
+from glissando.mixers.liquid.zero_order_hold import discretize, hippo_legs, legs_modes
 from glissando.mixers.memory import starting_turns
-from glissando.ops.compiled import use_numba
-from glissando.ops.liquid import Modes, Packed, liquid, pack, require_time, time_constants
-from glissando.ops.zero_order_hold import discretize, hippo_legs, legs_modes
 from glissando.precision import exact, without_autocast
 from glissando.widening import Grows, Reads, Table, grow_norm, join, linear, tables, tile
 
@@ -166,7 +166,7 @@ class Diagonal(_Adaptive):
     def _arguments(
         self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """b, z, x0 and dt of glissando.ops.liquid."""
+        """b, z, x0 and dt of glissando.mixers.liquid.scan."""
         n, b, z = len(self.turn), exact(inputs[0]), exact(inputs[1]) + exact(self.bias)
         b = b if b.shape[-1] == n else b.unflatten(-1, (n, 2))
         if dt is not None:

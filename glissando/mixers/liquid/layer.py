@@ -5,7 +5,7 @@
 tau and the input are held over a token, which takes the time dt (1 by default), and the step is exact (zero-order
 hold).
 
-`diagonal` (glissando/ops/liquid.py): A = diag(l) are the modes of the normal part of HiPPO-LegS, complex pairs of which
+`diagonal` (scan.py): A = diag(l) are the modes of the normal part of HiPPO-LegS, complex pairs of which
 one is kept, each with a learned step that sets its time scale; phi = tanh(z(u) + p Re x + q Im x) mode by mode, z
 linear in the input or, in the published layer, a network of it. Modes do not couple, so that training is one pass over
 time. `dense`: the publication's equation, A a full matrix that starts from HiPPO-LegS, phi a network of all of [x, u],
@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from glissando.errors import ConfigError, NotCompiled
 from glissando.mixers.base import Context, Mixer, Picture, initialized, last_real, placement, register_mixer
 from glissando.mixers.liquid.dynamics import Dense, Diagonal, LiquidConfig
-from glissando.ops.liquid import pack
+from glissando.mixers.liquid.scan import pack
 from glissando.widening import Grows, Growth, Lift, Table, grow_norm, join, linear, tables, tile, under
 
 #: tokens of the first row that are observed
@@ -133,8 +133,7 @@ class Liquid(Mixer):
             raise NotCompiled("liquid.layer `published`")
         n, packed = self.size // 2, pack(dynamics.modes())
         slot = builder.keep_fixed(self.size)
-        sines, versines = (torch.from_numpy(table) for table in packed.tables)
-        vectors = builder.weights(torch.from_numpy(packed.vectors), sines, versines, dynamics.bias)
+        vectors = builder.weights(torch.from_numpy(packed.vectors), torch.from_numpy(packed.tables), dynamics.bias)
         parts, y = builder.linear(layer.project.weight, None, x), builder.register(self.size)
         builder.emit("LIQUID", parts, parts + n, y, n, vectors, slot.at, bool(self.config.coupled))
         y = builder.silu_product(parts + 2 * n, y, self.size)

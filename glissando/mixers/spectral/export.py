@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glissando.kernels.loop import over_time
 from glissando.mixers.base import Context
 from glissando.mixers.spectral.layer import Spectral, SpectralState
-from glissando.ops.loop import over_time
-from glissando.ops.phase_gate import phases
+from glissando.mixers.spectral.phase_gate import phases
 from glissando.precision import exact
 
 
@@ -53,7 +53,7 @@ class PairedSpectral(Spectral):
         return y, SpectralState(last.to(state.h.dtype), state.position + x.shape[1])
 
     def _filtered(self, real: Tensor, imag: Tensor) -> tuple[Tensor, Tensor]:
-        """glissando.ops.rational_filter of pairs."""
+        """glissando.mixers.spectral.rational_filter of pairs."""
         n = self.channels
         angle = 2 * math.pi / n * (torch.arange(n).unsqueeze(1) * torch.arange(n) % n).double()
         cos, sin = (part.to(real) for part in (angle.cos(), angle.sin()))

@@ -34,11 +34,11 @@ from torch import Tensor, nn
 
 from glissando.config import options, starting
 from glissando.errors import ConfigError, NotCompiled
+from glissando.kernels.scan import scan, scan_pairs
 from glissando.mixers.base import Context, Mixer, Picture, initialized, last_real, placement, register_mixer
 from glissando.mixers.memory import starting_turns
-from glissando.ops.phase_gate import phase_gate
-from glissando.ops.rational_filter import rational_filter
-from glissando.ops.scan import scan, scan_pairs
+from glissando.mixers.spectral.phase_gate import phase_gate
+from glissando.mixers.spectral.rational_filter import rational_filter
 from glissando.precision import exact, without_autocast
 from glissando.state import zeros_position
 from glissando.widening import Grows, Growth, Lift, Table, join, linear, spread, tables, tile
@@ -263,8 +263,7 @@ class Spectral(Mixer):
         state: Any = SpectralState(h, builder.filled)
         y = builder.register(2 * n)
         if not c.projections:
-            vectors = builder.weights(*constants.factor.unbind(-1))
-            builder.emit("SPECTRAL_PAIRS", x, y, 2 * n, vectors, h.at)
+            builder.emit("SCAN_PAIRS", builder.weights(constants.factor), x, y, 2 * n, h.at)
             return y, state
         parts = builder.linear(self.project.weight, None, x)
         has_rate = self.decay_bias is not None

@@ -118,7 +118,7 @@ def projection_as_published(plan: Plan) -> Finding:
 
 def projection_corrected(plan: Plan) -> Finding:
     """The same of the norm that divides by the root of mean |z - mu|^2."""
-    from glissando.ops.complex_norm import complex_norm
+    from glissando.kernels.complex_norm import complex_norm
 
     def project(z: Tensor) -> Tensor:
         return torch.view_as_complex(complex_norm(torch.view_as_real(z).flatten(-2)).unflatten(-1, (-1, 2)))

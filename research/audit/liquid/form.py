@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glissando.backbone import ModelState
+from glissando.mixers.liquid.zero_order_hold import discretize, hippo_legs
 from glissando.model import LanguageModel
-from glissando.ops.zero_order_hold import discretize, hippo_legs
 from glissando.state import state_bytes
 from research.audit.claim import Finding, Plan
 from research.audit.training import logits_of, seeded

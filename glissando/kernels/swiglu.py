@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import require_backend
-from glissando.ops.plain import resolved
+from glissando.kernels.compiled import require_backend
+from glissando.kernels.plain import resolved
 
 
 def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:

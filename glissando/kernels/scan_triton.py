@@ -177,7 +177,7 @@ def _backward(
 
 
 class TritonScan:
-    """The backend `triton` of glissando.ops.scan; a (B or 1, T or 1, *F), all of one floating type.
+    """The backend `triton` of glissando.kernels.scan; a (B or 1, T or 1, *F), all of one floating type.
 
     Raises ConfigError for tensors that are not on CUDA, unless Triton interprets.
     """

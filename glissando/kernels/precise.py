@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glissando.ops.plain import plain
+from glissando.kernels.plain import plain
 
 #: types of devices that have no float64 at all
 _WITHOUT = {"mps"}

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.ops.compiled import HAS_TRITON, kernels_serve
-from glissando.ops.loop import exporting, over_time
-from glissando.ops.plain import resolved
+from glissando.kernels.compiled import HAS_TRITON, kernels_serve
+from glissando.kernels.loop import exporting, over_time
+from glissando.kernels.plain import resolved
 
 Backend = Literal["auto", "reference", "numba", "doubling", "triton"]
 
@@ -240,11 +240,11 @@ def _kernels(backend: str, device: torch.device) -> type[_Kernels]:
     if backend == "numba":
         if device.type != "cpu":
             raise ConfigError(f"scan: backend 'numba' runs on a CPU, and the tensors are on {device}; use 'auto'")
-        from glissando.ops.scan_numba import NumbaScan
+        from glissando.kernels.scan_numba import NumbaScan
 
         return NumbaScan
     if backend == "triton":
-        from glissando.ops.scan_triton import TritonScan
+        from glissando.kernels.scan_triton import TritonScan
 
         return TritonScan
     raise unknown_name("scan backend", backend, ["auto", "doubling", "numba", "reference", "triton"])

@@ -11,12 +11,14 @@ import math
 
 import numpy as np
 
-from glissando.ops.compiled import kernel
+from glissando.kernels.compiled import kernel
+from glissando.kernels.exponentials import exp, expm1, sigmoid
 
 #: steps summed in the working precision before they are added to a float64 total
 _RUN = 256
 
 _TURN = 2 * math.pi
+_TWO, _TINY = np.float32(2), np.float32(np.finfo(np.float32).tiny)
 
 
 @kernel
@@ -144,44 +146,19 @@ def gate_backward(s, tanh, alpha, beta, omega, position, grad, grad_s, sums, fir
 
 
 @kernel
-def norm_forward(x, eps, out, scale, first, last):
-    """out = (z - mean z) r, scale (B, T) = r = 1 / sqrt(mean |z - mean z|^2 + eps)."""
-    steps, size = x.shape[1], x.shape[2] // 2
-    eps, one = x.dtype.type(eps), x.dtype.type(1)
-    share = one / x.dtype.type(size)
-    for b in range(first, last):
-        for t in range(steps):
-            entry, result = x[b, t], out[b, t]
-            u, v = x.dtype.type(0), x.dtype.type(0)
-            for d in range(size):
-                u += entry[2 * d]
-                v += entry[2 * d + 1]
-            u, v = u * share, v * share
-            power = x.dtype.type(0)
-            for d in range(size):
-                p, q = entry[2 * d] - u, entry[2 * d + 1] - v
-                power += p * p + q * q
-            r = one / np.sqrt(power * share + eps)
-            scale[b, t] = r
-            for d in range(size):
-                result[2 * d] = (entry[2 * d] - u) * r
-                result[2 * d + 1] = (entry[2 * d + 1] - v) * r
+def step(v, rate, has_rate, vectors, h, y):
+    """One decoded token with projections: h (2 N) pairs, moved on, and copied to y.
 
-
-@kernel
-def norm_backward(y, scale, grad, grad_x, first, last):
-    """grad_x = c - mean c with c = r (grad - y mean Re(conj(y) grad)); the mean of y is 0."""
-    steps, size = y.shape[1], y.shape[2] // 2
-    share = y.dtype.type(1) / y.dtype.type(size)
-    for b in range(first, last):
-        for t in range(steps):
-            entry, arrived, result = y[b, t], grad[b, t], grad_x[b, t]
-            u, v, along = y.dtype.type(0), y.dtype.type(0), y.dtype.type(0)
-            for d in range(size):
-                u += arrived[2 * d]
-                v += arrived[2 * d + 1]
-                along += arrived[2 * d] * entry[2 * d] + arrived[2 * d + 1] * entry[2 * d + 1]
-            u, v, along, r = u * share, v * share, along * share, scale[b, t]
-            for d in range(size):
-                result[2 * d] = r * (arrived[2 * d] - u - entry[2 * d] * along)
-                result[2 * d + 1] = r * (arrived[2 * d + 1] - v - entry[2 * d + 1] * along)
+    vectors (4, N) flat: gamma (8 gamma where the decay depends on the input), the decay's bias, cos w, sin w
+    """
+    n = len(v)
+    gamma, bias, cos, sin = vectors[:n], vectors[n : 2 * n], vectors[2 * n : 3 * n], vectors[3 * n :]
+    for i in range(n):
+        g = gamma[i] * sigmoid(rate[i] + bias[i]) if has_rate else gamma[i]
+        kept = -expm1(-_TWO * g)
+        kept = kept if kept > _TINY else _TINY
+        u, a = v[i] * math.sqrt(kept), exp(-g)
+        real, imag = a * h[2 * i], a * h[2 * i + 1]
+        p = real * cos[i] - imag * sin[i] + u
+        q = real * sin[i] + imag * cos[i]
+        h[2 * i], h[2 * i + 1], y[2 * i], y[2 * i + 1] = p, q, p, q

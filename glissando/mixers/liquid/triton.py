@@ -1,8 +1,8 @@
-"""The recurrence of glissando.ops.liquid on a GPU: one launch, one pass over time, a thread for each row and mode.
+"""The liquid recurrence on a GPU: one launch, one pass over time, a thread for each row and mode.
 
 A step of the complete nonlinear dynamics fits in registers: two exponentials, three divisions, some forty products. So
 nothing is solved by iteration: each program takes one row and a block of modes through all of time, reads b and z
-once and writes x once. The backward is one such pass in reverse, with the derivatives that glissando.ops.liquid states.
+once and writes x once. The backward is one such pass in reverse, with the derivatives that scan.py states.
 
 Every step waits for the one before: time is T times the latency of a step, whatever the number of rows and modes, until
 these fill the card. What a step reads does not depend on the state, and is loaded two steps before it is needed. The

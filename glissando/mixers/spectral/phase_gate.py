@@ -1,7 +1,7 @@
 """The phase gate: u = s tanh(|s| alpha + phi beta), phi_t = (t omega + pi) mod 2 pi - pi, t the absolute position.
 
 The phase is reduced in float64, so that it stays exact at any position; where there is none see
-glissando.ops.precise. From the Continuous Transformer.
+glissando.kernels.precise. From the Continuous Transformer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, over_rows, require_kinds, require_shapes, use_numba
-from glissando.ops.precise import angle
+from glissando.kernels.compiled import as_rows, over_rows, require_kinds, require_shapes, use_numba
+from glissando.kernels.precise import angle
 
 
 def phase_gate(
@@ -52,7 +52,7 @@ def phases(omega: Tensor, position: Tensor, length: int) -> Tensor:
 
 def _gates(s: Tensor, alpha: Tensor, beta: Tensor, omega: Tensor, position: Tensor) -> Tensor:
     """tanh(|s| alpha + phi beta)."""
-    from glissando.ops.spectral_numba import gate_argument
+    from glissando.mixers.spectral.numba import gate_argument
 
     gates = torch.empty(s.shape, dtype=alpha.dtype)
     vectors = (as_rows(alpha, 0), as_rows(beta, 0), as_rows(omega, 0))
@@ -61,7 +61,7 @@ def _gates(s: Tensor, alpha: Tensor, beta: Tensor, omega: Tensor, position: Tens
 
 
 class _PhaseGate(torch.autograd.Function):
-    """See glissando.ops.spectral_numba for the backward."""
+    """See glissando.mixers.spectral.numba for the backward."""
 
     @staticmethod
     def forward(ctx: Any, s: Tensor, alpha: Tensor, beta: Tensor, omega: Tensor, position: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class _PhaseGate(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from glissando.ops.spectral_numba import gate_backward
+        from glissando.mixers.spectral.numba import gate_backward
 
         s, tanh, alpha, beta, omega, position = ctx.saved_tensors
         grad_s = torch.empty_like(s, memory_format=torch.contiguous_format)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, over_rows, require_kinds, require_shapes, use_numba
+from glissando.kernels.compiled import as_rows, over_rows, require_kinds, require_shapes, use_numba
 
 
 def rational_filter(
@@ -35,7 +35,7 @@ def rational_filter(
 
 
 def _ratio(z: Tensor, f: Tensor, g: Tensor, floor: float) -> Tensor:
-    from glissando.ops.spectral_numba import filter_forward
+    from glissando.mixers.spectral.numba import filter_forward
 
     out = torch.empty_like(z, memory_format=torch.contiguous_format)
     over_rows(filter_forward, z, as_rows(z, 2), as_rows(f, 0), as_rows(g, 0), floor, as_rows(out, 2))
@@ -43,7 +43,7 @@ def _ratio(z: Tensor, f: Tensor, g: Tensor, floor: float) -> Tensor:
 
 
 class _Ratio(torch.autograd.Function):
-    """z f / (|z| g + floor) for real g; see glissando.ops.spectral_numba for the backward."""
+    """z f / (|z| g + floor) for real g; see glissando.mixers.spectral.numba for the backward."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, f: Tensor, g: Tensor, floor: float) -> Tensor:
@@ -54,7 +54,7 @@ class _Ratio(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        from glissando.ops.spectral_numba import filter_backward
+        from glissando.mixers.spectral.numba import filter_backward
 
         z, f, g = ctx.saved_tensors
         grad_z = torch.empty_like(z, memory_format=torch.contiguous_format)

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glissando.errors import unknown_name
-from glissando.ops.compiled import require_backend
-from glissando.ops.plain import resolved
+from glissando.kernels.compiled import require_backend
+from glissando.kernels.plain import resolved
 from glissando.precision import autocast_type, without_autocast
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glissando.ops.compiled import kernel
+from glissando.kernels.compiled import kernel
 
 
 @kernel

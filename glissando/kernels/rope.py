@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from glissando.ops.compiled import kernels_serve, over_rows, require_backend
-from glissando.ops.loop import exporting
-from glissando.ops.plain import plain, resolved
-from glissando.ops.precise import angle_of_constants, has_float64
+from glissando.kernels.compiled import kernels_serve, over_rows, require_backend
+from glissando.kernels.loop import exporting
+from glissando.kernels.plain import plain, resolved
+from glissando.kernels.precise import angle_of_constants, has_float64
 
 #: positions whose rotations are kept once they are needed: 16 MiB at head size 64
 _TABLE = 1 << 16
@@ -110,7 +110,7 @@ def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "
 def _turn(x: Tensor, cos_sin: Tensor) -> Tensor:
     cos, sin = cos_sin[0], cos_sin[1]
     if kernels_serve(x.device) and x.ndim == 4 and x.numel() >= _LARGE and _has_kernel(x, cos):
-        from glissando.ops.rope_numba import turn
+        from glissando.kernels.rope_numba import turn
 
         # In the table's precision, rounded once.
         table = (part.squeeze(2).contiguous().numpy() for part in (cos, sin))

@@ -1,4 +1,4 @@
-"""The recurrence of glissando.ops.liquid on a CPU: one pass over time, modes side by side in vector registers.
+"""The recurrence of glissando.mixers.liquid.scan on a CPU: one pass over time, modes side by side in vector registers.
 
 What bounds it is arithmetic: two exponentials and three divisions a mode and token, which a compiler vectorises only if
 expm1 is a polynomial that it can see, and if few arrays meet in a loop: it must show that none overlap. So vectors are
@@ -11,42 +11,51 @@ tables (2, B or 1, T or 1, N)   sin(k w), 1 - cos(k w)
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
-from numba import types
-from numba.extending import overload
+from numba.extending import register_jitable
 
-from glissando.ops.compiled import kernel
+from glissando.kernels.compiled import kernel
+from glissando.kernels.exponentials import expm1
 
 #: steps summed in the working precision before they are added to a float64 total
 _RUN = 64
 
 
-def _expm1(x: Any) -> Any:
-    """exp(x) - 1 for x <= 0 of the working type; float32 by a polynomial that the compiler can vectorise."""
-    raise NotImplementedError
+@register_jitable(inline="always")
+def _coefficients(s, decay, turn, k, tau, adapt, sine, versine, coupled, one, two):
+    """lambda and c of a mode, (real, imaginary) each, for the time constant's pre-activation s and the time k."""
+    e = expm1(-two * abs(s))
+    phi = -e / (two + e)
+    phi = -phi if s < 0 else phi
+    rate = one / (tau * (one + adapt * phi))
+    real = -(decay + rate)
+    growth = expm1(k * real)
+    less = growth - versine - growth * versine
+    turned = (growth + one) * sine
+    scale = (rate if coupled else one) / (real * real + turn * turn)
+    return less + one, turned, (less * real + turned * turn) * scale, (turned * real - less * turn) * scale
 
 
-@overload(_expm1)
-def _expm1_of_type(x):
-    if x is not types.float32:
-        return lambda x: math.expm1(x)
-    lowest, log2e = np.float32(-60.0), np.float32(1.4426950408889634)
-    high, low, half = np.float32(0.693359375), np.float32(-2.12194440e-4), np.float32(0.5)
-    c2, c3, c4 = np.float32(0.5), np.float32(1 / 6), np.float32(1 / 24)
-    c5, c6, c7, one = np.float32(1 / 120), np.float32(1 / 720), np.float32(1 / 5040), np.float32(1)
+@kernel
+def step(b, z, vectors, coupled, x, y):
+    """One decoded token: x (2 N) pairs, moved on over dt = 1, and copied to y.
 
-    def expm1_32(x):
-        y = lowest if x <= lowest else x  # compared this way, a NaN stays NaN
-        n = np.floor(y * log2e + half)
-        f = y - n * high - n * low
-        p = f * (one + f * (c2 + f * (c3 + f * (c4 + f * (c5 + f * (c6 + f * c7))))))
-        scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-        return p * scale + (scale - one)
-
-    return expm1_32
+    vectors (10, N) flat: decay, turn, step, tau0, a, p, q, sin(k w), 1 - cos(k w), the bias of z
+    """
+    n = len(z)
+    decay, turn, k = vectors[:n], vectors[n : 2 * n], vectors[2 * n : 3 * n]
+    tau, adapt = vectors[3 * n : 4 * n], vectors[4 * n : 5 * n]
+    p, q = vectors[5 * n : 6 * n], vectors[6 * n : 7 * n]
+    sines, versines, bias = vectors[7 * n : 8 * n], vectors[8 * n : 9 * n], vectors[9 * n :]
+    for i in range(n):
+        u, v = x[2 * i], x[2 * i + 1]
+        s = z[i] + bias[i] + p[i] * u + q[i] * v
+        keep, turned, c_real, c_imag = _coefficients(
+            s, decay[i], turn[i], k[i], tau[i], adapt[i], sines[i], versines[i], coupled, np.float32(1), np.float32(2)
+        )
+        new = keep * u - turned * v + c_real * b[i]
+        new_imag = turned * u + keep * v + c_imag * b[i]
+        x[2 * i], x[2 * i + 1], y[2 * i], y[2 * i + 1] = new, new_imag, new, new_imag
 
 
 @kernel
@@ -69,18 +78,9 @@ def forward(b, z, x0, time, tables, vectors, coupled, x, first, last):
             entry, pre, out = b[row, t], z[row, t], x[row, t]
             for n in range(size):
                 s = pre[n] + p[n] * u[n] + q[n] * v[n]
-                e = _expm1(-two * abs(s))
-                phi = -e / (two + e)
-                phi = -phi if s < 0 else phi
-                rate = one / (tau[n] * (one + adapt[n] * phi))
-                real, imag = -(decay[n] + rate), turn[n]
-                growth = _expm1(step[n] * dt * real)
-                less = growth - versines[n] - growth * versines[n]
-                turned = (growth + one) * sines[n]
-                scale = (rate if coupled else one) / (real * real + imag * imag)
-                c_real = (less * real + turned * imag) * scale
-                c_imag = (turned * real - less * imag) * scale
-                keep = less + one
+                keep, turned, c_real, c_imag = _coefficients(
+                    s, decay[n], turn[n], step[n] * dt, tau[n], adapt[n], sines[n], versines[n], coupled, one, two
+                )
                 drive, across = (entry[2 * n], entry[2 * n + 1]) if is_complex else (entry[n], zero)
                 new_u = keep * u[n] - turned * v[n] + c_real * drive - c_imag * across
                 new_v = turned * u[n] + keep * v[n] + c_imag * drive + c_real * across
@@ -112,13 +112,13 @@ def backward(x, b, z, x0, time, tables, vectors, coupled, grad, grad_b, grad_z, 
             for n in range(size):
                 u, v = past[2 * n], past[2 * n + 1]
                 s = pre[n] + p[n] * u + q[n] * v
-                e = _expm1(-two * abs(s))
+                e = expm1(-two * abs(s))
                 phi = -e / (two + e)
                 phi = -phi if s < 0 else phi
                 rate = one / (tau[n] * (one + adapt[n] * phi))
                 real, imag = -(decay[n] + rate), turn[n]
                 k = step[n] * dt
-                growth = _expm1(k * real)
+                growth = expm1(k * real)
                 less = growth - versines[n] - growth * versines[n]
                 turned = (growth + one) * sines[n]
                 keep = less + one

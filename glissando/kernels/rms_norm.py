@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import (
+from glissando.kernels.compiled import (
     as_rows,
     over_rows,
     require_backend,
@@ -18,7 +18,7 @@ from glissando.ops.compiled import (
     same_reals,
     use_numba,
 )
-from glissando.ops.plain import resolved
+from glissando.kernels.plain import resolved
 
 #: numbers from which a kernel pays without gradients
 _LARGE = 1 << 13
@@ -92,7 +92,7 @@ class _Closed(torch.autograd.Function):
 
 def _in_one_pass(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y, and 1 / sqrt(mean x^2 + eps) of each row."""
-    from glissando.ops.rms_norm_numba import forward
+    from glissando.kernels.rms_norm_numba import forward
 
     rows = _rows(x)
     y, scale = torch.empty_like(x, memory_format=torch.contiguous_format), rows.new_empty(rows.shape[:2])
@@ -120,7 +120,7 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, Tensor, None]:
-        from glissando.ops.rms_norm_numba import backward
+        from glissando.kernels.rms_norm_numba import backward
 
         x, scale, weight = ctx.saved_tensors
         rows, grad_x = _rows(x), torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, over_rows, use_numba
+from glissando.kernels.compiled import as_rows, over_rows, use_numba
 
 
 def complex_norm(x: Tensor, eps: float = 1e-6, backend: Literal["auto", "reference", "numba"] = "auto") -> Tensor:
@@ -38,7 +38,7 @@ def complex_norm(x: Tensor, eps: float = 1e-6, backend: Literal["auto", "referen
 
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y and the scale 1 / sqrt(mean |z - mu|^2 + eps) of every vector."""
-    from glissando.ops.spectral_numba import norm_forward
+    from glissando.kernels.complex_norm_numba import norm_forward
 
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     scale = x.new_empty(x.shape[:-1])
@@ -58,7 +58,7 @@ class _ComplexNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        from glissando.ops.spectral_numba import norm_backward
+        from glissando.kernels.complex_norm_numba import norm_backward
 
         y, scale = ctx.saved_tensors
         grad_x = torch.empty_like(y)

@@ -31,10 +31,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.errors import InputError, unknown_name
-from glissando.ops.compiled import HAS_TRITON, as_rows, over_rows, require_shapes, require_types, use_numba
-from glissando.ops.loop import exporting, over_time
-from glissando.ops.plain import resolved, underlying
-from glissando.ops.scan import scan
+from glissando.kernels.compiled import HAS_TRITON, as_rows, over_rows, require_shapes, require_types, use_numba
+from glissando.kernels.loop import exporting, over_time
+from glissando.kernels.plain import resolved, underlying
+from glissando.kernels.scan import scan
 
 Backend = Literal["auto", "reference", "numba", "triton"]
 #: F: (x_{t-1} (B, N, 2), b, z and the time of one token, *weights) -> x_t, mode by mode
@@ -223,8 +223,8 @@ def _linear(b: Tensor, z: Tensor, time: Tensor, modes: Modes, x0: Tensor, couple
 
 
 class Packed(NamedTuple):
-    """What a kernel reads beside what varies by token: arrays of glissando.ops.liquid_numba, or tensors of
-    glissando.ops.liquid_triton, which needs no tables."""
+    """What a kernel reads beside what varies by token: arrays of glissando.mixers.liquid.numba, or tensors of
+    glissando.mixers.liquid.triton, which needs no tables."""
 
     time: Any
     tables: Any
@@ -256,10 +256,10 @@ def _rows(*tensors: Tensor) -> tuple[Any, ...]:
 def _run(b: Tensor, z: Tensor, x0: Tensor, packed: Packed, coupled: bool, *of_gradients: Tensor | None) -> Tensor:
     """x; `of_gradients`, from which `packed` was made, get gradients."""
     if packed.tables is None:
-        from glissando.ops import liquid_triton
+        from glissando.mixers.liquid import triton as liquid_triton
 
         return liquid_triton.forward(b, z, x0, packed.time, packed.vectors, coupled)
-    from glissando.ops.liquid_numba import forward
+    from glissando.mixers.liquid.numba import forward
 
     x = b.new_empty(*z.shape, 2)
     over_rows(forward, x, *_given(b, z, x0, packed), coupled, *_rows(x), cost=_COST)
@@ -289,14 +289,14 @@ def _backward(x: Tensor, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, *r
     *vectors, coupled, form, grad = rest
     packed = pack(Modes(*vectors), dt, form)
     if form == "triton":
-        from glissando.ops import liquid_triton
+        from glissando.mixers.liquid import triton as liquid_triton
 
         arrays = (x, b, z, x0, packed.time, packed.vectors)
         grad_b, grad_z, flow, of_vectors, of_dt = liquid_triton.backward(*arrays, coupled, grad)
         *singles, p, q = of_vectors.to(z.dtype)
         state = None if vectors[5] is None else torch.stack([p, q], -1)
         return grad_b, grad_z, flow, None if dt is None or of_dt is None else of_dt.to(dt.dtype), *singles, state
-    from glissando.ops.liquid_numba import backward
+    from glissando.mixers.liquid.numba import backward
 
     given = _given(b, z, x0, packed)
     grad_b, grad_z, flow = x.new_empty(x.shape), z.new_empty(z.shape), x0.new_empty(x0.shape)

@@ -1,19 +1,23 @@
 """The gated delta rule on a CPU: S stays in the first-level cache while time passes, compiled by Numba.
 
 q, k (B, T, H, K); v, o, w (B, T, H, V); a (B, T, H, 1 or K), the decay itself; e, b (B, T, H); s (B, H, K, V). `first`
-and `last` count heads of rows of the batch. See glissando/ops/delta.py for the equations.
+and `last` count heads of rows of the batch. See glissando/mixers/delta/scan.py for the equations.
 
 Inner loops are short and write to one or two arrays each: where more could overlap, they are not vectorised.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from glissando.ops.compiled import kernel
+from glissando.kernels.compiled import kernel
+from glissando.kernels.exponentials import exp, expm1, sigmoid, softplus
 
 #: rows of the backward's matrices are padded to a multiple of it: sums over them take four or eight at a time
 _ROWS = 8
+_HALF, _ONE, _TWO = (np.float32(x) for x in (0.5, 1, 2))
 
 
 @kernel
@@ -176,3 +180,122 @@ def backward(  # noqa: C901 - one token's whole step back: calls within it would
         for c in range(size):
             for j in range(width):
                 grad_s[i, h, c, j] = later_a[c] * (d[j, c] + dw[j] * later_k[c])
+
+
+@kernel
+def _normalized(x):
+    total = np.float32(0)
+    for i in range(len(x)):
+        total += x[i] * x[i]
+    scale = np.float32(1 / max(math.sqrt(total), 1e-12))
+    for i in range(len(x)):
+        x[i] *= scale
+
+
+@kernel
+def _turn(s, angle, width, sign):
+    """Pairs of rows of S (K, width), flat, turned by half of their angles times the sign."""
+    for i in range(len(angle)):
+        cos, sin = np.float32(math.cos(angle[i] / 2)), sign * np.float32(math.sin(angle[i] / 2))
+        first, second = s[2 * i * width : (2 * i + 1) * width], s[(2 * i + 1) * width : (2 * i + 2) * width]
+        for j in range(width):
+            a, b = first[j], second[j]
+            first[j], second[j] = a * cos - b * sin, a * sin + b * cos
+
+
+@kernel
+def _strengths(z, rate, reflects, exact):
+    """e and b of a write with the gate's argument z, in float32; exact: with one write and the decay 1 / tau = rate."""
+    if reflects:
+        return _TWO * sigmoid(z), _TWO * sigmoid(z)
+    strength = softplus(z)
+    erase = -expm1(-strength)
+    if not exact:
+        return erase, erase
+    total = strength + rate
+    # The mean of exp(-s) from 0 to the total, by its series near 0.
+    if total < np.float32(0.01):
+        return erase, strength * (_ONE - total / _TWO * (_ONE - total / np.float32(3) * (_ONE - total / np.float32(4))))
+    return erase, strength * (-expm1(-total) / total)
+
+
+@kernel
+def step(parts, sizes, vectors, s, latest, work, y):  # noqa: C901 - one token's whole layer between its two linear maps
+    """One decoded token: `forward` at T = writes, on what is made of the projection. S (H, K, V) flat, moved on.
+
+    parts    q, k, v, write, decay and turn as the projection leaves them, one behind the other
+    sizes    H, K, V, writes, rates, whether it turns, whether writes reflect, whether keys are earlier queries
+    vectors  8 exp(log_rate) and the decay's bias (H, rates), the write's bias (H,), the norm (V,), omega (H, K / 2)
+    latest   (H, K) the query of the token before, where keys are such; work: H (writes (1 or K + 2 + K + V) + K / 2)
+    """
+    heads, keys, values, writes, rates = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
+    turns, reflects, shifts = sizes[5] != 0, sizes[6] != 0, sizes[7] != 0
+    by_channel, n, half = rates > 1, writes * heads, keys // 2
+    channels, exact = keys if by_channel else 1, writes == 1 and not by_channel
+    at_k = heads * keys
+    at_v = at_k if shifts else at_k + n * keys
+    at_write = at_v + n * values
+    at_decay = at_write + n
+    at_turn = at_decay + heads * rates
+    bias, write_bias = vectors[heads * rates :], vectors[2 * heads * rates :]
+    norm, omega = write_bias[heads:], write_bias[heads + values :]
+    k, v = latest[: n * keys] if shifts else parts[at_k:at_v], parts[at_v:at_write]
+    a, e, b = work[: n * channels], work[n * channels : n * (channels + 1)], work[n * (channels + 1) :]
+    queries, out = b[n:], b[n + n * keys :]
+    angle, one = out[n * values :], _ONE
+    for i in range(heads * channels, n * channels):
+        a[i] = one  # a token decays once, before its first write
+    for i in range(n * values):
+        v[i] *= sigmoid(v[i])
+    for h in range(heads):
+        q, state = parts[h * keys : (h + 1) * keys], s[h * keys * values : (h + 1) * keys * values]
+        _normalized(q)
+        rate = np.float32(0)
+        for c in range(channels):
+            i = h * rates + (c * rates // keys if by_channel else 0)
+            rate = vectors[i] * sigmoid(parts[at_decay + i] + bias[i])
+            # With a decay a channel one half falls before the writes, and the other between them and the query.
+            a[h * channels + c] = exp(-(_HALF * rate if by_channel else rate))
+        for w in range(writes):
+            i = w * heads + h
+            e[i], b[i] = _strengths(parts[at_write + i] + write_bias[h], rate, reflects, exact)
+            if not shifts:
+                key = k[i * keys : (i + 1) * keys]
+                for c in range(keys):
+                    key[c] *= sigmoid(key[c])
+                _normalized(key)
+        query = queries[((writes - 1) * heads + h) * keys : ((writes - 1) * heads + h + 1) * keys]
+        for c in range(keys):
+            query[c] = q[c] * a[h * keys + c] if by_channel else q[c]
+        if turns:
+            own = angle[h * half : (h + 1) * half]
+            for i in range(half):
+                own[i] = _TWO * sigmoid(parts[at_turn + h]) * omega[h * half + i]
+            _turn(state, own, values, one)
+            _turn(query, own, 1, -one)
+    none = work[:0]
+    forward(
+        queries[: n * keys].reshape(1, writes, heads, keys), k.reshape(1, writes, heads, keys),
+        v.reshape(1, writes, heads, values), a.reshape(1, writes, heads, channels), e.reshape(1, writes, heads),
+        b[:n].reshape(1, writes, heads), s[: heads * keys * values].reshape(1, heads, keys, values),
+        out[: n * values].reshape(1, writes, heads, values), none.reshape(1, 1, 0, 1, 1), none.reshape(0, 1, 1, 1),
+        1, 0, heads,
+    )  # fmt: skip
+    for h in range(heads):
+        state = s[h * keys * values : (h + 1) * keys * values]
+        if turns:
+            _turn(state, angle[h * half : (h + 1) * half], values, one)
+        if by_channel:
+            for c in range(keys):
+                row = state[c * values : (c + 1) * values]
+                for j in range(values):
+                    row[j] *= a[h * keys + c]
+        read, total = out[((writes - 1) * heads + h) * values :], np.float32(0)
+        for j in range(values):
+            total += read[j] * read[j]
+        scale = np.float32(1 / math.sqrt(total / values + 1e-6))
+        for j in range(values):
+            y[h * values + j] = read[j] * scale * norm[j]
+    if shifts:
+        for i in range(heads * keys):
+            latest[i] = parts[i]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from glissando.ops.compiled import as_rows, kernel, over_rows
+from glissando.kernels.compiled import as_rows, kernel, over_rows
 
 #: steps summed in the working precision before they are added to a float64 total
 _RUN = 256
@@ -35,7 +35,7 @@ def _forward_real(a, x, h0, h, first, last):
 
 
 @kernel
-def _forward_pairs(a, x, h0, h, first, last):
+def forward_pairs(a, x, h0, h, first, last):
     steps, size = x.shape[1], x.shape[2] // 2
     by_row, by_step = a.shape[0] > 1, a.shape[1] > 1
     real, imag = h0[0, ::2].copy(), h0[0, 1::2].copy()
@@ -130,12 +130,12 @@ def _backward_pairs(a, h, h0, grad, grad_a, grad_x, carry, first, last):
 
 
 class NumbaScan:
-    """The backend `numba` of glissando.ops.scan; a (B or 1, T or 1, *F), all of one floating type."""
+    """The backend `numba` of glissando.kernels.scan; a (B or 1, T or 1, *F), all of one floating type."""
 
     @staticmethod
     def forward(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
         h = torch.empty_like(x, memory_format=torch.contiguous_format)
-        step = _forward_pairs if x.is_complex() else _forward_real
+        step = forward_pairs if x.is_complex() else _forward_real
         over_rows(step, x, as_rows(a, 2), as_rows(x, 2), as_rows(h0, 1), as_rows(h, 2))
         return h
 

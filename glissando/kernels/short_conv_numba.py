@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from glissando.ops.compiled import kernel
+from glissando.kernels.compiled import kernel
 
 #: steps summed in the working precision before they are added to a float64 total
 _RUN = 256

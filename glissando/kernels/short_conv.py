@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import as_rows, over_rows, require_shapes, require_types, same_reals, use_numba
-from glissando.ops.loop import exporting
+from glissando.kernels.compiled import as_rows, over_rows, require_shapes, require_types, same_reals, use_numba
+from glissando.kernels.loop import exporting
 
 
 def short_conv(
@@ -43,7 +43,7 @@ def _shifted(joined: Tensor, weight: Tensor) -> Tensor:
 
 
 def _in_one_pass(joined: Tensor, weight: Tensor) -> Tensor:
-    from glissando.ops.short_conv_numba import forward
+    from glissando.kernels.short_conv_numba import forward
 
     batch, length, size = joined.shape
     y = joined.new_empty(batch, length - weight.shape[1] + 1, size)
@@ -63,7 +63,7 @@ class _ShortConv(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        from glissando.ops.short_conv_numba import backward
+        from glissando.kernels.short_conv_numba import backward
 
         joined, weight = ctx.saved_tensors
         grad_joined = torch.empty_like(joined, memory_format=torch.contiguous_format)

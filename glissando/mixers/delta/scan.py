@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.ops.compiled import (
+from glissando.kernels.compiled import (
     as_rows,
     over_rows,
     require_backend,
@@ -37,8 +37,8 @@ from glissando.ops.compiled import (
     same_reals,
     use_numba,
 )
-from glissando.ops.loop import exporting, over_time
-from glissando.ops.precise import cumulative, difference, rounded
+from glissando.kernels.loop import exporting, over_time
+from glissando.kernels.precise import cumulative, difference, rounded
 
 Backend = Literal["auto", "reference", "chunked", "numba"]
 
@@ -194,7 +194,7 @@ class _Delta(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, ...]:
-        from glissando.ops.delta_numba import backward
+        from glissando.mixers.delta.numba import backward
 
         q, k, v, g, e, b, kept, w = ctx.saved_tensors
         state = grad_last.clone(memory_format=torch.contiguous_format)
@@ -211,7 +211,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Outputs and the last state; with `keep` also the states before every KEPT_EVERY tokens, and w."""
-    from glissando.ops.delta_numba import forward
+    from glissando.mixers.delta.numba import forward
 
     rows, steps, heads, size = q.shape
     o = torch.empty_like(v, memory_format=torch.contiguous_format)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from glissando.cache_directory import cache_dir
 from glissando.errors import ConfigError, DataError, unknown_name
-from glissando.ops.plain import plain
-from glissando.ops.precise import has_float64
+from glissando.kernels.plain import plain
+from glissando.kernels.precise import has_float64
 from glissando.version import __version__
 
 #: fused multiply-add and reordering, but infinities and NaNs stay what they are
@@ -48,7 +48,8 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     It is kept under $NUMBA_CACHE_DIR, or in the user's cache directory under this version's name: never in the package.
     Numba's cache notices a change of the function's own file alone, and would go on with old code where a constant or
-    an inner kernel of another changed: here it notices a change of any file beside it that defines kernels.
+    an inner kernel of another changed: here it notices a change of any
+    file beside it, in glissando/kernels or in a mixer's folder that defines kernels.
     """
     jit: Any = partial(njit, nogil=True, fastmath=_FAST, error_model="numpy")
     named = _NUMBA.CACHE_DIR
@@ -79,9 +80,10 @@ def _kernel_directory() -> str:
 
 @cache
 def _sources(folder: Path) -> str:
-    """A digest of the files in the folder that define kernels, and of this one, which compiles them."""
-    digest = sha256()
-    for path in (Path(__file__), *sorted(folder.glob("*.py"))):
+    """A digest of the files in the folder, beside this one and in the mixers' folders that define kernels."""
+    digest, here = sha256(), Path(__file__)
+    shared = {*here.parent.glob("*.py"), *here.parents[1].glob("mixers/*/numba.py")}
+    for path in (here, *sorted({*folder.glob("*.py"), *shared})):
         text = path.read_bytes() if path.is_file() else b""  # there are no files in an archive
         if b"@kernel\n" in text or b"# Kernels are compiled anew" in text or path == Path(__file__):
             digest.update(text)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from glissando.ops.plain import underlying
+from glissando.kernels.plain import underlying
 
 
 def discretize(A: Tensor, B: Tensor, dt: Tensor | float) -> tuple[Tensor, Tensor]:

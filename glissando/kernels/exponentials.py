@@ -1,0 +1,60 @@
+"""Exponentials within kernels: polynomials in float32, which the compiler can vectorise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload, register_jitable
+
+# Kernels are compiled anew where this file changes: see glissando.kernels.compiled.
+_LOG2E, _HIGH, _LOW = np.float32(1.4426950408889634), np.float32(0.693359375), np.float32(-2.12194440e-4)
+_C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(1 / math.factorial(n)) for n in range(2, 8))
+_COLDEST, _HOTTEST = np.float32(-87.0), np.float32(88.0)
+_ZERO, _HALF, _ONE = (np.float32(x) for x in (0, 0.5, 1))
+
+
+def expm1(x: Any) -> Any:
+    """exp(x) - 1 for x <= 0 of the working type, to rounding."""
+    raise NotImplementedError
+
+
+@overload(expm1)
+def _expm1_of_type(x):
+    if x is not types.float32:
+        return lambda x: math.expm1(x)
+
+    def expm1_32(x):
+        y = _COLDEST if x <= _COLDEST else x  # compared this way, a NaN stays NaN
+        n = np.floor(y * _LOG2E + _HALF)
+        f = y - n * _HIGH - n * _LOW
+        p = f * (_ONE + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
+        scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+        return p * scale + (scale - _ONE)
+
+    return expm1_32
+
+
+@register_jitable
+def exp(x: Any) -> Any:
+    """exp(x) in float32."""
+    y = _COLDEST if x <= _COLDEST else x
+    y = _HOTTEST if y >= _HOTTEST else y
+    n = np.floor(y * _LOG2E + _HALF)
+    f = y - n * _HIGH - n * _LOW
+    p = f * (_ONE + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
+    scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return p * scale + scale
+
+
+@register_jitable
+def sigmoid(x: Any) -> Any:
+    return _ONE / (_ONE + exp(-x))
+
+
+@register_jitable
+def softplus(x: Any) -> Any:
+    """log(1 + exp(x)), without overflow."""
+    return np.float32(max(x, _ZERO) + math.log1p(exp(-abs(x))))
