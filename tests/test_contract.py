@@ -100,7 +100,7 @@ def test_two_methods_make_a_mixer(registered: str, tmp_path):
     model.save(tmp_path / "run")
     again = glissando.load(tmp_path / "run")
     assert torch.equal(again(ids)[0], model(ids)[0])
-    with pytest.raises(ConfigError, match="no rule is registered for how the mixer Average grows"):
+    with pytest.raises(ConfigError, match="Average has no method `grow`"):
         grow(model, width=2)
 
 
