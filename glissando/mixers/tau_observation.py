@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,6 @@ from glissando.kernels.precise import double, wide_to_double
 from glissando.mixers.base import Context
 from glissando.mixers.tau_cache import Projected
 from glissando.ops.tau_attention import exponents
-
-if TYPE_CHECKING:
-    from glissando.mixers.tau import Tau
 
 #: columns of the training log; those of the first layer too, from whose energies tau is calibrated
 _ENERGIES = ("energy_p05", "energy_p50", "energy_p95")
@@ -36,7 +33,7 @@ class CollapseWarning(UserWarning):
     """Tau attention weighs all keys nearly alike."""
 
 
-def observe_tau(mixer: Tau, x: Tensor, ctx: Context) -> dict[str, Tensor]:
+def observe_tau(mixer: Any, x: Tensor, ctx: Context) -> dict[str, Tensor]:
     """Quantiles of the keys' energies, tau, the mean of T, and how attention spreads over the keys.
 
     Entropy -sum_j p_ij log p_ij in nats, effective keys exp(entropy), and their share of the keys that query i sees
