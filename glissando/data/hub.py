@@ -135,7 +135,7 @@ def _is_intact(path: Path, record: Path) -> bool:
     if not path.exists() or not record.exists():
         return False
     try:
-        expected = json.loads(record.read_text())["sha256"]
+        expected = json.loads(record.read_text(encoding="utf-8"))["sha256"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         expected = None
     if digest_of(path)["sha256"] == expected:
