@@ -200,6 +200,7 @@ def test_figures_come_from_runs_that_ended_well(changed):
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'\bid="([^"]+)"', page))
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on(tmp_path):
     """Ctrl-C in the middle of a training: the same command resumes that run and ends as if nothing had been."""
     sweep = TOY.index("--learning_rates")
@@ -263,6 +264,7 @@ def test_no_models_seconds_are_spent_on_compiling(kind, expected, tmp_path, monk
     assert done == expected
 
 
+@pytest.mark.slow
 def test_a_training_that_diverges_is_reported_and_not_repeated(tmp_path, capsys):
     out = tmp_path / "out"
     options = [a if a != "1e-3,1e-2" else "1e-3,1e30" for a in TOY if a != "liquid-ssm-nano"]

@@ -16,6 +16,7 @@ TWO = ["transformer-nano", "minimal-transformer-nano"]
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_two_models_for_a_moment(tmp_path, monkeypatch, capsys):
     """On a machine on which the planned tokens would take 800 s both learn from three quarters of them."""
     # Timing takes longer than all else; test_compare.py has it.

@@ -68,7 +68,7 @@ def test_a_state_of_nothing_is_none():
     assert model(random_ids(model, 1, 3, 0))[1] is None
 
 
-@cases
+@presets_slow
 @law
 @given(data=st.data())
 def test_split_law(case: str, data: st.DataObject):
@@ -227,7 +227,7 @@ def test_states_are_never_changed_in_place(case: str):
     assert torch.equal(first, again)
 
 
-@cases
+@presets_slow
 @law
 @given(data=st.data())
 def test_causality(case: str, data: st.DataObject):
@@ -359,7 +359,7 @@ def test_a_state_is_computed_again_too():
     assert kept[1] < 0.5 * kept[0]
 
 
-@cases
+@presets_slow
 def test_runs_in_bfloat16(case: str):
     model = build(case, torch.float32)
     ids = random_ids(model, 2, 12, seed=8)

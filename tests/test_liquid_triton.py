@@ -165,7 +165,7 @@ def test_off_cuda_it_says_so():
 
 
 @pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="triton is not installed (or runs here already)")
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", [pytest.param(which, marks=pytest.mark.slow) for which in ("not slow", "slow")])
 def test_interpreted(which: str):
     command = [sys.executable, "-m", "pytest", __file__, "-p", "no:cacheprovider", "-m", which]
     environment = os.environ | {"TRITON_INTERPRET": "1"}

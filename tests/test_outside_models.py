@@ -93,6 +93,7 @@ def test_it_is_trained_as_the_first_model_is(tmp_path):
     assert models["llama"]["model"]["depth"]["kind"] == "transformers"
 
 
+@pytest.mark.slow
 def test_a_comparison_with_it(tmp_path):
     small = ["--model.vocab_size", "256", "--data.cut", "true", "--data.seq_len", "32", "--data.valid_stories", "2"]
     command = ["compare", f"hf:{config_file(tmp_path, 'llama')}", f"hf:{config_file(tmp_path, 'mamba2')}"]

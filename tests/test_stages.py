@@ -217,6 +217,7 @@ def test_a_stage_that_was_cut_short_goes_on_from_its_checkpoint(tmp_path, monkey
     assert_same_tensors(weights(tmp_path / "cut" / "2-steer"), weights(tmp_path / "whole" / "2-steer"))
 
 
+@pytest.mark.slow
 def test_each_of_three_stages_starts_from_the_one_before_with_its_tokenizer(tmp_path):
     bpe = {"tokenizer": {"kind": "bpe", "vocab_size": 300}}
     three = [

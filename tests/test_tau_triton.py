@@ -222,7 +222,7 @@ def test_automatic_choice(monkeypatch):
 
 
 @pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="triton is not installed (or runs here already)")
-@pytest.mark.parametrize("which", ["", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", [pytest.param(which, marks=pytest.mark.slow) for which in ("", "slow")])
 def test_interpreted(which: str):
     command = [sys.executable, "-m", "pytest", __file__, "-p", "no:cacheprovider", "-m", which or "not slow"]
     environment = os.environ | {"TRITON_INTERPRET": "1"}

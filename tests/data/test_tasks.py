@@ -480,7 +480,7 @@ def test_sizes_must_be_positive(task: str, size: str) -> None:
         make(task, **{size: 0})
 
 
-@pytest.mark.parametrize("task", slow_where({"recall"}, TASKS))
+@pytest.mark.parametrize("task", slow_where({"recall", "parity"}, TASKS))
 def test_a_model_is_trained_and_scored(task: str, tmp_path: Path) -> None:
     sizes = {"copy": {"delay": 5}, "selective_copy": {"length": 20}, "induction": {"length": 20}}.get(task, {})
     values = {
