@@ -89,7 +89,7 @@ def test_base_rates_are_those_of_the_dynamics():
 
 
 def test_kernels_of_another_model_cannot_be_drawn(tmp_path):
-    with pytest.raises(ValueError, match="no spectral mixer"):
+    with pytest.raises(ValueError, match="no mixer of this model has channels that decay and turn"):
         plot_kernels(LanguageModel.from_preset("transformer-nano"), tmp_path / "x.png")
 
 
