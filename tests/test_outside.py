@@ -190,7 +190,7 @@ def test_its_options_are_options_of_the_command_line(place, capsys):
         capsys, *given, "--model.mixer.decay=1.5"
     )
     with pytest.raises(SystemExit):
-        main([*map(str, given), "--help"])
+        main([*map(str, given), "--help", "model.mixer.average"])
     assert "model.mixer, kind average: Options of the `average` mixer" in capsys.readouterr().out
 
 

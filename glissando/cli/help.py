@@ -10,13 +10,10 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from glissando.config import hints_of, is_recorded, registry_of, section_class
 from glissando.errors import unknown_name
-
-if TYPE_CHECKING:
-    from glissando.cli.options import Parser
 
 #: where an option's text begins
 _COLUMN = 30
@@ -26,7 +23,7 @@ _METAVARS = {
 }  # fmt: skip
 
 
-def help_text(parser: Parser, section: str | None, chosen: Any) -> str:
+def help_text(parser: Any, section: str | None, chosen: Any) -> str:
     """What people use (section: None), `all`, or one section; `chosen` is a preset's configuration, or None."""
     types = parser.sections.items()
     options = [each for name, hint in types for each in options_of(hint, name, getattr(chosen, name, None))]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING
+from typing import Any
 
 from glissando.serving.session import Reservation
-
-if TYPE_CHECKING:
-    from glissando.serving.engine import Engine
 
 #: seconds after which texts that wait for room are considered again, as some may have been given up
 _LONGEST_REST = 1.0
@@ -25,8 +22,8 @@ class Pool:
 
     def __init__(self, memory: int) -> None:
         self.memory, self.lock, self.closed = memory, threading.Condition(), False
-        self.engines: list[Engine] = []
-        self.first: Engine | None = None
+        self.engines: list[Any] = []
+        self.first: Any = None
         self.reservations: list[Reservation] = []
 
     @property
