@@ -1,31 +1,36 @@
-"""The checkpoints of a run: directories checkpoints/step-00000123/, and checkpoints/best/ of the best validation."""
+"""The checkpoints of a run: directories checkpoints/step-00000123/, each written whole, and the file `latest`.
+
+That names the newest checkpoint and the one of the best validation, and is replaced once both are there:
+
+    latest: step-00000123
+    best: step-00000100
+"""
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from glissando.errors import RunError
-from glissando.storage import remove_directory, verify_manifest
+from glissando.storage import MANIFEST, load_tensors, remove_directory, verify_manifest, write_atomic
 from glissando.trees import load_tree
 
-log = logging.getLogger(__name__)
-
-CHECKPOINTS, BEST = "checkpoints", "best"
+CHECKPOINTS, BEST, LATEST = "checkpoints", "best", "latest"
+WEIGHTS = "model.safetensors"
 #: in the checkpoint of a sharded training: its tensors, see glissando.shards
 SHARDS = "shards"
 MODULE_PREFIX = "model."  # the attribute under which the training objective holds the language model
-_STEP = re.compile(r"\.?step-(\d{8,})(\.old-.*)?")
+_STEP = re.compile(r"step-(\d{8,})")
+_POINTERS = re.compile(rf"{LATEST}: (step-\d{{8,}})\n(?:{BEST}: (step-\d{{8,}})\n)?")
 
 
-def checkpoint_path(directory: str | Path, step: int) -> Path:
-    """Where the checkpoint of an optimizer step belongs: `directory/step-00000123`."""
-    return Path(directory) / f"step-{step:08d}"
+def checkpoint_path(run: Path, step: int) -> Path:
+    """Where the checkpoint of an optimizer step belongs."""
+    return run / CHECKPOINTS / f"step-{step:08d}"
 
 
 def checkpoint_step(path: str | Path) -> int:
@@ -35,37 +40,83 @@ def checkpoint_step(path: str | Path) -> int:
 
 
 def is_checkpoint(path: Path) -> bool:
-    named = checkpoint_step(path) >= 0 or re.fullmatch(rf"{BEST}|\.{BEST}\.old-.*", path.name) is not None
-    return named and path.resolve().parent.name == CHECKPOINTS
+    """Whether it is named as a checkpoint of a run, or as checkpoints/best, which `best_checkpoint` finds."""
+    return (checkpoint_step(path) >= 0 or path.name == BEST) and path.absolute().parent.name == CHECKPOINTS
 
 
-def saved_step(checkpoint: Path) -> int:
-    """The optimizer step of a checkpoint, whatever its name. Raises RunError if it is damaged."""
-    step = checkpoint_step(checkpoint)
-    if step >= 0:
-        return step
-    return int(load_tree(checkpoint, "trainer", partial(_intact, checkpoint))["step"])
+def checkpoints(run: Path) -> list[Path]:
+    """Those that are complete, newest first."""
+    found = (path for path in (run / CHECKPOINTS).glob("step-*") if checkpoint_step(path) >= 0)
+    return sorted((path for path in found if (path / MANIFEST).is_file()), key=checkpoint_step, reverse=True)
 
 
-def saved_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint, whole, on the CPU, their digests checked.
+def latest_checkpoint(run: Path) -> Path | None:
+    """The newest checkpoint of a run, or None; a run that was killed before the first `latest` has one at most.
 
-    Raises RunError if they are missing or damaged, and names the checkpoint that is intact.
+    Raises RunError, which names what stands, where `latest` is lost or damaged or names one that is not there.
     """
-    if not (checkpoint / SHARDS).is_dir():
-        return dict(load_tree(checkpoint, "model", partial(_intact, checkpoint)))
-    verify_manifest(checkpoint, advice=partial(_intact, checkpoint))
-    from glissando.shards import read_whole
-
-    return read_whole(checkpoint, "model")
+    latest, _ = _pointers(run)
+    return latest
 
 
-def _intact(damaged: Path) -> str:
-    """Advice for a damaged checkpoint: the newest of the same run whose files are intact."""
-    good = next((path for path in checkpoints(damaged.parent) if path != damaged and _is_intact(path)), None)
+def best_checkpoint(run: Path) -> Path | None:
+    """The checkpoint of the best validation, or None; raises as `latest_checkpoint`."""
+    _, best = _pointers(run)
+    return best
+
+
+def point_to(run: Path, step: int, best_step: int, count: int) -> None:
+    """Writes `latest`, then deletes all checkpoints but the newest `count` up to it and the best one.
+
+    best_step   that of the best validation so far; below 0 before the first
+    """
+    best = checkpoint_path(run, best_step)
+    has_best = best_step >= 0 and (best / MANIFEST).is_file()
+    text = f"{LATEST}: {checkpoint_path(run, step).name}\n" + (f"{BEST}: {best.name}\n" if has_best else "")
+    write_atomic(run / LATEST, text.encode())
+    # What lies beyond `latest` is of a training that was killed before it could name it.
+    known = [path for path in checkpoints(run) if checkpoint_step(path) <= step]
+    for path in {*checkpoints(run)} - {*known[:count], best}:
+        remove_directory(path)
+
+
+def pointers(text: bytes, where: str, fix: Callable[[], str] = str) -> tuple[str, str | None]:
+    """The names that the file `latest` gives. Raises RunError, with what `fix` says, for other contents."""
+    match = _POINTERS.fullmatch(text.decode(errors="replace"))
+    if match is None:
+        raise RunError(f"{where} is damaged: it names no checkpoint. {fix()}")
+    return match[1], match[2]
+
+
+def _pointers(run: Path) -> tuple[Path | None, Path | None]:
+    file, there = run / LATEST, checkpoints(run)
+    if not file.is_file():
+        if len(there) > 1:
+            raise RunError(f"{file} is missing. {_fix(run, there)}")
+        return (there[0] if there else None), None
+    names = pointers(file.read_bytes(), str(file), lambda: _fix(run, there))
+    named = [None if name is None else run / CHECKPOINTS / name for name in names]
+    for path in named:
+        if path is not None and path not in there:
+            raise RunError(f"{path / MANIFEST} is missing, and {file} names that checkpoint. {_fix(run, there)}")
+    return named[0], named[1]
+
+
+def _fix(run: Path, there: list[Path], damaged: Path | None = None) -> str:
+    """What to do where the newest checkpoint is not known, or `damaged`."""
+    good = next((path for path in there if path != damaged and _is_intact(path)), None)
     if good is None:
-        return f"No other checkpoint of {damaged.parent.parent} is intact: train again into another directory."
-    return f"This checkpoint is intact and loads instead: {good}"
+        return f"No other checkpoint of {run} is intact: train again into another directory."
+    return (
+        f"This checkpoint is intact and loads instead: {good} (to resume from it, write the line `{LATEST}: "
+        f"{good.name}` into {run / LATEST})"
+    )
+
+
+def intact_advice(checkpoint: Path) -> str:
+    """What to do about a damaged checkpoint: the newest of the same run whose files are intact."""
+    run = checkpoint.parent.parent
+    return _fix(run, checkpoints(run), checkpoint)
 
 
 def _is_intact(path: Path) -> bool:
@@ -74,6 +125,20 @@ def _is_intact(path: Path) -> bool:
     except RunError:
         return False
     return True
+
+
+def saved_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint, whole, on the CPU, their digests checked.
+
+    Raises RunError if they are missing or damaged, and names the checkpoint that is intact.
+    """
+    if not (checkpoint / SHARDS).is_dir():
+        verify_manifest(checkpoint, [WEIGHTS], partial(intact_advice, checkpoint))
+        return load_tensors(checkpoint / WEIGHTS)
+    verify_manifest(checkpoint, advice=partial(intact_advice, checkpoint))
+    from glissando.shards import read_whole
+
+    return read_whole(checkpoint, "model")
 
 
 def of_model(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -85,8 +150,8 @@ def of_model(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def saved_optimizer(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
     """What the optimizer kept of each parameter, by its name; as `saved_weights`."""
     if not (checkpoint / SHARDS).is_dir():
-        return dict(load_tree(checkpoint, "trainer", partial(_intact, checkpoint)).get("optimizer", {}))
-    verify_manifest(checkpoint, advice=partial(_intact, checkpoint))
+        return dict(load_tree(checkpoint, "trainer", partial(intact_advice, checkpoint))["optimizer"])
+    verify_manifest(checkpoint, advice=partial(intact_advice, checkpoint))
     from glissando.shards import read_whole
 
     states: dict[str, dict[str, Tensor]] = {}
@@ -94,44 +159,3 @@ def saved_optimizer(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
         parameter, _, key = name.rpartition("/")
         states.setdefault(parameter, {})[key] = value
     return states
-
-
-def checkpoints(directory: str | Path) -> list[Path]:
-    """Everything that is named like a checkpoint, complete or not, newest first."""
-    if not Path(directory).is_dir():
-        return []
-    found = (path for path in Path(directory).iterdir() if checkpoint_step(path) >= 0 and path.is_dir())
-    # What a crash left renamed aside counts only where nothing stands under the name itself.
-    found = (
-        path for path in found if path.name[0] != "." or not checkpoint_path(directory, checkpoint_step(path)).exists()
-    )
-    return sorted(found, key=lambda path: (checkpoint_step(path), path.name), reverse=True)
-
-
-def latest_checkpoint(directory: str | Path) -> Path | None:
-    """The newest complete checkpoint, each file checked, or None. Logs what it skips and why."""
-    for path in checkpoints(directory):
-        try:
-            verify_manifest(path)
-        except RunError as error:
-            log.warning("skipping checkpoint %s: %s", path.name, error)
-        else:
-            return path
-    return None
-
-
-def keep_newest(directory: str | Path, count: int, complete: Path | None = None) -> None:
-    """Deletes all but the newest `count` checkpoints, never the newest complete one: `complete`, or, where that is not
-    known to the caller, the first whose files are intact.
-
-    Raises ValueError if `count` is below 1.
-    """
-    if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}: a run keeps its last checkpoint")
-    old = checkpoints(directory)[count:]
-    if not old:
-        return
-    last_good = complete or latest_checkpoint(directory)
-    for path in old:
-        if last_good is not None and path != last_good:
-            remove_directory(path)

@@ -1,15 +1,16 @@
 """A run is a directory: everything that defines a trained model, and where it came from.
 
 config.yaml         resolved configuration
-model.safetensors   weights
 tokenizer.json      tokenizer, if the model has one
 imports/            copies of the Python files that registered what it is made of, if it needed any
-optimizer.safetensors  moments of the optimizer, of a run made by growing another
 environment.json    machine, versions, commit and command line that made it
 metrics.csv         what was logged while training
-summary.json        how training ended: the best and the last validation
-checkpoints/        step-00000123/, ...: what training resumes from; best/: that of the best validation
-manifest.json       SHA-256 and size of the files above, as of the last save; written last
+checkpoints/        step-00000123/, ...: what training resumes from, each with copies of the small files
+latest              names the newest checkpoint, whose weights are the run's until training ends
+model.safetensors   weights, once training has ended
+summary.json        how it ended: the best and the last validation
+optimizer.safetensors  moments of the optimizer, of a run made by growing another
+manifest.json       SHA-256 and size of the files above; what it does not list yet is not part of the run yet
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,11 @@ from glissando import pretrained
 from glissando.checkpoints import (
     BEST,
     CHECKPOINTS,
+    LATEST,
+    best_checkpoint,
     checkpoint_step,
     checkpoints,
+    intact_advice,
     is_checkpoint,
     latest_checkpoint,
     of_model,
@@ -50,12 +53,9 @@ from glissando.quantisation import restored
 from glissando.remote import resolve
 from glissando.storage import (
     MANIFEST,
-    RETRAIN,
     delete,
-    find_published,
     is_leftover,
     load_tensors,
-    put_aside,
     read_json,
     read_manifest,
     record,
@@ -64,6 +64,7 @@ from glissando.storage import (
     save_tensors,
     verify_manifest,
     write_atomic,
+    write_manifest,
 )
 from glissando.untrusted import IMPORTS, copy_name, imported_names, read_bounded, require_no_links
 from glissando.urls import is_url, without_passwords
@@ -72,20 +73,18 @@ from glissando.yaml_files import read_yaml
 CONFIG, MODEL, TOKENIZER = "config.yaml", "model.safetensors", "tokenizer.json"
 OPTIMIZER, SUMMARY, LOCK = "optimizer.safetensors", "summary.json", ".lock"
 METRICS, ENVIRONMENT = "metrics.csv", "environment.json"
-_SMALL = (CONFIG, TOKENIZER, ENVIRONMENT)  # what a checkpoint has copies of
+_SMALL = (CONFIG, TOKENIZER, ENVIRONMENT)  # what a checkpoint has copies of, beside imports/
 
 
 @dataclass(frozen=True)
 class Run:
     """A run directory, or one of its checkpoints.
 
-    checkpoint  whose weights are read in place of the run's own; None: these are read
-    source      where the configuration, the tokenizer and the record of the making are read; None: in the run
+    checkpoint  where configuration, tokenizer and weights are read in place of the run's own; None: these are read
     """
 
     path: Path
     checkpoint: Path | None = None
-    source: Path | None = None
 
     @classmethod
     def create(cls, path: str | Path, notes: Mapping[str, Any] | None = None, anew: bool = False) -> Run:
@@ -99,122 +98,78 @@ class Run:
         run = cls(Path(path).expanduser())
         if inside := run.require_free(anew):
             print(f"{path} was stopped before its first checkpoint: it is started again", file=sys.stderr)
-        for found in sorted(inside, key=lambda found: (found.name == MANIFEST, found.name == ENVIRONMENT)):
-            delete(found)  # killed here, what is left still has only begun
+        for left in sorted(inside, key=lambda each: (each.name == MANIFEST, each.name == ENVIRONMENT)):
+            delete(left)  # killed here, what is left still has only begun
         try:
             (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"could not make {path}: {error.strerror}. Choose a writable place.") from error
-        run._write_environment({"id": uuid.uuid4().hex} | environment() | dict(notes or {}))
+        made = {"id": uuid.uuid4().hex} | environment() | dict(notes or {})
+        run._write(ENVIRONMENT, _environment_text(made))
         return run
 
     def require_free(self, anew: bool = False) -> list[Path]:
         """What is in the way of a new run and may be removed, see `create`; raises as that does."""
-        inside = [found for found in self.path.iterdir() if found.name != LOCK] if self.path.is_dir() else []
+        inside = [each for each in self.path.iterdir() if each.name != LOCK] if self.path.is_dir() else []
         if not (inside and anew and self.has_only_begun()):
             require_new(self.path)
         return inside
 
     def has_only_begun(self) -> bool:
         """Whether all that is there was written by a training before its first checkpoint, and nobody changed it."""
-        names = {found.name for found in self.path.iterdir() if not is_leftover(found)}
-        kept = self.path / CHECKPOINTS
+        names = {each.name for each in self.path.iterdir() if not is_leftover(each)}
+        if checkpoints(self.path) or LATEST in names or not names <= {CHECKPOINTS, LOCK, MANIFEST, *_SMALL, *_LOGS}:
+            return False
         try:
             listed = read_manifest(self.path) if MANIFEST in names else {}
             verify_manifest(self.path, [name for name in _SMALL if name in names])
         except RunError:
-            return not names - {CHECKPOINTS, LOCK} and not checkpoints(kept)
-        logs = {METRICS, "samples.txt", TENSORBOARD, WANDB, "base", IMPORTS} if ENVIRONMENT in names else set()
-        known = {CHECKPOINTS, LOCK, MANIFEST, *_SMALL, *logs}
-        has_checkpoint = kept.is_dir() and any(not is_leftover(found) for found in kept.iterdir())
-        return names <= known and MODEL not in listed and not has_checkpoint and not checkpoints(kept)
+            return names <= {CHECKPOINTS, LOCK}
+        return MODEL not in listed and (ENVIRONMENT in names or names <= {CHECKPOINTS, LOCK, MANIFEST})
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """The finished run at `path`, or the run and its checkpoint if `path` is a checkpoint directory; a packaged
-        model if `path` is its name, see glissando.pretrained; a copy of the run at a URL, see glissando.remote.
+        """The run at `path`, its checkpoint `latest` until training has ended; that checkpoint if `path` is a
+        checkpoint directory; a packaged model if `path` is its name, see glissando.pretrained; a copy of the run at a
+        URL, see glissando.remote.
 
-        Checks the digests of the small files and, for a checkpoint, of all of its files. Where one of the run's own is
-        missing or damaged, or its manifest is, the copies in a checkpoint are read in the place of all of them, and a
-        line on stderr says so.
-        Raises RunError if there is no such directory, or it is no run, or it is incomplete or damaged and has no
-        checkpoint with such copies.
+        Checks the digests of the small files; those of others are checked when they are read.
+        Raises RunError if there is no such directory, or it is no run, or it is incomplete or damaged, and says which
+        checkpoint is intact.
         """
         path = resolve(path)
-        if path.name == BEST:
-            path = find_published(path)
-        require_directory(path)
         if is_checkpoint(path):
-            checkpoint = path.resolve()
-            run = cls(checkpoint.parent.parent, checkpoint)
-            run.require_inside(as_read=True)
-            verify_manifest(checkpoint, advice=run._advice)
+            run = cls(path.absolute().parent.parent)
+            checkpoint = path if path.name != BEST else best_checkpoint(run.path)
+            require_directory(checkpoint or path)
+            run = cls(run.path, (checkpoint or path).resolve())
         else:
+            require_directory(path)
             run = cls(path)
             run.require_run()
-            run.require_inside(as_read=True)
-            if not (path / MODEL).is_file():
-                missing = CONFIG if not (path / CONFIG).is_file() else MODEL
-                raise RunError(f"{path} is incomplete: {missing} is missing. {run._advice(missing)}")
-        return run.with_intact_files()
+            if MODEL not in run._listed():
+                run = cls(path, latest_checkpoint(path))
+        run.require_inside(as_read=True)
+        listed = read_manifest(run.folder) if (run.folder / MANIFEST).is_file() else {}
+        if run.checkpoint is None and MODEL not in listed:
+            missing = CONFIG if not (path / CONFIG).is_file() else MODEL
+            raise RunError(f"{path} is incomplete: {missing} is missing. {run._advice()}")
+        there = [name for name in _SMALL if (run.folder / name).is_file()]
+        # A copy without the record of its making is whole.
+        verify_manifest(run.folder, {*there, CONFIG, *({TOKENIZER} & listed.keys())}, run._advice)
+        return run
 
-    def with_intact_files(self) -> Run:
-        """This run, its small files read from a checkpoint if they, or the manifest, are damaged; raises as `open`."""
-        broken = ""
-        try:
-            listed = read_manifest(self.path)
-            for broken in _SMALL:
-                found = [(self.path / broken).is_file(), broken in listed]
-                # A copy without the record of its making is whole, and a model without a tokenizer.
-                if broken == CONFIG or all(found) or (broken == TOKENIZER and any(found)):
-                    verify_manifest(self.path, [broken], "")
-        except RunError as error:
-            problem = str(error).removesuffix(RETRAIN).strip()
-        else:
-            return self
-        spare = self.checkpoint or self.own_checkpoint()
-        if spare is None or not (spare / CONFIG).is_file():
-            raise RunError(f"{problem} {self._advice(broken or CONFIG)}")
-        what = "such files" if broken or self.checkpoint else "weights, configuration and tokenizer"
-        print(f"{problem} The checkpoint {spare} is intact: {what} are read from there", file=sys.stderr)
-        return replace(self, source=spare, checkpoint=self.checkpoint if broken else spare)
+    @property
+    def folder(self) -> Path:
+        """Where the configuration, the tokenizer and the weights are read."""
+        return self.checkpoint or self.path
 
-    def restore(self, checkpoint: Path) -> None:
-        """Puts the copies in `source` in the place of damaged files, and those in `checkpoint` in that of a log that
-        has not only grown since. What stood there is kept, as NAME.damaged."""
-        with contextlib.suppress(FileNotFoundError):  # of an earlier version, which kept no copy
-            log = (checkpoint / METRICS).read_bytes()
-            if not (self.path / METRICS).is_file() or not (self.path / METRICS).read_bytes().startswith(log):
-                put_aside(self.path / METRICS)
-                write_atomic(self.path / METRICS, log)
-        if self.source is None:
-            return
-        if not self._listed():
-            put_aside(self.path / MANIFEST)
-        for name in self.source_files():
-            ours, copy = self.path / name, (self.source / name).read_bytes()
-            if name == METRICS:
-                continue
-            if ours.is_file() and ours.read_bytes() != copy:
-                put_aside(ours)
-            self._write(name, copy)
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run's own weights are there: its training has ended, or it was saved whole."""
+        return MODEL in self._listed()
 
-    def copy_files(self, directory: Path, logged: int = -1) -> None:
-        """Copies of the small files, which are checked first, into a checkpoint's directory; of the log, which grows,
-        the first `logged` bytes."""
-        names = self.source_files()
-        if checked := [name for name in names if name != METRICS]:
-            verify_manifest(self.path, checked)
-        for name in names:
-            (directory / name).parent.mkdir(exist_ok=True)
-            with (self.path / name).open("rb") as file:
-                (directory / name).write_bytes(file.read(logged if name == METRICS else -1))
-
-    def source_files(self) -> list[str]:
-        """The names of what a checkpoint has copies of, where they are read."""
-        folder = self.source or self.path
-        names = [*_SMALL, METRICS, *(f"{IMPORTS}/{copy.name}" for copy in (folder / IMPORTS).glob("*.py"))]
-        return [name for name in names if (folder / name).is_file()]
+    # ------------------------------------------------------------------ writing
 
     def write_config(self, config: Mapping[str, Any], source: Run | None = None) -> None:
         """Writes config.yaml if it differs, and copies of the files that it imports, where there are none yet.
@@ -225,11 +180,9 @@ class Run:
         """
         text = config_text(config)
         missing = [name for name in imported_names(config) if not (self.path / copy_name(name)).is_file()]
-        origin = None if source is None else source.source or source.path
-        for name, code in copies(origin, {"imports": missing}).items():
+        for name, code in copies(None if source is None else source.folder, {"imports": missing}).items():
             self._write(name, code)
-        target = self.path / CONFIG
-        if not target.is_file() or target.read_bytes() != text:
+        if self._listed().get(CONFIG) != _record(text):
             self._write(CONFIG, text)
 
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -239,62 +192,81 @@ class Run:
     def write_model(
         self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any], source: Run | None = None
     ) -> None:
-        """Writes configuration (see `write_config`) and weights, then the manifest.
+        """Writes configuration (see `write_config`) and weights: the run is whole with that.
 
-        A crash at any moment leaves a run that opens with the old or with the new weights.
-        Raises RunError if a file cannot be written; the old one stands then.
+        Raises RunError if a file cannot be written.
         """
         self.write_config(config, source)
         self.write_tensors(MODEL, state_dict)
-        files = {name: self._settled(name, entry) for name, entry in read_manifest(self.path).items()}
-        if (self.path / METRICS).is_file():
-            files[METRICS] = record(self.path / METRICS)
-        save_manifest(self.path, files)
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Writes named tensors as safetensors."""
-        save_tensors(self.path / name, tensors, {"format": "pt"}, lambda new: self._announce(name, record(new)))
+        save_tensors(self.path / name, tensors, {"format": "pt"})
+        save_manifest(self.path, self._listed() | {name: record(self.path / name)})
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json. Raises RunError if it cannot be written."""
-        self._write(SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+    def small_files(self) -> dict[str, bytes]:
+        """Configuration, tokenizer, the record of the making and copies of imported files, checked: what each
+        checkpoint has copies of."""
+        names = [name for name in read_manifest(self.folder) if name in _SMALL or name.startswith(f"{IMPORTS}/")]
+        verify_manifest(self.folder, names, self._advice)
+        return {name: (self.folder / name).read_bytes() for name in names}
+
+    def finish(self, checkpoint: Path, summary: Mapping[str, Any]) -> None:
+        """Writes how training ended and, from a checkpoint, the weights that are the run's own and the small files;
+        the manifest, written last, lists them and the log. A run that has ended is left as it is.
+
+        Raises RunError if a file cannot be written; `latest` holds then.
+        """
+        if self.has_ended:
+            return
+        source = Run(self.path, checkpoint)
+        files = source.small_files() | {SUMMARY: (json.dumps(summary, indent=2) + "\n").encode()}
+        for name, data in files.items():
+            if not (self.path / name).is_file() or (self.path / name).read_bytes() != data:
+                write_atomic(self.path / name, data)
+        save_tensors(self.path / MODEL, source.read_state_dict(), {"format": "pt"})
+        write_manifest(self.path, [*files, MODEL, *([METRICS] if (self.path / METRICS).is_file() else [])])
+
+    def _write(self, name: str, data: bytes) -> None:
+        """A small file of a new run, listed first: what has only begun is told from what a user has put there."""
+        save_manifest(self.path, self._listed() | {name: _record(data)})
+        write_atomic(self.path / name, data)
+
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        """What the manifest lists. Raises RunError if it is damaged."""
+        return read_manifest(self.path, self._advice) if (self.path / MANIFEST).is_file() else {}
+
+    # ------------------------------------------------------------------ reading
 
     def best_checkpoint(self) -> Path | None:
         """The checkpoint of the best validation, or None."""
-        path = find_published(self.path / CHECKPOINTS / BEST)
-        return path if (path / MANIFEST).is_file() else None
+        return best_checkpoint(self.path)
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest checkpoint, or None."""
+        return latest_checkpoint(self.path)
 
     def require_checkpoint(self) -> Path:
-        """The checkpoint to go on from: the newest complete one; of a run that was killed early, that of the best
-        validation. Raises RunError that says what to do where there is none."""
-        if found := self.latest_checkpoint() or self.best_checkpoint():
-            return found
+        """The checkpoint to go on from. Raises RunError that says what to do where there is none."""
+        if newest := self.latest_checkpoint():
+            return newest
         if self.has_only_begun():
             raise RunError(
                 f"{self.path} was stopped before its first checkpoint, so that it cannot be resumed: the "
                 f"command that made it, with --out {self.path} as before, starts it again"
             )
-        if damaged := checkpoints(self.path / CHECKPOINTS):
-            try:
-                verify_manifest(damaged[0], advice="Train again into another directory.")
-            except RunError as error:
-                raise RunError(f"{self.path} has no complete checkpoint to resume from: {error}") from error
         raise RunError(
             f"{self.path} has no checkpoint to resume from: start a new training from its weights, with --from "
             f"{self.path}, or train again into another directory"
         )
 
     def own_checkpoint(self) -> Path | None:
-        """The checkpoint whose weights are the run's own: the newest complete one, or the best where it ended so."""
+        """The checkpoint whose weights are the run's own: the newest, or the best where training ended so."""
         kept = None
-        if (self.path / SUMMARY).is_file():
-            if SUMMARY in self._listed():
-                verify_manifest(self.path, [SUMMARY])
+        if self.has_ended and SUMMARY in self._listed():
+            verify_manifest(self.path, [SUMMARY], self._advice)
             kept = read_json(self.path / SUMMARY, "how training ended").get("weights")
-        best = self.best_checkpoint() if kept == BEST else None
-        if best is not None:
-            verify_manifest(best)
-        return best or self.latest_checkpoint()
+        return (self.best_checkpoint() if kept == BEST else None) or self.latest_checkpoint()
 
     def read_config(
         self, trust_imports: bool = False, kind: str | None = None, to_train: bool = False
@@ -305,37 +277,37 @@ class Run:
         data or, `to_train`, its training names something that is not registered, unless `trust_imports` has the run's
         own files executed, which register it.
         """
-        path = (self.source or self.path) / CONFIG
+        path = self.folder / CONFIG
         if not path.is_file():
-            raise RunError(f"{path} is missing. {self._advice(CONFIG)}")
-        if self.source is None and (self.path / MANIFEST).is_file():
-            verify_manifest(self.path, [CONFIG], partial(self._advice, CONFIG))
+            raise RunError(f"{path} is missing. {self._advice()}")
+        if (self.folder / MANIFEST).is_file():
+            verify_manifest(self.folder, [CONFIG], self._advice)
         try:
             config = read_yaml(read_bounded(path))
         except ConfigError as error:
-            raise RunError(f"{path} is malformed: {error}. {self._advice(CONFIG)}") from error
+            raise RunError(f"{path} is malformed: {error}. {self._advice()}") from error
         if not isinstance(config, dict):
-            raise RunError(f"{path} is malformed: it holds no mapping. {self._advice(CONFIG)}")
+            raise RunError(f"{path} is malformed: it holds no mapping. {self._advice()}")
         if config.get("kind") != kind:
             raise RunError(pretrained.how_to_open(self.path, config.get("kind")))
-        require_registered(self.source or self.path, config, sections(to_train), trust_imports)
+        require_registered(self.folder, config, sections(to_train), trust_imports)
         return config
 
     def read_tokenizer(self) -> Tokenizer | None:
         """The run's tokenizer; None of a model without one. Raises RunError or DataError if it is damaged."""
-        path = (self.source or self.path) / TOKENIZER
+        path = self.folder / TOKENIZER
         return load_tokenizer(path) if path.is_file() else None
 
     def require_tokenizer(self) -> Tokenizer:
         """As `read_tokenizer`. Raises RunError where there is none."""
         tokenizer = self.read_tokenizer()
         if tokenizer is None:
-            raise RunError(f"{self.path / TOKENIZER} is missing. {self._advice(TOKENIZER)}")
+            raise RunError(f"{self.folder / TOKENIZER} is missing. {self._advice()}")
         return tokenizer
 
     def read_environment(self) -> dict[str, Any]:
         """Where and from what the run was made; nothing where that is not known. Raises RunError if it is damaged."""
-        path = (self.source or self.path) / ENVIRONMENT
+        path = self.folder / ENVIRONMENT
         return read_json(path, "the record of its making") if path.is_file() else {}
 
     def read_state_dict(self) -> dict[str, Tensor]:
@@ -354,37 +326,6 @@ class Run:
         verify_manifest(self.path, [name], self._advice)
         return load_tensors(self.path / name)
 
-    def latest_checkpoint(self) -> Path | None:
-        """The newest complete checkpoint, or None."""
-        return latest_checkpoint(self.path / CHECKPOINTS)
-
-    def _write(self, name: str, data: bytes) -> None:
-        self._announce(name, {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)})
-        write_atomic(self.path / name, data)
-
-    def _announce(self, name: str, new: dict[str, Any]) -> None:
-        """Lists a new file beside the intact old one before it takes its place: a crash between the two
-        leaves a manifest that holds for either. What is listed of other files is carried over."""
-        files = read_manifest(self.path) if (self.path / MANIFEST).exists() else {}
-        old = self._settled(name, files.get(name, {}))
-        if old.get("sha256") and (self.path / name).is_file() and record(self.path / name) == old:
-            new = new | {"previous": old}
-        save_manifest(self.path, files | {name: new})
-
-    def _listed(self) -> dict[str, dict[str, Any]]:
-        """What the manifest lists; nothing where it is damaged, which opening the run reports."""
-        try:
-            return read_manifest(self.path)
-        except RunError:
-            return {}
-
-    def _settled(self, name: str, entry: dict[str, Any]) -> dict[str, Any]:
-        """The one record of a file that holds, where a crash may have left it the old one or the new one."""
-        if "previous" not in entry:
-            return entry
-        found = record(self.path / name) if (self.path / name).is_file() else None
-        return entry["previous"] if found == entry["previous"] else {key: entry[key] for key in ("sha256", "size")}
-
     def require_run(self) -> None:
         """Raises RunError if there is no such directory, or it was not made as a run."""
         require_directory(self.path)
@@ -393,32 +334,54 @@ class Run:
             hint = f" It holds runs: {', '.join(inside[:5])}." if inside else ""
             raise RunError(f"{self.path} is not a run: it has no {CONFIG}.{hint}")
 
+    def require_log(self, expected: Mapping[str, Any]) -> None:
+        """Raises RunError where metrics.csv does not begin with what a checkpoint has recorded of it."""
+        path, size = self.path / METRICS, int(expected["size"])
+        text = path.read_bytes()[:size] if path.is_file() else None
+        if text is None or hashlib.sha256(text).hexdigest() != expected["sha256"]:
+            raise RunError(
+                f"{path} is {'missing' if text is None else 'damaged'}: the checkpoint knows {size:,} bytes of it with "
+                f"SHA-256 {expected['sha256']}. Put it back"
+            )
+
     def require_inside(self, as_read: bool = False) -> None:
         """Raises RunError for a link out of the run; `as_read`: unless it is a file whose digest is listed."""
-        require_no_links(self.path, self._listed() if as_read and (self.path / MANIFEST).is_file() else ())
+        listed: set[str] = set()
+        for folder in (self.path, *checkpoints(self.path)) if as_read else ():
+            with contextlib.suppress(RunError):
+                listed |= {(folder / name).relative_to(self.path).as_posix() for name in read_manifest(folder)}
+        require_no_links(self.path, listed)
 
-    def _advice(self, name: str = MODEL) -> str:
-        good = self.latest_checkpoint()
-        if good is None and name != MODEL:
-            return (
-                "Copy it back from where the run was; or, if it was killed before the first checkpoint, train again "
-                "with the same command."
-            )
-        if good is None:
-            return "It has no complete checkpoint (killed before the first one?): train again; the same command does."
-        if name != MODEL and not (good / CONFIG).is_file():  # one of an earlier version
-            return f"Put the {name} that it was trained with back; its checkpoints need it as well."
-        return f"This checkpoint is complete and loads instead: {good}"
+    def _advice(self) -> str:
+        """What to do about a file of `folder` that is damaged or missing."""
+        if self.checkpoint is not None:
+            return intact_advice(self.checkpoint)
+        if checkpoints(self.path):
+            return intact_advice(self.path / CHECKPOINTS / "none")
+        return (
+            "It has no complete checkpoint: copy the file back from where the run was; or, if it was killed before "
+            "the first checkpoint, train again with the same command."
+        )
 
-    def note_resumed(self, notes: Mapping[str, Any] | None = None) -> None:
-        """Adds where it goes on, and `notes`, to environment.json, whose first record stays otherwise."""
-        first = self.read_environment() or environment()
-        earlier = first.get("resumed")
-        resumed = [*(earlier if isinstance(earlier, list) else []), environment()]
-        self._write_environment(first | dict(notes or {}) | {"resumed": resumed})
 
-    def _write_environment(self, values: Mapping[str, Any]) -> None:
-        self._write(ENVIRONMENT, (json.dumps(values, indent=2) + "\n").encode())
+#: what a training writes before its first checkpoint, beside small files
+_LOGS = {METRICS, "samples.txt", TENSORBOARD, WANDB, "base", IMPORTS}
+
+
+def resumed_environment(made: bytes, notes: Mapping[str, Any]) -> bytes:
+    """environment.json with where it goes on, and `notes`; its first record stays otherwise."""
+    first = json.loads(made)
+    earlier = first.get("resumed")
+    resumed = [*(earlier if isinstance(earlier, list) else []), environment()]
+    return _environment_text(first | dict(notes) | {"resumed": resumed})
+
+
+def _environment_text(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2) + "\n").encode()
+
+
+def _record(data: bytes) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
 
 
 def config_text(config: Mapping[str, Any]) -> bytes:
@@ -439,7 +402,7 @@ def require_new(path: str | Path) -> None:
     path = Path(path).expanduser()
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; choose another name for the run directory.")
-    if path.is_dir() and any(found.name != LOCK for found in path.iterdir()):
+    if path.is_dir() and any(each.name != LOCK for each in path.iterdir()):
         raise taken(path, any((path / CHECKPOINTS).glob("step-*")))
     above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
@@ -486,10 +449,9 @@ def choose_checkpoint(path: str | Path, name: str) -> Path:
     """
     run = Run(pretrained.resolve(path))
     run.require_run()
-    kept = checkpoints(run.path / CHECKPOINTS)
     best, last = run.best_checkpoint(), run.latest_checkpoint()
-    known = {str(checkpoint_step(found)): found for found in kept}
-    known |= {key: found for key, found in (("last", last), (BEST, best)) if found is not None}
+    known = {str(checkpoint_step(each)): each for each in checkpoints(run.path)}
+    known |= {key: each for key, each in (("last", last), (BEST, best)) if each is not None}
     if name not in known:
         there = ", ".join(sorted(known)) or "none"
         raise ConfigError(

@@ -1,108 +1,59 @@
 """A checkpoint's tensors as shards: each process of a sharded training writes its own, and none gathers them.
 
-torch.distributed.checkpoint plans who writes and reads what. Its own files hold a pickle (.metadata); these are
-safetensors alone, of which torch's HuggingFaceStorageReader reads shapes and offsets:
-
-    shards/shard-00000.safetensors   what process 0 held of each tensor, and where in the whole tensor it belongs
-
-A tensor that every process holds whole is written by the first.
+The format is that of torch.distributed.checkpoint, as safetensors: its other files hold pickles. `dcp.load` with a
+HuggingFaceStorageReader of the folder `shards` opens it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
-import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.futures import Future
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from glissando.checkpoints import SHARDS
 from glissando.errors import RunError
-from glissando.storage import MANIFEST, RETRAIN, publishing, record, save_manifest, save_tensors
-
-#: under this name of a file's header torch's reader expects the offsets of its tensors
-_OFFSETS = "DCP_SHARDING_INFO"
+from glissando.storage import RETRAIN, publishing, write_manifest
 
 
 def publish_shards(target: Path, tensors: Mapping[str, Tensor], fill: Callable[[Path], None], group: Any) -> None:
     """Makes `target` the directory of all processes' shards and of what `fill(directory)` of the first adds, complete
     with its manifest, or not at all. Called by every process of `group`, which is not used by anything else meanwhile.
 
-    `tensors` are this process's: DTensors and, alike in every process, plain ones.
+    `tensors` are this process's: DTensors and, alike in every process, plain ones, which the first writes.
     Raises RunError, on every process, if one cannot write its shards; on the first alone for what follows.
     """
     with contextlib.ExitStack() as stack:
-        writer = _Writer(target, fill, stack)
+        folder: list[Any] = [None]
+        if distributed.get_rank(group) == 0:
+            try:
+                folder = [stack.enter_context(publishing(target))]
+            except RunError as error:
+                folder = [error]
+        distributed.broadcast_object_list(folder, group=group, group_src=0)
+        if isinstance(folder[0], RunError):
+            raise folder[0]
+        writer = HuggingFaceStorageWriter(str(folder[0] / SHARDS), save_distributed=True)
         planner = DefaultSavePlanner(False, False, dedup_save_to_lowest_rank=True)
         _calling(lambda: dcp.save(dict(tensors), storage_writer=writer, planner=planner, process_group=group))
-
-
-class _Writer(StorageWriter):
-    """Into the temporary directory of `publishing`, which the first process enters on `stack`."""
-
-    def __init__(self, target: Path, fill: Callable[[Path], None], stack: contextlib.ExitStack) -> None:
-        self.target, self.fill, self.stack = target, fill, stack
-        self.folder = target
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        if is_coordinator:
-            self.folder = self.stack.enter_context(publishing(self.target))
-            (self.folder / SHARDS).mkdir()
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Each process learns its file's path."""
-        path = self.folder / SHARDS
-        return [replace(p, storage_data=str(path / f"shard-{n:05d}.safetensors")) for n, p in enumerate(plans)]
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        path, written = Path(plan.storage_data), dict[str, Any]()
-        tensors: dict[str, Any] = {item.index.fqn: planner.resolve_data(item) for item in plan.items}
-        known = {item.index.fqn: item.tensor_data for item in plan.items if item.tensor_data is not None}
-        where = {name: {"saved_offsets": list(t.chunk.offsets), "shape": list(t.size)} for name, t in known.items()}
-        header = {"format": "pt", _OFFSETS: json.dumps(where)}
-        save_tensors(path, tensors, header, lambda new: written.update(record(new)))
-        done: Future[list[WriteResult]] = Future()
-        file = (f"{SHARDS}/{path.name}", written)
-        done.set_result([WriteResult(item.index, tensors[item.index.fqn].nbytes, file) for item in plan.items])
-        return done
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """By the first process, once all have written: digests are those that each took of its own file."""
-        files = dict(result.storage_data for written in results for result in written)
-        self.fill(self.folder)
-        rest = (path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file())
-        names = [name.as_posix() for name in rest if name.parts[0] != SHARDS and name.name != MANIFEST]
-        save_manifest(self.folder, files | {name: record(self.folder / name) for name in names})
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None: ...
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return True
+        if distributed.get_rank(group) == 0:
+            fill(folder[0])
+            write_manifest(folder[0])
 
 
 def read_whole(checkpoint: Path, part: str) -> dict[str, Tensor]:
     """The tensors named part/NAME, each put together from its shards, on the CPU, by NAME.
 
-    Raises RunError where shards are missing or malformed; their digests are the caller's to check.
+    Raises RunError where shards are malformed; their digests are the caller's to check.
     """
     known = {name: value for name, value in _metadata(checkpoint).items() if name.startswith(f"{part}/")}
     tensors = {name: torch.empty(value.size, dtype=value.properties.dtype) for name, value in known.items()}
@@ -127,23 +78,13 @@ def read_into(checkpoint: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _metadata(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
-    """Of every tensor, all of which must be there: torch's reader takes what there is for the whole."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
-    folder, shapes = checkpoint / SHARDS, dict[str, list[int]]()
     try:
-        found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-        for path in folder.iterdir():
-            with safe_open(path, "pt") as file:
-                where = json.loads(file.metadata()[_OFFSETS])
-            shapes |= {name: entry["shape"] for name, entry in where.items()}
+        saved = HuggingFaceStorageReader(str(checkpoint / SHARDS)).read_metadata().state_dict_metadata
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder} is incomplete or malformed ({error}). {RETRAIN}") from error
-    known = {name: value for name, value in found.items() if isinstance(value, TensorStorageMetadata)}
-    for name, value in known.items():
-        if sum(math.prod(chunk.sizes) for chunk in value.chunks) != math.prod(shapes[name]):
-            raise RunError(f"{folder} has not all of {name}: a shard is missing. {RETRAIN}")
-    return known
+        raise RunError(f"{checkpoint / SHARDS} is malformed ({error}). {RETRAIN}") from error
+    return {name: value for name, value in saved.items() if isinstance(value, TensorStorageMetadata)}
 
 
 def _calling(work: Callable[[], object]) -> None:
@@ -151,10 +92,7 @@ def _calling(work: Callable[[], object]) -> None:
     try:
         work()
     except CheckpointException as error:
-        failed = [failure for failure, _ in error.failures.values()]
-        first = next((each for each in failed if isinstance(each, RunError)), failed[0])
-        if isinstance(first, RunError):
-            raise first from None
+        first = next(failure for failure, _ in error.failures.values())
         if isinstance(first, OSError):
             raise RunError(f"could not use {first.filename}: {first.strerror}. Free space; save again.") from first
         raise RuntimeError(f"{type(first).__name__}: {first}") from first

@@ -1,11 +1,8 @@
 """Files that survive a full disk, a killed process and a flipped bit; no pickle anywhere.
 
-Atomic writes, directories published whole, SHA-256 manifests, and tensors as safetensors; trees of them: trees.py.
-
-What holds after a crash at any moment: a file or directory of the given name is either the old one or the
-new one, complete. `publish_directory` over an existing directory has one short gap in which only the renamed
-old one exists (POSIX has no exchange of two directories); `find_published` finds it there, and the next
-save puts it back. Temporaries of dead processes are deleted by the next save beside them.
+A file is written under a temporary name, synced and renamed; so is a directory, complete with its manifest of SHA-256
+digests. After a crash at any moment what has the name is either the old one or the new one, whole. Damage is an error
+that names the file. Temporaries of dead processes are deleted by the next save beside them.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import re
 import shutil
 import signal
 import socket
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -87,17 +83,6 @@ def remove_directory(path: str | Path) -> None:
     with _claimed(temporary, create=False):
         os.rename(path, temporary)
         _sync_directory(path.parent)
-
-
-def find_published(target: str | Path) -> Path:
-    """`target`, or if a crash hit the gap of `publish_directory`: the complete old directory beside it."""
-    target = Path(target)
-    if target.exists() or not target.parent.is_dir():
-        return target
-    for path, match in _leftovers(target.parent):
-        if match["kind"] == "old" and match["name"] == target.name and (path / MANIFEST).is_file():
-            return path
-    return target
 
 
 def sweep(directory: Path) -> None:
@@ -216,14 +201,6 @@ def delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def put_aside(path: Path) -> None:
-    """Renames a damaged file, to a name that nothing has."""
-    if path.exists():
-        names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
-        new = path.rename(next(name for name in names if not name.exists()))
-        print(f"{path} is damaged; it was renamed to {new.name}", file=sys.stderr)
-
-
 def _sync_file(path: Path) -> None:
     with open(path, "rb" if _DIRECTORIES_OPEN else "r+b") as file:
         os.fsync(file.fileno())
@@ -266,33 +243,29 @@ def write_manifest(directory: str | Path, names: Iterable[str] | None = None) ->
 
 
 def save_manifest(directory: Path, files: Mapping[str, Any]) -> None:
-    """Writes `manifest.json` from records; a record may hold a "previous" one, which is accepted as well."""
+    """Writes `manifest.json` from records."""
     write_atomic(directory / MANIFEST, manifest_text(files))
 
 
-def manifest_text(files: Mapping[str, Any], version: Any = 2) -> bytes:
-    """With a digest of itself: damage to it is not taken for damage to a file. Version 1 had none."""
-    records: dict[str, Any] = {"format": version, "files": dict(files)}
-    if version != 1:
-        records["sha256"] = hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
+def manifest_text(files: Mapping[str, Any]) -> bytes:
+    """With a digest of itself: damage to it is not taken for damage to a file."""
+    records: dict[str, Any] = {"format": 2, "files": dict(files)}
+    records["sha256"] = hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
     return (json.dumps(records, indent=2, sort_keys=True) + "\n").encode()
 
 
-def read_manifest(directory: str | Path) -> dict[str, dict[str, Any]]:
-    """The records of `manifest.json` by file name. Raises RunError if it is missing or damaged."""
+def read_manifest(directory: str | Path, advice: str | Callable[[], str] = RETRAIN) -> dict[str, dict[str, Any]]:
+    """The records of `manifest.json` by file name. Raises RunError if it is missing or damaged, with `advice`."""
     path = Path(directory) / MANIFEST
-    # Read once: a run that trains may write another at any time.
     text = _read(path, problem := "the directory is incomplete or damaged")
     try:
-        read = _parsed(path, text, problem)
-        files = read["files"]
-        is_whole = all(isinstance(entry, dict) for entry in files.values())
-        is_whole = is_whole and text == manifest_text(files, read["format"])
-        cause = None
-    except (RunError, KeyError, AttributeError, RecursionError) as error:
-        is_whole, cause = False, error
+        files = _parsed(path, text, problem)["files"]
+        is_whole = all(isinstance(entry, dict) for entry in files.values()) and text == manifest_text(files)
+    except (RunError, KeyError, AttributeError, RecursionError):
+        is_whole = False
     if not is_whole:
-        raise RunError(f"{path} is malformed, damaged or of another version. {RETRAIN}") from cause
+        advice = advice if isinstance(advice, str) else advice()
+        raise RunError(f"{path} is malformed, damaged or of another version. {advice}")
     require_inner_names(files, str(path))
     return files
 
@@ -306,35 +279,22 @@ def verify_manifest(
     and `advice` on what to do (a function is asked only then).
     """
     directory = Path(directory)
-    names = None if names is None else list(names)
-    while True:  # anew while the manifest changes, as that of a run that trains does
-        expected = read_manifest(directory)
-        problem = _first_problem(directory, expected, names)
-        if problem is None:
-            return
-        if read_manifest(directory) == expected:
+    expected = read_manifest(directory, advice)
+    for name in sorted({*expected, *_files(directory)}) if names is None else names:
+        if problem := _problem(directory / name, expected.get(name)):
             raise RunError(f"{problem} {advice if isinstance(advice, str) else advice()}")
 
 
-def _first_problem(directory: Path, expected: Mapping[str, Any], names: list[str] | None) -> str | None:
-    for name in sorted({*expected, *_files(directory)}) if names is None else names:
-        path = directory / name
-        if not path.is_file():
-            return f"{path} is missing."
-        if name not in expected:
-            return f"{path} is not listed in {MANIFEST}, so it cannot be checked: move it elsewhere."
-        if difference := _difference(path, expected[name]):
-            return f"{path} is damaged: {difference}."
-    return None
-
-
-def _difference(path: Path, expected: dict[str, Any]) -> str | None:
-    found = record(path)
-    if found in [{key: entry.get(key) for key in found} for entry in (expected, expected.get("previous") or {})]:
+def _problem(path: Path, expected: Mapping[str, Any] | None) -> str | None:
+    if not path.is_file():
+        return f"{path} is missing."
+    if expected is None:
+        return f"{path} is not listed in {MANIFEST}, so it cannot be checked: move it elsewhere."
+    if (found := record(path)) == expected:
         return None
     return (
-        f"expected {expected.get('size')} bytes with SHA-256 {expected.get('sha256')}, "
-        f"found {found['size']} bytes with SHA-256 {found['sha256']}"
+        f"{path} is damaged: expected {expected.get('size')} bytes with SHA-256 {expected.get('sha256')}, found "
+        f"{found['size']} bytes with SHA-256 {found['sha256']}."
     )
 
 
@@ -375,11 +335,9 @@ def save_tensors(
     path: str | Path,
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str] | None = None,
-    before_commit: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes named tensors as safetensors, atomically. Shared storage is written once for each name.
 
-    `before_commit(temporary)` runs when the new file is complete and the old one still stands.
     Raises RunError if the file cannot be written, TypeError for a tensor that safetensors cannot hold.
     """
     from safetensors import SafetensorError
@@ -391,8 +349,6 @@ def save_tensors(
             save_file(plain, temporary, dict(metadata) if metadata else None)
         except SafetensorError as error:
             raise OSError(str(error)) from error
-        if before_commit:
-            before_commit(temporary)
 
 
 def load_tensors(path: str | Path) -> dict[str, Tensor]:

@@ -75,15 +75,6 @@ class Place(NamedTuple):
             # An object store may list the directory itself.
             return sorted({p.rstrip("/").rpartition("/")[2] for p in found if p.strip("/") != self.root.strip("/")})
 
-    def is_file(self) -> bool:
-        with _reaching("read", self.url):
-            return bool(_watched(lambda: self.fs.isfile(self.root)))
-
-    def delete(self, name: str) -> None:
-        """Delete a file, if it is there."""
-        with _reaching("delete", f"{self.url}/{name}"), contextlib.suppress(FileNotFoundError):
-            self.fs.rm_file((self / name).root)
-
     def remove(self) -> None:
         """Delete it, the manifest first: half of it is then no directory that is read."""
         inside = self.names()

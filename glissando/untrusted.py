@@ -115,14 +115,12 @@ def most_bytes(name: str, record: Mapping[str, Any]) -> int:
 
     Raises RunError where that is beyond what is read.
     """
-    entries = [record, *([record["previous"]] if "previous" in record else [])]
-    sizes = [each.get("size") if isinstance(each, dict) else None for each in entries]
-    known = [size for size in sizes if type(size) is int and size >= 0]
-    if len(known) < len(sizes):
+    size = record.get("size")
+    if type(size) is not int or size < 0:
         raise RunError(f"the manifest has no size of {name}: it is damaged, or of another version")
-    if max(known) > FILE_BYTES and not name.endswith(".safetensors"):
-        raise RunError(f"{name} has {max(known):,} bytes by the manifest; at most {FILE_BYTES:,} are fetched")
-    return max(known)
+    if size > FILE_BYTES and not name.endswith(".safetensors"):
+        raise RunError(f"{name} has {size:,} bytes by the manifest; at most {FILE_BYTES:,} are fetched")
+    return size
 
 
 def require_room(needed: int, folder: Path, where: str) -> None:

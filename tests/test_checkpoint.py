@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import signal
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from glissando.checkpoints import checkpoint_path, keep_newest, latest_checkpoint
+from glissando.checkpoints import best_checkpoint, checkpoint_path, latest_checkpoint, point_to
 from glissando.errors import RunError
 from glissando.random_state import restore_rng, rng_state
 from glissando.storage import MANIFEST, publish_directory, verify_manifest, write_manifest
@@ -40,7 +39,7 @@ def test_a_state_is_its_checkpoint(tmp_path):
     state.schedule, state.hooks = {"best": float("inf"), "cuts": 1}, {"Calibration": {"count": 1, "gradient": None}}
     state.random = [rng_state()]
     state.save(tmp_path / "c")
-    names = [MANIFEST, "model.json", "model.safetensors", "trainer.json", "trainer.safetensors"]
+    names = [MANIFEST, "model.safetensors", "trainer.json", "trainer.safetensors"]
     assert sorted(os.listdir(tmp_path / "c")) == sorted(names)
     got = TrainState.load(tmp_path / "c")
     for name in ("step", "tokens", "flops", "seconds", "validation_seconds", "best", "best_step", "waited", "samples"):
@@ -67,7 +66,7 @@ def test_random_numbers_go_on_where_they_were(tmp_path, caplog):
 
 
 def test_an_object_is_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"\['hooks'\]\['mine'\]\['x'\].*object"):
+    with pytest.raises(TypeError, match=r"hooks/mine/x: cannot save a object"):
         TrainState(hooks={"mine": {"x": object()}}).save(tmp_path / "c")
     assert not list(tmp_path.iterdir())
 
@@ -75,9 +74,7 @@ def test_an_object_is_refused(tmp_path):
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     torch.save({}, tmp_path / "old.ckpt")
     (tmp_path / "half").mkdir()
-    publish_directory(
-        tmp_path / "other", lambda folder: (save_tree(folder, {}, "model"), save_tree(folder, {}, "trainer"))
-    )
+    publish_directory(tmp_path / "other", lambda folder: save_tree(folder, {}, "trainer"))
     with pytest.raises(RunError, match=r"nothing.*is missing"):
         TrainState.load(tmp_path / "nothing")
     with pytest.raises(RunError, match=r"old\.ckpt.*Not a directory"):
@@ -88,8 +85,8 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
         TrainState.load(tmp_path / "other")
 
 
-def save(directory, step, value=None):
-    path = checkpoint_path(directory, step)
+def save(run, step, value=None):
+    path = checkpoint_path(run, step)
     TrainState(step=step, model={"w": torch.full((4,), value or step)}).save(path)
     return path
 
@@ -101,59 +98,64 @@ def damage(path):
     file.write_bytes(content)
 
 
-def test_the_latest_complete_checkpoint_is_found(tmp_path, caplog):
-    assert latest_checkpoint(tmp_path / "none") is None
-    good, damaged, incomplete = (save(tmp_path, step) for step in (2, 9, 10))
-    damage(damaged)
-    (incomplete / MANIFEST).unlink()
-    (tmp_path / "step-99999999.txt").touch()
-    with caplog.at_level(logging.WARNING):
-        assert latest_checkpoint(tmp_path) == good
-    assert "step-00000009: " in caplog.text
-    assert "model.safetensors is damaged" in caplog.text
-    assert "step-00000010: " in caplog.text
-    with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
-        TrainState.load(damaged)
+def test_what_latest_names_is_the_latest(tmp_path):
+    """What a crash left beyond it is not, and the next save deletes that."""
+    assert latest_checkpoint(tmp_path) is None
+    only = save(tmp_path, 1)
+    assert latest_checkpoint(tmp_path) == only  # killed between the first checkpoint and `latest`
+    named, beyond = save(tmp_path, 2), save(tmp_path, 9)
+    with pytest.raises(RunError, match=r"latest is missing\. This checkpoint is intact.*step-00000009 "):
+        latest_checkpoint(tmp_path)
+    point_to(tmp_path, 2, 1, 5)
+    assert (tmp_path / "latest").read_text() == "latest: step-00000002\nbest: step-00000001\n"
+    assert (latest_checkpoint(tmp_path), best_checkpoint(tmp_path)) == (named, only)
+    assert not beyond.exists()
 
 
-def test_the_last_good_checkpoint_is_never_deleted(tmp_path):
+def test_a_damaged_checkpoint_or_pointer_is_an_error_that_names_what_stands(tmp_path):
+    good, newest = save(tmp_path, 2), save(tmp_path, 9)
+    point_to(tmp_path, 9, -1, 5)
+    stands = rf"This checkpoint is intact and loads instead: {good} \(to resume from it, write the line `latest: step-0"
+    damage(newest)
+    with pytest.raises(RunError, match=rf"step-00000009/model\.safetensors is damaged.*{stands}"):
+        TrainState.load(newest)
+    for text in ("", "latest: step-00000009", "latest: ../../x\n", "latest: step-00000007\n"):
+        (tmp_path / "latest").write_text(text)
+        with pytest.raises(RunError, match=rf"(latest is damaged|step-00000007/manifest\.json is missing).*{stands}"):
+            latest_checkpoint(tmp_path)
+    (tmp_path / "latest").write_text("latest: step-00000002\n")  # as it is told
+    assert latest_checkpoint(tmp_path) == good
+    damage(good)
+    with pytest.raises(RunError, match=r"No other checkpoint of .* is intact"):
+        TrainState.load(good)
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
     paths = [save(tmp_path, step) for step in (1, 2, 3, 4, 5)]
-    damage(paths[3])
-    damage(paths[4])
-    keep_newest(tmp_path, 2)
-    assert sorted(tmp_path.iterdir()) == paths[2:]
-    keep_newest(tmp_path, 1)
-    assert sorted(tmp_path.iterdir()) == [paths[2], paths[4]]
-    with pytest.raises(ValueError, match="at least 1"):
-        keep_newest(tmp_path, 0)
-
-
-def test_all_checkpoints_damaged_deletes_nothing(tmp_path):
-    paths = [save(tmp_path, step) for step in (1, 2)]
-    for path in paths:
-        damage(path)
-    keep_newest(tmp_path, 1)
-    assert sorted(tmp_path.iterdir()) == paths
+    point_to(tmp_path, 5, 2, 2)
+    assert sorted((tmp_path / "checkpoints").iterdir()) == [paths[1], *paths[3:]]
+    point_to(tmp_path, 5, 5, 1)
+    assert sorted((tmp_path / "checkpoints").iterdir()) == [paths[4]]
 
 
 def test_replacing(tmp_path):
     path = save(tmp_path, 1)
     save(tmp_path, 1, value=5)
     assert TrainState.load(path).model["w"][0] == 5
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
 
 
 SAVER = """
 import sys, torch
 from pathlib import Path
-from glissando.checkpoints import checkpoint_path, keep_newest
+from glissando.checkpoints import checkpoint_path, point_to
 from glissando.training.state import TrainState
 directory, step = Path(sys.argv[1]), int(sys.argv[2])
 while True:
     # Every step is saved twice, so that the kill also hits the replacing of a directory.
     for _ in range(2):
         TrainState(step=step, model={"w": torch.full((50_000,), step)}).save(checkpoint_path(directory, step))
-    keep_newest(directory, 2)
+    point_to(directory, step, -1, 2)
     print(step, flush=True)
     step += 1
 """
@@ -178,5 +180,5 @@ def test_kill_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path):
         assert found[0] >= printed[-1]
         step = int(found[0])
     TrainState().save(checkpoint_path(tmp_path, step + 9))
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
-    verify_manifest(tmp_path / f"step-{step + 9:08d}")
+    assert not [name for name in os.listdir(tmp_path / "checkpoints") if name.startswith(".")]
+    verify_manifest(checkpoint_path(tmp_path, step + 9))

@@ -213,7 +213,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     with started([sys.executable, "-m", "glissando", "compare", *options, "--out", str(out)]) as process:
         path = out / "runs/mine/lr-0.004-seed-0"
         deadline = time.monotonic() + 200
-        while latest_checkpoint(path / "checkpoints") is None and time.monotonic() < deadline:
+        while latest_checkpoint(path) is None and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=100)

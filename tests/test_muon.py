@@ -107,7 +107,7 @@ def test_a_grown_model_moves_as_the_smaller_one_would_have(momentum, tmp_path, c
     large = Run.open(tmp_path / "grown")
     ids = torch.arange(24).view(2, 12)
     logits = []
-    newest = latest_checkpoint(run.path / "checkpoints")
+    newest = latest_checkpoint(run.path)
     for model, record, moments in (
         (load(newest), {}, checkpoint_moments(newest)),
         (load(large.path), remembered(large), read_moments(large)),

@@ -213,26 +213,27 @@ def die_once(name):
     if not (folder / name).exists():
         (folder / name).touch()
         os.kill(os.getpid(), signal.SIGKILL)
-save_tensors, save_manifest, agree = shards.save_tensors, shards.save_manifest, rendezvous.agree
-def dying_after_shard(path, *args, **keywords):
-    save_tensors(path, *args, **keywords)
-    if "step-00000004" in str(path) and os.environ["RANK"] == "1":
+write_data, write_manifest, agree = shards.HuggingFaceStorageWriter.write_data, shards.write_manifest, rendezvous.agree
+def dying_after_shard(self, *args):
+    done = write_data(self, *args)
+    if "step-00000004" in str(self.path) and os.environ["RANK"] == "1":
         die_once("second")
-    if "step-00000006" in str(path) and os.environ["RANK"] == "0":
+    if "step-00000006" in str(self.path) and os.environ["RANK"] == "0":
         die_once("first")
-def dying_before_manifest(directory, files):
+    return done
+def dying_before_manifest(directory):
     if "step-00000008" in str(directory):
         die_once("publication")
-    save_manifest(directory, files)
+    write_manifest(directory)
 def dying_in_connecting(*args):
     name = agree(*args)
     if (folder / "second").exists() and os.environ["RANK"] == "1":
         die_once("connecting")
     return name
-shards.save_tensors, shards.save_manifest = dying_after_shard, dying_before_manifest
+shards.HuggingFaceStorageWriter.write_data, shards.write_manifest = dying_after_shard, dying_before_manifest
 rendezvous.agree = dying_in_connecting
 if os.environ["RANK"] == "0":
-    newest = latest_checkpoint(folder / "run" / "checkpoints")
+    newest = latest_checkpoint(folder / "run")
     with (folder / "starts").open("a") as file:
         print(0 if newest is None else int(newest.name.removeprefix("step-")), file=file)
     if newest is not None:

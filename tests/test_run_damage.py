@@ -6,6 +6,7 @@ import collections
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import threading
@@ -13,7 +14,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 from training_runs import (
     assert_same_tensors,
     command,
@@ -79,51 +79,23 @@ def flip(path, position=None, bit=1):
 # ---------------------------------------------------------------------- resuming trusts nothing that it has not written
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_resuming_goes_on_with_the_checkpoints_copy_of_a_damaged_file(broken_off, finished, capsys, name):
-    before = (broken_off / name).read_bytes()
-    flip(broken_off / name)
-    damaged = (broken_off / name).read_bytes()
-    listed = read_manifest(broken_off)
+@pytest.mark.parametrize("name", [*SMALL, MANIFEST, "samples.txt"])
+def test_what_a_run_that_is_not_over_has_beside_its_checkpoints_is_written_when_it_ends(broken_off, finished, name):
+    """`latest` and the log alone are read: the rest of the root is what training began with."""
+    (broken_off / name).unlink(missing_ok=True)
     resume(broken_off)
-    printed = capsys.readouterr().err
-    assert f"{name} is damaged" in printed
-    assert f"The checkpoint {broken_off.resolve()}/checkpoints/step-00000003 is intact" in printed
-    assert (broken_off / f"{name}.damaged").read_bytes() == damaged
-    if name != "environment.json":  # which says where it went on
-        assert (broken_off / name).read_bytes() == before
-        assert read_manifest(broken_off)[name] == listed[name]
     assert_same_tensors(weights(broken_off), weights(finished))
     assert [row["train_loss"] for row in metrics(broken_off)] == [row["train_loss"] for row in metrics(finished)]
+    assert (broken_off / "tokenizer.json").read_bytes() == (finished / "tokenizer.json").read_bytes()
     load(broken_off)
 
 
-def test_digests_of_what_was_not_written_are_carried_over(run):
-    """A save after the damage enters none of it into the manifest."""
-    listed = read_manifest(run)
-    flip(run / "tokenizer.json")
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    Run(run).write_model(weights(run), config)
-    assert read_manifest(run)["tokenizer.json"] == listed["tokenizer.json"]
-    flip(run / "tokenizer.json")
-    load(run)
-
-
-@pytest.mark.parametrize("name", [*SMALL, MANIFEST])
-def test_a_damaged_top_level_is_read_from_a_checkpoint_by_name(run, finished, capsys, name):
-    for damage in (
-        lambda path: flip(path, 0, 0xFF),
-        lambda path: os.truncate(path, 9),
-        lambda path: path.write_text(""),
-    ):
-        shutil.copyfile(finished / name, run / name)
-        damage(run / name)
-        capsys.readouterr()
-        model = load(run)
-        printed = capsys.readouterr().err
-        assert name in printed or name == MANIFEST
-        assert_same_tensors(dict(model.state_dict()), weights(finished))
-        assert model.tokenizer.to_json() == load(finished).tokenizer.to_json()
+@pytest.mark.parametrize("name", [*SMALL, "model.safetensors"])
+def test_a_damaged_file_of_a_finished_run_is_named_with_what_is_intact(run, name):
+    flip(run / name, 0)
+    with pytest.raises(RunError, match=rf"run/{name} is damaged.*checkpoint is intact and loads instead: .*step-\d+6 "):
+        load(run)
+    load(run / "checkpoints" / "step-00000006")
 
 
 def test_a_flip_of_a_manifest_is_an_error_that_names_it(run):
@@ -137,23 +109,31 @@ def test_a_flip_of_a_manifest_is_an_error_that_names_it(run):
             Run.open(run)
 
 
-def test_a_damaged_log_is_that_of_the_checkpoint(run, finished, capsys):
-    flip(run / "metrics.csv")
+@pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, 30), Path.unlink])
+def test_a_damaged_log_is_an_error_that_names_it(broken_off, damage):
+    before = (broken_off / "metrics.csv").read_bytes()
+    damage(broken_off / "metrics.csv")
+    with pytest.raises(RunError, match=r"metrics\.csv is (damaged|missing): the checkpoint knows [\d,]+ bytes of it"):
+        resume(broken_off)
+    (broken_off / "metrics.csv").write_bytes(before + b"4,torn")
+    resume(broken_off)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "trainer.json", "trainer.safetensors"])
+def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_that_is_named(tmp_path, monkeypatch, name):
+    steps, run = {"training": {"steps": 4, "save_every": 1, "validate_every": 9}}, tmp_path / "run"
+    whole = train(configuration(tmp_path, steps), tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        crash_in(patched, 4, Crash())
+        with pytest.raises(Crash):
+            train(configuration(tmp_path, steps), run)
+    newest = Run(run).latest_checkpoint()
+    flip(newest / name)
+    with pytest.raises(RunError, match=rf"{newest.name}/{name} is damaged.*write the line `latest: step-00000002`"):
+        resume(run)
+    (run / "latest").write_text("latest: step-00000002\n")
     resume(run)
-    assert "metrics.csv is damaged; it was renamed to metrics.csv.damaged" in capsys.readouterr().err
-    assert metrics(run) == metrics(finished)
-
-
-def test_without_any_intact_copy_the_file_is_named(run):
-    for folder in (run, *(run / "checkpoints").iterdir()):
-        flip(folder / "tokenizer.json")
-    with pytest.raises(RunError, match=r"run/tokenizer\.json is damaged"):
-        load(run)
-    with pytest.raises(RunError, match=r"checkpoints/best/tokenizer\.json is damaged"):
-        resume(run)
-    shutil.rmtree(run / "checkpoints/best")
-    with pytest.raises(RunError, match=r"no complete checkpoint to resume from.*step-\d+/tokenizer\.json is damaged"):
-        resume(run)
+    assert_same_tensors(weights(run), weights(whole))
 
 
 # ---------------------------------------------------------------------- beginnings
@@ -283,20 +263,15 @@ def test_an_alias_is_read():
 @pytest.mark.parametrize("name", ["config.yaml", "tokenizer.json", "environment.json", MANIFEST, "summary.json"])
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"files": ' + "9" * 5000 + "}"])
 def test_nesting_ends_as_an_error_that_names_the_file(run, name, text):
-    """Listed as if it were meant, and without a checkpoint to read instead."""
-    (run / name).write_text(text)
-    if name != MANIFEST:
-        names = read_manifest(run)
-        write_manifest(run, [each for each in names if each != "metrics.csv"])
-    shutil.rmtree(run / "checkpoints" / "best")
-    for call in (resume, load):
-        if name not in ("environment.json", "summary.json", MANIFEST) or call is resume:
-            try:
-                call(run)
-            except GlissandoError as error:
-                assert name in str(error)
-            else:
-                assert name in (MANIFEST, "summary.json")  # which are written anew
+    """Listed as if it were meant."""
+    for folder in (run, Run(run).latest_checkpoint()):
+        (folder / name).write_text(text)
+        if name != MANIFEST:
+            write_manifest(folder, [*read_manifest(folder)])
+    calls = {"environment.json": [resume], "summary.json": [Run.own_checkpoint]}.get(name, [resume, load])
+    for call in calls:
+        with pytest.raises(GlissandoError, match=re.escape(name)):
+            call(Run(run) if call is Run.own_checkpoint else run)
 
 
 def test_a_tokenizer_for_a_larger_model_is_refused(saved, tmp_path):
@@ -378,12 +353,6 @@ def test_a_file_that_grows_while_it_is_converted_is_refused(tmp_path):
         list(pieces)
 
 
-def test_commands_print_what_is_read_instead(run, capsys):
-    flip(run / "config.yaml")
-    assert main(["generate", str(run), "--prompt", "a", "--max_tokens", "3"]) == 0
-    assert "config.yaml is damaged" in capsys.readouterr().err
-
-
 # ---------------------------------------------------------------------- everything at random
 
 
@@ -452,5 +421,5 @@ def test_any_damage_to_any_file_is_harmless_or_named(finished, tmp_path, capsys)
             assert_same_tensors(dict(load(run).state_dict()), expected, done)
             outcomes["resumed"] += 1
         shutil.rmtree(run)
-    assert outcomes["loaded"] > 0.7 * DAMAGES
-    assert outcomes["resumed"] > 0.7 * DAMAGES
+    assert outcomes["loaded"] > 0.5 * DAMAGES
+    assert outcomes["resumed"] > 0.5 * DAMAGES

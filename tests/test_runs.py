@@ -11,16 +11,16 @@ import sys
 import pytest
 import torch
 
-from glissando import storage
-from glissando.checkpoints import checkpoint_path
+from glissando import runs, storage
+from glissando.checkpoints import checkpoint_path, point_to
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError, RunError
 from glissando.loading import load
 from glissando.machine import environment, git_state
 from glissando.model import LanguageModel
-from glissando.runs import Run
-from glissando.storage import MANIFEST, publish_directory, read_manifest, verify_manifest
-from glissando.trees import save_tree
+from glissando.runs import Run, resumed_environment
+from glissando.storage import MANIFEST, read_manifest
+from glissando.training.state import TrainState
 
 CONFIG = {"model": {"hidden_size": 8, "mixer": "tau"}, "rates": [1e-3, 2.0], "seed": None, "name": "ä"}
 WEIGHTS = {"embedding.weight": torch.arange(6.0).reshape(2, 3), "norm.scale": torch.ones(3)}
@@ -40,15 +40,19 @@ def relist(run):
 
 
 def add_checkpoint(run, step, value=1.0):
-    path = checkpoint_path(run.path / "checkpoints", step)
+    path, before = checkpoint_path(run.path, step), run.latest_checkpoint()
     weights = {"model.norm.scale": torch.full((3,), value), "loss.scale": torch.ones(1)}
-
-    def fill(directory):
-        save_tree(directory, weights, "model")
-        save_tree(directory, {}, "trainer")
-
-    publish_directory(path, fill)
+    files = Run(run.path, before).small_files()
+    TrainState(step=step, model=weights).save(path, files)
+    point_to(run.path, step, -1, 9)
     return path
+
+
+def begun(path):
+    run = Run.create(path)
+    run.write_tokenizer(ByteTokenizer())
+    run.write_config(CONFIG)
+    return run
 
 
 def flip(path, position=-1):
@@ -91,13 +95,10 @@ def test_nothing_is_overwritten(tmp_path):
 
 
 def test_a_resumed_run_keeps_its_first_environment(tmp_path):
-    run = make(tmp_path / "run")
-    first = json.loads((run.path / "environment.json").read_text())
-    run.note_resumed()
-    record = json.loads((run.path / "environment.json").read_text())
-    assert len(record.pop("resumed")) == 1
-    assert record == first
-    Run.open(run.path)
+    first = make(tmp_path / "run").small_files()["environment.json"]
+    record = json.loads(resumed_environment(resumed_environment(first, {}), {"texts": {}}))
+    assert (len(record.pop("resumed")), record.pop("texts")) == (2, {})
+    assert record == json.loads(first)
 
 
 def test_the_environment_says_where_without_absolute_paths(tmp_path, monkeypatch):
@@ -146,28 +147,37 @@ def test_a_run_killed_early_is_incomplete(tmp_path):
     run.write_config(CONFIG)
     with pytest.raises(RunError, match=r"incomplete: model\.safetensors is missing.*killed before the first"):
         Run.open(run.path)
-    path = add_checkpoint(run, 7)
-    with pytest.raises(RunError, match=f"incomplete.*loads instead: {re.escape(str(path))}"):
-        Run.open(run.path)
 
 
-def test_a_checkpoint_opens_as_its_run(tmp_path):
-    run = make(tmp_path / "run")
-    (run.path / "model.safetensors").unlink()
-    opened = Run.open(add_checkpoint(run, 7, value=3.0))
-    assert opened.path.samefile(run.path)
-    assert opened.read_config() == CONFIG
-    weights = opened.read_state_dict()
-    assert list(weights) == ["norm.scale"]
-    assert weights["norm.scale"].tolist() == [3.0] * 3
+def test_until_training_ends_a_run_is_what_latest_names(tmp_path):
+    run = begun(tmp_path / "run")
+    for step in (7, 8):
+        path = add_checkpoint(run, step, value=float(step))
+        opened = Run.open(run.path)
+        assert opened.checkpoint == path
+        assert opened.read_config() == CONFIG
+        assert opened.read_tokenizer() is not None
+        weights = opened.read_state_dict()
+        assert list(weights) == ["norm.scale"]
+        assert weights["norm.scale"].tolist() == [step] * 3
+    (run.path / "config.yaml").write_text("damaged")  # which its checkpoints have copies of
+    assert Run.open(path).read_config() == CONFIG
+    run.finish(checkpoint_path(run.path, 7), {"weights": "best"})
+    assert Run.open(run.path).checkpoint is None
+    assert Run.open(run.path).read_config() == CONFIG
+    assert Run.open(run.path).read_state_dict()["norm.scale"].tolist() == [7.0] * 3
 
 
 def test_a_damaged_checkpoint_names_the_previous(tmp_path):
-    run = make(tmp_path / "run")
+    run = begun(tmp_path / "run")
     good, bad = add_checkpoint(run, 7), add_checkpoint(run, 8)
     flip(bad / "model.safetensors")
-    with pytest.raises(RunError, match=f"model.safetensors is damaged.*loads instead: {re.escape(str(good))}"):
-        Run.open(bad)
+    for path in (bad, run.path):
+        with pytest.raises(RunError, match=f"model.safetensors is damaged.*loads instead: {re.escape(str(good))}"):
+            Run.open(path).read_state_dict()
+    flip(bad / "tokenizer.json")
+    with pytest.raises(RunError, match=f"tokenizer.json is damaged.*loads instead: {re.escape(str(good))}"):
+        Run.open(run.path)
 
 
 @pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, 40), lambda path: path.write_bytes(b"")])
@@ -202,7 +212,7 @@ def test_a_copy_without_the_record_of_its_making_opens(tmp_path):
     (run.path / "environment.json").unlink()
     Run.open(run.path).read_state_dict()
     (run.path / "tokenizer.json").unlink()
-    with pytest.raises(RunError, match=r"tokenizer\.json is missing.*Copy it back from where the run was"):
+    with pytest.raises(RunError, match=r"tokenizer\.json is missing.*copy the file back from where the run was"):
         Run.open(run.path)
 
 
@@ -232,10 +242,10 @@ def test_a_configuration_is_plain_yaml(tmp_path):
         run.read_config()
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_crash_while_replacing_the_weights_leaves_a_run_that_opens(tmp_path, monkeypatch, moment):
-    """Killed between listing the new weights and putting them in place, or before the last manifest."""
-    run, new = make(tmp_path / "run"), {"norm.scale": torch.zeros(3)}
+@pytest.mark.parametrize("write", ["write_atomic", "save_tensors", "write_manifest"])
+def test_killed_at_its_end_a_run_is_what_latest_names(tmp_path, monkeypatch, write):
+    run = begun(tmp_path / "run")
+    path = add_checkpoint(run, 7, value=3.0)
 
     class Killed(BaseException):
         pass
@@ -243,52 +253,34 @@ def test_a_crash_while_replacing_the_weights_leaves_a_run_that_opens(tmp_path, m
     def killed(*_):
         raise Killed
 
-    if moment == "after":
-        write = Run.write_tensors
-        monkeypatch.setattr(Run, "write_tensors", lambda *args: (write(*args), killed()))
-    else:
-        announce = Run._announce
-        monkeypatch.setattr(Run, "_announce", lambda *args: (announce(*args), killed()))
-    with pytest.raises(Killed):
-        run.write_model(new, CONFIG)
-    assert set(Run.open(run.path).read_state_dict()) == set(new if moment == "after" else WEIGHTS)
-    flip(run.path / "model.safetensors")
-    with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
-        Run.open(run.path).read_state_dict()
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, write, killed)
+        with pytest.raises(Killed):
+            run.finish(path, {})
+    assert Run.open(run.path).checkpoint == path
+    run.finish(path, {})
+    assert Run.open(run.path).read_state_dict()["norm.scale"].tolist() == [3.0] * 3
+    assert {"model.safetensors", "summary.json"} <= read_manifest(run.path).keys()
 
 
-def test_a_full_disk_leaves_the_old_weights(tmp_path):
-    run = make(tmp_path / "run")
+def test_a_full_disk_at_the_end_leaves_the_run_that_latest_names(tmp_path):
+    run = begun(tmp_path / "run")
+    weights = {"model.a": torch.zeros(50_000)}
+    TrainState(step=3, model=weights).save(path := checkpoint_path(run.path, 3), run.small_files())
     code = (
-        "import resource, sys, torch; from glissando.runs import Run\n"
+        "import resource, sys; from pathlib import Path; from glissando.runs import Run\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "Run(__import__('pathlib').Path(sys.argv[1])).write_model({'a': torch.zeros(50_000)}, {})"
+        "Run(Path(sys.argv[1])).finish(Path(sys.argv[2]), {})"
     )
-    (run.path / "config.yaml").write_text("{}\n")
-    relist(run)
-    done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=False)
-    assert "The old model.safetensors is kept" in done.stderr
-    verify_manifest(run.path, ["model.safetensors"])
-    assert set(Run.open(run.path).read_state_dict()) == set(WEIGHTS)
+    done = subprocess.run([sys.executable, "-c", code, run.path, path], capture_output=True, text=True, check=False)
+    assert "No model.safetensors was written" in done.stderr
+    assert set(Run.open(run.path).read_state_dict()) == {"a"}
     assert not [name for name in os.listdir(run.path) if name.startswith(".")]
 
 
 def test_importing_runs_does_not_import_lightning():
     code = "import sys, glissando.runs; sys.exit('lightning' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_checkpoint_does_not_stand_in_for_what_it_has_no_copy_of(tmp_path):
-    run = make(tmp_path / "run")
-    path = add_checkpoint(run, 7)
-    for damage in (lambda path: path.write_text("x"), lambda path: path.unlink()):
-        damage(run.path / "tokenizer.json")
-        for place in (run.path, path):
-            with pytest.raises(RunError, match=r"tokenizer\.json is (damaged|missing).* Put the tokenizer\.json"):
-                Run.open(place)
-    (run.path / "config.yaml").unlink()
-    with pytest.raises(RunError, match=r"config\.yaml is missing\. Put the config\.yaml"):
-        Run.open(run.path)
 
 
 def test_damaged_weights_are_not_called_unfit(tmp_path):
@@ -306,24 +298,6 @@ def test_a_configuration_without_a_model_is_told(tmp_path, text):
     storage.write_manifest(tmp_path)
     with pytest.raises(RunError, match=r"config\.yaml describes no model"):
         load(tmp_path)
-
-
-def test_a_manifest_that_is_written_meanwhile_is_not_damage(tmp_path, monkeypatch):
-    file, read = tmp_path / "a", storage.record
-    file.write_bytes(b"old")
-    storage.write_manifest(tmp_path, ["a"])
-
-    def overtaken(path):
-        monkeypatch.setattr(storage, "record", read)
-        file.write_bytes(b"new")  # after the manifest was read, before the file is
-        storage.write_manifest(tmp_path, ["a"])
-        return read(path)
-
-    monkeypatch.setattr(storage, "record", overtaken)
-    verify_manifest(tmp_path, ["a"])
-    file.write_bytes(b"bad")
-    with pytest.raises(RunError, match="is damaged"):
-        verify_manifest(tmp_path, ["a"])
 
 
 def test_a_manifest_is_read_once(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import pickle
@@ -21,7 +20,6 @@ from glissando import storage
 from glissando.errors import RunError
 from glissando.storage import (
     MANIFEST,
-    find_published,
     load_tensors,
     publish_directory,
     save_tensors,
@@ -61,18 +59,16 @@ tensors = st.builds(
     st.sampled_from(DTYPES),
 )
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | tensors
-keys = st.text(max_size=3) | st.integers(-2, 2) | st.sampled_from(["__metadata__", "a/b", "0", "a#1"])
+keys = st.text("ab0.é", min_size=1, max_size=3)
 trees = st.recursive(
     leaves,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
     max_leaves=8,
 )
 
 
 @settings(max_examples=40, deadline=None)
-@given(tree=trees)
+@given(tree=st.dictionaries(keys, trees, max_size=3))
 def test_any_tree_comes_back_exactly(tree, tmp_path_factory):
     directory = tmp_path_factory.mktemp("tree")
     save_tree(directory, tree)
@@ -99,10 +95,9 @@ def test_shared_and_strided_tensors_come_back_on_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("tree", "where"),
     [
-        ({"a": [1, object()]}, r"tree\['a'\]\[1\].*builtins.object"),
-        ({"a": {1, 2}}, r"tree\['a'\].*set"),
-        ({"a": {1.5: 0}}, r"tree\['a'\].*1\.5"),
-        ({True: 0}, "True"),
+        ({"a": [1, object()]}, r"a/1: cannot save a object"),
+        ({"a": {1, 2}}, r"a: cannot save a set"),
+        ({"a": {1: 0}}, r"a: cannot save a dict"),
         ({"a": torch.zeros(2).to_sparse()}, "'a'.*sparse"),
         ({"a": torch.zeros(2, dtype=torch.complex128)}, "'a'.*complex128"),
     ],
@@ -111,13 +106,6 @@ def test_what_is_no_tree_is_refused_with_its_path(tmp_path, tree, where):
     with pytest.raises(TypeError, match=where):
         save_tree(tmp_path, tree)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_cycle_is_refused(tmp_path):
-    cycle: list = []
-    cycle.append(cycle)
-    with pytest.raises(TypeError, match="cycle"):
-        save_tree(tmp_path, cycle)
 
 
 def disk_full(file):
@@ -211,18 +199,6 @@ def dead_pid():
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
-
-
-def test_a_crash_between_the_renames_is_found_and_healed(tmp_path):
-    target = tmp_path / "d"
-    publish_directory(target, lambda directory: write_atomic(directory / "a", b"old"))
-    aside = tmp_path / f".d.old-{storage._HOST}-{dead_pid()}-0"
-    target.rename(aside)
-    assert find_published(target) == aside
-    write_atomic(tmp_path / "other", b"x")
-    assert find_published(target) == target
-    verify_manifest(target)
-    assert sorted(os.listdir(tmp_path)) == ["d", "other"]
 
 
 def test_only_the_leftovers_of_dead_processes_are_swept(tmp_path):
@@ -321,7 +297,7 @@ def test_a_truncated_file_is_refused(tmp_path, size):
         load_tensors(path)
 
 
-@pytest.mark.parametrize("structure", ["{", "[]", "{}", '{"tree": {"tensor": "b"}}', '{"tree": {"what": 1}}', "\xff"])
+@pytest.mark.parametrize("structure", ["{", "[]", '{"a": {"$tensor": "b"}}', "[" * 5000, "\xff"])
 def test_a_malformed_structure_is_refused(tmp_path, structure):
     save_tree(tmp_path, {"a": torch.ones(1)})
     (tmp_path / "tree.json").write_bytes(structure.encode("latin-1"))
@@ -336,8 +312,3 @@ def test_files_carry_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
-
-
-def test_the_structure_is_json(tmp_path):
-    save_tree(tmp_path, {"a": float("nan"), "b": {0: float("-inf")}})
-    json.loads((tmp_path / "tree.json").read_text(), parse_constant=pytest.fail)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from training_runs import configuration
+from training_runs import configuration, crash_in
 
 import glissando
 from glissando import run_files as files
@@ -15,16 +15,18 @@ from glissando.cli import main
 from glissando.config import from_dict
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.runs import Run
+from glissando.storage import read_manifest, write_manifest
 from glissando.training.config import RunConfig
 from glissando.training.fit import extend, resume, train
 
 
-def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path):
+def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path, monkeypatch):
     """A moved text is named, another one is refused, and a run without a record of it resumes as it always did."""
-    run, words = (
-        train(configuration(tmp_path, {"training": {"steps": 2}}), tmp_path / "run").path,
-        tmp_path / "words.txt",
-    )
+    run, words = tmp_path / "run", tmp_path / "words.txt"
+    with monkeypatch.context() as patched:
+        crash_in(patched, 2, ZeroDivisionError())
+        with pytest.raises(ZeroDivisionError):
+            train(configuration(tmp_path, {"training": {"steps": 2, "save_every": 1}}), run)
     moved = words.rename(tmp_path / "moved.txt")
     with pytest.raises(DataError, match=r"no file .*words\.txt.*--resume .*run --data\.path FILE"):
         resume(run)
@@ -43,7 +45,9 @@ def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path):
     words.unlink()
     resume(run)
     moved.write_text(moved.read_text() + "!")
-    (run / "environment.json").unlink()
+    for folder in (run, Run(run).latest_checkpoint()):
+        (folder / "environment.json").unlink()
+        write_manifest(folder, [name for name in read_manifest(folder) if name != "environment.json"])
     with pytest.raises(RunError, match="no digest of it"):
         resume(run)
     resume(run, texts={"data.path": str(moved)})

@@ -273,7 +273,7 @@ def test_killed_at_random_moments_it_ends_at_the_same_weights(tmp_path):
         with started(command(*arguments)) as process:
             wait_for_step(process, run, reached + 10)
             time.sleep(rng.uniform(0.0, 0.3))
-        newest = latest_checkpoint(run / "checkpoints")
+        newest = latest_checkpoint(run)
         assert newest is not None
         reached = int(newest.name[-8:])
         glissando.load(run)
@@ -325,7 +325,7 @@ def test_second_interrupt_ends_at_once(tmp_path):
     # -2 where a further signal met the interpreter on its way out: a shell reports 130 for both
     assert process.returncode in (130, -signal.SIGINT)
     assert "Traceback" not in error
-    assert latest_checkpoint(run / "checkpoints") is None
+    assert latest_checkpoint(run) is None
 
 
 def test_sigterm_saves_tells_how_to_go_on_and_exits_with_its_status(tmp_path):
@@ -442,7 +442,7 @@ def test_weights_that_overflow_are_not_saved(tmp_path):
     options = {"save_every": 1, "optimizer": {"learning_rate": 1e38, "weight_decay": 0.0}, "steps": 30}
     with pytest.raises(TrainingError, match=r"not finite|loss is"):
         train(configuration(tmp_path, {"training": options}), tmp_path / "run")
-    if latest_checkpoint(tmp_path / "run" / "checkpoints") is not None:
+    if latest_checkpoint(tmp_path / "run") is not None:
         assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
 
 

@@ -89,11 +89,11 @@ def resume_series(path: Path) -> Run:
 
 
 def weights(run: Run | Path) -> dict[str, torch.Tensor]:
-    return Run(run.path if isinstance(run, Run) else run).read_state_dict()
+    return Run.open(run.path if isinstance(run, Run) else run).read_state_dict()
 
 
 def last_checkpoint(run: Run | Path) -> TrainState:
-    newest = latest_checkpoint((run.path if isinstance(run, Run) else run) / "checkpoints")
+    newest = latest_checkpoint(run.path if isinstance(run, Run) else run)
     assert newest is not None
     return TrainState.load(newest)
 

@@ -40,7 +40,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     if not moments:
         print(f"{source} has no optimizer state: the optimizer starts with an empty one", file=sys.stderr)
     before = run.read_config()
-    copies(run.source or run.path, before)  # what it lacks is found before anything is made
+    copies(run.folder, before)  # what it lacks is found before anything is made
     config = {name: value for name, value in before.items() if name not in ("start_from", "grown")}
     config["model"] = to_dict(grown.model.config)
     if grown_shares := record(grown, before.get("grown", {}), held_shares(before, checkpoint)):

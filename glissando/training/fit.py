@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glissando.checkpoints import BEST, saved_step
+from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_path, checkpoint_step
 from glissando.config import from_dict, merge
 from glissando.errors import ConfigError, RunError, Stopped
 from glissando.fabric import seed_everything
@@ -21,8 +21,8 @@ from glissando.loggers import WANDB
 from glissando.metrics import read_metrics
 from glissando.precision import flushed_subnormals, resolved_precision
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
-from glissando.runs import CONFIG, METRICS, SUMMARY, Run, config_text
-from glissando.storage import MANIFEST, publishing, read_manifest, verify_manifest, write_manifest
+from glissando.runs import CONFIG, ENVIRONMENT, METRICS, MODEL, SUMMARY, Run, config_text, resumed_environment
+from glissando.storage import MANIFEST, publishing, verify_manifest, write_manifest
 from glissando.training import launch
 from glissando.training.config import MACHINE, OPTIMIZERS, AnyRunConfig, RunConfig
 from glissando.training.hook import Hook
@@ -40,11 +40,11 @@ JOB = "torchrun"
 
 
 @flushed_subnormals()
-def train(config: AnyRunConfig, out: str | Path, progress: Hook | None = None, work: Path | None = None) -> Run:
+def train(config: AnyRunConfig, out: str | Path, progress: Hook | None = None) -> Run:
     """Train as `config` says into the new run directory `out`; `progress` shows it, a bar by default.
 
     Where `out` is a URL, the run is made in a directory of this machine, which is returned, and copied there after
-    every save. `work` is that directory, if not one that is chosen by the URL.
+    every save.
 
     Raises ConfigError, DataError, RunError or TrainingError; what was saved before stands. Ctrl-C, SIGTERM, SIGHUP
     and SIGUSR1 raise Stopped, a KeyboardInterrupt, once the step in progress is saved.
@@ -64,7 +64,7 @@ def train(config: AnyRunConfig, out: str | Path, progress: Hook | None = None, w
     elif config.grown:
         raise ConfigError("grown is what `glissando grow` left in a run: start from that with --from, or leave it out")
     task = config.task()
-    path, mirroring = new_place(out, work)
+    path, mirroring = new_place(out)
     run = Run(path)
     model = task.new_model(saved=config.start_from is not None)
     loop = Loop(config, run, task, model, [progress, *task.hooks()])
@@ -72,7 +72,7 @@ def train(config: AnyRunConfig, out: str | Path, progress: Hook | None = None, w
     text = config_text(config.as_dict())
     # A job that is put into its queue again may come to another machine, and another node never had the directory.
     if _begun_by_this_job(run, text) or (mirroring is not None and mirroring.mirror.is_begun(launch.job(), text)):
-        return resume(out, progress=progress, work=work)
+        return resume(out, progress=progress)
     if mirroring is not None and launch.rank() == 0:
         mirroring.mirror.require_free()
     if launch.rank() > 0:
@@ -84,6 +84,7 @@ def train(config: AnyRunConfig, out: str | Path, progress: Hook | None = None, w
         notes_of_making = {TEXTS: fingerprints(config.data)} | ({JOB: job} if (job := launch.job()) else {})
         Run.create(path, notes_of_making, anew=locked).write_config(config.as_dict())
         task.write(run)
+        loop.files = run.small_files()
         return _fit(loop, None, mirroring)
 
 
@@ -107,7 +108,7 @@ def _begun_by_this_job(run: Run, config: bytes) -> bool:
     job = launch.job()
     if job is None or not (run.path / CONFIG).is_file() or run.read_environment().get(JOB) != job:
         return False
-    return (run.path / CONFIG).read_bytes() == config and (run.latest_checkpoint() or run.best_checkpoint()) is not None
+    return (run.path / CONFIG).read_bytes() == config and run.latest_checkpoint() is not None
 
 
 @flushed_subnormals()
@@ -116,7 +117,6 @@ def resume(
     machine: Mapping[str, Any] | None = None,
     progress: Hook | None = None,
     texts: Mapping[str, str] | None = None,
-    work: Path | None = None,
     kind: type[AnyRunConfig] = RunConfig,
 ) -> Run:
     """Go on from the newest complete checkpoint of the run directory `path`, to bit-identical weights.
@@ -128,13 +128,13 @@ def resume(
 
     `texts` says where files of the corpus lie now, {"data.path": "book.txt"}; the run keeps that.
 
-    A run at a URL goes on in a directory of this machine, `work` as in `train`; its checkpoints are fetched where that
+    A run at a URL goes on in a directory of this machine; its checkpoints are fetched where that
     has none as new.
 
     Raises RunError if there is no checkpoint to resume from, a text is not what it was, or another process trains
     there, ConfigError for another option; else as `train`.
     """
-    path, mirroring = old_place(path, work)
+    path, mirroring = old_place(path)
     run = Run(path)
     run.require_run()
     run.require_inside()
@@ -152,10 +152,10 @@ def resume(
         task = config.task(opened)
         loop = Loop(config, run, task, task.new_model(saved=True), [progress or Progress(), *task.hooks()])
         if is_first:
-            opened.restore(checkpoint)
-            run.note_resumed({TEXTS: fingerprints(config.data)} if texts else {})
-            if texts:
-                run.write_config(merge(kind, run.read_config(kind=kind.kind), texts))
+            loop.files = files = opened.small_files()
+            notes = {TEXTS: fingerprints(config.data)} if texts else {}
+            files[ENVIRONMENT] = resumed_environment(files.get(ENVIRONMENT, b"{}"), notes)
+            files[CONFIG] = config_text(merge(kind, opened.read_config(kind=kind.kind), texts or {}))
         return _fit(loop, checkpoint, mirroring)
 
 
@@ -182,9 +182,10 @@ def extend(
     run.require_run()
     run.require_inside()
     checkpoint = run.require_checkpoint()
-    config = from_dict(RunConfig, Run.open(checkpoint).read_config(to_train=True), "config.yaml")
+    opened = Run.open(checkpoint)
+    config = from_dict(RunConfig, opened.read_config(to_train=True), "config.yaml")
     put_texts(config.data, texts or {})
-    require_texts(config.data, run, texts or {})
+    require_texts(config.data, opened, texts or {})
     config.training = t = replace(config.training, **{**dict.fromkeys(BUDGETS), **options})
     config.check(math.prod(launch.processes(t)))
     state = TrainState.load(checkpoint)
@@ -200,13 +201,19 @@ def extend(
     def fill(folder: Path) -> None:
         with alone(run.path):  # one in training would be copied in the middle of a save
             # Without wandb/: its id there would send the new rows to the run that `path` belongs to.
-            left_out = shutil.ignore_patterns(".*", SUMMARY, WANDB)
-            shutil.copytree(run.path, folder, ignore=left_out, dirs_exist_ok=True)
-            # What is copied gets a new manifest; logs have grown since the last one.
-            names = {*read_manifest(run.path)} - {SUMMARY}
-            verify_manifest(folder, names - {METRICS}, f"{run.path} is left as it is.")
-        (folder / CONFIG).write_bytes(config_text(config.as_dict()))
-        write_manifest(folder, names)
+            left_out = {MANIFEST, MODEL, SUMMARY, WANDB, *(each.name for each in run.path.glob(".*"))}
+            for each in run.path.iterdir():
+                if each.name not in left_out:
+                    (shutil.copytree if each.is_dir() else shutil.copy2)(each, folder / each.name)
+        files = opened.small_files() | {CONFIG: config_text(config.as_dict())}
+        copied = folder / CHECKPOINTS / checkpoint.name
+        verify_manifest(copied, advice=f"{run.path} is left as it is.")
+        for target in (folder, copied):
+            for name, data in files.items():
+                (target / name).parent.mkdir(exist_ok=True)
+                (target / name).write_bytes(data)
+        write_manifest(copied)
+        write_manifest(folder, files)
 
     if launch.rank() == 0:
         if out.exists():
@@ -237,7 +244,7 @@ def _fit(loop: Loop, checkpoint: Path | None, mirroring: Mirroring | None) -> Ru
             loop.train(checkpoint)
         finally:
             loop.close()
-    nothing_done = checkpoint is not None and loop.state.step == saved_step(checkpoint)
+    nothing_done = checkpoint is not None and loop.state.step == checkpoint_step(checkpoint)
     if is_first:
         lines = _finish(loop, nothing_done, name)
         if mirroring is not None:
@@ -252,15 +259,10 @@ def _fit(loop: Loop, checkpoint: Path | None, mirroring: Mirroring | None) -> Ru
 
 
 def _finish(loop: Loop, nothing_done: bool, name: str) -> list[str]:
-    """Write the summary, and the run's own weights where they are not those of the last step; lines for a person."""
+    """Write the summary and the run's own weights, if training has ended; lines for a person."""
     run, t, state, task, finished = loop.run, loop.config.training, loop.state, loop.task, loop.stop == "finished"
     keeps_best = finished and (task.keeps_best or t.early_stopping is not None)
     best = run.best_checkpoint() if keeps_best else None
-    if best is not None and saved_step(best) != state.best_step:
-        best = None  # of steps that a crash undid
-    checkpoint = best or (run.latest_checkpoint() if nothing_done else None)
-    if checkpoint is not None:
-        run.write_model(Run(run.path, checkpoint).read_state_dict(), run.read_config(kind=loop.config.kind))
     rows = read_metrics(run.path / METRICS)
     rate = loop.learning_rate or (float(rows[-1]["learning_rate"]) if rows else 0.0)
     summary = {
@@ -271,7 +273,8 @@ def _finish(loop: Loop, nothing_done: bool, name: str) -> list[str]:
         "weights": "latest" if best is None else BEST,
         **task.summary(run, state.best_step),
     }  # fmt: skip
-    run.write_summary(summary)
+    if finished:
+        run.finish(best or checkpoint_path(run.path, state.step), summary)
     lines = task.closing(summary, run, name)
     if nothing_done and finished:
         lines.insert(-1, f"{name} is finished, at step {state.step}: nothing is left to train")

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from glissando.checkpoints import BEST, CHECKPOINTS, SHARDS, checkpoint_path, keep_newest, of_model, saved_weights
+from glissando.checkpoints import SHARDS, checkpoint_path, point_to
 from glissando.data.base import Shard
 from glissando.depth import FlowDepth
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, TrainingError
@@ -28,6 +26,7 @@ from glissando.metrics import Metrics, append, part_norms, part_of
 from glissando.random_state import restore_rng, rng_state
 from glissando.runs import METRICS, Run
 from glissando.sharding import all_gathered, copied, is_sharded, local, local_norms, put_weights
+from glissando.storage import record
 from glissando.training.budget import Budget, Clock
 from glissando.training.config import AnyRunConfig
 from glissando.training.hook import Hook
@@ -39,6 +38,7 @@ from glissando.training.shares import shares
 from glissando.training.state import TrainState, over_processes, read_shards
 from glissando.training.stopping import Stopping
 from glissando.training.task import Objective, Sums, Task
+from glissando.urls import without_passwords
 
 SAMPLES = "samples.txt"
 #: seconds after which a training without a budget saves in any case
@@ -75,6 +75,7 @@ class Loop:
         self.shares = shares(model, config.grown)
         self.grad_norm = self.learning_rate = 0.0
         self.validation: dict[str, float] = {}  # the latest
+        self.files: dict[str, bytes] = {}  # the run's small files, of which each checkpoint has copies
         self.validated_step, self.validation_cost = -1, 0.0
         self.metrics: Metrics | None = None  # of the first process
         self.mark = (0, 0.0)  # tokens and working seconds at the last row of metrics.csv
@@ -145,7 +146,7 @@ class Loop:
                 long_unsaved = not self.budget.limits and state.seconds - self.saved_at >= ENDLESS_SECONDS
                 latest = self.stop is not None or self._due(t.save_every) or (long_unsaved and not best)
                 if best or latest:
-                    self.save(best, latest)
+                    self.save()
         self.saving.wait()
 
     def ask_to_stop(self) -> None:
@@ -185,6 +186,8 @@ class Loop:
                 if (name := type(hook).__name__) in state.hooks:
                     hook.load_state_dict(state.hooks[name])
             restore_rng(state.random, fabric.global_rank)
+            if fabric.is_global_zero:
+                self.run.require_log(state.logged)
             self.state = dataclasses.replace(state, model={}, optimizer={}, random=[])
         steps = all_gathered(self.state.step, fabric.world_size)
         if len(set(steps)) > 1:
@@ -201,9 +204,8 @@ class Loop:
             columns = [*self.task.columns]
             columns += [name for hook in self.hooks for name in hook.columns(self)]
             columns += [f"grad_norm/{part}" for part in parts]
-            also = loggers(
-                self.run.path, self.state.step, t.tensorboard, t.wandb, self.run.read_config(kind=self.config.kind)
-            )
+            shown = without_passwords(self.config.as_dict())
+            also = loggers(self.run.path, self.state.step, t.tensorboard, t.wandb, shown)
             self.metrics = Metrics(self.run.path / METRICS, columns, self.state.step, also)
             samples = self.run.path / SAMPLES
             if samples.is_file() and samples.stat().st_size > self.state.samples:
@@ -351,11 +353,9 @@ class Loop:
 
     # ---------------------------------------------------------------------- saving
 
-    def save(self, best: bool, latest: bool) -> None:
-        """Copy the state, once the save before is complete, and begin to write it in the background: the checkpoint of
-        the best validation, and the `latest`, with the run's own weights.
+    def save(self) -> None:
+        """Copy the state, once the save before is complete, and begin to write it in the background.
 
-        The best comes first: a run that is killed in between goes on from before both.
         Raises TrainingError, on every process, if the disk did not take the save before.
         """
         self.saving.wait()
@@ -373,23 +373,15 @@ class Loop:
         if is_first or group is not None:
             state.model = {name: copied(value) for name, value in self.objective.state_dict().items()}
             state.optimizer = optimizer_state(self.optimizer)
-            logged = (self.run.path / METRICS).stat().st_size if is_first else None
-            add = functools.partial(self.run.copy_files, logged=logged)
-            self.saving.start(state.step, lambda: self._write(state, add, best, latest))
+            state.logged = record(self.run.path / METRICS) if is_first else {}
+            self.saving.start(state.step, lambda: self._write(state))
 
-    def _write(self, state: TrainState, add: Callable[[Path], None], best: bool, latest: bool) -> None:
+    def _write(self, state: TrainState) -> None:
         """In the background: on the first process, and on each where all write shards."""
-        folder = self.run.path / CHECKPOINTS
-        if best:
-            state.save(folder / BEST, add, self.writers)
-        if not latest:
-            return
-        path = checkpoint_path(folder, state.step)
-        state.save(path, add, self.writers)
+        path = self.run.path
+        state.save(checkpoint_path(path, state.step), self.files, self.writers)
         if self.fabric.is_global_zero:
-            weights = state.model if self.writers is None else saved_weights(path)
-            self.run.write_model(of_model(weights), self.run.read_config(kind=self.config.kind))
-            keep_newest(folder, self.config.training.keep_checkpoints, complete=path)
+            point_to(path, state.step, state.best_step, self.config.training.keep_checkpoints)
             for hook in self.hooks:
                 hook.saved(self)
 

@@ -25,26 +25,17 @@ class Mirroring(Hook):
                 hook.warning(f"{error} Training continues; the next save tries again.")
 
 
-#: for errors, where a command makes several runs
-SAME_COMMAND = "the same command continues from there and copies it again."
-
-
-def new_place(out: str | Path, work: Path | None = None) -> tuple[Path, Mirroring | None]:
-    """The directory to train a new run into, and what copies it where `out` is a URL.
-
-    work  that directory of this machine, where `out` is a URL and a command has chosen it
-    """
+def new_place(out: str | Path) -> tuple[Path, Mirroring | None]:
+    """The directory to train a new run into, and what copies it where `out` is a URL."""
     if not is_url(out):
         return Path(out).expanduser(), None
-    return _mirrored(out, work or work_directory(whole_url(out)), work)
+    work = work_directory(whole_url(out))
+    return work, Mirroring(Mirror(whole_url(out), work))
 
 
-def old_place(path: str | Path, work: Path | None = None) -> tuple[Path, Mirroring | None]:
+def old_place(path: str | Path) -> tuple[Path, Mirroring | None]:
     """The directory in which the run at `path` goes on, as `new_place`. Raises RunError where a URL has none."""
     if not is_url(path):
         return Path(path).expanduser(), None
-    return _mirrored(path, take_up(whole_url(path), work), work)
-
-
-def _mirrored(url: str | Path, here: Path, chosen: Path | None) -> tuple[Path, Mirroring]:
-    return here, Mirroring(Mirror(whole_url(url), here, None if chosen is None else SAME_COMMAND))
+    work = take_up(whole_url(path))
+    return work, Mirroring(Mirror(whole_url(path), work))

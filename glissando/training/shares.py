@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from glissando.checkpoints import saved_step
+from glissando.checkpoints import checkpoint_step
 from glissando.errors import ConfigError
 from glissando.runs import Run
 from glissando.training.config import OPTIMIZERS
@@ -78,4 +78,4 @@ def noted(share: float, copies: float, released: float) -> list[float]:
 def held_shares(config: Mapping[str, Any], checkpoint: Path | None) -> float:
     """How much of growth's shares is left at the end of a run's training, see AdamWOptions."""
     options = OPTIMIZERS.read(config.get("training", {}).get("optimizer", {}))
-    return 1.0 if checkpoint is None else options.held(saved_step(checkpoint))
+    return 1.0 if checkpoint is None else options.held(checkpoint_step(checkpoint))

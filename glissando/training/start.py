@@ -8,14 +8,15 @@ from typing import Any
 import torch
 
 from glissando.backbone import for_saved_weights
+from glissando.checkpoints import is_checkpoint
 from glissando.config import from_dict, starting_differences, to_dict
 from glissando.data.corpora import TOKENIZERS, BytesOptions
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import ConfigError
 from glissando.loading import BASE, load
 from glissando.model import LanguageModel, ModelConfig
-from glissando.runs import SUMMARY, Run
-from glissando.storage import MANIFEST, read_json
+from glissando.runs import Run
+from glissando.storage import MANIFEST
 from glissando.training.moments import Moments, read_moments
 from glissando.training.shares import remembered
 
@@ -64,15 +65,9 @@ def load_start(source: str, config: ModelConfig, model: LanguageModel) -> list[s
         )
     new = set(ours) - set(theirs)
     notes = _keep_starts(config, _model_of(source), source, set(theirs), new)
-    if run.checkpoint is None and run.latest_checkpoint() is not None and not _has_ended(run):
+    if not is_checkpoint(Path(source)) and not run.has_ended:
         notes.append(f"{source} has not ended its training: this one starts from the weights that it has saved so far")
     return [*notes, f"not in {source}, so they start with new values: {_some(sorted(new))}"] if new else notes
-
-
-def _has_ended(run: Run) -> bool:
-    """Not stopped by a signal, killed, or training now."""
-    summary = run.path / SUMMARY
-    return summary.is_file() and bool(read_json(summary, "how training ended").get("finished", True))
 
 
 def plan_starts(config: ModelConfig, start_from: str | None, before: ModelConfig | None, grown: bool) -> None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from glissando.checkpoints import SHARDS, saved_optimizer, saved_weights
+from glissando.checkpoints import SHARDS, WEIGHTS, intact_advice, saved_optimizer, saved_weights
 from glissando.errors import RunError
 from glissando.kernels.precise import widest
 from glissando.runs import CONFIG
 from glissando.sharding import local, local_norms
-from glissando.storage import RETRAIN, find_published, publish_directory, verify_manifest
+from glissando.storage import RETRAIN, publish_directory, save_tensors, verify_manifest
 from glissando.training.optimizer import empty_state
 from glissando.training.task import Sums
 from glissando.trees import load_tree, save_tree
@@ -57,6 +58,7 @@ class TrainState:
     unlogged            sums since the last row of metrics.csv
     best, best_step     the best validation; `waited` validations since
     samples             size of samples.txt
+    logged              SHA-256 and size of metrics.csv
     model, optimizer    tensors by parameter, whole, or of a sharded training this process's shards
     schedule, hooks     what the schedule and each hook keep
     random              state of the random numbers of each process
@@ -73,14 +75,15 @@ class TrainState:
     best_step: int = -1
     waited: int = 0
     samples: int = 0
+    logged: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Tensor] = field(default_factory=dict)
     optimizer: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     schedule: dict[str, Any] = field(default_factory=dict)
     hooks: dict[str, dict[str, Any]] = field(default_factory=dict)
     random: list[dict[str, Any]] = field(default_factory=list)
 
-    def save(self, path: Path, add: Callable[[Path], None] | None = None, group: Any = None) -> None:
-        """Writes the directory `path`, with the files that `add` puts there, or leaves what stands there.
+    def save(self, path: Path, files: Mapping[str, bytes] | None = None, group: Any = None) -> None:
+        """Writes the directory `path`, with small `files` beside, or leaves what stands there.
 
         group   of the processes that each write their own shards, all of which call this; None: tensors are whole
 
@@ -91,10 +94,11 @@ class TrainState:
 
         def fill(directory: Path) -> None:
             if group is None:
-                save_tree(directory, model, "model")
+                save_tensors(directory / WEIGHTS, model)
             save_tree(directory, rest, "trainer")
-            if add is not None:
-                add(directory)
+            for name, data in (files or {}).items():
+                (directory / name).parent.mkdir(exist_ok=True)
+                (directory / name).write_bytes(data)
 
         if group is None:
             publish_directory(path, fill)
@@ -115,8 +119,8 @@ class TrainState:
 
         Raises RunError if it is missing, incomplete, damaged, or of a version that saved something else.
         """
-        directory = find_published(path)
-        rest = load_tree(directory, "trainer")
+        directory = Path(path)
+        rest = load_tree(directory, "trainer", partial(intact_advice, directory))
         is_sharded = (directory / SHARDS).is_dir()
         if is_sharded and not tensors:
             verify_manifest(directory)  # `read_shards` reads them next
@@ -135,11 +139,10 @@ def read_shards(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer)
     every tensor, whatever the number of processes that wrote it. Raises as `TrainState.load`."""
     from glissando.shards import read_into, tensor_names
 
-    directory = find_published(path)
     targets = {f"model/{name}": value for name, value in module.state_dict().items()}
-    saved = tensor_names(directory)
+    saved = tensor_names(path)
     if {name for name in saved if name.startswith("model/")} != targets.keys():
         raise RunError(f"{path} holds the weights of another model than its {CONFIG} describes. {RETRAIN}")
     slots = empty_state(optimizer, [name.removeprefix("optimizer/") for name in saved if name not in targets])
     targets |= {f"optimizer/{name}": value for name, value in slots.items()}
-    read_into(directory, targets)
+    read_into(path, targets)
