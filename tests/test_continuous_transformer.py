@@ -9,10 +9,11 @@ import sys
 import pytest
 import torch
 from tolerances import assert_close
-from training_runs import assert_same_tensors, call, last_checkpoint, metrics, text_file, weights
+from training_runs import assert_same_tensors, call, last_checkpoint, metrics, rewind, text_file, weights
 
 from benchmarks.rows import ROWS, select
 from benchmarks.spectral import kept_bytes
+from glissando.checkpoints import checkpoint_step
 from glissando.cli import main
 from glissando.evaluation.kernels import plot_kernels
 from glissando.mixers.spectral import Spectral
@@ -51,9 +52,7 @@ def test_the_preset_trains_samples_resumes_and_is_drawn(tmp_path, capsys):
     # Going on from an earlier checkpoint ends at the same weights, optimizer and data position.
     cut = tmp_path / "cut"
     shutil.copytree(whole, cut)
-    steps = [path for path in (cut / "checkpoints").iterdir() if path.name != "best"]
-    for newer in sorted(steps, key=lambda p: p.name)[1:]:
-        shutil.rmtree(newer) if newer.is_dir() else newer.unlink()
+    rewind(cut, min(checkpoint_step(path) for path in (cut / "checkpoints").iterdir()))
     expected = weights(whole), last_checkpoint(whole).optimizer
     assert main(["train", "--resume", str(cut)]) == 0
     assert_same_tensors((weights(cut), last_checkpoint(cut).optimizer), expected)

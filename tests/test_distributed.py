@@ -22,6 +22,7 @@ from training_runs import (
     mapping,
     metrics,
     options,
+    rewind,
     weights,
 )
 
@@ -94,13 +95,6 @@ def test_the_run_opens_as_any_other(single, double):
     assert glissando.load(run / "checkpoints" / "step-00000004").num_parameters() == model.num_parameters()
 
 
-def rewind(run: Path, step: int) -> None:
-    """Leaves the run as it was when it had just saved `step`."""
-    for path in (run / "checkpoints").iterdir():
-        if path.name != f"step-{step:08d}":
-            shutil.rmtree(path)
-
-
 def test_resuming_with_one_process(double, tmp_path):
     run, _ = double
     shutil.copytree(run, tmp_path / "run")
@@ -134,13 +128,14 @@ def test_sharded_run_resumes(double, tmp_path):
 def test_each_process_of_a_sharded_run_writes_its_own_shards(double, tmp_path):
     """None is a pickle, none holds a whole matrix, together they are the whole; they open as any checkpoint does."""
     run, _ = double
-    last, best = run / "checkpoints" / "step-00000008", run / "checkpoints" / "best"
-    assert sorted(path.name for path in (last / SHARDS).iterdir()) == [f"shard-{n:05d}.safetensors" for n in (0, 1)]
-    for path in [*last.rglob("*"), *best.rglob("*")]:
+    last = run / "checkpoints" / "step-00000008"
+    shards = [last / SHARDS / f"shard-{n:05d}-model-00001-of-00001.safetensors" for n in (1, 2)]
+    assert sorted((last / SHARDS).iterdir()) == shards
+    for path in last.rglob("*"):
         assert path.is_dir() or path.suffix in (".safetensors", ".json", ".csv", ".yaml"), path
         if path.suffix == ".safetensors":
             load_file(path)
-    parts = [load_file(last / SHARDS / f"shard-{n:05d}.safetensors") for n in (0, 1)]
+    parts = [load_file(shard) for shard in shards]
     whole = TrainState.load(last)
     for name, value in whole.model.items():
         held = [part[f"model/{name}"] for part in parts if f"model/{name}" in part]
@@ -162,23 +157,19 @@ def checkpoint_state(checkpoint: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("double", ["fsdp"], indirect=True)
-def test_a_damaged_or_missing_shard_is_found_and_the_checkpoint_before_it_is_used(double, tmp_path, caplog):
+def test_a_damaged_or_missing_shard_is_an_error_that_names_it_and_the_checkpoint_before_it(double, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(double[0], copy)
-    shard = copy / "checkpoints" / "step-00000008" / SHARDS / "shard-00001.safetensors"
+    last = copy / "checkpoints" / "step-00000008"
+    shard = last / SHARDS / "shard-00002-model-00001-of-00001.safetensors"
     intact = shard.read_bytes()
-    shard.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
-    assert last_checkpoint(copy).step == 4
-    assert "shard-00001.safetensors is damaged" in caplog.text
-    with pytest.raises(RunError, match=r"shard-00001\.safetensors is damaged.*step-00000004"):
-        glissando.load(copy / "checkpoints" / "step-00000008")
-    shard.unlink()
-    assert last_checkpoint(copy).step == 4
-    with pytest.raises(RunError, match=r"has not all of model/.*a shard is missing"):
-        saved_weights(copy / "checkpoints" / "step-00000008")
-    (copy / "model.safetensors").unlink()
-    with pytest.raises(RunError, match=r"model\.safetensors is missing.*complete and loads instead: .*step-00000004"):
-        glissando.load(copy)
+    for damage, what in ((lambda: shard.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1])), "damaged"),
+                         (shard.unlink, "missing")):  # fmt: skip
+        damage()
+        for read in (TrainState.load, glissando.load, saved_weights):
+            with pytest.raises(RunError, match=rf"{shard.name} is {what}.*loads instead: .*step-00000004"):
+                read(last)
+    glissando.load(copy)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,15 @@ def last_checkpoint(run: Run | Path) -> TrainState:
     newest = latest_checkpoint(run.path if isinstance(run, Run) else run)
     assert newest is not None
     return TrainState.load(newest)
+
+
+def rewind(run: Path, step: int) -> None:
+    """Leaves the run as it was when it had just saved `step`."""
+    for path in (run / "checkpoints").iterdir():
+        if path.name != f"step-{step:08d}":
+            shutil.rmtree(path)
+    for name in ("latest", "manifest.json", "model.safetensors", "summary.json"):
+        (run / name).unlink()
 
 
 def metrics(run: Run | Path) -> list[dict[str, str]]:
