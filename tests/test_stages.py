@@ -156,7 +156,7 @@ def test_the_base_is_kept_and_is_what_was_started_from(start, tmp_path):
 def test_a_steered_run_resumes_to_the_same_weights(start, tmp_path):
     whole = steered(start, tmp_path, {"training.save_every": 3}, out="whole")
     run = steered(start, tmp_path, {"training.save_every": 3}, out="cut")
-    rewind(run, 3)
+    rewind(run, min(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir()))
     resume(run)
     assert_same_tensors(weights(run), weights(whole))
     assert metrics(run) == metrics(whole)
