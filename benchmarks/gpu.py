@@ -37,8 +37,8 @@ from glissando.errors import GlissandoError
 from glissando.flops import training_flops
 from glissando.kernels.scan import scan
 from glissando.mixers.delta.scan import delta_rule
+from glissando.mixers.tau.attention import tau_attention
 from glissando.model import LanguageModel
-from glissando.ops.tau_attention import tau_attention
 
 MODELS = ("transformer-124m", "continuous-transformer-124m", "liquid-ssm-124m", "delta-124m", "tauformer-124m")
 PLAIN = "plain GPT"

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from benchmarks.speed import Row, paired, random_bytes
 from glissando.compare.memory import peak_bytes
 from glissando.compare.speed import trainer
+from glissando.mixers.tau.attention import tau_attention
 from glissando.model import LanguageModel
-from glissando.ops.tau_attention import tau_attention
 
 HEADS, SIZE = 6, 64
 #: name -> length and what the ratio should reach

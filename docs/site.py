@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from formulas import mathml
 
 import glissando
-from glissando.cli import COMMANDS, main, usage
+from glissando.cli import COMMANDS, installed, main, usage
 
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files
@@ -99,7 +99,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def commands() -> str:
     """The help of the program and of each command."""
     text = ["# Command line", "", "```", usage().rstrip(), "```", ""]
-    for name in COMMANDS:
+    for name in [*COMMANDS, *installed()]:
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
             main([name, "--help", "all"])

@@ -66,10 +66,12 @@ class Registry(Generic[T]):
     what     what is registered, for messages: "mixer"
     default  the kind of a section that names none
     shared   names of options that every kind has: they are kept when a configuration changes the kind
+    group    of entry points of installed packages: one that has the name of a kind is imported when the kind is first
+             asked for, and registers it
     """
 
-    def __init__(self, what: str, default: str, shared: type | None = None) -> None:
-        self.what, self.default = what, default
+    def __init__(self, what: str, default: str, shared: type | None = None, group: str | None = None) -> None:
+        self.what, self.default, self.group = what, default, group
         self.shared = frozenset() if shared is None else frozenset(f.name for f in dataclasses.fields(shared))
         #: the section that a bare text stands for
         self.named: Callable[[str], dict[str, str]] = lambda text: {"kind": text}
@@ -137,9 +139,29 @@ class Registry(Generic[T]):
         return target
 
     def require(self, name: str) -> None:
-        """Raise UnknownNameError, naming the nearest, unless `name` is registered."""
-        if not isinstance(name, str) or name not in self._classes:
-            raise unknown_name(self.what, str(name), self._classes)
+        """Raise UnknownNameError, naming the nearest, unless `name` is registered or an installed package has it."""
+        if self.options_of(name) is None:
+            raise unknown_name(self.what, str(name), {*self._classes, *(point.name for point in self._installed())})
+
+    def options_of(self, name: Any) -> type | None:
+        """The dataclass of a kind's options; None for an unknown kind. Raises ConfigError where an installed package
+        names the kind among its entry points and does not register it."""
+        if not isinstance(name, str):
+            return None
+        for point in self._installed(name=name) if name not in self.options else ():
+            point.load()
+            if name not in self.options:
+                raise ConfigError(
+                    f"{point.value}, the entry point of {self.what} {name!r}, registers no {self.what} of that name: "
+                    f'it has to import the module with @glissando.register_{self.what}("{name}", Options)'
+                )
+        return self.options.get(name)
+
+    def _installed(self, **named: Any) -> Any:
+        """The entry points of the group."""
+        from importlib.metadata import entry_points
+
+        return () if self.group is None else entry_points(group=self.group, **named)
 
     def kind_of(self, options: Any) -> str:
         """The name under which the class of these options is registered. Raises ConfigError for other options."""
@@ -326,7 +348,7 @@ def section_class(hint: Any, value: Any) -> Any:
     registry = registry_of(hint)
     if registry is not None:
         kind = value.get("kind", registry.default) if isinstance(value, Mapping) else value
-        return registry.options.get(kind) if isinstance(kind, str) else None
+        return registry.options_of(kind)
     return next((part for part in _parts(hint) if isinstance(part, type) and dataclasses.is_dataclass(part)), None)
 
 

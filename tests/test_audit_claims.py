@@ -304,7 +304,7 @@ def test_at_temperature_1_attention_is_an_average():
 
 
 def test_the_published_attention_is_ours_at_the_same_lambdas():
-    from glissando.ops.tau_attention import tau_attention
+    from glissando.mixers.tau.attention import tau_attention
 
     model = PublishedTauformer(50, 16, 2, 1).double()
     block, x = model.blocks[0], torch.randn(1, 12, 16, dtype=torch.float64)

@@ -25,10 +25,10 @@ from training_runs import (
 )
 
 import glissando
-from glissando import laplacian as graphs
 from glissando.config import from_dict
 from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, RunError, TrainingError
+from glissando.mixers.tau import laplacian as graphs
 from glissando.model import LanguageModel
 from glissando.presets import load_preset
 from glissando.runs import Run
@@ -43,7 +43,7 @@ ROWS = {"training": {"steps": 6, "log_every": 1, "save_every": 3, "validate_ever
 
 
 def calibrated(kind: str, **told: object) -> dict:
-    return {"training.calibration": {"kind": kind, **told}}
+    return {"model.mixer.calibration": {"kind": kind, **told}}
 
 
 def run(folder: Path, name: str, *updates: dict) -> Path:
@@ -55,7 +55,7 @@ def taus(path: Path) -> list[float]:
 
 
 def counts(path: Path) -> list[int]:
-    return [int(row["tau_calibrations"]) for row in metrics(path)]
+    return [int(row["calibrations"]) for row in metrics(path)]
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +206,7 @@ def test_two_processes_calibrate_as_one(tmp_path, strategy):
     assert taus(tmp_path / "double") == pytest.approx(taus(single), rel=1e-5)
     assert_close(curve(tmp_path / "double"), curve(single), "loss", 1e-5)
     for got, expected in zip(metrics(tmp_path / "double"), metrics(single), strict=True):
-        for name in ("energy_p50", "energy_p05/first", "attention_entropy", "tau_calibrations"):
+        for name in ("energy_p50", "energy_p05/first", "attention_entropy", "calibrations"):
             assert float(got[name]) == pytest.approx(float(expected[name]), rel=2e-4), name
 
 
@@ -216,13 +216,9 @@ def test_two_processes_calibrate_as_one(tmp_path, strategy):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (calibrated("periodic", every=0), r"training\.calibration\.every: expected a number greater than 0, got 0"),
+        (calibrated("periodic", every=0), r"model\.mixer\.calibration\.every: expected a number greater than 0, got 0"),
         (calibrated("drift", drift_tolerance=0.0), r"drift_tolerance: expected a number greater than 0, got 0\.0"),
         (calibrated("drift", gradient_gate=-1.0), r"gradient_gate: expected a number greater than 0, got -1\.0"),
-        (
-            {"model.mixer": "attention"} | calibrated("start"),
-            r"kind is 'start', but the model's mixer is attention, which has no tau.*model\.mixer: tau",
-        ),
         (
             {"model.mixer.laplacian": "saved"},
             r"of a new model is nowhere `saved`.*`chain`.*glissando laplacian build",
@@ -237,11 +233,11 @@ def test_a_mistake_is_named_and_leaves_nothing(tmp_path, changes, expected):
 
 def test_an_unknown_kind_names_those_that_are():
     with pytest.raises(ConfigError, match=r"drift, fixed, periodic, start"):
-        from_dict(RunConfig, {"training": {"calibration": {"kind": "sometimes"}}})
+        from_dict(RunConfig, {"model": {"mixer": {"kind": "tau", "calibration": {"kind": "sometimes"}}}})
 
 
 def test_energies_of_zero_stop_training(tmp_path, monkeypatch):
-    monkeypatch.setattr("glissando.mixers.tau.starting_laplacian", lambda _, size: torch.zeros(size, size))
+    monkeypatch.setattr("glissando.mixers.tau.layer.starting_laplacian", lambda _, size: torch.zeros(size, size))
     with pytest.raises(TrainingError, match=r"before step 1: the median energy of the keys is 0\.0.*above 0.*fixed"):
         run(tmp_path, "run", calibrated("start"))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from glissando.cli import COMMANDS, main
+from glissando.cli import COMMANDS, installed, main
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.model import LanguageModel
 from glissando.presets import preset_names
@@ -56,7 +56,7 @@ def test_help_is_quick_and_needs_no_torch():
 
 
 @pytest.mark.parametrize("columns", ["60", "90", "200"])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *installed()])
 def test_every_command_shows_a_real_example(command: str, columns: str, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(SystemExit) as stop:
@@ -67,7 +67,7 @@ def test_every_command_shows_a_real_example(command: str, columns: str, capsys, 
     assert max(map(len, shown.splitlines())) <= min(100, max(80, int(columns)))
 
 
-@pytest.mark.parametrize("command", ["generate", "serve", "steer", "laplacian", "presets", "corpora", "evaluate"])
+@pytest.mark.parametrize("command", ["generate", "serve", "steer", "presets", "corpora", "evaluate"])
 def test_help_of_what_only_uses_a_run_needs_no_torch(command):
     code = (
         "import sys; from glissando.cli import main\n"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import sys
 
 import pytest
 
-from glissando.cli import COMMANDS, main
+from glissando.cli import COMMANDS, function_of, installed, main
 from glissando.cli.options import Parser
 
 #: the least that each command takes, its run or file missing
@@ -40,13 +40,13 @@ def parser_of(command: str, monkeypatch) -> Parser:
         raise Found
 
     with monkeypatch.context() as patch:
-        patch.setattr(importlib.import_module(f"glissando.cli.{command}"), "parse", take)
+        patch.setattr(sys.modules[function_of(command).__module__], "parse", take)
         with pytest.raises(Found):
             main([command])
     return made[0]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *installed()])
 def test_a_usage_error_ends_with_2(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     parser = parser_of(command, monkeypatch)
@@ -74,7 +74,7 @@ def test_a_usage_error_ends_with_2(command, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *installed()])
 def test_other_errors_end_with_1(command, tmp_path, monkeypatch, capsys):
     """What is not there is no mistake of usage; an unknown name, or a file of options that cannot be read, is one."""
     monkeypatch.chdir(tmp_path)

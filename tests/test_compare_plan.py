@@ -27,7 +27,8 @@ from glissando.data import corpora
 from glissando.data.corpora import RecallOptions
 from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, DataError, UnknownNameError
-from glissando.mixers import AttentionConfig, SpectralConfig, TauConfig
+from glissando.mixers import AttentionConfig, SpectralConfig
+from glissando.mixers.tau import TauConfig
 from glissando.model import ModelConfig
 from glissando.training.config import RunConfig
 

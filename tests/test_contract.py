@@ -237,7 +237,7 @@ def frames_to_kernels(call: Callable[[], Any]) -> list[str]:
         elif event == "return" and inside and frame.f_code not in kernels and stack:
             stack.pop()
 
-    packages = ("glissando.ops.", "glissando.kernels.", "glissando.mixers.")
+    packages = ("glissando.kernels.", "glissando.mixers.")
     modules = [module for name, module in sys.modules.items() if name.startswith(packages)]
     found = (value for module in modules for value in vars(module).values())
     kernels = {value.py_func.__code__ for value in found if hasattr(value, "py_func")}

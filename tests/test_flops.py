@@ -16,8 +16,8 @@ from glissando.depth.flow import FlowDepth
 from glissando.depth.solvers import evaluations
 from glissando.errors import ConfigError
 from glissando.flops import Flops, block_flops, forward_flops, training_flops
-from glissando.mixers import tau as tau_module
 from glissando.mixers.attention import layer as attention_module
+from glissando.mixers.tau import layer as tau_module
 from glissando.model import LanguageModel
 from glissando.training.fit import resume, train
 

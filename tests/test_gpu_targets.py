@@ -12,7 +12,7 @@ from test_liquid_ops import problem, some_modes
 
 from glissando.kernels.scan import scan
 from glissando.mixers.liquid.scan import Modes, liquid
-from glissando.ops.tau_attention import tau_attention
+from glissando.mixers.tau.attention import tau_attention
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = pytest.mark.skipif(

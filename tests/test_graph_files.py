@@ -11,8 +11,8 @@ from torch import Tensor
 
 from glissando.cli import main
 from glissando.errors import ConfigError, UnknownNameError
-from glissando.graph_files import read_graph
-from glissando.laplacian import edges_of, from_edges, load, normalise, project, random_graph
+from glissando.mixers.tau.graph_files import read_graph
+from glissando.mixers.tau.laplacian import edges_of, from_edges, load, normalise, project, random_graph
 
 sparse = pytest.importorskip("scipy.sparse")
 SIZE = 12

@@ -10,14 +10,14 @@ import pytest
 
 import glissando
 from glissando.block import BlockConfig, MLPConfig, NormConfig
-from glissando.cli import COMMANDS, main
+from glissando.cli import COMMANDS, installed, main
 from glissando.cli.help import documented, is_section
 from glissando.config import hints_of
 from glissando.data.corpora import CORPORA, TOKENIZERS
 from glissando.data.series import SeriesData
 from glissando.depth import DEPTHS
 from glissando.mixers import MIXERS
-from glissando.observation.calibration_options import CALIBRATIONS
+from glissando.mixers.tau.calibration import CALIBRATIONS
 from glissando.series import SeriesConfig
 from glissando.training.config import OPTIMIZERS, TrainingConfig
 from glissando.training.schedules import SCHEDULES
@@ -54,7 +54,7 @@ def test_every_argument_has_a_line_of_the_table(call):
     assert documented_names == names
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *installed()])
 def test_positional_arguments_are_in_capitals(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])

@@ -94,7 +94,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_a_graph_file_is_not_needed_behind_weights(tmp_path):
-    from glissando.laplacian import random_graph, save
+    from glissando.mixers.tau.laplacian import random_graph, save
 
     graph = tmp_path / "graph.safetensors"
     save(graph, random_graph(8, 3, seed=0), {})

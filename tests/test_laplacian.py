@@ -11,11 +11,12 @@ from tolerances import assert_close
 from torch import Tensor
 
 from glissando.errors import ConfigError, UnknownNameError
-from glissando.laplacian import (
+from glissando.mixers.tau.laplacian import (
     TokenEmbeddings,
     chain,
     components,
     edges_of,
+    energy,
     fiedler_order,
     from_edges,
     from_embeddings,
@@ -27,7 +28,6 @@ from glissando.laplacian import (
     token_embeddings_from_corpus,
     validate,
 )
-from glissando.ops.energy import energy
 
 EXACT = 1e-12
 

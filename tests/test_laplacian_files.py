@@ -13,7 +13,7 @@ from glissando import LanguageModel, ModelConfig
 from glissando.cli import main
 from glissando.config import to_dict
 from glissando.errors import ConfigError, RunError
-from glissando.laplacian import chain, edges_of, from_embeddings, load, normalise, project, save
+from glissando.mixers.tau.laplacian import chain, edges_of, from_embeddings, load, normalise, project, save
 from glissando.runs import Run
 
 # ---------------------------------------------------------------------- what is saved

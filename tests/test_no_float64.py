@@ -15,7 +15,7 @@ from glissando.kernels import precise
 from glissando.kernels.rope import rotation
 from glissando.mixers.memory import log_kept
 from glissando.mixers.spectral.phase_gate import phases
-from glissando.ops.tau_attention import attend, exponents
+from glissando.mixers.tau.attention import attend, exponents
 from glissando.state import leaves
 from glissando.testing import no_float64
 

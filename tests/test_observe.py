@@ -16,17 +16,17 @@ from training_runs import SHIFT, assert_same_tensors, configuration, metrics, we
 from glissando.evaluation.observe import columns, observe
 from glissando.mixers import EMPTY, Context
 from glissando.mixers.tau import Tau
-from glissando.mixers.tau_observation import CollapseWarning, attention_entropy, collapses
+from glissando.mixers.tau.observation import CollapseWarning, attention_entropy, collapses
 from glissando.model import LanguageModel
-from glissando.observation.calibration import key_energies, set_tau, tau_mixers
 from glissando.training.fit import resume, train
 from glissando.training.language_task import LanguageTask
+from research.audit.tau.training import key_energies, set_tau, tau_mixers
 
 TAU = {"model": {"mixer": {"kind": "tau", "heads": 2}}}
 ROWS = {"training": {"steps": 6, "log_every": 1, "save_every": 3, "validate_every": 10**6}}
 OBSERVED = {
     "energy_p05", "energy_p50", "energy_p95", "tau", "temperature", "attention_entropy", "effective_keys",
-    "effective_share", "energy_p05/first", "energy_p50/first", "energy_p95/first", "tau_calibrations",
+    "effective_share", "energy_p05/first", "energy_p50/first", "energy_p95/first", "calibrations",
 }  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_columns_are_means_over_layers_and_the_first():
     set_tau(model, 0.7)
     row = observe(model, ids)
     assert list(row) == columns(model)
-    assert set(row) == OBSERVED - {"tau_calibrations"}
+    assert set(row) == OBSERVED - {"calibrations"}
     for name in NAMES:
         mean = sum(float(layer[name]) for layer in both) / 2
         assert row[name] == pytest.approx(mean, rel=1e-12), name
@@ -155,7 +155,7 @@ def test_observing_leaves_no_trace():
     "depth", [{"depth": {"kind": "tied", "layers": 1, "n_steps": 3}}, {"depth": {"kind": "flow", "n_steps": 2}}]
 )
 def test_every_depth_is_observed(depth):
-    assert set(observe(small(**depth), some_ids(1, 20))) == OBSERVED - {"tau_calibrations"}
+    assert set(observe(small(**depth), some_ids(1, 20))) == OBSERVED - {"calibrations"}
 
 
 def test_a_model_without_an_observer_is_not_run(monkeypatch):
@@ -180,7 +180,13 @@ def test_columns_are_there_for_tau_alone(tmp_path):
 
 def test_padded_rows_are_observed(tmp_path):
     rows = metrics(
-        run(tmp_path, "run", SHIFT, {"training": {"steps": 2, "accumulate": 2}}, {"training.calibration.kind": "start"})
+        run(
+            tmp_path,
+            "run",
+            SHIFT,
+            {"training": {"steps": 2, "accumulate": 2}},
+            {"model.mixer.calibration.kind": "start"},
+        )
     )
     assert all(math.isfinite(float(row[name])) for row in rows for name in OBSERVED)
 
@@ -239,7 +245,7 @@ def test_the_published_temperature_warns_once(tmp_path):
 
 
 def test_equal_energies_warn(tmp_path, monkeypatch):
-    monkeypatch.setattr("glissando.mixers.tau.starting_laplacian", lambda _, size: torch.eye(size))
+    monkeypatch.setattr("glissando.mixers.tau.layer.starting_laplacian", lambda _, size: torch.eye(size))
     with pytest.warns(CollapseWarning, match=r"energies are nearly all the same.* around 1, .*Learn L"):
         run(tmp_path, "run", {"training.steps": 1})
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from glissando.cli import COMMANDS, options
+from glissando.cli import COMMANDS, function_of, installed, options
 from glissando.cli import main as glissando
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +66,7 @@ def test_the_commands_of_the_pages_are_understood(command, monkeypatch, tmp_path
             capsys.readouterr().err
         )
         return
-    module = importlib.import_module(f"glissando.cli.{words[0]}")
+    module = sys.modules[function_of(words[0]).__module__]
 
     def parse(*given):
         options.parse(*given)
@@ -81,7 +81,7 @@ def test_the_commands_of_the_pages_are_understood(command, monkeypatch, tmp_path
 def test_the_options_of_a_command_in_a_sentence_are_known(quote, monkeypatch):
     """Such a command may leave out what it needs, as in `glissando train --config`."""
     words = quote.split()
-    module = importlib.import_module(f"glissando.cli.{words[0]}")
+    module = sys.modules[function_of(words[0]).__module__]
 
     def parse(parser, *_):
         raise Parsed(parser)
@@ -97,4 +97,4 @@ def test_the_options_of_a_command_in_a_sentence_are_known(quote, monkeypatch):
 
 def test_there_are_commands_to_check():
     assert len(CASES) > 30
-    assert {command.split()[1] for command in CASES} <= set(COMMANDS)
+    assert {command.split()[1] for command in CASES} <= {*COMMANDS, *installed()}

@@ -17,7 +17,8 @@ from numpy import exp, tanh
 from tolerances import assert_close
 from torch import nn
 
-from glissando.mixers import Context, Delta, Liquid, Spectral, Tau
+from glissando.mixers import Context, Delta, Liquid, Spectral
+from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel
 
 Weights = Mapping[str, np.ndarray]

@@ -41,7 +41,7 @@ COMMON = {
     "model.block.mlp.hidden": None, "model.depth.kind": "discrete", "model.norm.kind": "layer",
     "model.norm.eps": 1e-05, "model.final_norm": True, "model.init": "torch", "model.representation": "real",
     "data.tokenizer.kind": "bytes", "training.optimizer.beta2": 0.999, "training.optimizer.weight_decay": 0.01,
-    "training.schedule.warmup_steps": 0, "training.calibration.kind": "fixed", "training.accumulate": 1,
+    "training.schedule.warmup_steps": 0, "training.accumulate": 1,
     "training.gradient_checkpointing": False, "training.validate_every": None, "training.save_every": None,
     "training.sample_every": None, "training.sample_prompt": None, "training.log_every": 10,
 }
@@ -150,8 +150,8 @@ PUBLISHED = {
         "training.schedule.warmup_steps": (100, "Warmup 100 steps"),
         "training.schedule.cuts": (5, "current_lr_scale=0.03125"),
         "training.schedule.factor": (0.5, "current_lr_scale=0.03125"),
-        "training.calibration.kind": ("start", "on (re)start"),
-        "training.calibration.at_restart": (True, "on (re)start"), "training.validate_every": (100, "At step 100"),
+        "model.mixer.calibration.kind": ("start", "on (re)start"),
+        "model.mixer.calibration.at_restart": (True, "on (re)start"), "training.validate_every": (100, "At step 100"),
     }, {
         # RMS norms, ReLU^2 and the chain are of the author's crate; T is learned, from 0.01 instead of 1.
         # No tokenizer of 30,522 words is named, and no field of train.jsonl

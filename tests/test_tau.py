@@ -7,14 +7,14 @@ import torch
 from tolerances import assert_close
 
 import glissando
-from glissando import laplacian as graphs
 from glissando.cli import main
 from glissando.errors import ConfigError
 from glissando.mixers import Attention
 from glissando.mixers.tau import Tau
-from glissando.mixers.tau_cache import Projected, TauState
-from glissando.ops.energy import energy
-from glissando.ops.tau_attention import tau_attention
+from glissando.mixers.tau import laplacian as graphs
+from glissando.mixers.tau.attention import tau_attention
+from glissando.mixers.tau.cache import Projected, TauState
+from glissando.mixers.tau.laplacian import energy
 from glissando.state import state_bytes
 
 GATED = {"importance": True, "forget_gate": True}

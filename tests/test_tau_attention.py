@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from glissando.errors import ConfigError, UnknownNameError
-from glissando.ops.tau_attention import attend, exponents, tau_attention
+from glissando.mixers.tau.attention import attend, exponents, tau_attention
 
 BOUND = {torch.float32: 1e-5, torch.float64: 1e-10}
 NAMES = ("o", "lse", "lambda_q", "lambda_k", "v", "key_bias", "cumulative_log_forget", "temperature")
@@ -332,7 +332,7 @@ def test_compiled_whole():
 
 def test_the_operation_is_well_formed():
     """Its fake implementations and schema, by PyTorch's own checks."""
-    from glissando.ops import tau_kernels
+    from glissando.mixers.tau import numba as tau_kernels
 
     q, k, v, bias, _, temperature = problem("random", (1, 2, 1, 70, 80), torch.float32, 0.1)
     inputs = [x.requires_grad_() for x in (q, k, v, bias.double(), temperature.double())]

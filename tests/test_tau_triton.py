@@ -13,7 +13,7 @@ from test_tau_attention import NAMES, problem
 from torch import Tensor
 
 from glissando.errors import ConfigError
-from glissando.ops.tau_attention import _use_triton, attend, exponents, tau_attention
+from glissando.mixers.tau.attention import _use_triton, attend, exponents, tau_attention
 
 # Triton reads TRITON_INTERPRET when it is imported: test_interpreted runs this file again with it set.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -32,7 +32,7 @@ def _small_tiles_and_no_free_memory(monkeypatch):
     """Several tiles in a few tokens; and new memory holds NaN, so that what no program writes is seen."""
     if not RUNS:
         return
-    monkeypatch.setattr("glissando.ops.tau_triton._TILE", 16)
+    monkeypatch.setattr("glissando.mixers.tau.triton._TILE", 16)
     plain = Tensor.new_empty
 
     def poisoned(self: Tensor, *size, **options) -> Tensor:
@@ -172,7 +172,7 @@ def test_compiled_whole():
 @pytest.mark.slow
 def test_the_operation_is_well_formed():
     """Its fake implementation, gradients and schema, by PyTorch's own checks."""
-    from glissando.ops import tau_triton
+    from glissando.mixers.tau import triton as tau_triton
 
     q, k, v, *_ = (x.to(DEVICE) for x in problem("random", (1, 2, 1, 5, 6), torch.float32, 0.1))
     e = torch.zeros_like(k, dtype=torch.float64)
@@ -209,7 +209,7 @@ def test_automatic_choice(monkeypatch):
         q = torch.zeros(1, 1, queries, dtype=dtype).as_subclass(On)
         return _use_triton(backend, q, torch.zeros(1, 1, 2, width))
 
-    module = sys.modules["glissando.ops.tau_attention"]  # its function has the same name
+    module = sys.modules["glissando.mixers.tau.attention"]  # its function has the same name
     monkeypatch.setattr(module, "HAS_TRITON", True)
     assert chosen()
     assert not chosen(dtype=torch.float64)

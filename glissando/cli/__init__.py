@@ -8,7 +8,8 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from glissando.cli.starting import without_collections
 from glissando.errors import GlissandoError, Stopped, nearest
@@ -27,7 +28,6 @@ COMMANDS = {
     "models": "list the trained models in the package, or show one's card",
     "presets": "list the presets, or show one",
     "corpora": "list the corpora, or show samples of one",
-    "laplacian": "build a graph over features for a Tauformer, or show one",
 }
 
 #: commands whose product is no text on stdout
@@ -47,7 +47,22 @@ commands:
 
 
 def usage() -> str:
-    return _USAGE.format(commands="\n".join(f"  {name:10} {about}" for name, about in COMMANDS.items()))
+    abouts = COMMANDS | {name: f"({point.value})" for name, point in installed().items()}
+    return _USAGE.format(commands="\n".join(f"  {name:10} {about}" for name, about in abouts.items()))
+
+
+def installed() -> dict[str, Any]:
+    """Further commands, by name: entry points `glissando.commands` of installed packages, called with the arguments."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group="glissando.commands")}
+
+
+def function_of(command: str) -> Callable[[Sequence[str]], None]:
+    """What runs a command, imported now."""
+    if command in COMMANDS:
+        return importlib.import_module(f"glissando.cli.{command}").main
+    return installed()[command].load()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,10 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"glissando {__version__}")
         return 0
     command = arguments[0]
-    if command not in COMMANDS:
-        close = nearest(command, COMMANDS)
+    if command not in COMMANDS and command not in installed():
+        known = [*COMMANDS, *installed()]
+        close = nearest(command, known)
         hint = f" Did you mean {close!r}?" if close else ""
-        print(f"glissando: unknown command {command!r}.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
+        print(f"glissando: unknown command {command!r}.{hint} Commands: {', '.join(known)}.", file=sys.stderr)
         return 2
     return _run(command, arguments[1:])
 
@@ -82,8 +98,8 @@ def _run(command: str, arguments: list[str]) -> int:
     wait_briefly()
     try:
         with without_collections():
-            module = importlib.import_module(f"glissando.cli.{command}")
-        module.main(arguments)
+            run = function_of(command)
+        run(arguments)
     except GlissandoError as error:
         is_option = f"--{str(error).partition(':')[0]}" in [argument.partition("=")[0] for argument in arguments]
         print(f"glissando {command}: {'--' if is_option else ''}{error}", file=sys.stderr)

@@ -22,6 +22,7 @@ from glissando.decoding.kernels import (
     short_conv,
     silu_product,
 )
+from glissando.decoding.nearness import bounded_energy, nearness
 from glissando.decoding.program import Op
 from glissando.kernels.compiled import kernel
 from glissando.kernels.scan_numba import forward_pairs as scan_pairs
@@ -29,7 +30,6 @@ from glissando.mixers.attention.numba import step as attention
 from glissando.mixers.delta.numba import step as delta
 from glissando.mixers.liquid.numba import step as liquid
 from glissando.mixers.spectral.numba import step as spectral
-from glissando.mixers.tau_step import tau_attention, tau_lambdas
 
 
 @kernel
@@ -93,7 +93,7 @@ def run(  # noqa: C901 - one branch for each instruction
             elif op == Op.DELTA:
                 s, latest, work = fixed[row, c[4] :], fixed[row, max(c[5], 0) :], r[c[6] :]
                 delta(r[c[1] :], c[8:16], w[c[3] :], s, latest, work, r[c[2] :])
-            elif op == Op.ATTENTION or op == Op.TAU:
+            elif op == Op.ATTENTION or op == Op.NEARNESS:
                 keys, values = slots[row, c[6] * capacity :], slots[row, c[7] * capacity :]
                 logs, total, latest = exact_slots[row, c[8] * capacity :], exact[row, c[9] :], fixed[row, c[10] :]
                 given = r[c[1] :], r[c[2] :], r[c[3] :], r[c[5] :], c[12:18]
@@ -102,10 +102,10 @@ def run(  # noqa: C901 - one branch for each instruction
                     scale = np.float32(numbers[c[11]])
                     attention(*given, scale, keys, values, logs, total, latest, now, capacity, scores, y)
                 else:
-                    tau_attention(*given, w[c[11] :], keys, values, logs, total, latest, now, capacity, scores, y)
-            elif op == Op.TAU_LAMBDAS:
+                    nearness(*given, w[c[11] :], keys, values, logs, total, latest, now, capacity, scores, y)
+            elif op == Op.BOUNDED_ENERGY:
                 x, out = r[c[1] :], r[c[2] : c[2] + c[3]]
-                tau_lambdas(x, w[c[5] :], c[6] != 0, numbers[c[7]], numbers[c[7] + 1], c[4], out)
+                bounded_energy(x, w[c[5] :], c[6] != 0, numbers[c[7]], numbers[c[7] + 1], c[4], out)
             elif op == Op.ROPE:
                 rope_table(filled[row], numbers[c[2] : c[2] + c[3]], r[c[1] : c[1] + 2 * c[3]])
             elif op == Op.ROTATE:

@@ -15,8 +15,8 @@ Operands are places: of registers (R, numbers of one row), weights (W), numbers 
     LIQUID         b, z, dst, N, vectors W, x F, coupled
     DELTA          parts, dst, vectors W, s F, latest F or -1, work R, -, eight sizes
     ATTENTION      q, k, v, dst, biases, keys S, values S, lowered D, total E, latest F, scale N, six sizes
-    TAU            q, k, v, dst, biases, keys S, values S, e D, total E, latest F, temperatures W, six sizes
-    TAU_LAMBDAS    x, dst, vectors, size, matrix W, is diagonal, eps and tau N
+    NEARNESS            q, k, v, dst, biases, keys S, values S, e D, total E, latest F, temperatures W, six sizes
+    BOUNDED_ENERGY    x, dst, vectors, size, matrix W, is diagonal, eps and tau N
     MEAN           y, dst, size, mean F, passed E         COPY_CONTROL  dst, size
 """
 
@@ -39,7 +39,7 @@ from glissando.quantisation import quantised
 Op = IntEnum(
     "Op",
     "LINEAR RMS_NORM LAYER_NORM COMPLEX_NORM ACTIVATE SILU_PRODUCT ADD_SCALED ADD_WEIGHTS GATE EMBED POSITION CONV "
-    "ROPE ROTATE SPECTRAL SCAN_PAIRS LIQUID DELTA ATTENTION TAU TAU_LAMBDAS MEAN COPY_CONTROL",
+    "ROPE ROTATE SPECTRAL SCAN_PAIRS LIQUID DELTA ATTENTION NEARNESS BOUNDED_ENERGY MEAN COPY_CONTROL",
     start=0,
 )
 

@@ -1,7 +1,10 @@
-"""Axis one: how position t attends to positions <= t. One folder a family; `register_mixer` adds a mixer from any
-file."""
+"""Axis one: how position t attends to positions <= t. A family is a folder here, which is imported and registers its
+mixers; `register_mixer` adds one from any file, and an entry point `glissando.mixers` those of an installed package."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from glissando.mixers.attention import Attention, AttentionConfig
 from glissando.mixers.base import (
@@ -21,7 +24,6 @@ from glissando.mixers.base import (
 from glissando.mixers.delta import Delta, DeltaConfig
 from glissando.mixers.liquid import Liquid, LiquidConfig
 from glissando.mixers.spectral import Spectral, SpectralConfig
-from glissando.mixers.tau import Tau, TauConfig
 
 __all__ = [
     "EMPTY",
@@ -40,10 +42,12 @@ __all__ = [
     "Signal",
     "Spectral",
     "SpectralConfig",
-    "Tau",
-    "TauConfig",
     "build_mixer",
     "method_of",
     "register_mixer",
     "require_accepted",
 ]
+
+for _module in iter_modules(__path__, f"{__name__}."):
+    if _module.ispkg:
+        import_module(_module.name)

@@ -21,6 +21,8 @@ trains, streams, serves and is compared all the same, and what is missing is nam
                                     which was built from these options; `width` lifts x
     silenced()                      the parameters that its output is linear in: zeros there silence it
     begin_like(other)               copy from the same mixer of another layer what a new one cannot know by itself
+    calibrate(now)                  set from data, before a step, what gradients do not train; whether it did: see
+                                    glissando.training.calibration
     observed, observe(x, ctx)       names, and a number () for each: columns of the training log, means over layers; of
                                     NAME/first the first layer's
     warnings(row)                   what is wrong with a row of the log, by kind: (category, message)
@@ -175,7 +177,7 @@ def method_of(part: nn.Module | type[nn.Module], name: str, purpose: str) -> Any
 
 
 #: mixers by name
-MIXERS: Registry[Mixer] = Registry("mixer", "attention")
+MIXERS: Registry[Mixer] = Registry("mixer", "attention", group="glissando.mixers")
 #: @register_mixer("average", AverageConfig) makes a class, built as cls(hidden_size, config), a mixer
 register_mixer = MIXERS.register
 

@@ -11,9 +11,7 @@ from glissando.config import Registry, options, to_dict
 from glissando.data.corpora import CORPORA, StoriesOptions
 from glissando.errors import ConfigError, DataError
 from glissando.loggers import import_wandb
-from glissando.mixers import MIXERS
 from glissando.model import ModelConfig
-from glissando.observation.calibration_options import CALIBRATIONS, FixedOptions
 from glissando.presets import load_preset, preset_text
 from glissando.training.length import BUDGET_OPTIONS, Length, Positive
 from glissando.training.schedules import SCHEDULES, WarmupCosineOptions
@@ -124,7 +122,6 @@ class TrainingConfig(Length):
 
     optimizer: OPTIMIZERS.section() = field(default_factory=AdamWOptions)  # type: ignore[valid-type]
     schedule: SCHEDULES.section() = field(default_factory=WarmupCosineOptions)  # type: ignore[valid-type]
-    calibration: CALIBRATIONS.section() = field(default_factory=FixedOptions)  # type: ignore[valid-type]
     clip: Positive | None = 1.0
     accumulate: PositiveInt = 1
     precision: Literal["auto", "32-true", "bf16-mixed", "64-true"] = "auto"
@@ -195,13 +192,6 @@ class RunConfig:
         """Raise ConfigError for a training configuration that makes no sense, with this number of processes, and
         DataError where `require_text` does."""
         self.require_text()
-        mixers = [MIXERS.kind_of(mixer) for mixer in self.model.mixers]
-        if not isinstance(self.training.calibration, FixedOptions) and "tau" not in mixers:
-            raise ConfigError(
-                f"training.calibration.kind is {CALIBRATIONS.kind_of(self.training.calibration)!r}, but the model's "
-                f"mixer is {', '.join(mixers)}, which has no tau: leave training.calibration out, or set "
-                "model.mixer: tau"
-            )
         require_parts(self.training, self.data.batch_size, processes)
 
     def require_text(self) -> None:

@@ -121,7 +121,7 @@ def resume(
 ) -> Run:
     """Go on from the newest complete checkpoint of the run directory `path`, to bit-identical weights.
 
-    Only training.calibration.kind `start` sets tau anew, unless its at_restart is false.
+    Only a mixer that calibrates itself at restarts does that anew.
 
     `machine` replaces training options that say what to train on and not how: those in MACHINE. A run may go
     on with another number of processes, where sums are rounded differently.

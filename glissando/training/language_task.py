@@ -24,9 +24,9 @@ from glissando.kernels.compiled import compiled_by_row_length
 from glissando.loading import BASE, load
 from glissando.metrics import read_metrics, summarize, summary_lines
 from glissando.model import LanguageModel, ModelConfig
-from glissando.observation.calibration_options import CALIBRATIONS
 from glissando.runs import METRICS, Run
 from glissando.sharding import is_sharded, whole_weights
+from glissando.training.calibration import Calibration
 from glissando.training.config import RunConfig, fitted_vocabulary
 from glissando.training.observation import Observation
 from glissando.training.start import keep_base, start_tokenizer
@@ -173,8 +173,7 @@ class LanguageTask(Task):
     # ---------------------------------------------------------------------- around the training
 
     def hooks(self) -> list[Any]:
-        calibration = self.config.training.calibration
-        return [Observation(), CALIBRATIONS.class_of(calibration)(calibration)]
+        return [Observation(), Calibration()]
 
     def describe(self, batch: Batch) -> str:
         shapes = [f"{k} {tuple(v.shape)}" for k, v in batch._asdict().items() if hasattr(v, "shape")]

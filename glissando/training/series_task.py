@@ -16,7 +16,6 @@ from glissando.data.order import shuffled
 from glissando.data.series import Prepared, SeriesData, Windows, prepare
 from glissando.errors import ConfigError, DivergenceError
 from glissando.evaluation.series import BATCH, Score, loss_of, predict, score
-from glissando.observation.calibration_options import FixedOptions
 from glissando.runs import Run
 from glissando.series import SeriesConfig, SeriesModel
 from glissando.training.config import TrainingConfig, require_parts
@@ -53,7 +52,6 @@ class SeriesRunConfig:
         if not t.budgets:
             t.epochs = 30.0
         text_only = {"flops": t.flops, "neutral_kl": t.neutral_kl, "sample_prompt": t.sample_prompt}
-        text_only["calibration"] = not isinstance(t.calibration, FixedOptions)
         if unused := [name for name, value in text_only.items() if value]:
             raise ConfigError(f"training.{unused[0]} is an option of language models only: leave it out")
         require_parts(t, self.data.batch_size, processes)

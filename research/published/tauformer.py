@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.laplacian import chain
+from glissando.mixers.tau.laplacian import chain
 
 EPS = 1e-6
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glissando import laplacian as graphs
-from glissando.evaluation.observe import observe
+from glissando.evaluation.observe import observe, show
+from glissando.mixers.tau import Tau
+from glissando.mixers.tau import laplacian as graphs
 from glissando.model import LanguageModel
-from glissando.observation.calibration import key_energies, set_tau, tau_mixers
 from research.audit.claim import Finding, Plan
 from research.audit.training import (
     Curve,
@@ -50,6 +50,23 @@ GATES = {"importance": True, "forget_gate": True, "output_gate": True, "horizons
 #: steps between two looks at tau, or at the energies
 EVERY = 10
 NEAR = 1.02
+
+
+def tau_mixers(model: LanguageModel) -> list[Tau]:
+    """In the order of the layers."""
+    return [mixer for mixer in model.modules() if isinstance(mixer, Tau)]
+
+
+def set_tau(model: LanguageModel, tau: float) -> None:
+    for mixer in tau_mixers(model):
+        mixer.tau.fill_(tau)
+
+
+def key_energies(model: LanguageModel, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    """E (N, H) of the first tau layer's keys at the N real tokens of ids (B, T), by one forward of the model."""
+    seen: list[Tensor] = []
+    show(model, tau_mixers(model)[:1], lambda mixer, x, ctx: seen.append(mixer.key_energies(x, ctx)), ids, mask)
+    return seen[0]
 
 
 class Size(NamedTuple):

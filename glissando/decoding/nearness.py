@@ -1,4 +1,4 @@
-"""One decoded token of tau attention on a CPU: one lambda a head over a row's own cache, laid out as in
+"""One decoded token of attention by nearness on a CPU: one number a head over a row's own cache, laid out as in
 glissando.mixers.attention.numba; tests tie it to the forward."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from glissando.kernels.compiled import kernel
 
 
 @kernel
-def tau_lambdas(x, matrix, is_diagonal, eps, tau, size, out):
+def bounded_energy(x, matrix, is_diagonal, eps, tau, size, out):
     """lambda = E / (E + tau), E = x'Lx / (x'x + eps) at least 0, of each vector of x (n, size)."""
     for n in range(len(out)):
         part = x[n * size : (n + 1) * size]
@@ -34,7 +34,7 @@ def tau_lambdas(x, matrix, is_diagonal, eps, tau, size, out):
 
 
 @kernel
-def tau_attention(q, k, v, biases, sizes, temperature, keys, values, e, total, latest, filled, capacity, scores, y):
+def nearness(q, k, v, biases, sizes, temperature, keys, values, e, total, latest, filled, capacity, scores, y):
     """Attention by lambdas, exponents e_j - |q - k_j| / T, one query a head: q and k (H,), v (G, K).
 
     sizes and the rest as in `attention`; e (H, slots) float64: g - C of each key

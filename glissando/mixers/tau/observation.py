@@ -11,8 +11,9 @@ from torch import Tensor
 
 from glissando.kernels.precise import double, wide_to_double
 from glissando.mixers.base import Context
-from glissando.mixers.tau_cache import Projected
-from glissando.ops.tau_attention import exponents
+
+from .attention import exponents
+from .cache import Projected
 
 #: columns of the training log; those of the first layer too, from whose energies tau is calibrated
 _ENERGIES = ("energy_p05", "energy_p50", "energy_p95")
@@ -88,6 +89,6 @@ def collapses(observed: Mapping[str, float]) -> dict[str, tuple[type[Warning], s
             f"attention is nearly an average: {share:.1%} of the visible keys are attended to alike. Lower the "
             f"temperature (model.mixer.temperature; it is {observed['temperature']:.3g}), let it be learned if it is "
             "not (model.mixer.learn_temperature: true), or recalibrate tau if it is far from the energies (it is "
-            f"{observed['tau']:.3g}, their median {middle:.3g}; training.calibration.kind)"
+            f"{observed['tau']:.3g}, their median {middle:.3g}; model.mixer.calibration.kind)"
         )
     return {kind: (CollapseWarning, message) for kind, message in found.items()}

@@ -14,8 +14,9 @@ from torch import Tensor
 from glissando.kernels.precise import add, wide, wide_zeros
 from glissando.mixers.base import require_parts
 from glissando.mixers.slots import append, at_last, cut, latest_of
-from glissando.ops.tau_attention import attend, exponents
 from glissando.state import zeros_position
+
+from .attention import attend, exponents
 
 
 class Projected(NamedTuple):

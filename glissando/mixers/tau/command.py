@@ -70,7 +70,7 @@ def build(options: Options) -> str:
         raise ConfigError(f"build takes no file, got {options.file}; name the one to write with --out")
     if options.out is None:
         raise ConfigError("--out is missing: name the file to write, such as --out domain.safetensors")
-    from glissando import laplacian as graphs
+    from . import laplacian as graphs
 
     options.out = str(Path(options.out).expanduser())
     graphs.refuse_existing(options.out)
@@ -88,7 +88,7 @@ def show(options: Options) -> str:
         raise ConfigError(f"show takes a file alone; leave out --{', --'.join(given)}")
     if options.file is None:
         raise ConfigError("show needs a file: glissando laplacian show domain.safetensors")
-    from glissando import laplacian as graphs
+    from . import laplacian as graphs
 
     laplacian, about = graphs.load(options.file)
     figures = _figures(laplacian) | about
@@ -98,7 +98,7 @@ def show(options: Options) -> str:
 def _figures(laplacian: Tensor) -> dict[str, str]:
     import torch
 
-    from glissando.laplacian import components, edges_of
+    from .laplacian import components, edges_of
 
     degrees, parts = laplacian.diagonal(), len(components(laplacian))
     eigenvalues = torch.linalg.eigvalsh(laplacian)
@@ -133,12 +133,12 @@ def _source(options: Options) -> str:
 
 def _graph(source: str, options: Options) -> tuple[Tensor, dict[str, str]]:
     """The Laplacian, of the requested size, and its description."""
-    from glissando.laplacian import chain, from_embeddings, normalise, project
+    from .laplacian import chain, from_embeddings, normalise, project
 
     if source == "chain":
         return chain(options.size), {"source": "chain"}
     if source == "graph":
-        from glissando.graph_files import read_graph
+        from .graph_files import read_graph
 
         laplacian, holds = read_graph(Path(options.graph), options.holds)
         about = {"source": f"graph {Path(options.graph).name}", "holds": holds, "features": str(len(laplacian))}
@@ -169,7 +169,8 @@ def _embed(source: str, options: Options) -> tuple[Tensor, Tensor | None, dict[s
 
 def _embed_corpus(options: Options) -> tuple[Tensor, Tensor, dict[str, str]]:
     from glissando.data.tokenizers import train_bpe
-    from glissando.laplacian import token_embeddings_from_corpus
+
+    from .laplacian import token_embeddings_from_corpus
 
     budget = TOKENS if options.tokens is None else options.tokens
     if budget < 2:

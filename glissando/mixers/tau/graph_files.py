@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from glissando.errors import ConfigError, MissingExtraError, unknown_name
-from glissando.laplacian import MAX_VOCABULARY, edges_of, from_edges, validate
+
+from .laplacian import MAX_VOCABULARY, edges_of, from_edges, validate
 
 Holds = Literal["adjacency", "laplacian"]
 _READERS = (".csv", ".tsv", ".mtx", ".npz")

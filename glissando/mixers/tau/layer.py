@@ -10,10 +10,10 @@ came right after tokens like it. Like tokens have like lambdas before anything i
 L is a graph Laplacian over the S features of a head, T one temperature a head. Optional: g_j = w_g . x_j, an importance
 of each key; C, the cumulative log of a forget gate; the output gate silu(Wg x); and values that turn with position and
 are rotated back when they are read, R_{j-i} v_j in place of v_j. The published form has none of these, T = 1 and a tau
-that is calibrated (glissando/observation/calibration.py).
+that is calibrated (calibration.py).
 
 State: v and lambda_k of the tokens seen, (K + 1) numbers a key and head where softmax attention keeps 2 K, and one more
-number with g or C; and with `keys: previous` the lambdas of the latest token. See glissando/mixers/tau_cache.py.
+number with g or C; and with `keys: previous` the lambdas of the latest token. See cache.py.
 
 Tauformer: published as posts and code in 2026; see docs/tauformer.md. Forget gate: Lin
 et al. 2025, arXiv 2503.02130.
@@ -22,7 +22,7 @@ et al. 2025, arXiv 2503.02130.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,7 +31,6 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from glissando import laplacian as graphs
 from glissando.config import options, recorded, starting
 from glissando.errors import ConfigError, nearest
 from glissando.kernels.rope import rotate, rotation_after
@@ -39,10 +38,6 @@ from glissando.mixers.base import Context, Mixer, Picture, initialized, placemen
 from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import check_rope
 from glissando.mixers.slots import shifted
-from glissando.mixers.tau_cache import Projected, TauCache, TauState
-from glissando.mixers.tau_observation import OBSERVED, attention_entropy, collapses, observe_tau
-from glissando.ops.energy import energy
-from glissando.ops.tau_attention import attend, exponents
 from glissando.precision import exact
 from glissando.widening import (
     Grows,
@@ -57,6 +52,13 @@ from glissando.widening import (
     tables,
     tile,
 )
+
+from . import laplacian as graphs
+from .attention import attend, exponents
+from .cache import Projected, TauCache, TauState
+from .calibration import CALIBRATIONS, FixedOptions, calibrate
+from .laplacian import energy
+from .observation import OBSERVED, attention_entropy, collapses, observe_tau
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -90,6 +92,7 @@ class TauConfig:
     forget_gate        data-dependent decay of the logits, C
     horizons           initial horizons of the forget gates in tokens, from the first head to the last
     output_gate        multiply the output of the attention by silu of a linear map of x
+    calibration        when training sets tau to the median energy of the keys of the first layer
     """
 
     heads: PositiveInt = 4
@@ -113,6 +116,7 @@ class TauConfig:
     forget_gate: bool = False
     horizons: Horizons = starting(default=(8.0, 1024.0), of="mixer.forget")
     output_gate: bool = False
+    calibration: CALIBRATIONS.section() = field(default_factory=FixedOptions)  # type: ignore[valid-type]
 
     def __post_init__(self) -> None:
         check_rope("tau", self)
@@ -327,8 +331,7 @@ class Tau(Mixer):
         self.tau.copy_(other.tau)
         self.laplacian.copy_(other.laplacian)
 
-    def observe(self, x: Tensor, ctx: Context) -> dict[str, Tensor]:
-        return observe_tau(self, x, ctx)
+    calibrate, observe = calibrate, observe_tau
 
     def pictures(self, x: Tensor, ctx: Context) -> list[Picture]:
         queries = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
@@ -351,7 +354,9 @@ class Tau(Mixer):
         matrix, lambdas = self.matrix(), builder.register(vectors)
         constants = builder.number(c.eps, float(self.tau))
         is_diagonal = matrix.ndim == 1
-        builder.emit("TAU_LAMBDAS", parts, lambdas, vectors, key_size, builder.weights(matrix), is_diagonal, constants)
+        builder.emit(
+            "BOUNDED_ENERGY", parts, lambdas, vectors, key_size, builder.weights(matrix), is_diagonal, constants
+        )
         v = builder.linear(self.v.weight, None, x)
         table = None
         if c.value_rotation is not None:
@@ -363,7 +368,7 @@ class Tau(Mixer):
         y, temperature = builder.register(heads * size), builder.weights(self.log_temperature.float().exp())
         sizes = (heads, groups, size, self.forget is not None, self.importance is not None, self.shifts)
         places = (keys.at, values.at, *builder.places(e, total, latest))
-        builder.emit("TAU", lambdas, lambdas + heads, v, y, biases, *places, temperature, *sizes)
+        builder.emit("NEARNESS", lambdas, lambdas + heads, v, y, biases, *places, temperature, *sizes)
         if table is not None:
             builder.rotate(y, table, heads, size, -1)
         if self.gate is not None:
@@ -371,7 +376,7 @@ class Tau(Mixer):
         return builder.linear(self.out.weight, None, y), TauState(keys, values, e, total, latest, builder.filled)
 
     def export_form(self, capacity: int) -> nn.Module:
-        from glissando.mixers.tau_export import fixed_tau
+        from .export import fixed_tau
 
         return fixed_tau(self, capacity)
 

@@ -129,21 +129,21 @@ def attend(
     past = _check(q, k, v, e, past)
     inverse = _inverse(temperature, q)
     if _use_triton(backend, q, v):
-        from glissando.ops import tau_triton
+        from . import triton
 
         # Half precision is read as it is: the kernel converts what it reads.
         halves = values if values.dtype in (torch.float16, torch.bfloat16) and exact == torch.float32 else v
-        o, lse, _ = tau_triton.forward(q, k, halves, e, inverse, past.to(q.device), inverse.requires_grad)
+        o, lse, _ = triton.forward(q, k, halves, e, inverse, past.to(q.device), inverse.requires_grad)
         return o.to(given), lse
     if _is_step(backend, q, k, v, e, inverse):
-        from glissando.ops import tau_kernels
+        from . import numba
 
-        o, lse = tau_kernels.single(q, k, v, e, inverse, past)
+        o, lse = numba.single(q, k, v, e, inverse, past)
     elif _use_fast(backend, q, k):
-        from glissando.ops import tau_kernels
+        from . import numba
 
         is_traced = torch.is_grad_enabled() or torch.compiler.is_compiling()
-        compute = tau_kernels.differentiable if is_traced else tau_kernels.forward
+        compute = numba.differentiable if is_traced else numba.forward
         o, lse, _ = compute(q, k, v, e, inverse, past)
     else:
         run = _reference_pairs if is_pair(e) else _reference

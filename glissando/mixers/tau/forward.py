@@ -1,6 +1,6 @@
 """Attention by |lambda_q - lambda_k| on a CPU, forward: compiled by Numba, one head after the other.
 
-At each cut of tau_cut.py one walk up the sorted keys and one down give every query of the right half its two sums over
+At each cut of cut.py one walk up the sorted keys and one down give every query of the right half its two sums over
 the left half, in a vector that stays in the first-level cache; they are added to the query's sums so far in the
 log-sum-exp manner. Blocks of `_BLOCK` positions are done directly.
 """
@@ -12,7 +12,8 @@ import math
 import numpy as np
 
 from glissando.kernels.compiled import kernel
-from glissando.ops.tau_cut import (
+
+from .cut import (
     _BLOCK,
     _exp,
     gather,

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from glissando.mixers.attention.export import fixed_slots
 from glissando.mixers.slots import at_last, latest_of
-from glissando.mixers.tau import Tau
-from glissando.mixers.tau_cache import Projected, TauCache, _continued
-from glissando.ops.tau_attention import attend, exponents
+
+from .attention import attend, exponents
+from .cache import Projected, TauCache, _continued
+from .layer import Tau
 
 
 class FixedTauState(NamedTuple):

@@ -1,4 +1,4 @@
-"""The gradients of attention by |lambda_q - lambda_k| on a CPU, along the same cuts as the forward (tau_cut.py).
+"""The gradients of attention by |lambda_q - lambda_k| on a CPU, along the same cuts as the forward (cut.py).
 
 With p_ij = exp(e_j - |q_i - k_j| / T - lse_i), g_i what arrives at o_i, and D_i = g_i . o_i less what arrives at lse_i:
 
@@ -22,7 +22,8 @@ from __future__ import annotations
 import numpy as np
 
 from glissando.kernels.compiled import kernel
-from glissando.ops.tau_cut import (
+
+from .cut import (
     _BLOCK,
     _exp,
     gather,

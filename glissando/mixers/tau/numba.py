@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from glissando.kernels.compiled import over_rows
-from glissando.ops import tau_backward, tau_forward
+
+from . import backward as backward_kernels
+from . import forward as forward_kernels
 
 #: A token takes some 8 ns a number, forward; a number that is only read and written takes half of one.
 _COST = 32
@@ -42,7 +44,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: T
     def run(q: Any, k: Any, e: Any, v: Any, past: Any, inverse: Any, order: Any, *rest: Any) -> None:
         *results, first, last = rest
         order[first:last] = sorted_order(q[first:last], k[first:last])
-        tau_forward.forward(q, k, e, v, past, inverse, order, *results, first, last)
+        forward_kernels.forward(q, k, e, v, past, inverse, order, *results, first, last)
 
     over_rows(run, _by_group(o, groups), *rows, *(_grouped(x, groups) for x in (order, o, lse)), cost=_COST)
     return o, lse, order
@@ -54,7 +56,7 @@ def single(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Te
     o = q.new_empty(batch, heads, 1, v.shape[3])
     lse = torch.empty(batch, heads, 1, dtype=torch.float64)
     rows, groups = _rows(q, k, v, e, inverse, past), v.shape[1]
-    tau_forward.single(*rows, _grouped(o, groups), _grouped(lse, groups), 0, batch * groups)
+    forward_kernels.single(*rows, _grouped(o, groups), _grouped(lse, groups), 0, batch * groups)
     return o, lse
 
 
@@ -65,7 +67,7 @@ def single(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Te
 def differentiable(
     q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`forward` with gradients for all but past; see glissando/ops/tau_cut.py and tau_backward.py."""
+    """`forward` with gradients for all but past; see cut.py and backward.py."""
     return forward(q, k, v, e, inverse, past)
 
 
@@ -88,7 +90,7 @@ def backward(
     far = torch.zeros(q.shape[:2], dtype=torch.float64)  # sum ds |q - k| / T = - (1 / T) d(1 / T)
     q_, k_, e_, v_, past_, inverse_ = _rows(q, k, v, e, inverse, past)
     over_rows(
-        tau_backward.backward, _by_group(grad, groups), q_, k_, e_, v_,
+        backward_kernels.backward, _by_group(grad, groups), q_, k_, e_, v_,
         *(_grouped(x, groups) for x in (grad, delta, grad_lse, lse)), past_, inverse_,
         *(_grouped(x, groups) for x in (order, dq, dk, de)), dv.flatten(0, 1).numpy(), _grouped(far, groups),
         with_lag, cost=_COST,

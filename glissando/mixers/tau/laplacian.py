@@ -1,4 +1,4 @@
-"""Laplacians over features: the graph on which the energy of a vector is measured.
+"""Laplacians over features: the graph on which the energy of a vector is measured, and that energy.
 
 Features are nodes. Weights A_ij = A_ji >= 0 with A_ii = 0 give the unnormalised Laplacian, Deg_ii = sum_j A_ij:
 
@@ -7,6 +7,10 @@ Features are nodes. Weights A_ij = A_ji >= 0 with A_ii = 0 give the unnormalised
 Hence its four laws: symmetric, rows that sum to 0, no entry above 0 off the diagonal, positive semidefinite. A
 Laplacian is a dense float64 tensor (K, K); its sparse form, which files hold, is edges (2, E) int64, i < j, and weights
 (E,). A node without an edge is allowed: it adds nothing to any x'Lx.
+
+The energy of a vector is its Rayleigh quotient, E = x'Lx / (x'x + eps): 0 for a constant vector, at most the largest
+eigenvalue of L. It is computed at least in float32, also under autocast, and returned so: what is made of an energy
+(lambda = E / (E + tau)) distinguishes near ones. x = 0 has E = 0 and gradient 0.
 
 Chung 1997, Spectral Graph Theory, section 1.2; ordering by the second eigenvector: Fiedler 1973, Czechoslovak
 Mathematical Journal 23.
@@ -25,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glissando.errors import ConfigError, RunError, unknown_name
+from glissando.precision import exact, without_autocast
 from glissando.storage import refuse_pickle, save_tensors
 
 Basis = Literal["contexts", "svd"]
@@ -62,6 +67,20 @@ def random_graph(size: int, neighbors: int, seed: int) -> Tensor:
     _require_neighbors(neighbors, size)
     scores = torch.rand(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return _from_adjacency(_linked(scores, neighbors).to(torch.float64))
+
+
+def energy(x: Tensor, laplacian: Tensor, eps: float = 1e-6) -> Tensor:
+    """x (..., K), laplacian (K, K), or (K,) a diagonal -> (...); differentiable in both.
+
+    Rounding may take the energy of a nearly constant vector slightly below 0.
+    """
+    x = exact(x)
+    laplacian = laplacian.to(x.dtype)
+    if laplacian.ndim == 1:
+        return (x * laplacian * x).sum(-1) / (x.square().sum(-1) + eps)
+    with without_autocast(x.device.type):
+        smoothed = x @ laplacian
+    return (smoothed * x).sum(-1) / (x.square().sum(-1) + eps)
 
 
 def from_embeddings(embeddings: Tensor, neighbors: int = 8, counts: Tensor | None = None) -> Tensor:
@@ -211,7 +230,7 @@ def validate(laplacian: Tensor, what: str = "the matrix") -> None:
     if broken:
         raise ConfigError(
             f"{what} is no graph Laplacian: {'; '.join(broken)}. Build it as Deg - A from symmetric weights A >= 0, "
-            "such as glissando.laplacian.from_edges(edges, weights, size) does"
+            "such as glissando.mixers.tau.laplacian.from_edges(edges, weights, size) does"
         )
 
 

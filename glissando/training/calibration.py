@@ -1,0 +1,98 @@
+"""Calibration: what mixers with a method `calibrate` set from data, before a step, and not by gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from glissando.data.base import Batch
+from glissando.evaluation.observe import show
+from glissando.evaluation.scoring import accepted_control, to_device
+from glissando.mixers import Context, Mixer
+from glissando.sharding import all_gathered
+from glissando.training.hook import Hook
+from glissando.training.loop import Loop
+
+#: of the exponential average of gradient norms, over about 1 / (1 - 0.95) = 20 steps
+_DECAY = 0.95
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a mixer may ask before a step.
+
+    step       steps that are done
+    restarted  whether this process has taken none of them
+    gradient   exponential average of the gradient norm before clipping; None before the first step
+    mixers     those of the mixer's class, in the order of the layers; the first is asked to calibrate all of them
+    """
+
+    step: int
+    restarted: bool
+    gradient: float | None
+    mixers: list[Any]
+    loop: Loop
+    batches: list[Batch]
+
+    def agreed(self, flag: bool) -> bool:
+        """The first process's answer: one that decided otherwise would leave the others waiting."""
+        return bool(self.loop.fabric.broadcast(flag))
+
+    def measure(self, method: Callable[[Tensor, Context], Tensor]) -> Any:
+        """What the first mixer's `method(x, ctx)` returns of its input, as one array (N,) over the batch of the next
+        step: the rows of all processes and micro-batches, so that it does not depend on how a step is parted."""
+        model, parts = self.loop.model, []
+        for batch in self.batches:
+            seen: list[Tensor] = []
+
+            def note(mixer: Mixer, x: Tensor, ctx: Context, seen: list[Tensor] = seen) -> None:
+                if not seen:  # a block that is applied again sees other vectors
+                    seen.append(method(x, ctx))
+
+            rows = to_device(batch, self.loop.fabric.device)
+            with self.loop.fabric.autocast():
+                show(model, self.mixers[:1], note, rows.ids, rows.mask, accepted_control(model, rows))
+            parts.append(seen[0].flatten().cpu().numpy())
+        return np.concatenate(all_gathered(np.concatenate(parts), self.loop.fabric.world_size))
+
+
+class Calibration(Hook):
+    """Asks the mixers before each step, on every process alike; `count`: calibrations of the run so far."""
+
+    def __init__(self) -> None:
+        self.count, self._restarted = 0, True
+        self.gradient: float | None = None
+
+    def before_step(self, loop: Loop, batches: list[Batch]) -> None:
+        restarted, self._restarted = self._restarted, False
+        mixers: list[Any] = _calibrated(loop)
+        for kind in dict.fromkeys(map(type, mixers)):
+            alike: list[Any] = [mixer for mixer in mixers if type(mixer) is kind]
+            now = Moment(loop.state.step, restarted, self.gradient, alike, loop, batches)
+            with loop.clock.aside():
+                self.count += bool(alike[0].calibrate(now))
+
+    def after_step(self, loop: Loop) -> None:
+        before = loop.grad_norm if self.gradient is None else self.gradient
+        self.gradient = _DECAY * before + (1 - _DECAY) * loop.grad_norm
+
+    def columns(self, loop: Loop) -> list[str]:
+        return ["calibrations"] if _calibrated(loop) else []
+
+    def row(self, loop: Loop) -> dict[str, Any]:
+        """How often something was calibrated: alike in two rows, it was frozen between them."""
+        return dict.fromkeys(self.columns(loop), self.count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "gradient": self.gradient}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count, self.gradient = state["count"], state["gradient"]
+
+
+def _calibrated(loop: Loop) -> list[Any]:
+    return [m for m in loop.model.modules() if isinstance(m, Mixer) and hasattr(m, "calibrate")]
