@@ -381,7 +381,7 @@ def test_options_of_a_saved_model_can_be_changed_where_that_does_something(neste
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"norm": {"eps": -1.0}}, "norm.eps: .*greater than or equal to 0, got -1.0"),
+        ({"norm": {"eps": -1.0}}, "norm.eps: .*a number of at least 0, got -1.0"),
         ({"norm": {"eps": float("nan")}}, "norm.eps"),
         ({"logit_scale": 0.0}, "logit_scale must be finite and not 0"),
         ({"logit_scale": float("nan")}, "logit_scale"),

@@ -13,7 +13,7 @@ import pages
 import pytest
 
 from glissando.compare.plan import Amount, Comparison, Job
-from glissando.compare.ranking import headline, places
+from glissando.compare.ranking import entries, headline
 from glissando.compare.report import write_report
 from glissando.compare.results import Finished, ModelResult, difference, estimate, sums
 from glissando.presets import preset_names
@@ -127,7 +127,7 @@ def test_a_sample_is_text_and_a_long_one_is_folded(tmp_path):
 def test_the_floor_is_within_the_bars(tmp_path):
     plan, results = made(tmp_path, [0.28, 0.29], "")
     assert plan.names
-    (best, other) = places(results)
+    (best, other) = entries(results)
     assert 90 < best.bar < other.bar < 100  # of the floor, 0.3
     assert best.begins == ""
 

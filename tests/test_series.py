@@ -301,7 +301,7 @@ def test_wrong_calls_say_what_is_wrong(call, message: str):
         ({"hidden_sise": 8}, "unknown option 'model.hidden_sise'. Did you mean 'hidden_size'"),
         ({"hidden_size": 0}, "model.hidden_size must be at least 1, got 0"),
         ({"inputs": 0}, "model.inputs must be at least 1, got 0"),
-        ({"mixer": []}, "model.mixer is an empty list"),
+        ({"mixer": []}, "model.mixer: expected at least one mixer, got an empty list"),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], message: str):
