@@ -237,12 +237,12 @@ def test_full_disk_on_the_first_process_ends_both(tmp_path):
 FULL_SHARD = """
 import errno, os, sys
 from glissando import shards
-original = shards.save_tensors
-def full(path, *args, **keywords):
-    if os.environ.get("LOCAL_RANK") == "1" and "step-00000004" in str(path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    return original(path, *args, **keywords)
-shards.save_tensors = full
+original = shards.HuggingFaceStorageWriter.write_data
+def full(self, *args, **keywords):
+    if os.environ.get("LOCAL_RANK") == "1" and "step-00000004" in str(self.path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+    return original(self, *args, **keywords)
+shards.HuggingFaceStorageWriter.write_data = full
 from glissando.cli import main
 sys.exit(main(["train", *sys.argv[1:]]))
 """
