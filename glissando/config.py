@@ -388,7 +388,11 @@ def merge(hint: Any, *updates: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         hint: A dataclass of options, the type of a registry's section, or a mapping of names to such types.
+
+    Raises TypeError for options in the place of their type, which would be left out without an error.
     """
+    if isinstance(hint, Mapping) and any(isinstance(part, Mapping | str) for part in hint.values()):
+        raise TypeError(f"merge takes the type of the options first, such as RunConfig; got options: {sorted(hint)}")
     merged: dict[str, Any] = {}
     for update in updates:
         merged = _merged(hint, merged, update)

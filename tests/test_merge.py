@@ -147,3 +147,9 @@ def test_values_of_another_type_are_told(values: dict[Any, Any], error: str, tmp
         from_dict(RunConfig, merge(RunConfig, values))
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(values))
     assert main(["train", "--print_config", "--config", str(tmp_path / "file.yaml")]) == 2
+
+
+def test_options_in_the_place_of_their_type_are_refused():
+    """Two programs lost their preset so, without an error."""
+    with pytest.raises(TypeError, match="merge takes the type of the options first"):
+        merge({"preset": "delta-nano", "model": {"hidden_size": 8}}, {"data": {"seq_len": 8}})
