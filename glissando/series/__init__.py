@@ -1,0 +1,35 @@
+"""Time series: tables at their own times, models of them, and what they forecast.
+
+    tables -> Panel -> SeriesModel
+
+`SeriesModel` is the model (glissando.series.model).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "SeriesConfig": "model",
+    "SeriesModel": "model",
+    "last": "model",
+}
+__all__ = sorted(_HOMES)
+
+if TYPE_CHECKING:
+    from glissando.series.model import SeriesConfig as SeriesConfig
+    from glissando.series.model import SeriesModel as SeriesModel
+    from glissando.series.model import last as last
+
+
+def __getattr__(name: str) -> Any:
+    # PyTorch takes a second to import, and a table needs none of it.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'glissando.series' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"glissando.series.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
