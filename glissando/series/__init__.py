@@ -2,7 +2,7 @@
 
     tables -> Panel -> SeriesModel
 
-`SeriesModel` is the model (glissando.series.model).
+`SeriesModel` is the model (glissando.series.model), `Panel` the series that it is trained on (glissando.series.panel).
 """
 
 from __future__ import annotations
@@ -10,9 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
+    "Clock": "panel",
+    "Encoding": "panel",
+    "Panel": "panel",
     "SeriesConfig": "model",
+    "SeriesData": "options",
     "SeriesModel": "model",
     "last": "model",
+    "parts": "panel",
+    "read_panel": "reading",
 }
 __all__ = sorted(_HOMES)
 
@@ -20,6 +26,12 @@ if TYPE_CHECKING:
     from glissando.series.model import SeriesConfig as SeriesConfig
     from glissando.series.model import SeriesModel as SeriesModel
     from glissando.series.model import last as last
+    from glissando.series.options import SeriesData as SeriesData
+    from glissando.series.panel import Clock as Clock
+    from glissando.series.panel import Encoding as Encoding
+    from glissando.series.panel import Panel as Panel
+    from glissando.series.panel import parts as parts
+    from glissando.series.reading import read_panel as read_panel
 
 
 def __getattr__(name: str) -> Any:

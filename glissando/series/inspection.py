@@ -1,0 +1,139 @@
+"""The lines at the start: what a panel holds, and what in it looks wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from glissando.series.options import SeriesData
+from glissando.series.panel import MISSING, SECONDS, Encoding, Panel
+from glissando.series.tables import Table
+
+#: a value is far if it lies more than this many robust deviations from its channel's median
+_FAR = 20.0
+#: a channel alternates if at least this part of its values differ from the one before, of two or three different ones
+_ALTERNATES = 0.9
+#: pairs of values on which that is judged, at least
+_PAIRS = 20
+
+
+def described(data: SeriesData, encoding: Encoding, panel: Panel, source: str) -> list[str]:
+    """Series, channels, values, shares missing, and the median step with its unit."""
+    lengths, channels = panel.lengths, [*encoding.columns, *encoding.categorical]
+    observed = np.concatenate([~np.isnan(panel.values), panel.codes != MISSING], 1)
+    size = f"{len(panel.names):,} series of {lengths.min():,} to {lengths.max():,} steps"
+    if len(panel.names) == 1:
+        size = f"one series of {lengths[0]:,} steps"
+    shares = [
+        f"{name} {100 * (1 - share):.0f} %" for name, share in zip(channels, observed.mean(0), strict=True) if share < 1
+    ]
+    missing = f", {100 * (1 - observed.mean()):.1f} % of the cells missing" if shares else ", no cell missing"
+    lines = [
+        f"{source}: {size}, {len(panel.times):,} in all; {len(channels)} channels: {', '.join(channels[:20])}"
+        + (", ..." if len(channels) > 20 else ""),
+        f"{int(observed.sum()):,} values{missing}"
+        + (f": {', '.join(shares[:20])}" if len(channels) > 1 and shares else ""),
+        _median_step(data, encoding, panel),
+    ]
+    facts = {**dict.fromkeys(encoding.static, 0), **dict.fromkeys(encoding.static_categorical, 0)}
+    blanks = [*np.isnan(panel.static).mean(0), *(panel.static_codes == MISSING).mean(0)]
+    if facts:
+        told = [f"{n} ({100 * s:.0f} % missing)" if s else n for n, s in zip(facts, blanks, strict=True)]
+        lines.append(f"static: {', '.join(told)}")
+    if encoding.future:
+        lines.append(f"known in advance: {', '.join(encoding.future)}")
+    if encoding.classes:
+        most = ", ".join(encoding.classes[:10]) + (", ..." if len(encoding.classes) > 10 else "")
+        lines.append(f"{encoding.target[0]}: {len(encoding.classes)} classes, one for each {encoding.label}: {most}")
+    return lines
+
+
+def _median_step(data: SeriesData, encoding: Encoding, panel: Panel) -> str:
+    later = np.ones(len(panel.times), bool)
+    later[panel.starts[:-1]] = False
+    if encoding.time_form == "row":
+        return "median step 1 row: no column of times is named (--data.time)"
+    if not later.any():
+        return "no series has a second step"
+    step = float(np.median(panel.gaps[later]))
+    if encoding.time_form == "date":
+        return f"median step {duration(step)}"
+    assumed = "" if data.time_unit is not None else "; a horizon such as 24h needs the right one: --data.time_unit"
+    return f"median step {step:.6g} {encoding.unit}: the numbers {data.time} are read in {encoding.unit}{assumed}"
+
+
+def duration(seconds: float) -> str:
+    """86400.0 -> 86,400 s (1 d)."""
+    units = [(unit, SECONDS[unit]) for unit in ("d", "h", "min", "s", "ms", "us", "ns")]
+    unit, size = next(((unit, size) for unit, size in units if seconds >= size), units[-1])
+    return f"{seconds:,.9g} s" + ("" if unit == "s" else f" ({seconds / size:.4g} {unit})")
+
+
+def warnings(data: SeriesData, encoding: Encoding, panel: Panel, table: Table) -> list[str]:
+    """What a user should look at before a model is trained."""
+    del data
+    return [*_identical(encoding, panel), *_uninformative(encoding, panel), *_far(encoding, panel, table)]
+
+
+def _identical(encoding: Encoding, panel: Panel) -> Iterator[str]:
+    """Channels that are equal wherever both are observed."""
+    observed = ~np.isnan(panel.values)
+    by_first: dict[tuple[float, float, float], list[int]] = {}
+    for k in range(len(encoding.columns)):
+        cells = panel.values[observed[:, k], k]
+        if len(cells) and cells.min() < cells.max():
+            # Equal columns may be observed at different steps; they share at least their extremes, nearly always.
+            by_first.setdefault((float(cells.min()), float(cells.max()), 0.0), []).append(k)
+    for group in by_first.values():
+        for number, k in enumerate(group):
+            for other in group[number + 1 :]:
+                both = observed[:, k] & observed[:, other]
+                if both.sum() > 1 and bool((panel.values[both, k] == panel.values[both, other]).all()):
+                    one, two = encoding.columns[k], encoding.columns[other]
+                    yield (
+                        f"warning: {one!r} equals {two!r} in all {int(both.sum()):,} steps that have both: "
+                        "leave one out of data.columns"
+                    )
+
+
+def _uninformative(encoding: Encoding, panel: Panel) -> Iterator[str]:
+    """Channels with one value a series, and those that alternate."""
+    series = panel.series
+    for k, name in enumerate(encoding.columns):
+        rows = np.flatnonzero(~np.isnan(panel.values[:, k]))
+        if not len(rows):
+            yield f"warning: {name!r} has no value"
+            continue
+        cells, of = panel.values[rows, k], series[rows]
+        same = of[1:] == of[:-1]
+        pairs, changes = int(same.sum()), int((same & (cells[1:] != cells[:-1])).sum())
+        if cells.min() == cells.max():
+            yield f"warning: {name!r} is {cells[0]:g} wherever it is observed"
+        elif not changes and len(panel.names) > 1:
+            what = "at most one value a series" if not pairs else "the same value throughout each series"
+            yield f"warning: {name!r} has {what}: name it in data.static, or leave it out"
+        elif pairs >= _PAIRS and changes >= _ALTERNATES * pairs and len(np.unique(cells)) <= 3:
+            yield (
+                f"warning: {name!r} alternates: {changes:,} of {pairs:,} values differ from the one before, as of a "
+                "value that is recorded when it changes"
+            )
+
+
+def _far(encoding: Encoding, panel: Panel, table: Table) -> Iterator[str]:
+    """Values beyond twenty robust deviations."""
+    for k, name in enumerate(encoding.columns):
+        rows = np.flatnonzero(~np.isnan(panel.values[:, k]))
+        if len(rows) < _PAIRS:
+            continue
+        cells = panel.values[rows, k]
+        middle = np.median(cells)
+        deviation = 1.4826 * np.median(np.abs(cells - middle))
+        far = np.abs(cells - middle) > _FAR * deviation
+        if deviation > 0 and far.any():
+            worst = int(np.argmax(np.abs(cells - middle)))
+            yield (
+                f"warning: {int(far.sum()):,} values of {name!r} lie beyond {_FAR:.0f} robust deviations "
+                f"({deviation:.4g}) of its median {middle:.6g}, the farthest {cells[worst]:g} in {table.unit} "
+                f"{panel.rows[rows[worst]]}: correct them, or leave them blank"
+            )

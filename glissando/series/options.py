@@ -1,0 +1,83 @@
+"""The options of a table of series: --data.* on the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
+
+from glissando.config import options
+
+
+def _names(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.startswith("[") else [name.strip() for name in value.split(",")]
+
+
+#: names of columns: a list, or a text with commas between, which `str` keeps the command line from reading as YAML
+Names = Annotated[list[str], BeforeValidator(_names), str]
+Unit = Literal["ns", "us", "ms", "s", "min", "h", "d", "w", "y"]
+
+
+@options
+class SeriesData:
+    """A table of series, and what to learn from it.
+
+    path            CSV with a line of names, or .parquet (needs pyarrow); a frame of pandas or polars takes its place
+                    in Python
+    group           column that names the series that a row belongs to; without it, the table is one series
+    time            column with the time of each row, as numbers or dates; without it, each step takes 1
+    time_format     date: the times are dates, ISO or digits alone (20260131, 202601, 202601311200); number: they are
+                    numbers; by default dates where every time is one
+    time_unit       unit of numeric times, by which a horizon such as 24h is converted: s by default; y is 365.25 days
+    channel         of a long table, one measurement a row: the column that names what was measured
+    value           of a long table: the column with what was measured
+    columns         channels to read: a,b,c; if empty, all of a long table, and of a wide one all columns that no other
+                    option names, without an index that pandas wrote
+    categorical     columns, or channels, of categories; those of texts are categorical without being named
+    static          columns that do not vary within a series
+    static_path     second table with the static columns and the column `group`, one row a series
+    future          numeric columns that are known in advance, such as the hour of the day
+    target          columns to predict; if empty, the numeric channels are forecast
+    task            forecast: the target's next values; regression: its value at the step itself; classification: its
+                    class; by default forecast without a target, else forecast where the target is a channel that
+                    `columns` names or a long table's, and regression or classification by its values
+    label           step: a class for each step; series: one for each series; by default series where no series has two
+    duplicates      rows of the same series, time and channel with unequal values: error, or which of them is taken
+    scale           series: the values of each series are scaled by its own past; all: by the training data
+    split           series: whole series are held out; future: the end of each; by default series, if there are several
+    window          number of steps of a training window
+    batch_size      number of windows of a batch
+    valid_path      table with the held-out series, with the same columns; without it, a part of `path` is held out
+    valid_fraction  fraction that is held out, of the series or of the steps of each
+    delimiter       character between the columns of a CSV
+    seed            seed of the choice of held-out series and of the order of the windows
+    """
+
+    path: str | None = None
+    group: str | None = None
+    time: str | None = None
+    time_format: Literal["date", "number"] | None = None
+    time_unit: Unit | None = None
+    channel: str | None = None
+    value: str | None = None
+    columns: Names = field(default_factory=list)
+    categorical: Names = field(default_factory=list)
+    static: Names = field(default_factory=list)
+    static_path: str | None = None
+    future: Names = field(default_factory=list)
+    target: Names = field(default_factory=list)
+    task: Literal["forecast", "regression", "classification"] | None = None
+    label: Literal["step", "series"] | None = None
+    duplicates: Literal["error", "mean", "first", "last"] = "error"
+    scale: Literal["series", "all"] = "all"
+    split: Literal["series", "future"] | None = None
+    window: PositiveInt = 64
+    batch_size: PositiveInt = 8
+    valid_path: str | None = None
+    valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    seed: NonNegativeInt = 0

@@ -1,0 +1,268 @@
+"""Series of numbers and categories at their own times, as a model reads them.
+
+Letters: S series, N steps of all series together, K numeric channels, Q categorical channels, U known-future columns,
+P numeric and R categorical static columns, O targets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from glissando.config import options
+from glissando.errors import ConfigError, DataError
+from glissando.series.options import SeriesData
+
+#: seconds of a unit of time
+SECONDS = {
+    "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
+    "y": 365.25 * 86400.0,
+}  # fmt: skip
+#: codes of a categorical column: a cell without a value, and a category that training does not know
+MISSING, UNKNOWN = 0, 1
+
+
+Task = Literal["forecast", "regression", "classification"]
+Form = Literal["date", "number", "row"]
+
+
+@options
+class Encoding:
+    """What a table's columns mean to a model: fixed by the training table, saved with the run, and applied to every
+    other table.
+
+    columns             the K numeric channels, in order
+    categorical         categorical channel -> its known categories, the most frequent first: code 2 and on
+    static              numeric static columns
+    static_categorical  categorical static column -> its known categories
+    future              numeric known-future columns
+    target              forecast: the channels that are forecast; else the target columns
+    task                forecast, regression or classification
+    label               classification: `step` or `series`, what has a class
+    classes             classification: the classes, the most frequent first
+    time_form           date: times are dates; number: numbers; row: no column of times, each step takes 1
+    unit                unit of Panel.times: s of dates, data.time_unit of numbers, row
+    """
+
+    columns: list[str] = field(default_factory=list)
+    categorical: dict[str, list[str]] = field(default_factory=dict)
+    static: list[str] = field(default_factory=list)
+    static_categorical: dict[str, list[str]] = field(default_factory=dict)
+    future: list[str] = field(default_factory=list)
+    target: list[str] = field(default_factory=list)
+    task: Task = "forecast"
+    label: Literal["step", "series"] = "step"
+    classes: list[str] = field(default_factory=list)
+    time_form: Form = "row"
+    unit: str = "row"
+
+
+class Clock(NamedTuple):
+    """How the times of a panel are written in the form of the user's own table.
+
+    form     as Encoding.time_form
+    unit     unit of Panel.times
+    origins  (S,) the first time of each series: integer nanoseconds since 1970 of dates, else numbers (int, Decimal or
+             float), exact
+    """
+
+    form: Form
+    unit: str
+    origins: np.ndarray
+
+    def written(self, series: Iterable[int], times: Iterable[float]) -> list[str]:
+        """Each time since the first step of a series: a date in ISO form, in UTC, or a number.
+
+        Args:
+            series: Index of the series of each time.
+            times: In `unit`, as Panel.times, or later.
+        """
+        write = _date if self.form == "date" else _number
+        return [write(self.origins[s], Decimal(f"{t:.15g}")) for s, t in zip(series, times, strict=True)]
+
+    def span(self, text: str | float, option: str = "horizon") -> float:
+        """A duration such as 24h, 1.5d or 90min in `unit`; a bare number is in `unit` already.
+
+        Raises ConfigError for a text that is no duration, one that is not positive, and a unit of time where steps have
+        no time.
+        """
+        found = re.fullmatch(rf"\s*([0-9.eE+-]+?)\s*({'|'.join(SECONDS)})?\s*", str(text))
+        try:
+            number = float(found[1]) if found else float("nan")
+        except ValueError:
+            number = float("nan")
+        if found is None or not 0 < number < float("inf"):
+            raise ConfigError(
+                f"{option} is {text!r}: give a number above 0, in {self.unit}, or with a unit, such as 24h; units are "
+                f"{', '.join(SECONDS)}"
+            )
+        if found[2] is None:
+            return number
+        if self.form == "row":
+            raise ConfigError(
+                f"{option} is {text!r}, and the table has no column of times (data.time): give a number of rows"
+            )
+        return number * SECONDS[found[2]] / SECONDS[self.unit]
+
+
+def _date(origin: Any, time: Decimal) -> str:
+    """2026-01-31T12:00:00Z; a fraction of a second only where there is one."""
+    second, nanosecond = divmod(int(origin) + round(time * 10**9), 10**9)
+    when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
+    fraction = f".{nanosecond:09}".rstrip("0") if nanosecond else ""
+    return f"{when:%Y-%m-%dT%H:%M:%S}{fraction}Z"
+
+
+def _number(origin: Any, time: Decimal) -> str:
+    start = origin if isinstance(origin, Decimal) else Decimal(str(origin))
+    value = start + time
+    return f"{int(value)}" if value == int(value) else f"{value.normalize():f}"
+
+
+class Panel(NamedTuple):
+    """S series of N steps in all. A value that was not observed is NaN; nothing is filled in.
+
+    names         (S) the user's names of the series
+    starts        (S + 1,) int64: series s has the steps starts[s]:starts[s + 1]
+    times         (N,) float64: time since the series' first step, in clock.unit
+    gaps          (N,) float64: time since the step before, 0 at the first; differences are taken before rounding
+    values        (N, K) float64, NaN where a cell was not observed
+    codes         (N, Q) int64: 0 missing, 1 a category that training does not know, 2 and on the known ones
+    future        (N, U) float64, without NaN
+    static        (S, P) float64, NaN where missing
+    static_codes  (S, R) int64, as codes
+    target        (N, O) float64 of a regression, NaN where it is not scored; else None
+    labels        classification: (N,) int64, or (S,) where a series has one; -1 where it is not scored; else None
+    rows          (N,) int64: the file's line of the step, the first of those merged
+    scored        (N,) bool: steps whose values are scored; the others are history alone
+    clock         how times are written in the user's own form
+    report        lines for the user: what was read, merged, dropped and encoded, and what looks wrong
+    """
+
+    names: list[str]
+    starts: np.ndarray
+    times: np.ndarray
+    gaps: np.ndarray
+    values: np.ndarray
+    codes: np.ndarray
+    future: np.ndarray
+    static: np.ndarray
+    static_codes: np.ndarray
+    target: np.ndarray | None
+    labels: np.ndarray | None
+    rows: np.ndarray
+    scored: np.ndarray
+    clock: Clock
+    report: list[str]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(S,) the number of steps of each series."""
+        return np.diff(self.starts)
+
+    @property
+    def series(self) -> np.ndarray:
+        """(N,) the index of the series of each step."""
+        return np.repeat(np.arange(len(self.names)), self.lengths)
+
+    def choose(self, chosen: np.ndarray) -> Panel:
+        """The series with these indices, in this order."""
+        chosen = np.asarray(chosen, np.int64)
+        ranges = [np.arange(self.starts[s], self.starts[s + 1]) for s in chosen]
+        steps = np.concatenate(ranges) if ranges else np.empty(0, np.int64)
+        return self._taken(chosen, steps, np.concatenate([[0], np.cumsum(self.lengths[chosen])]))
+
+    def cut(self, ends: np.ndarray) -> Panel:
+        """The first ends[s] (S,) steps of each series."""
+        within = np.arange(len(self.times)) - self.starts[self.series]
+        steps = np.flatnonzero(within < np.asarray(ends)[self.series])
+        return self._taken(np.arange(len(self.names)), steps, np.concatenate([[0], np.cumsum(ends)]))
+
+    def _taken(self, chosen: np.ndarray, steps: np.ndarray, starts: np.ndarray) -> Panel:
+        labels = self.labels
+        if labels is not None:
+            labels = labels[chosen if len(labels) == len(self.names) else steps]
+        return self._replace(
+            names=[self.names[s] for s in chosen], starts=starts.astype(np.int64), times=self.times[steps],
+            gaps=self.gaps[steps], values=self.values[steps], codes=self.codes[steps], future=self.future[steps],
+            static=self.static[chosen], static_codes=self.static_codes[chosen],
+            target=None if self.target is None else self.target[steps], labels=labels, rows=self.rows[steps],
+            scored=self.scored[steps], clock=self.clock._replace(origins=self.clock.origins[chosen]),
+        )  # fmt: skip
+
+
+def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
+    """What is trained on and what is held out: whole series, or with data.split `future` the end of each.
+
+    The held-out panel of `future` has the whole series, whose earlier steps are history (`scored` is False). A category
+    that only the held-out part has is unknown there, as it would be in any other table. Both reports end with a line
+    that states the split.
+
+    Raises ConfigError for a split that leaves nothing on a side, DataError for a held-out class without an example.
+    """
+    split = data.split or ("series" if len(panel.names) > 1 else "future")
+    train, valid, line = (_by_series if split == "series" else _by_time)(panel, data)
+    if train.labels is not None and valid.labels is not None:
+        known = np.unique(train.labels[train.labels >= 0])
+        strange = np.flatnonzero((valid.labels >= 0) & ~np.isin(valid.labels, known))
+        if strange.size:
+            row = strange[0] if len(valid.labels) == len(valid.times) else valid.starts[strange[0]]
+            raise DataError(
+                f"row {valid.rows[row]}: the class of {data.target[0]} there is among the held-out ones alone: hold "
+                "other series out with data.seed or data.valid_path, or leave it out"
+            )
+    codes, static_codes = (
+        np.where(_unseen(held, trained), UNKNOWN, held)
+        for held, trained in ((valid.codes, train.codes), (valid.static_codes, train.static_codes))
+    )
+    valid = valid._replace(codes=codes, static_codes=static_codes)
+    return train._replace(report=[*panel.report, line]), valid._replace(report=[*panel.report, line])
+
+
+def _unseen(held: np.ndarray, trained: np.ndarray) -> np.ndarray:
+    columns = [~np.isin(held[:, q], trained[:, q]) & (held[:, q] > UNKNOWN) for q in range(held.shape[1])]
+    return np.stack(columns, 1) if columns else np.zeros(held.shape, bool)
+
+
+def _by_series(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:
+    count = len(panel.names)
+    held = max(1, round(data.valid_fraction * count))
+    if held >= count:
+        raise ConfigError(
+            f"data.valid_fraction {data.valid_fraction} holds {held} of {count} series out: lower it, give "
+            "data.valid_path, or hold out the end of each series with --data.split future"
+        )
+    chosen = np.zeros(count, bool)
+    chosen[np.random.default_rng(data.seed).permutation(count)[:held]] = True
+    line = f"held out: {held:,} of {count:,} series, chosen by data.seed {data.seed} (--data.split series)"
+    return panel.choose(np.flatnonzero(~chosen)), panel.choose(np.flatnonzero(chosen)), line
+
+
+def _by_time(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:
+    if panel.labels is not None and len(panel.labels) == len(panel.names):
+        raise ConfigError(
+            "data.split future holds out the end of each series, and these have one label each: use series"
+        )
+    lengths = panel.lengths
+    ends = np.round(lengths * (1 - data.valid_fraction)).astype(np.int64)
+    within = np.arange(len(panel.times)) - panel.starts[panel.series]
+    scored = within >= ends[panel.series]
+    if not scored.any() or not ends.any():
+        raise ConfigError(
+            f"data.valid_fraction {data.valid_fraction} of {lengths.max()} steps cannot be held out: give longer "
+            "series, or data.valid_path"
+        )
+    # A series that is too short to be cut has nothing to train on before its end.
+    ends = np.where(ends == 0, lengths, ends)
+    scored &= within >= ends[panel.series]
+    line = (
+        f"held out: the last {100 * data.valid_fraction:g} % of the steps of each series, {int(scored.sum()):,} in all "
+        "(--data.split future)"
+    )
+    return panel.cut(ends), panel._replace(scored=scored), line

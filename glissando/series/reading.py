@@ -1,0 +1,338 @@
+"""A table -> a panel: the columns by their roles, one value for each step and channel, and the lines of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from glissando.errors import ConfigError, DataError
+from glissando.series import tables
+from glissando.series.inspection import described, warnings
+from glissando.series.options import SeriesData
+from glissando.series.panel import MISSING, UNKNOWN, Clock, Encoding, Panel
+from glissando.series.roles import Roles, listed, roles
+from glissando.series.steps import Clash, merge, steps
+from glissando.series.tables import Names, Table
+
+
+def read_panel(data: SeriesData, source: Any = None, encoding: Encoding | None = None) -> tuple[Panel, Encoding]:
+    """The series of a table, and what its columns mean to a model.
+
+    Args:
+        data: Which column is what. Those that it does not name are found in the table.
+        source: A file, or a frame of pandas or polars, in the place of data.path.
+        encoding: That of a run, for new tables: its channels are read, a category that it does not know is counted, and
+            a column that is missing is an error. Without it, the table says what its columns mean.
+
+    Raises:
+        DataError: A value cannot be used; the message has the file, the line and the column.
+        UnknownNameError: There is no such column.
+        ConfigError: Options contradict each other.
+    """
+    if source is None and data.path is None:
+        raise ConfigError("data.path is missing: name a CSV or Parquet file, or give a frame")
+    table = tables.read_table(data.path if source is None else source, data.delimiter)
+    found = roles(data, table, encoding)
+    reader = _Reader(data, table, found, encoding is not None)
+    panel, fixed = reader.panel()
+    return panel, fixed
+
+
+class _Reader:
+    """A table on its way to a panel.
+
+    kept  (R,) bool, rows of a long table that are measurements of its channels; None: all
+    """
+
+    def __init__(self, data: SeriesData, table: Table, found: Roles, is_new: bool) -> None:
+        self.data, self.table, self.roles, self.is_new = data, table, found, is_new
+        self.report = list(found.report)
+        self.kept = None if found.channels is None else self._measurements(found.channels)
+        self.steps = steps(data, table, found.encoding.time_form, self.kept)
+        self.count = len(self.steps.first)
+        self.merged: dict[str, list[int]] = {}
+
+    def panel(self) -> tuple[Panel, Encoding]:
+        data, steps_, fixed = self.data, self.steps, self.roles.encoding
+        if self.roles.channels is None:
+            values, codes, categories = self._wide()
+        else:
+            values, codes, categories = self._long(self.roles.channels)
+        static, static_codes, static_categories = self._static()
+        target, labels, label, classes = self._target()
+        future = self._columns(fixed.future, self._future)
+        if not self.is_new:
+            parts = {
+                "categorical": categories, "static_categorical": static_categories, "classes": classes, "label": label,
+            }  # fmt: skip
+            fixed = Encoding(**{name: parts.get(name, getattr(fixed, name)) for name in Encoding.__dataclass_fields__})
+        times = steps_.times
+        first = steps_.places[steps_.starts[:-1]]
+        origins = first * 0 if times is None else times.origins(first, fixed.time_form)
+        clock = Clock(fixed.time_form, fixed.unit, origins)
+        panel = Panel(
+            steps_.names, steps_.starts, steps_.since_first(), steps_.gaps(), values, codes, future, static,
+            static_codes, target, labels, self.table.places[steps_.places], np.ones(self.count, bool), clock, [],
+        )  # fmt: skip
+        lines = [*described(data, fixed, panel, self.table.source), *self._changed(), *self.report]
+        return panel._replace(report=[*lines, *warnings(data, fixed, panel, self.table)]), fixed
+
+    def _measurements(self, channels: Names) -> np.ndarray:
+        read = [*self.roles.numeric, *self.roles.categorical]
+        wanted = np.array([name in read for name in [*channels.names, ""]])[channels.codes]
+        missing = wanted & self.table.columns[str(self.data.value)].missing
+        if not self.is_new and (left := [name for name in channels.names if name not in read]):
+            self.report.append(f"{int((~wanted).sum()):,} rows of other channels are left out: {listed(left)}")
+        if missing.any():
+            self.report.append(f"{int(missing.sum()):,} rows without a value are left out")
+        kept: np.ndarray = wanted & ~missing
+        if not kept.any():
+            raise DataError(f"{self.table.source} has no value of {listed(read)}: give a table with measurements")
+        return kept
+
+    # ---------------------------------------------------------------------- channels
+
+    def _wide(self) -> tuple[np.ndarray, np.ndarray, dict[str, list[str]]]:
+        values = self._columns(
+            self.roles.numeric, lambda name: self._step(tables.numbers(self.table, name), name, np.nan)
+        )
+        categories: dict[str, list[str]] = {}
+        codes = np.zeros((self.count, len(self.roles.categorical)), np.int64)
+        for q, name in enumerate(self.roles.categorical):
+            found = tables.categories(self.table, name)
+            each = self._step(found.codes, name, -1)
+            codes[:, q], categories[name] = self._encoded(name, found.names, each, self.roles.encoding.categorical)
+        return values, codes, categories
+
+    def _columns(self, names: list[str], read: Callable[[str], np.ndarray]) -> np.ndarray:
+        made = np.empty((self.count, len(names)), order="F")
+        for number, name in enumerate(names):
+            made[:, number] = read(name)
+        return np.ascontiguousarray(made)
+
+    def _step(self, cells: np.ndarray, name: str, missing: Any, how: str | None = None) -> np.ndarray:
+        """(N,) a column of a wide table by steps."""
+        steps_ = self.steps
+        how = self.data.duplicates if how is None else how
+        if how == "mean" and cells.dtype.kind == "i":
+            how = "error"
+        try:
+            found = merge(cells[steps_.rows], steps_.step, self.count, missing, how)
+        except Clash as error:
+            raise self._clash(error, steps_.rows, name, repr(name)) from None
+        if found.repeated:
+            self._note_merged("cells", found.repeated, found.most, found.unequal)
+        return found.values
+
+    def _note_merged(self, what: str, repeated: int, most: int, unequal: int) -> None:
+        total = self.merged.setdefault(what, [0, 0, 0])
+        self.merged[what] = [total[0] + repeated, max(total[1], most), total[2] + unequal]
+
+    def _clash(self, error: Clash, rows: np.ndarray, column: str, what: str, is_fixed: bool = False) -> DataError:
+        """Two rows of one time, or of one series, differ."""
+        data, table = self.data, self.table
+        one, other = rows[error.first], rows[error.second]
+        values = table.columns[column].values
+        of = "" if data.group is None else f" of {data.group} {str(table.columns[data.group].values[other]).strip()!r}"
+        time = "" if is_fixed or data.time is None else f" at {data.time} {table.columns[data.time].values[other]}"
+        fix = "correct one"
+        if not is_fixed:
+            fix += ", choose with --data.duplicates mean, first or last" + (
+                ", or name the column that tells series apart with --data.group" if data.group is None else ""
+            )
+        return DataError(
+            f"{table.at(other, column)}: {what}{of}{time} is {values[other]}, and in {table.unit} {table.places[one]} "
+            f"it is {values[one]}: {fix}"
+        )
+
+    def _long(self, channels: Names) -> tuple[np.ndarray, np.ndarray, dict[str, list[str]]]:
+        """Each measurement at its step and channel."""
+        table, value, steps_ = self.table, str(self.data.value), self.steps
+        numeric, categorical = self.roles.numeric, self.roles.categorical
+        place = {name: number for number, name in enumerate([*numeric, *categorical])}
+        column = np.array([place.get(name, -1) for name in channels.names])[channels.codes]
+        cells = tables.numbers(table, value, (column >= 0) & (column < len(numeric)))
+        found = tables.categories(table, value) if categorical else Names(np.empty(0), [])
+        width = len(place)
+        keys = steps_.step * width + column[steps_.rows]
+        order = np.argsort(keys, kind="stable")
+        keys, rows = keys[order], steps_.rows[order]
+        how = self.data.duplicates
+        try:
+            made = merge(cells[rows], keys, self.count * width, np.nan, how)
+            coded = made if not categorical else merge(
+                np.where(column[rows] >= len(numeric), found.codes[rows], -1), keys, self.count * width, -1,
+                "error" if how == "mean" else how,
+            )  # fmt: skip
+        except Clash as error:
+            name = channels.names[channels.codes[rows[error.first]]]
+            raise self._clash(error, rows, value, f"the channel {name!r}") from None
+        for one in (made, coded) if categorical else (made,):
+            if one.repeated:
+                self._note_merged("measurements", one.repeated, one.most, one.unequal)
+        values = np.ascontiguousarray(made.values.reshape(self.count, width)[:, : len(numeric)])
+        codes = np.zeros((self.count, len(categorical)), np.int64)
+        categories: dict[str, list[str]] = {}
+        for q, name in enumerate(categorical):
+            each = coded.values.reshape(self.count, width)[:, len(numeric) + q]
+            codes[:, q], categories[name] = self._encoded(name, found.names, each, self.roles.encoding.categorical)
+        return values, codes, categories
+
+    def _encoded(
+        self, name: str, names: list[str], raw: np.ndarray, run: dict[str, list[str]]
+    ) -> tuple[np.ndarray, list[str]]:
+        """Codes of a categorical column, and its known categories: a run's, or its own, the most frequent first."""
+        if self.is_new:
+            known = run[name]
+        else:
+            counts = np.bincount(raw[raw >= 0], minlength=len(names))
+            known = [names[index] for index in np.argsort(-counts, kind="stable") if counts[index]]
+        index = {each: number + UNKNOWN + 1 for number, each in enumerate(known)}
+        codes = np.array([*(index.get(each, UNKNOWN) for each in names), MISSING], np.int64)[raw]
+        if not self.is_new:
+            self.report.append(f"{name!r} is read as one of {len(known):,} categories: {listed(known)}")
+        elif unknown := int((codes == UNKNOWN).sum()):
+            strange = [each for number, each in enumerate(names) if each not in index and (raw == number).any()]
+            self.report.append(
+                f"{unknown:,} values of {name!r} are of categories unknown to the model: {listed(strange)}"
+            )
+        return codes, known
+
+    def _future(self, name: str) -> np.ndarray:
+        found = self._step(tables.numbers(self.table, name), name, np.nan)
+        if (blank := np.flatnonzero(np.isnan(found))).size:
+            raise DataError(
+                f"{self.table.at(self.steps.places[blank[0]], name)}: the value is missing ({blank.size} of "
+                f"{self.count} steps), and a column of data.future is known at each: fill it in"
+            )
+        return found
+
+    # ---------------------------------------------------------------------- facts and targets
+
+    def _static(self) -> tuple[np.ndarray, np.ndarray, dict[str, list[str]]]:
+        size = len(self.steps.names)
+        static = np.empty((size, len(self.roles.static)))
+        for number, name in enumerate(self.roles.static):
+            static[:, number] = self._fact(name, tables.numbers(self._home(name), name), np.nan)
+        codes = np.zeros((size, len(self.roles.static_categorical)), np.int64)
+        categories: dict[str, list[str]] = {}
+        for number, name in enumerate(self.roles.static_categorical):
+            found = tables.categories(self._home(name), name)
+            raw = self._fact(name, found.codes, -1)
+            codes[:, number], categories[name] = self._encoded(
+                name, found.names, raw, self.roles.encoding.static_categorical
+            )
+        return static, codes, categories
+
+    def _home(self, name: str) -> Table:
+        """The table that has a static column: the second one before the first."""
+        facts = self.roles.facts
+        return facts if facts is not None and name in facts.columns else self.table
+
+    def _fact(self, name: str, cells: np.ndarray, missing: Any) -> np.ndarray:
+        """(S,) a column that does not vary within a series."""
+        table, size = self._home(name), len(self.steps.names)
+        if table is self.table:
+            rows = self.steps.rows
+            keys = self.steps.series[self.steps.step]
+        else:
+            rows, keys = self._fact_rows(table)
+        try:
+            return merge(cells[rows], keys, size, missing).values
+        except Clash as error:
+            one, other = rows[error.first], rows[error.second]
+            values = table.columns[name].values
+            raise DataError(
+                f"{table.at(other, name)}: {name!r} is static, and {values[other]} of "
+                f"{self.data.group or 'the series'} {self.steps.names[keys[error.second]]!r} was {values[one]} in "
+                f"{table.unit} {table.places[one]}: correct one, or leave it out of data.static"
+            ) from None
+
+    def _fact_rows(self, table: Table) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of the second table that are of a series of the first, sorted by series, and the series of each."""
+        groups = tables.names(table, str(self.data.group), "group")
+        index = {name: number for number, name in enumerate(self.steps.names)}
+        series = np.array([index.get(name, -1) for name in groups.names])[groups.codes]
+        rows = np.argsort(series, kind="stable")
+        rows = rows[series[rows] >= 0]
+        return rows, series[rows]
+
+    def _target(self) -> tuple[np.ndarray | None, np.ndarray | None, str, list[str]]:
+        """Targets of a regression or labels of a classification, what has a label, and the classes."""
+        names, fixed = self.roles.target, self.roles.encoding
+        if not names:
+            return None, None, fixed.label, fixed.classes
+        if fixed.task == "regression":
+            return self._columns(names, self._number_target), None, fixed.label, []
+        name = names[0]
+        found = tables.categories(self._home(name), name)
+        label = fixed.label if self.is_new else self._label_of(name, found)
+        raw = self._fact(name, found.codes, -1) if label == "series" else self._step(found.codes, name, -1)
+        counts = np.bincount(raw[raw >= 0], minlength=len(found.names))
+        classes = fixed.classes
+        if not self.is_new:
+            classes = [found.names[index] for index in np.argsort(-counts, kind="stable") if counts[index]]
+            if len(classes) < 2:
+                raise DataError(
+                    f"{self._home(name).source}, column {name!r} holds {len(classes)} class{'es' * (not classes)}: a "
+                    "classification needs two"
+                )
+        known = {each: number for number, each in enumerate(classes)}
+        if strange := [each for number, each in enumerate(found.names) if each not in known and counts[number]]:
+            home = self._home(name)
+            row = int(np.flatnonzero(found.codes == found.names.index(strange[0]))[0])
+            raise DataError(
+                f"{home.at(row, name)}: the class {strange[0]!r} is not among those that training knows, "
+                f"{listed(classes, 10)}. Leave these rows out, or, where the column holds numbers to predict, set "
+                "data.task to regression"
+            )
+        labels = np.array([*(known.get(each, -1) for each in found.names), -1], np.int64)[raw]
+        if missing := int((labels < 0).sum()):
+            self.report.append(f"{missing:,} {'series' if label == 'series' else 'steps'} have no {name!r}: not scored")
+        return None, labels, label, classes
+
+    def _label_of(self, name: str, found: Names) -> str:
+        """Whether each series or each step has a class."""
+        if self.data.label == "series" or self._home(name) is not self.table:
+            return "series"
+        steps_ = self.steps
+        if self.data.label == "step" or len(steps_.names) == 1:
+            return "step"
+        try:
+            merge(found.codes[steps_.rows], steps_.series[steps_.step], len(steps_.names), -1)
+        except Clash:
+            return "step"
+        return "series"
+
+    def _number_target(self, name: str) -> np.ndarray:
+        """(N,) a number to predict at each step, or, of a whole series, at its last."""
+        if self.data.label != "series" and self._home(name) is self.table:
+            return self._step(tables.numbers(self.table, name), name, np.nan)
+        made = np.full(self.count, np.nan)
+        made[self.steps.starts[1:] - 1] = self._fact(name, tables.numbers(self._home(name), name), np.nan)
+        return made
+
+    # ---------------------------------------------------------------------- report
+
+    def _changed(self) -> list[str]:
+        """What was sorted and merged, and what the second table lacks."""
+        lines, data = [], self.data
+        if count := self.steps.unsorted:
+            hint = "" if data.group is not None else (
+                "; if the table holds several series, name the column that tells them apart with --data.group"
+            )  # fmt: skip
+            lines.append(f"{count:,} rows came before an earlier time: sorted{hint}")
+        for what, (repeated, most, unequal) in self.merged.items():
+            by = ", ".join(n for n in (data.group, data.time, data.channel) if n is not None)
+            equal = "with equal values: merged" if not unequal else (
+                f"{unequal:,} with unequal values: {data.duplicates} of them taken (--data.duplicates)"
+            )  # fmt: skip
+            lines.append(f"{repeated:,} {what} repeat ({by}), up to {most:,} times, {equal}")
+        facts = self.roles.facts
+        if facts is not None and data.group is not None:
+            there = set(tables.names(facts, data.group, "group").names)
+            if absent := [name for name in self.steps.names if name not in there]:
+                lines.append(f"{len(absent):,} series have no row in {facts.source}: {listed(absent)}")
+        return lines

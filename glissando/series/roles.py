@@ -1,0 +1,279 @@
+"""What each column of a table is for, by --data.* or by the encoding of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from glissando.errors import ConfigError, DataError, unknown_name
+from glissando.series import tables
+from glissando.series.options import SeriesData
+from glissando.series.panel import Encoding, Form, Task
+from glissando.series.tables import Names, Table
+from glissando.series.times import is_compact, is_duration, shown, time_form, zones
+
+#: a column of texts that is read without being named has at most this many categories, unless they repeat
+_CATEGORIES = 20
+
+
+class Roles(NamedTuple):
+    """The columns of a table and of the table of static facts, by what they are for.
+
+    numeric, categorical  channels: columns of a wide table, values of the column `data.channel` of a long one
+    facts                 the second table; None without data.static_path
+    static, static_categorical
+    target                columns to predict; none of a forecast, or of a table without them
+    channels              of a long table: the channel of each row
+    encoding              without the categories and classes, which are counted later
+    report                lines for the user
+    """
+
+    numeric: list[str]
+    categorical: list[str]
+    facts: Table | None
+    static: list[str]
+    static_categorical: list[str]
+    target: list[str]
+    channels: Names | None
+    encoding: Encoding
+    report: list[str]
+
+
+def roles(data: SeriesData, table: Table, encoding: Encoding | None) -> Roles:
+    """Raises UnknownNameError for a column that is not there, ConfigError for options that contradict each other."""
+    _require_consistent(data)
+    facts = None if data.static_path is None else tables.read_table(data.static_path, data.delimiter)
+    report: list[str] = []
+    one_each = {
+        "data.group": data.group,
+        "data.time": data.time,
+        "data.channel": data.channel,
+        "data.value": data.value,
+    }
+    for option, name in one_each.items():
+        if name is not None:
+            _require(table, [name], option)
+    if facts is not None:
+        _require(facts, [str(data.group)], "data.group")
+    form, unit = _clock(data, table, encoding, report)
+    channels = None if data.channel is None else tables.names(table, data.channel, "channel")
+    if encoding is not None:
+        return _of_run(data, table, facts, channels, encoding, form, report)
+    task = _task(data, table, facts, channels)
+    target = data.target if task != "forecast" else []
+    _require_either(table, facts, data.static, "data.static")
+    _require_either(table, facts, target, "data.target")
+    _require(table, data.future, "data.future")
+    numeric, categorical = _channels(data, table, channels, target, task, report)
+    categories = [name for name in data.static if name in data.categorical or not _of(table, facts, name).is_numeric]
+    static = [name for name in data.static if name not in categories]
+    known = {*numeric, *categorical, *data.static}
+    if strange := [name for name in data.categorical if name not in known]:
+        raise unknown_name("column of data.categorical", strange[0], known)
+    forecast = data.target or numeric
+    if task == "forecast" and (texts := [name for name in forecast if name not in numeric]):
+        raise ConfigError(
+            f"{texts[0]} is no numeric channel, and a forecast is of numbers: leave it out of data.target"
+        )
+    fixed = Encoding(
+        columns=numeric, categorical={name: [] for name in categorical}, static=static,
+        static_categorical={name: [] for name in categories}, future=data.future,
+        target=forecast if task == "forecast" else target, task=task, time_form=form, unit=unit,
+    )  # fmt: skip
+    return Roles(numeric, categorical, facts, static, categories, target, channels, fixed, report)
+
+
+def _require_consistent(data: SeriesData) -> None:
+    if (data.channel is None) != (data.value is None):
+        raise ConfigError(
+            "a long table needs both data.channel, the column with what was measured, and data.value, the column with "
+            "its value: name the other too"
+        )
+    if data.channel is not None and data.time is None:
+        raise ConfigError("a long table needs data.time, the column with the time of each measurement: name it")
+    if data.static_path is not None and data.group is None:
+        raise ConfigError("data.static_path needs data.group, the column that names the series in both tables")
+    if data.static_path is not None and not data.static and not data.target:
+        raise ConfigError("data.static_path is given and data.static names none of its columns: name those to read")
+    if data.time is None and data.time_format is not None:
+        raise ConfigError("data.time_format is of the column data.time, which is not named: name it, or leave it out")
+    if data.time is None and data.time_unit is not None:
+        raise ConfigError("data.time_unit is of the column data.time, which is not named: name it, or leave it out")
+    if data.task in ("regression", "classification") and not data.target:
+        raise ConfigError(
+            f"data.task {data.task} needs data.target, the column to predict; without one values are forecast"
+        )
+    named = [
+        *(n for n in (data.group, data.time, data.channel, data.value) if n is not None),
+        *data.static,
+        *data.future,
+    ]
+    if data.task != "forecast" and data.channel is None:
+        named += data.target
+    if twice := [name for name in named if named.count(name) > 1]:
+        raise ConfigError(f"the column {twice[0]} is named by two options of data: leave it out of one")
+    if mixed := [name for name in data.columns if name in named]:
+        raise ConfigError(f"{mixed[0]} is in data.columns and has another role too: leave it out of one")
+
+
+def _require(table: Table, columns: Iterable[str], option: str) -> None:
+    for name in columns:
+        if name not in table.columns:
+            raise unknown_name(f"column of {table.source} ({option})", name, table.columns)
+
+
+def _require_either(table: Table, facts: Table | None, columns: Iterable[str], option: str) -> None:
+    for name in columns:
+        if facts is None or name not in facts.columns:
+            _require(table, [name], option)
+
+
+def _of(table: Table, facts: Table | None, name: str) -> tables.Column:
+    return table.columns[name] if facts is None or name not in facts.columns else facts.columns[name]
+
+
+def _clock(data: SeriesData, table: Table, encoding: Encoding | None, report: list[str]) -> tuple[Form, str]:
+    """The form of the times and their unit."""
+    if data.time is None:
+        return "row", "row"
+    form = encoding.time_form if encoding is not None else data.time_format or time_form(table, data.time)
+    if form == "date" or is_duration(table, data.time):
+        if data.time_unit not in (None, "s"):
+            raise ConfigError(
+                f"data.time_unit is {data.time_unit}, and the times {data.time} are dates or durations, in seconds: "
+                "leave it out"
+            )
+        first = table.columns[data.time].values[0]
+        if form == "date" and is_compact(first):
+            report.append(
+                f"the times {data.time} are read as dates, {first} as {shown(first)}; if they are numbers, give "
+                "--data.time_format number"
+            )
+        if form == "date":
+            named, unnamed = zones(table, data.time)
+            if named and unnamed:
+                report.append(f"{unnamed:,} times {data.time} without a time zone are read as UTC, as the others are")
+        return form, "s"
+    return form, (encoding.unit if encoding is not None else data.time_unit or "s")
+
+
+def _task(data: SeriesData, table: Table, facts: Table | None, channels: Names | None) -> Task:
+    if data.task is not None:
+        task: Task = data.task
+    elif not data.target or (channels is not None and data.target[0] in channels.names):
+        task = "forecast"
+    else:
+        _require_either(table, facts, data.target, "data.target")
+        numeric = all(_of(table, facts, name).is_numeric for name in data.target)
+        task = "regression" if numeric else "classification"
+    if task == "classification" and len(data.target) > 1:
+        raise ConfigError(f"data.task classification is of one target, got {', '.join(data.target)}: name one")
+    return task
+
+
+def _channels(
+    data: SeriesData, table: Table, channels: Names | None, target: Sequence[str], task: str, report: list[str]
+) -> tuple[list[str], list[str]]:
+    """The numeric and the categorical channels."""
+    if channels is not None:
+        return _long_channels(data, table, channels)
+    wanted = [*data.columns, *(data.target if task == "forecast" and data.columns else ())]
+    _require(table, wanted, "data.columns")
+    used = {data.group, data.time, *data.static, *data.future, *target}
+    chosen = list(dict.fromkeys(wanted)) or [name for name in table.columns if name not in used]
+    chosen += [name for name in data.categorical if name in table.columns and name not in {*chosen, *used}]
+    numeric, categorical = [], []
+    for name in chosen:
+        column, named = table.columns[name], name in wanted or name in data.categorical
+        why = None if named else _left_out(name, column)
+        if why is not None:
+            report.append(f"the column {name!r} is left out: {why}")
+        elif column.values.dtype.kind in "mM":
+            raise DataError(f"{table.source}, column {name!r} holds times: leave it out of data.columns")
+        elif name in data.categorical or not column.is_numeric:
+            categorical.append(name)
+        else:
+            numeric.append(name)
+    if not numeric and not categorical:
+        raise ConfigError(
+            f"{table.source} has no column to read but {', '.join(table.columns)}: name some in data.columns"
+        )
+    return numeric, categorical
+
+
+def _left_out(name: str, column: tables.Column) -> str | None:
+    """Why a column that no option names is not read."""
+    if tables.is_index(name):
+        use = f"name it: --data.columns {name},..." if name else "give it a name"
+        return f"it is an index that pandas wrote; to use it, {use}"
+    if column.missing.all():
+        return "it has no value"
+    if column.values.dtype.kind in "mM":
+        return "it holds times, and data.time names others"
+    present = int((~column.missing).sum())
+    if not column.is_numeric and len(column.uniques) > max(_CATEGORIES, present // 2):
+        return (
+            f"it holds {len(column.uniques):,} different texts in {present:,} rows; to read them as categories, give "
+            f"--data.categorical {name}"
+        )
+    return None
+
+
+def _long_channels(data: SeriesData, table: Table, channels: Names) -> tuple[list[str], list[str]]:
+    chosen = list(dict.fromkeys([*data.columns, *(data.target if data.columns else ())])) or channels.names
+    for name in chosen:
+        if name not in channels.names:
+            raise unknown_name(f"channel of {table.source}, column {data.channel!r}", name, channels.names)
+    value = table.columns[str(data.value)]
+    if value.values.dtype.kind in "iuf":
+        texts: set[str] = set()
+    else:
+        numeric = ~np.isnan(value.each(tables.number_of, np.nan, np.float64))
+        observed = ~value.missing
+        count = len(channels.names)
+        of_numbers = np.bincount(channels.codes[observed & numeric], minlength=count)
+        of_all = np.bincount(channels.codes[observed], minlength=count)
+        texts = {
+            name for name, some, every in zip(channels.names, of_numbers, of_all, strict=True) if some < 0.5 * every
+        }
+    texts |= {name for name in data.categorical if name in channels.names}
+    return [name for name in chosen if name not in texts], [name for name in chosen if name in texts]
+
+
+def _of_run(
+    data: SeriesData, table: Table, facts: Table | None, channels: Names | None, encoding: Encoding, form: str,
+    report: list[str],
+) -> Roles:  # fmt: skip
+    """The roles that a run's encoding gives. Raises DataError for a column that the table lacks."""
+    needed = [*encoding.future]
+    if channels is None:
+        needed += [*encoding.columns, *encoding.categorical]
+    for name in [*needed, *encoding.static, *encoding.static_categorical]:
+        if name not in table.columns and (name in needed or facts is None or name not in facts.columns):
+            where = table.source if facts is None else f"{table.source} or {facts.source}"
+            raise DataError(
+                f"there is no column {name!r} in {where}, and the model reads it: add it, blank where nothing is known"
+            )
+    target: list[str] = []
+    if encoding.task != "forecast":
+        target = [n for n in encoding.target if n in table.columns or (facts is not None and n in facts.columns)]
+        if len(target) < len(encoding.target):
+            target = []
+            report.append(f"there is no column {encoding.target[0]!r}: nothing is scored")
+    if channels is not None:
+        known = {*encoding.columns, *encoding.categorical}
+        if other := [name for name in channels.names if name not in known]:
+            rows = int(np.isin(channels.codes, [channels.names.index(name) for name in other]).sum())
+            report.append(f"{rows:,} rows of channels that the model does not read are left out: {listed(other)}")
+    return Roles(
+        encoding.columns, list(encoding.categorical), facts, encoding.static, list(encoding.static_categorical), target,
+        channels, encoding, report,
+    )  # fmt: skip
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Some names, and how many more there are."""
+    more = f", ... ({len(names):,} in all)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

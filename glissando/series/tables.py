@@ -1,0 +1,386 @@
+"""Tables from CSV and Parquet files and from frames of pandas and polars, which pandas reads.
+
+This module converts their columns to numbers, names and exact times. Each row has its place, the line of a CSV or the
+row of a Parquet file or a frame. Everything that cannot be used raises DataError, with the file, that place and the
+column.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from glissando.errors import DataError, MissingExtraError
+from glissando.machine import available_bytes, readable
+
+#: the largest number of a table: beyond it, float32 has no room for the gradients of a model
+LARGEST = 1e30
+#: bytes that a value takes while it is read and cut into windows, at most (of a table of one column)
+_BYTES = {"line": 300, "row": 150}
+#: names of columns that pandas gives to an index
+_INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
+#: texts of a cell without a value
+_MISSING = frozenset(
+    ["", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "#N/A", "<NA>", "null", "NULL", "Null", "NaT"]
+)  # fmt: skip
+#: a column is one of numbers, or of dates, in which other values are mistakes, if at least this part of its values are
+_MOSTLY = 0.5
+
+
+class Column:
+    """A column of R cells.
+
+    values  (R,) texts of a CSV; else the frame's numbers, datetime64, timedelta64 or Python objects
+    """
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    @cached_property
+    def _factors(self) -> tuple[np.ndarray, np.ndarray]:
+        import pandas
+
+        codes, uniques = pandas.factorize(self.values)
+        return codes.astype(np.int64), np.asarray(uniques)
+
+    @property
+    def uniques(self) -> np.ndarray:
+        """Its different cells, without None and NaN, in order of appearance."""
+        return self._factors[1]
+
+    def each(self, convert: Callable[[Any], Any], missing: Any, dtype: Any) -> np.ndarray:
+        """(R,) what `convert` makes of each cell, computed once for equal cells; `missing` for None and NaN."""
+        codes, uniques = self._factors
+        made = np.empty(len(uniques) + 1, dtype)
+        made[:-1] = [convert(value) for value in uniques]
+        made[-1] = missing
+        return made[codes]
+
+    @cached_property
+    def missing(self) -> np.ndarray:
+        """(R,) bool: cells without a value."""
+        return self.each(_is_missing, True, bool)
+
+    @cached_property
+    def is_numeric(self) -> bool:
+        """Whether it holds numbers: most of its values are some, or it has no value."""
+        if self.values.dtype.kind in "iuf":
+            return True
+        if self.values.dtype.kind in "mM":
+            return False
+        numeric = ~np.isnan(self.each(number_of, np.nan, np.float64))
+        present = ~self.missing
+        return int((numeric & present).sum()) >= _MOSTLY * int(present.sum())
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class Table(NamedTuple):
+    """R rows.
+
+    source  the file's path, or "frame"
+    places  (R,) of each row: the line of a CSV, the row of a Parquet file or a frame, from 1
+    unit    "line" or "row"
+    """
+
+    source: str
+    columns: dict[str, Column]
+    places: np.ndarray
+    unit: str
+
+    def at(self, row: int, name: str) -> str:
+        return f"{self.place(row)}, column {name!r}"
+
+    def place(self, row: int) -> str:
+        """data.csv, line 3; or: frame row 3."""
+        between = " " if self.source == "frame" else ", "
+        return f"{self.source}{between}{self.unit} {self.places[row]}"
+
+    @property
+    def height(self) -> int:
+        return len(self.places)
+
+
+def is_index(name: str) -> bool:
+    """Whether a column is an index that pandas wrote, with no name or with one of its own."""
+    return _INDEX.fullmatch(name) is not None
+
+
+# ---------------------------------------------------------------------- files and frames
+
+
+def read_table(source: Any, delimiter: str = ",") -> Table:
+    """Every column of a CSV or Parquet file, or of a frame of pandas or polars.
+
+    Raises DataError for a file that is missing, empty, malformed or larger than the free memory, MissingExtraError for
+    Parquet and polars without pyarrow.
+    """
+    if not isinstance(source, str | Path):
+        table = _of_frame("frame", _frame(source))
+    else:
+        path = Path(source).expanduser()
+        if not path.is_file():
+            raise DataError(f"there is no file {path}: give an existing CSV or Parquet file")
+        try:
+            table = _read_parquet(path) if path.suffix in (".parquet", ".pq") else _read_csv(path, delimiter)
+        except MemoryError as error:
+            raise DataError(f"{path} does not fit into memory: give fewer rows or columns") from error
+    if not table.height:
+        raise DataError(f"{table.source} has no row below the names of its columns: give a table with values")
+    return table
+
+
+def _require_memory(path: Path, values: float, unit: str) -> None:
+    needed, free = values * _BYTES[unit], available_bytes(torch.device("cpu"))
+    if needed > free:
+        raise DataError(
+            f"{path} has about {values:,.0f} values, which take {readable(needed)} to train on, and {readable(free)} "
+            "of memory are free: give fewer rows or columns"
+        )
+
+
+def _require_different(source: str, names: Iterable[str]) -> None:
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise DataError(f"{source} names the column {twice[0]!r} more than once: rename one")
+
+
+def _read_csv(path: Path, delimiter: str) -> Table:
+    import pandas
+
+    with path.open("rb") as file:
+        head = file.read(1 << 16)
+    _require_memory(
+        path, (head.count(delimiter.encode()) + head.count(b"\n")) / max(1, len(head)) * path.stat().st_size, "line"
+    )
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = _undecodable_line(path)
+        raise DataError(f"{path}, line {line}: not a CSV in UTF-8: {error.reason}; save it in UTF-8") from error
+    names, lines = _lines(path, text, delimiter)
+    if not names:
+        raise DataError(f"{path} is empty: its first line must name the columns")
+    _require_different(str(path), names)
+    # Every cell as its text: exact times and the user's own names of groups survive only so.
+    frame = pandas.read_csv(
+        io.StringIO(text), sep=delimiter, header=None, skiprows=1, names=list(range(len(names))), index_col=False,
+        dtype=object, na_filter=False, low_memory=False,
+    )  # fmt: skip
+    if len(frame) != len(lines):
+        raise DataError(
+            f"{path} is read as {len(frame)} rows or as {len(lines)}, by two readers of CSV: save it anew, with quotes "
+            "around whole cells alone"
+        )
+    columns = {name: Column(frame[number].to_numpy(object)) for number, name in enumerate(names)}
+    return Table(str(path), columns, np.array(lines, dtype=np.int64), "line")
+
+
+def _lines(path: Path, text: str, delimiter: str) -> tuple[list[str], list[int]]:
+    """The names of the columns, and the line in which each row ends. Raises DataError for a row of another length."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    lines = []
+    try:
+        names = [name.strip() for name in next(reader, [])]
+        for row in reader:
+            if len(row) == len(names):
+                lines.append(reader.line_num)
+            elif row:
+                raise DataError(
+                    f"{path}, line {reader.line_num} has {len(row)} values, and line 1 names {len(names)} columns: "
+                    f"correct the line, or name another --data.delimiter than {delimiter!r}"
+                )
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: not a CSV: {error}; correct the line") from error
+    return names, lines
+
+
+def _undecodable_line(path: Path) -> int:
+    with path.open("rb") as file:
+        return next(number for number, line in enumerate(file, 1) if "\ufffd" in line.decode("utf-8", "replace"))
+
+
+def _read_parquet(path: Path) -> Table:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError(f"{path} needs pyarrow: pip install pyarrow, or give a CSV") from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+        groups, leaves = range(metadata.num_row_groups), range(metadata.num_columns)
+        _require_memory(path, sum(metadata.row_group(g).column(c).num_values for g in groups for c in leaves), "row")
+        _require_different(str(path), schema.names)
+        # Equal texts are stored once, however many rows have them.
+        texts = [f.name for f in schema if f.type in (pyarrow.string(), pyarrow.large_string(), pyarrow.binary())]
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
+            frame = file.read().to_pandas(ignore_metadata=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} could not be read as Parquet: {error}") from error
+    return _of_frame(str(path), frame)
+
+
+def _frame(source: Any) -> Any:
+    """A frame of pandas, with the named levels of its index as columns."""
+    import pandas
+
+    if not isinstance(source, pandas.DataFrame):
+        if not callable(getattr(source, "to_pandas", None)):
+            raise DataError(
+                f"a table is the path of a CSV or Parquet file, or a frame of pandas or polars; got a "
+                f"{type(source).__module__}.{type(source).__qualname__}"
+            )
+        try:
+            source = source.to_pandas()
+        except ImportError as error:
+            raise MissingExtraError(f"a frame of polars needs pyarrow: pip install pyarrow ({error})") from error
+        if not isinstance(source, pandas.DataFrame):
+            raise DataError(f"a table is a frame with named columns, got a {type(source).__qualname__}")
+    named = [name for name in source.index.names if name is not None]
+    if named:
+        source = source.reset_index(level=named)
+    elif isinstance(source.index, pandas.DatetimeIndex | pandas.TimedeltaIndex):
+        raise DataError(
+            "the frame's index holds times and has no name: name it, frame.rename_axis('time'), and give time='time'"
+        )
+    return source
+
+
+def _of_frame(source: str, frame: Any) -> Table:
+    names = [str(name).strip() for name in frame.columns]
+    _require_different(source, names)
+    columns = {name: Column(_cells(frame.iloc[:, number])) for number, name in enumerate(names)}
+    return Table(source, columns, np.arange(1, len(frame) + 1), "row")
+
+
+def _cells(series: Any) -> np.ndarray:
+    """A column of a frame: numbers, dates in UTC and durations as such, where missing is NaN or NaT; else objects."""
+    from pandas.api import types
+
+    kind = series.dtype
+    if isinstance(kind, np.dtype) and kind.kind in "iufmM":
+        return np.asarray(series.to_numpy())
+    if types.is_datetime64_any_dtype(kind):
+        if getattr(series.dt, "tz", None) is not None:
+            series = series.dt.tz_convert("UTC").dt.tz_localize(None)
+        return np.asarray(series.to_numpy("datetime64[ns]"))
+    if types.is_numeric_dtype(kind) and not types.is_bool_dtype(kind):
+        if not series.hasnans and types.is_integer_dtype(kind):
+            return np.asarray(series.to_numpy("uint64" if types.is_unsigned_integer_dtype(kind) else "int64"))
+        return np.asarray(series.to_numpy(np.float64, na_value=np.nan))
+    return np.asarray(series.astype(object).to_numpy(object))
+
+
+# ---------------------------------------------------------------------- numbers and names
+
+
+def numbers(table: Table, name: str, among: np.ndarray | None = None) -> np.ndarray:
+    """A column as float64, NaN where it is missing, of the rows `among` (R,) bool.
+
+    Raises DataError for the first value that is no number a model can compute with.
+    """
+    column = table.columns[name]
+    if column.values.dtype.kind in "iuf":
+        found = column.values.astype(np.float64)
+    else:
+        found = column.each(number_of, np.nan, np.float64)
+    wrong = ~(np.abs(found) <= LARGEST) & ~column.missing
+    bad = np.flatnonzero(wrong if among is None else wrong & among)
+    if not bad.size:
+        return found if among is None else np.where(among, found, np.nan)
+    row, value, count = bad[0], column.values[bad[0]], f"({bad.size} of its {len(found)} rows)"
+    if np.isfinite(found[row]):
+        raise DataError(
+            f"{table.at(row, name)}: {value} is beyond {LARGEST:g}, where float32 leaves no room to compute {count}: "
+            "divide the column by a constant, or correct the value"
+        )
+    shown = repr(value.item() if isinstance(value, np.generic) else value)
+    raise DataError(
+        f"{table.at(row, name)}: {shown} is no finite number {count}: correct it, leave it blank where nothing was "
+        "measured, or name the column in data.categorical if it holds categories"
+    )
+
+
+def number_of(value: Any) -> float:
+    """NaN for what is no number; Python's 1_000 and other alphabets' digits are none, and so are true and false."""
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
+        return np.nan
+    try:
+        is_one = isinstance(value, str | int | float | Decimal | np.number) and not isinstance(value, bool)
+        return float(value) if is_one else np.nan
+    except (ValueError, OverflowError):
+        return np.nan
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or str(value).strip() in _MISSING
+
+
+class Names(NamedTuple):
+    """A column of names: names[codes[row]] is that of a row, and the code -1 is a missing one."""
+
+    codes: np.ndarray
+    names: list[str]
+
+    def counts(self) -> np.ndarray:
+        """How many rows have each name."""
+        return np.bincount(self.codes[self.codes >= 0], minlength=len(self.names))
+
+
+def names(table: Table, name: str, what: str | None = None) -> Names:
+    """A column as names, without spaces around them.
+
+    what  if given, a missing name is an error, and this is what has no name: "group", "channel"
+
+    Raises DataError for the first name that is missing.
+    """
+    column = table.columns[name]
+    index: dict[str, int] = {}
+
+    def code(value: Any) -> int:
+        return -1 if _is_missing(value) else index.setdefault(_name_of(value), len(index))
+
+    codes = column.each(code, -1, np.int64)
+    if what is not None:
+        require_present(table, name, what)
+    return Names(codes, list(index))
+
+
+def require_present(table: Table, name: str, what: str) -> None:
+    """Raises DataError for the first cell without a value."""
+    missing = np.flatnonzero(table.columns[name].missing)
+    if missing.size:
+        raise DataError(
+            f"{table.at(missing[0], name)}: the {what} is missing ({missing.size} of its {table.height} rows): fill it "
+            "in, or leave these rows out"
+        )
+
+
+def _name_of(value: Any) -> str:
+    """A float that is whole is the name of a column of integers with gaps: 3.0 -> 3."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+_WHOLE = re.compile(r"(-?[0-9]+)\.0+")
+
+
+def categories(table: Table, name: str) -> Names:
+    """A column as categories: 1 and 1.0 are the same."""
+    found = names(table, name)
+    index: dict[str, int] = {}
+    merged = [index.setdefault(_WHOLE.sub(r"\1", each) if _WHOLE.fullmatch(each) else each, len(index))
+              for each in found.names]  # fmt: skip
+    return Names(np.array([*merged, -1], dtype=np.int64)[found.codes], list(index))
