@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 
-def figure_and_axes(columns: int = 1) -> tuple[Any, list[Any]]:
-    """A figure without pyplot, whose global state a library must not touch, and its axes from left to right."""
+def figure_and_axes(columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
+    """A figure without pyplot, whose global state a library must not touch, and its axes, row by row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7 if columns == 1 else 5 * columns, 4.2), dpi=120, layout="constrained")
+    width, height = 7 if columns == 1 else 5 * columns, 4.2 if rows == 1 else 2.6 * rows
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    every = [figure.add_subplot(1, columns, column + 1) for column in range(columns)]
+    every = [figure.add_subplot(rows, columns, place + 1) for place in range(rows * columns)]
     for axes in every:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)

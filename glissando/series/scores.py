@@ -1,0 +1,377 @@
+"""How far forecasts are from the values, by channel, beside forecasts that need no model; and how good classes are.
+
+A model is worth keeping where it is better than the last value, the mean, the linear anchor and, where a period shows,
+the value one period before: the first line of a table says where it is not. Intervals are bootstrap intervals over
+series, because the values of one series are not independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glissando.series.heads import Head, Point
+
+#: names of the forecasts that need no training, and of the anchor
+LAST, MEAN, ANCHOR, SEASON = "last value", "mean", "anchor", "one period before"
+#: shares of the central intervals whose coverage is measured
+INTERVALS = (0.5, 0.9)
+#: number of resamples, and the share of an interval
+_RESAMPLES, _SHARE = 500, 0.95
+
+
+class Answers(NamedTuple):
+    """N values that were forecast, each of one channel of one series at one time; params are in the channel's unit.
+
+    horizon   time from the step at which the question was asked to the value
+    gap       time from the channel's last observed value to the value; NaN where none was observed
+    baselines forecasts (N,) by name; where one is NaN, as the last value of a channel never seen, the mean is used
+    """
+
+    series: np.ndarray  # (N,) int64
+    channel: np.ndarray  # (N,) int64
+    target: np.ndarray  # (N,), none NaN
+    params: Tensor  # (N, P)
+    horizon: np.ndarray  # (N,)
+    gap: np.ndarray  # (N,)
+    baselines: Mapping[str, np.ndarray]
+
+
+class Score(NamedTuple):
+    """Figures by channel, or target of a classification, and predictor: {"hdl": {"model": {"rmse": 0.1}, "mean": ...}}.
+
+    Figures that end in `_low` and `_high` are the ends of an interval over series, `model_minus` is the model's first
+    figure minus the predictor's. `worse` has, by predictor, the channels in which the model is not better than it.
+    """
+
+    scored: int
+    series: int
+    figures: dict[str, dict[str, dict[str, float]]]
+    worse: dict[str, list[str]]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"scored": self.scored, "series": self.series, "targets": self.figures, "worse": self.worse}
+
+    def headline(self) -> str:
+        """Whether the model is worth keeping."""
+        total, others = len(self.figures), [name for found in self.figures.values() for name in found]
+        if not self.worse:
+            compared = [_the(name) for name in dict.fromkeys(others) if name != "model"]
+            return f"The model is better than {_listed(compared)}{f' in all {total} channels' if total > 1 else ''}."
+        parts = [
+            f"than {_the(name)}" + (f" in {len(names)} of {total} channels ({_listed(names)})" if total > 1 else "")
+            for name, names in self.worse.items()
+        ]
+        best = ANCHOR if ANCHOR in self.worse else next(iter(self.worse))
+        return f"THE MODEL IS NO BETTER {_listed(parts)}: use {_the(best)} there, or train longer or on more data."
+
+    def table(self) -> str:
+        """The headline, then a line for each channel and predictor."""
+        rows = [(channel, who, row) for channel, found in self.figures.items() for who, row in found.items()]
+        names = [name for *_, row in rows for name in row if not name.endswith(("_low", "_high"))]
+        columns = list(dict.fromkeys(names))
+        lines = [["", "", *(name.replace("_", " ") for name in columns)]]
+        shown = None
+        for channel, who, row in rows:
+            lines.append([channel if channel != shown else "", who, *(_cell(row, name) for name in columns)])
+            shown = channel
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        about = (
+            f"in brackets {_SHARE:.0%} intervals, bootstrap over series"
+            if self.series > 1
+            else "no intervals, which need several series"
+        )
+        return "\n".join(
+            [
+                self.headline(),
+                f"{self.scored:,} scored in {self.series:,} series; {about}",
+                *("  ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)).rstrip() for line in lines),
+            ]
+        )
+
+
+def score_forecasts(
+    answers: Answers, head: Head, channels: Sequence[str], naive: np.ndarray | None = None, seed: int = 0
+) -> Score:
+    """RMSE, MAE, MASE and CRPS of each channel, of the model and of each baseline, and the coverage of intervals.
+
+    The CRPS of a baseline, which predicts a point, is its mean absolute error.
+
+    Args:
+        answers: What was forecast.
+        head: The model's head, which reads the parameters.
+        channels: Names of the channels.
+        naive: Mean absolute error (O,) of the last value on the training data, by which MASE divides; None: no MASE.
+        seed: Seed of the bootstrap.
+    """
+    predicted = {"model": head.mean(answers.params).double().numpy()}
+    mean = answers.baselines.get(MEAN, np.full(len(answers.target), np.nan))
+    predicted |= {name: np.where(np.isnan(v), mean, v) for name, v in answers.baselines.items()}
+    crps = head.crps(answers.params, torch.from_numpy(answers.target).to(answers.params)).double().numpy()
+    inside = {} if isinstance(head, Point) else {share: _inside(answers, head, share) for share in INTERVALS}
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for number, channel in enumerate(channels):
+        chosen = answers.channel == number
+        if not chosen.any():
+            continue
+        target, bootstrap = answers.target[chosen], _Bootstrap(answers.series[chosen], seed)
+        found = figures[channel] = {}
+        for who, values in predicted.items():
+            error = values[chosen] - target
+            if np.isnan(error).any():
+                continue  # a channel without a period, for one
+            roots = np.sqrt(bootstrap.means(error**2))
+            row = {"rmse": float(np.sqrt((error**2).mean())), "mae": float(np.abs(error).mean())}
+            if naive is not None and naive[number] > 0:
+                row["mase"] = row["mae"] / float(naive[number])
+            if who == "model":
+                row["crps"] = float(crps[chosen].mean())
+                row |= {f"covered_{share:.0%}": float(each[chosen].mean()) for share, each in inside.items()}
+                row |= bootstrap.interval("rmse", roots)
+                model = roots
+            else:
+                row |= {"crps": row["mae"], "model_minus": found["model"]["rmse"] - row["rmse"]}
+                row |= bootstrap.interval("model_minus", model - roots)
+            found[who] = row
+    return Score(len(answers.target), len(np.unique(answers.series)), figures, _worse(figures))
+
+
+def score_classes(
+    logits: np.ndarray,
+    labels: np.ndarray,
+    series: np.ndarray,
+    name: str,
+    classes: Sequence[str],
+    shares: np.ndarray,
+    anchor: np.ndarray | None = None,
+    seed: int = 0,
+) -> Score:
+    """Log-loss (nats), accuracy, AUROC and average precision of classes.
+
+    Of two classes, AUROC and average precision are those of the rarer one in the training data, which is the last;
+    of more, the mean over classes that occur, each against the rest.
+
+    Args:
+        logits: (N, C) of the model.
+        labels: (N,) the class of each; those below 0 are not scored.
+        series: (N,) the series of each, over which the intervals are.
+        name: Name of the target.
+        classes: Names of the classes, the most frequent of the training data first.
+        shares: (C,) shares of the classes in the training data, which are the predictor without a model.
+        anchor: (N, C) logits of the anchor.
+        seed: Seed of the bootstrap.
+    """
+    chosen = labels >= 0
+    labels, series = labels[chosen], series[chosen]
+    bootstrap = _Bootstrap(series, seed)
+    prior = np.broadcast_to(np.log(np.maximum(shares, 1e-12)), (len(labels), len(classes)))
+    predicted = {"model": logits[chosen], f"shares (always {classes[0]})": prior}
+    predicted |= {} if anchor is None else {ANCHOR: anchor[chosen]}
+    found: dict[str, dict[str, float]] = {}
+    for who, values in predicted.items():
+        log_p = torch.from_numpy(np.array(values, np.float64)).log_softmax(-1).numpy()
+        losses = -log_p[np.arange(len(labels)), labels]
+        means = bootstrap.means(losses)
+        row = {"log_loss": float(losses.mean()), "accuracy": float((log_p.argmax(-1) == labels).mean())}
+        row |= _ranking(log_p, labels)
+        if who == "model":
+            row |= bootstrap.interval("log_loss", means)
+            model = means
+        else:
+            row["model_minus"] = found["model"]["log_loss"] - row["log_loss"]
+            row |= bootstrap.interval("model_minus", model - means)
+        found[who] = row
+    figures = {name: found}
+    return Score(len(labels), len(np.unique(series)), figures, _worse(figures))
+
+
+def _worse(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, list[str]]:
+    worse: dict[str, list[str]] = {}
+    for channel, found in figures.items():
+        for who, row in found.items():
+            if who != "model" and not row["model_minus"] < 0:
+                worse.setdefault(who, []).append(channel)
+    return worse
+
+
+def _inside(answers: Answers, head: Head, share: float) -> np.ndarray:
+    ends = head.quantile(answers.params, [(1 - share) / 2, (1 + share) / 2]).double().numpy()
+    return (ends[:, 0] <= answers.target) & (answers.target <= ends[:, 1])
+
+
+class _Bootstrap:
+    """Means over values of resampled series, the same resamples for every mean."""
+
+    def __init__(self, series: np.ndarray, seed: int) -> None:
+        _, self._index = np.unique(series, return_inverse=True)
+        self._count = int(self._index.max()) + 1
+        self._weights = np.random.default_rng(seed).multinomial(
+            self._count, np.full(self._count, 1 / self._count), _RESAMPLES
+        )
+        self._values = self._weights @ np.bincount(self._index)
+
+    def means(self, values: np.ndarray) -> np.ndarray:
+        """The mean (R,) of the values (N,) of each resample."""
+        return (self._weights @ np.bincount(self._index, values)) / self._values
+
+    def interval(self, name: str, figures: np.ndarray) -> dict[str, float]:
+        """The ends of the interval of a figure (R,) of each resample; none of a single series."""
+        if self._count < 2:
+            return {}
+        low, high = np.quantile(figures, [(1 - _SHARE) / 2, (1 + _SHARE) / 2])
+        return {f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+# ---------------------------------------------------------------------- classes
+
+
+def _ranking(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """AUROC and average precision; none where only one class occurs."""
+    numbers = [1] if scores.shape[1] == 2 else range(scores.shape[1])
+    found = [
+        (auroc(scores[:, each], labels == each), average_precision(scores[:, each], labels == each))
+        for each in numbers
+        if 0 < (labels == each).sum() < len(labels)
+    ]
+    if not found:
+        return {}
+    area, precision = np.mean(found, 0)
+    return {"auroc": float(area), "average_precision": float(precision)}
+
+
+def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The probability that a positive has a higher score than a negative, ties counting half."""
+    _, index, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum() - (counts - 1) / 2)[index]
+    n = int(positive.sum())
+    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * (len(scores) - n)))
+
+
+def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The sum over thresholds of (recall - recall before) times precision; tied scores share a threshold."""
+    _, index = np.unique(-scores, return_inverse=True)
+    hits, total = np.bincount(index, positive), np.bincount(index)
+    return float((hits * hits.cumsum() / total.cumsum()).sum() / positive.sum())
+
+
+# ---------------------------------------------------------------------- seasons
+
+
+def period_of(times: Sequence[np.ndarray], values: Sequence[np.ndarray], step: float) -> float | None:
+    """The period of a channel, in the unit of its times, or None where none shows.
+
+    The series are put on a grid of `step`; cells without a value are left out of every sum. The autocorrelation r of
+    the values minus their series' mean, over all series, has a period at its highest local maximum beyond the first
+    negative lag, if r there is at least 0.3 and exceeds 1.645 sqrt((1 + 2 sum of earlier r^2) / n), the one-sided test
+    of 5 % that the M competitions use. The lags end where a third of the longest series ends.
+
+    Args:
+        times: Times of each series, ascending.
+        values: Values of each series, NaN where none was observed.
+        step: Width of a cell, such as the median gap.
+    """
+    grids = [grid for t, v in zip(times, values, strict=True) if (grid := _on_grid(t, v, step)) is not None]
+    longest = max((len(grid) for grid in grids), default=0) // 3
+    if longest < 3:
+        return None
+    products, pairs = np.zeros(longest + 1), np.zeros(longest + 1)
+    for grid in grids:
+        known = ~np.isnan(grid)
+        centred = np.where(known, grid - grid[known].mean(), 0.0)
+        size = 1 << (2 * len(grid) - 1).bit_length()
+        for total, part in ((products, centred), (pairs, known.astype(np.float64))):
+            power = np.abs(np.fft.rfft(part, size)) ** 2
+            lags = np.fft.irfft(power, size)[: longest + 1]
+            total[: len(lags)] += np.where(np.arange(len(lags)) < len(grid), lags, 0.0)
+    pairs = pairs.round()
+    if products[0] <= 0:
+        return None
+    enough = pairs >= max(10, 0.01 * pairs[0])
+    r = np.where(enough, products / np.maximum(pairs, 1), 0.0) / (products[0] / pairs[0])
+    negative = np.flatnonzero(enough & (r < 0))
+    if not negative.size:
+        return None
+    bound = 1.645 * np.sqrt((1 + 2 * np.concatenate([[0.0, 0.0], (r[1:-1] ** 2).cumsum()])) / pairs[0])
+    inner = np.arange(max(2, negative[0]), longest)
+    peaks = inner[(r[inner] >= r[inner - 1]) & (r[inner] >= r[inner + 1]) & enough[inner]]
+    peaks = peaks[r[peaks] >= 0.3]
+    if not peaks.size:
+        return None
+    # Multiples of a period have maxima of nearly the same height: the first of those is the period, about which noise
+    # may shift a flat maximum, and the multiples tell neighbours apart.
+    first = peaks[r[peaks] >= 0.9 * r[peaks].max()][0]
+    near = range(max(2, int(0.85 * first)), min(longest, int(1.15 * first) + 1) + 1)
+    best = max(near, key=lambda lag: r[lag::lag].mean())
+    return float(best * step) if r[best] > bound[best] else None
+
+
+def _on_grid(times: np.ndarray, values: np.ndarray, step: float) -> np.ndarray | None:
+    """The last value of each cell; None for fewer than four values, or gaps of which a grid is mostly empty."""
+    known = ~np.isnan(values)
+    if known.sum() < 4:
+        return None
+    cells = np.rint((times[known] - times[known][0]) / step).astype(np.int64)
+    if cells[-1] >= 50 * known.sum():
+        return None
+    grid = np.full(cells[-1] + 1, np.nan)
+    grid[cells] = values[known]
+    return grid
+
+
+def seasonal_values(
+    times: np.ndarray, values: np.ndarray, asked: np.ndarray, at: np.ndarray, period: float, step: float
+) -> np.ndarray:
+    """The last value (N,) a whole number of periods before each time `at`, of those observed at or before `asked`.
+
+    A value counts if it lies within half a step of that time. NaN where there is none.
+
+    Args:
+        times: Times of one series, ascending.
+        values: Its values of one channel, NaN where none was observed.
+        asked: Times (N,) at which the forecasts are made.
+        at: Times (N,) that are forecast.
+        period: As period_of returns it.
+        step: Width of a cell.
+    """
+    known = ~np.isnan(values)
+    times, values = times[known], values[known]
+    found = np.full(len(at), np.nan)
+    if not len(times):
+        return found
+    back = np.maximum(np.ceil((at - asked) / period - 1e-9), 1.0)
+    for _ in range(int(np.ceil((at.max() - times[0]) / period)) + 1 if len(at) else 0):
+        open_ = np.isnan(found)
+        wanted = at - back * period
+        if not (open_ & (wanted >= times[0] - step / 2)).any():
+            break
+        right = np.searchsorted(times, wanted)
+        left, right = np.clip(right - 1, 0, len(times) - 1), np.clip(right, 0, len(times) - 1)
+        near = np.where(np.abs(times[left] - wanted) <= np.abs(times[right] - wanted), left, right)
+        hit = open_ & (np.abs(times[near] - wanted) <= step / 2) & (times[near] <= asked)
+        found[hit] = values[near[hit]]
+        back = back + 1
+    return found
+
+
+# ---------------------------------------------------------------------- texts
+
+
+def _the(name: str) -> str:
+    return "a forecast of the value one period before" if name == SEASON else f"the {name}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _cell(row: Mapping[str, float], name: str) -> str:
+    if name not in row:
+        return ""
+    if name.startswith("covered"):
+        return f"{row[name]:.1%}"
+    text = f"{row[name]:+.4g}" if name == "model_minus" else f"{row[name]:.4g}"
+    return text + (f" [{row[f'{name}_low']:.4g}, {row[f'{name}_high']:.4g}]" if f"{name}_low" in row else "")
