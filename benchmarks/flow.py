@@ -110,7 +110,7 @@ def _seconds(model: LanguageModel, case: Case) -> float:
 
 @torch.no_grad()
 def multiplications(model: LanguageModel, case: Case) -> int:
-    """Of all matrix products, by PyTorch's counter; it knows no fused attention on a CPU, so that here it is plain."""
+    """Number in all matrix products, by PyTorch's counter, which misses fused attention on a CPU: here it is off."""
     call = _call(model, case)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call()

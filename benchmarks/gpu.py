@@ -256,7 +256,7 @@ def standard_row(bench: Bench, length: int, gradients: bool) -> Callable[[], obj
 
 
 def standard_call(given: tuple[Tensor, ...], gradients: bool) -> Callable[[], object]:
-    """Of q, k, v (B, T, H, 64) and what may follow."""
+    """PyTorch's attention on q, k, v (B, T, H, 64), the first three tensors."""
     q, k, v = (x.transpose(1, 2).contiguous() for x in given[:3])
     return _called(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), gradients)
 

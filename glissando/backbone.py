@@ -293,7 +293,7 @@ class Backbone(nn.Module):
         publish_directory(target, fill)
 
     def num_parameters(self) -> int:
-        """Of its parameters, frozen ones too; a tied head counts once, a complex number stored as a pair twice."""
+        """Number of parameters, frozen ones too; a tied head counts once, a complex number stored as a pair twice."""
         return sum(p.numel() for p in self.parameters())
 
 

@@ -49,7 +49,7 @@ class Lift:
     lean: float | Tensor = 0.0  # of all, or (new,)
 
     def __mul__(self, inner: Lift) -> Lift:
-        """Of a dimension that is self's entries, each made of inner's, such as heads of a size."""
+        """The lift of a dimension whose entries are self's, each made of inner's, such as heads of a size."""
         outer = self.source.unsqueeze(1)
         source = torch.where((outer == NEW) | (inner.source == NEW), NEW, outer * inner.old + inner.source)
         zero = self.zeros().unsqueeze(1) | inner.zeros()

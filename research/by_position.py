@@ -70,8 +70,8 @@ def show(head: list[str], rows: list[list[str]]) -> None:
 
 
 def differences(found: Tensor, first: Tensor) -> list[Gap]:
-    """Of bits per byte (pieces, places): each place minus the one before, the second half of the places minus the first
-    half, and the mean of all minus that of `first`, another run's of the same pieces."""
+    """Gaps of bits per byte (pieces, places): each place minus the one before, the second half of the places minus
+    the first half, and the mean of all minus that of `first`, another run's of the same pieces."""
     places = found.shape[1]
     steps, half = found[:, 1:] - found[:, :-1], places // 2
     columns = [*steps.unbind(1), found[:, half:].mean(1) - found[:, :half].mean(1), (found - first).mean(1)]

@@ -77,8 +77,8 @@ class Median(NamedTuple):
 
 
 def median_of(values: Sequence[float]) -> Median:
-    """Of independent values, whatever their law: by order statistics; from the least to the greatest where there are
-    fewer than six, which hold it with less than 95 %."""
+    """The median of independent values, whatever their law: by order statistics; from the least to the greatest where
+    there are fewer than six, which hold it with less than 95 %."""
     ordered, n = sorted(values), len(values)
     outside, k = 0.0, 0  # P(at most k of n values lie below the median), k the values left out at either end
     while True:
@@ -91,14 +91,14 @@ def median_of(values: Sequence[float]) -> Median:
 
 
 def gap_of(differences: Tensor) -> Gap:
-    """Of the differences (S, W) of S seeds on W windows."""
+    """The mean of the differences (S, W) of S seeds on W windows."""
     _, windows = differences.shape
     spread = 1.96 * _deviation(differences.mean(0)) / math.sqrt(windows) if windows > 1 else 0.0
     return Gap(float(differences.mean()), math.hypot(spread, mean_of(differences.mean(1)).half))
 
 
 def mean_of(values: Tensor) -> Gap:
-    """Of independent values (N,); the interval of a single one has no end."""
+    """The mean of independent values (N,); the interval of a single one has no end."""
     n = len(values)
     half = t_quantile(n - 1) * _deviation(values) / math.sqrt(n) if n > 1 else math.inf
     return Gap(float(values.mean()), half)

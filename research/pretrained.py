@@ -120,7 +120,7 @@ def pack(name: str, parts: list[Path], out: Path) -> None:
 
 
 def series_figures(packed: Path) -> dict[str, Any]:
-    """Of the packed file, on the series of `glissando series example`, none of which it was trained on."""
+    """Figures of the packed file on the series of `glissando series example`, none of which it was trained on."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "oscillators.csv"
         _run("series", "example", "--out", table)
@@ -134,7 +134,7 @@ def series_figures(packed: Path) -> dict[str, Any]:
 
 
 def figures(packed: Path, data_of: Path) -> dict[str, Any]:
-    """Of the packed file, on the held-out text of the run at `data_of`."""
+    """Figures of the packed file on the held-out text of the run at `data_of`."""
     model = glissando.load(packed)
     corpus = build_corpus(
         from_dict(CORPORA.section(), Run.open(data_of).read_config()["data"], "data"), tokenizer_of(model)
@@ -150,7 +150,7 @@ def figures(packed: Path, data_of: Path) -> dict[str, Any]:
 
 
 def success(model: glissando.LanguageModel, corpus: Corpus) -> dict[str, dict[str, float]]:
-    """Of each dial, the share of 32 held-out prompts whose stories end as asked, at either end."""
+    """The share, for each dial, of 32 held-out prompts whose stories end as asked, at either end."""
     dials, found = Dials(model, trial(corpus, prompts=32, cost_rows=8, max_tokens=400)), {}
     for dial in model.config.controls:
         turned = sweep(dials, dial, (-1.0, 0.0, 1.0)).as_dict()
@@ -173,7 +173,7 @@ def _training(parts: list[Path]) -> dict[str, Any]:
 
 
 def _bytes_read(part: Path) -> float:
-    """Of text that the run was trained on, from its log: nats a token over bits a byte, for the tokens of each row."""
+    """Bytes of text in training, from the log: nats a token over bits a byte, for the tokens of each row."""
     before = total = 0.0
     for row in read_metrics(part / METRICS):
         tokens = float(row["tokens"])

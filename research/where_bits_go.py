@@ -171,7 +171,7 @@ def tokens(tokenizer: Tokenizer, before: int, data: bytes) -> tuple[list[int], l
 
 
 def kinds_of_tokens(kinds: list[str], sizes: list[int]) -> list[str]:
-    """Of each token the kind of the first of its bytes that has one, or else OTHER."""
+    """For each token, the kind of the first of its bytes that has one, or else OTHER."""
     ends = list(accumulate(sizes))
     assert ends[-1] == len(kinds)
     return [

@@ -1,4 +1,4 @@
-"""Engines for tests: small models, texts asked of them, and who hears them."""
+"""Engines for tests: small models, texts asked of them, and listeners."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def model_of(preset: str) -> LanguageModel:
     return loud(preset, **PRESETS[preset])
 
 
-class Heard:
-    """A listener that keeps what it is told."""
+class Listener:
+    """A listener that keeps the pieces it receives."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
@@ -53,9 +53,9 @@ def request_for(model: LanguageModel, prompt: str, max_tokens: int = 20, seed: i
     return Request(ids, max_tokens, Sampling(temperature, seed=seed), **options)
 
 
-def submit(engine: Engine, request: Request) -> tuple[list[Session], list[Heard]]:
-    heard = [Heard() for _ in range(request.copies)]
-    return engine.submit(request, heard), heard
+def submit(engine: Engine, request: Request) -> tuple[list[Session], list[Listener]]:
+    listeners = [Listener() for _ in range(request.copies)]
+    return engine.submit(request, listeners), listeners
 
 
 def run_down(engine: Engine) -> None:
@@ -66,9 +66,9 @@ def run_down(engine: Engine) -> None:
     raise AssertionError("the engine does not come to an end")
 
 
-def alone(model: LanguageModel, request: Request) -> list[Heard]:
+def alone(model: LanguageModel, request: Request) -> list[Listener]:
     """What comes of a request that nobody shares the model with, and of which nothing is known."""
     engine = Engine(model, prefix_bytes=0)
-    _, heard = submit(engine, request)
+    _, listener = submit(engine, request)
     run_down(engine)
-    return heard
+    return listener

@@ -50,7 +50,7 @@ def loss(model: nn.Module, part: int, controlled: bool) -> Tensor:
 
 
 def gap(model: LanguageModel, expected: LanguageModel) -> float:
-    """Of a weight without a gradient it is 0."""
+    """Largest difference of gradients; a weight without a gradient counts as 0."""
     pairs = zip(model.parameters(), expected.parameters(), strict=True)
     gradients = [[torch.zeros(()) if p.grad is None else gathered(p.grad) for p in pair] for pair in pairs]
     return max(float((one - other).abs().max()) for one, other in gradients)

@@ -180,8 +180,8 @@ def looked_at(page) -> int:
 
 def event(text: str, tokens: dict[str, float], finish: str | None = None) -> str:
     """A chunk of a made-up answer, each token with its bits."""
-    told = {"tokens": list(tokens), "token_logprobs": [-bits * math.log(2) for bits in tokens.values()]}
-    choice = {"index": 0, "text": text, "logprobs": told, "finish_reason": finish}
+    logprobs = {"tokens": list(tokens), "token_logprobs": [-bits * math.log(2) for bits in tokens.values()]}
+    choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}
     return "data: " + json.dumps({"id": "cmpl-1", "choices": [choice]}, ensure_ascii=False) + "\n\n"
 
 

@@ -95,10 +95,10 @@ def test_a_bound_inside_an_interval_decides_nothing():
 def test_a_report_has_claim_figures_and_verdicts():
     found = {"published": Finding("1.3x", checks={"a": True}), "corrected": Finding("1.1x", checks={"a": False})}
     claim = Claim("x-y", "X", "it is fast", "1.27x", lambda _: found["published"], lambda _: found["corrected"])
-    told = report(claim, measure(claim, QUICK))
+    printed = report(claim, measure(claim, QUICK))
     for line in ("x-y (X)", "published   1.27x", "reproduced  1.3x", "corrected   1.1x", "as published: holds"):
-        assert line in told
-    assert "corrected: does not hold" in told
+        assert line in printed
+    assert "corrected: does not hold" in printed
     assert set(measure(claim, QUICK, ["corrected"])) == {"corrected"}
 
 
@@ -124,9 +124,9 @@ def test_every_claim_runs_in_both_forms(name: str, tmp_path):
     claim = CLAIMS[name]
     findings = measure(claim, QUICK)
     written = write(tmp_path, claim, findings)
-    told = strict_json(tmp_path / f"{name}.json")
+    printed = strict_json(tmp_path / f"{name}.json")
     for form, finding in findings.items():
-        assert told[form]["verdict"] == finding.verdict
+        assert printed[form]["verdict"] == finding.verdict
         assert finding.checks or finding.needs
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in written if path.suffix == ".png")
     assert f"{name} ({claim.system})" in report(claim, findings, quick=True)
@@ -143,7 +143,8 @@ def _as_recorded(name: str, findings: dict[str, Finding]) -> None:
         return
     for form, finding in findings.items():
         asked, answered = (
-            {re.sub(r"[\d,.]+", "#", check) for check in told} for told in (finding.checks, record[form]["checks"])
+            {re.sub(r"[\d,.]+", "#", check) for check in printed}
+            for printed in (finding.checks, record[form]["checks"])
         )
         assert not asked or not answered or asked == answered, (
             f"measure {name} anew: audit --ledger docs/audit.md --again"
@@ -258,9 +259,9 @@ def test_the_program(tmp_path, capsys):
     assert all(name in listed for name in CLAIMS)
     text = str(text_file(tmp_path))
     assert main(["hybrid-gradients", "--quick", "--steps", "4", "--text", text, "--out", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert text in told
-    assert "verdict" in told
+    printed = capsys.readouterr().out
+    assert text in printed
+    assert "verdict" in printed
     assert json.loads((out / "hybrid-gradients.json").read_text())["published"]["figures"]["steps"] == 4
 
 
@@ -272,7 +273,7 @@ def test_the_program(tmp_path, capsys):
         (["hybrid-dial", "--form", "corrected", "--run", "nowhere"], "no run at nowhere"),
     ],
 )
-def test_mistakes_are_told(arguments: list[str], message: str, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_reported(arguments: list[str], message: str, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 1
     assert message in capsys.readouterr().err

@@ -239,9 +239,9 @@ def test_growth_is_exact_and_mirroring_is_not():
 def test_no_run_that_grows_is_cheaper_for_counting_all_of_its_stages():
     cost = minimal_growth.Cost(scratch=100.0, grown=95.0, last_stage=75.0, ends=(0.1, 0.1))
     never = minimal_growth.Cost(scratch=100.0, grown=None, last_stage=None, ends=(0.1, 0.3))
-    told = minimal_growth._described(QUICK, (cost, never), [cost.grown, never.grown], "counting all stages")
-    assert told.figures["shares"] == [0.95, None]
-    assert told.checks == {"cheaper in the median": False, "cheaper for every seed": False}
+    described = minimal_growth._described(QUICK, (cost, never), [cost.grown, never.grown], "counting all stages")
+    assert described.figures["shares"] == [0.95, None]
+    assert described.checks == {"cheaper in the median": False, "cheaper for every seed": False}
     last = minimal_growth._described(QUICK, (cost,), [cost.last_stage], "counting the last stage alone")
     assert last.figures["shares"] == [0.75]
     assert all(last.checks.values())
@@ -384,9 +384,9 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     asked = ["tau-perplexities", "minimal-parameters", "continuous-causality", "--quick"]
     assert main([*asked, "--ledger", str(ledger)]) == 0
     record = ledger.with_suffix("") / "minimal-parameters.json"
-    told = json.loads(record.read_text())
-    assert told["command"] == "python -m research.audit minimal-parameters --quick"
-    assert told["published"]["outcome"] == "does not hold"
+    described = json.loads(record.read_text())
+    assert described["command"] == "python -m research.audit minimal-parameters --quick"
+    assert described["published"]["outcome"] == "does not hold"
     text = ledger.read_text()
     pages = {
         name: (ledger.with_suffix("") / f"{name}.md")
@@ -403,7 +403,7 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
         assert line in page.read_text(), line
     assert (ledger.parent / "audit" / "continuous-causality-published.png").read_bytes()[:4] == b"\x89PNG"
     assert str(tmp_path) not in text
-    record.write_text(json.dumps(told | {"date": "1999-01-01"}))
+    record.write_text(json.dumps(described | {"date": "1999-01-01"}))
     capsys.readouterr()
     assert main([*asked, "--ledger", str(ledger)]) == 0
     assert "kept: minimal-parameters" in capsys.readouterr().err
@@ -417,7 +417,7 @@ def test_the_ledger_keeps_what_was_measured(tmp_path: Path, capsys):
     capsys.readouterr()
     assert main([*full, "--quick"]) == 0, "toy sizes never take the place of full ones"
     assert "kept: minimal-parameters, of `python -m research.audit minimal-parameters`" in capsys.readouterr().err
-    record.write_text(json.dumps(told | {"date": "1999-01-01", "claim": "The model has 3 parameters"}))
+    record.write_text(json.dumps(described | {"date": "1999-01-01", "claim": "The model has 3 parameters"}))
     assert main([*asked, "--ledger", str(ledger)]) == 0
     assert "1999-01-01" not in pages["minimal-transformer"].read_text(), "a record of a claim that read otherwise"
 
@@ -455,14 +455,14 @@ def test_a_page_that_is_no_ledgers_is_not_overwritten(tmp_path: Path):
         (["minimal-pairs", "--pairs", "a.b64", "b.b64"], "cannot read --pairs a.b64"),
     ],
 )
-def test_mistakes_are_told(arguments: list[str], message: str, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_reported(arguments: list[str], message: str, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 1
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_record_is_told(tmp_path: Path, capsys):
+def test_a_damaged_record_is_reported(tmp_path: Path, capsys):
     ledger = tmp_path / "audit.md"
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "tau-cache.json").write_text("{}")

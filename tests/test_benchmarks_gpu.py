@@ -67,9 +67,9 @@ def test_a_figure_that_fails_is_reported_and_costs_no_other(monkeypatch, capsys)
 
     monkeypatch.setattr(gpu, "PARTS", {"a": lambda b: str(b.attempt("a", lambda: fails(b))), "b": lambda b: "part b"})
     assert gpu.main(["--quick", "--device", "cpu"]) == 1
-    told = capsys.readouterr().out
-    assert "part b" in told
-    assert "failed: a: ArithmeticError: no such number" in told
+    printed = capsys.readouterr().out
+    assert "part b" in printed
+    assert "failed: a: ArithmeticError: no such number" in printed
     assert gpu.Bench(torch.device("cpu"), gpu.QUICK).attempt("x", lambda: full(None)) == "out of memory"
 
 

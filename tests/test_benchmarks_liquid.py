@@ -25,13 +25,13 @@ def test_rows():
         bench.training("nano-51", 1)
 
 
-@pytest.mark.parametrize(("goal", "met", "told"), [(1e9, False, "1e+09x: MISSED"), (1e-9, True, "1e-09x: met")])
-def test_beside_the_published_form(goal, met, told):
+@pytest.mark.parametrize(("goal", "met", "verdict"), [(1e9, False, "1e+09x: MISSED"), (1e-9, True, "1e-09x: met")])
+def test_beside_the_published_form(goal, met, verdict):
     form = PublishedLiquid(256, 16, 8, layers=1, length=32)
     row = bench.beside_published(NANO, form, 24, 1, goal)
     assert row.ratio == pytest.approx(row.ours / row.peer)
     assert row.met is met
-    assert told in row.line()
+    assert verdict in row.line()
     assert "T 24" in row.line()
     assert "published form, T 16" in row.line()
 
@@ -52,7 +52,7 @@ def test_a_transformer_of_the_same_size(shape):
     assert peer.embedding.weight.device.type == "cpu"
 
 
-def test_a_transformer_that_cannot_be_so_small_is_told():
+def test_a_transformer_that_cannot_be_so_small_is_reported():
     ours = LanguageModel.from_preset("transformer-nano", depth={"layers": 1})
     with pytest.raises(GlissandoError, match=r"cannot have the 2\d\d,\d\d\d parameters of its peer"):
         bench.of_the_size(ours, "transformer-nano")
@@ -88,7 +88,7 @@ def test_decoding_by_context(capsys):
         assert len(line.rpartition(": ")[2].split(", ")) == 3
 
 
-def test_memory_is_linear_or_it_is_told(capsys):
+def test_memory_is_linear_or_it_is_reported(capsys):
     """With 10 MB at any length, which no difference contains."""
     linear = bench.growth_of_memory(NANO, (1000, 2000, 4000), lambda name, length: 10**7 + 2048 * length)
     assert (linear.ours, linear.peer, linear.ratio, linear.met) == (2, 2, 1, True)
@@ -134,7 +134,7 @@ def test_a_layer_is_trained():
     assert any(not torch.equal(before[name], p) for name, p in mixer.named_parameters())
 
 
-def test_a_missing_peer_is_told(monkeypatch):
+def test_a_missing_peer_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "ncps", None)
     monkeypatch.setitem(sys.modules, "ncps.torch", None)
     with pytest.raises(GlissandoError, match="pip install ncps"):

@@ -42,8 +42,8 @@ EVERYTHING = {"model.mixer": {"importance": True, "forget_gate": True, "output_g
 ROWS = {"training": {"steps": 6, "log_every": 1, "save_every": 3, "validate_every": 10**6}}
 
 
-def calibrated(kind: str, **told: object) -> dict:
-    return {"model.mixer.calibration": {"kind": kind, **told}}
+def calibrated(kind: str, **values: object) -> dict:
+    return {"model.mixer.calibration": {"kind": kind, **values}}
 
 
 def run(folder: Path, name: str, *updates: dict) -> Path:
@@ -74,7 +74,7 @@ def crash_in(monkeypatch):
 
 
 def first_median(config: RunConfig) -> float:
-    """Of the keys' energies in block 0, over the first batch, by hand."""
+    """The median of the keys' energies in block 0, over the first batch, by hand."""
     torch.manual_seed(config.training.seed)
     corpus = build_corpus(config.data)
     model = LanguageModel(config.model, corpus.tokenizer)
@@ -195,11 +195,11 @@ def test_other_precisions_calibrate(tmp_path, precision):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_calibrate_as_one(tmp_path, strategy):
-    told = calibrated("drift", every=3, drift_tolerance=1e-9, gradient_gate=1e9)
+    values = calibrated("drift", every=3, drift_tolerance=1e-9, gradient_gate=1e9)
     plain = {"model.block": {"mixer_dropout": 0.0, "mlp_dropout": 0.0}}
-    single = run(tmp_path, "single", told, plain)
+    single = run(tmp_path, "single", values, plain)
     two = {"training": {"devices": 2, "strategy": strategy}}
-    arguments = options(mapping(tmp_path, TAU, ROWS, told, plain, two))
+    arguments = options(mapping(tmp_path, TAU, ROWS, values, plain, two))
     done = call(command(*arguments, f"--out={tmp_path / 'double'}"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert counts(tmp_path / "double") == counts(single) == [1, 1, 1, 2, 2, 2]

@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_or_pointer_is_an_error_that_names_what_stands(tmp_
         (tmp_path / "latest").write_text(text)
         with pytest.raises(RunError, match=rf"(latest is damaged|step-00000007/manifest\.json is missing).*{stands}"):
             latest_checkpoint(tmp_path)
-    (tmp_path / "latest").write_text("latest: step-00000002\n")  # as it is told
+    (tmp_path / "latest").write_text("latest: step-00000002\n")  # as the error advises
     assert latest_checkpoint(tmp_path) == good
     damage(good)
     with pytest.raises(RunError, match=r"No other checkpoint of .* is intact"):

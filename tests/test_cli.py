@@ -207,7 +207,7 @@ def test_a_prompt_is_not_printed_before_its_options_are_right(run, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_text_that_positions_cut_is_told(tmp_path, capsys):
+def test_a_text_that_positions_cut_is_reported(tmp_path, capsys):
     small = {"vocab_size": 256, "max_length": 16, "hidden_size": 16, "mixer.heads": 2, "depth.layers": 1}
     model = LanguageModel.from_preset("gpt", **small)
     model.tokenizer = ByteTokenizer()

@@ -68,9 +68,9 @@ def test_a_usage_error_ends_with_2(command, tmp_path, monkeypatch, capsys):
         if "--out" in arguments and "--out" in given[: len(LEAST[command])]:
             given = arguments
         assert main([command, *given]) == 2, given
-        told = capsys.readouterr().err
-        assert told.startswith(f"glissando {command}: "), given
-        assert "Traceback" not in told
+        printed = capsys.readouterr().err
+        assert printed.startswith(f"glissando {command}: "), given
+        assert "Traceback" not in printed
     assert not list(tmp_path.iterdir())
 
 

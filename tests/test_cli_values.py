@@ -1,4 +1,4 @@
-"""Values on the command line arrive as they were typed, and what they would do to others' files is told first."""
+"""Values on the command line arrive as they were typed, and what they would do to others' files is an error first."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def place(tmp_path_factory) -> Path:
 def fails(capsys, *arguments: object, status: int = 2) -> str:
     capsys.readouterr()
     assert main([str(a) for a in arguments]) == status
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    return told
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    return printed
 
 
 @pytest.mark.parametrize("key", ["#s3cret!", "null", "~", "'# '", "1e3"])
@@ -75,7 +75,7 @@ def test_any_text_is_a_prompt(text, place, capsys):
         assert capsys.readouterr().out.startswith(text)
 
 
-def test_what_is_no_utf_8_is_told(place, capsys):
+def test_what_is_no_utf_8_is_reported(place, capsys):
     assert "not UTF-8" in fails(capsys, "generate", place / "run", "--prompt", os.fsdecode(b"a\xff"))
 
 
@@ -84,9 +84,9 @@ def test_another_text_does_not_keep_the_held_out_one(verb, place, capsys):
     """`evaluate RUN --data.path other` scored the run's own valid_path, and said nothing."""
     run, book, other = (str(place / name) for name in ("run", "book.txt", "other.txt"))
     command = ["evaluate", run] if verb == "evaluate" else ["train", "--from", run, "--print_config"]
-    told = fails(capsys, *command, "--data.path", other)
-    assert "would leave the run's" in told
-    assert "--data.valid_path too" in told
+    printed = fails(capsys, *command, "--data.path", other)
+    assert "would leave the run's" in printed
+    assert "--data.valid_path too" in printed
     for held_out in ("null", book):
         assert main([*command, "--data.path", other, "--data.valid_path", held_out]) == 0
     assert main([*command, "--data.path", book]) == 0
@@ -99,7 +99,7 @@ def test_a_file_of_options_does_not_keep_it_either(place, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "printed"),
     [
         (["--data.tokenizer.kind", "bpe"], "the run's own tokenizer encodes the text"),
         (["--exact_match", "5"], "text is not of pairs"),
@@ -110,9 +110,9 @@ def test_a_file_of_options_does_not_keep_it_either(place, capsys):
         (["--tasks", "glissando_recall", "--prompt", "a"], "--prompt was given too"),
     ],
 )
-def test_evaluating_refuses_what_would_do_nothing(options, told, place, capsys):
+def test_evaluating_refuses_what_would_do_nothing(options, printed, place, capsys):
     given = [str(place / "book.txt") if option == "BOOK" else option for option in options]
-    assert told in fails(capsys, "evaluate", place / "run", *given)
+    assert printed in fails(capsys, "evaluate", place / "run", *given)
 
 
 def test_pictures_overwrite_nothing(place, tmp_path, capsys):
@@ -131,8 +131,8 @@ def test_what_the_system_refuses_is_a_line(place, tmp_path, capsys, monkeypatch)
     monkeypatch.setattr(presets, "main", refuse)
     assert fails(capsys, "presets", status=1) == "glissando presets: Permission denied: 'runs/mine'\n"
     (tmp_path / "file").write_text("")
-    told = fails(capsys, "evaluate", place / "run", "--plots", tmp_path / "file/x")
-    assert "--plots: its folder" in told, "before anything is measured"
+    printed = fails(capsys, "evaluate", place / "run", "--plots", tmp_path / "file/x")
+    assert "--plots: its folder" in printed, "before anything is measured"
 
 
 def test_closed_output_is_no_defect(monkeypatch):
@@ -160,9 +160,9 @@ def test_a_run_that_cannot_be_resumed_is_not_said_to_be(place, tmp_path, capsys)
     out = tmp_path / "other"
     out.mkdir()
     (out / "notes").write_text("mine")
-    told = fails(capsys, "grow", place / "run", "--out", out, "--width", "2", status=1)
-    assert "Choose a new name" in told
-    assert "Resume" not in told
+    printed = fails(capsys, "grow", place / "run", "--out", out, "--width", "2", status=1)
+    assert "Choose a new name" in printed
+    assert "Resume" not in printed
 
 
 def test_a_checkpoint_opens_beside_a_damaged_manifest(place, tmp_path, capsys):
@@ -189,7 +189,7 @@ def test_labels_that_a_model_is_given_are_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "printed"),
     [
         (
             {"depth": {"kind": "flow", "n_steps": 1, "control": "value"}},
@@ -198,7 +198,7 @@ def test_labels_that_a_model_is_given_are_named(tmp_path, capsys):
         ({"depth": {"layers": '"value'}}, """depth.layers: expected a whole number, got '"value'"""),
     ],
 )
-def test_what_is_called_value_is_shown_as_it_was_given(options, told):
+def test_what_is_called_value_is_shown_as_it_was_given(options, printed):
     with pytest.raises(ConfigError) as caught:
         from_dict(ModelConfig, options, "model")
-    assert str(caught.value) == f"model.{told}"
+    assert str(caught.value) == f"model.{printed}"

@@ -81,10 +81,10 @@ def test_a_whole_comparison(finished):
     assert len(named) == 7
     for name in named:
         picture = ElementTree.fromstring((finished / name).read_text())
-        told = " ".join(picture.itertext())
-        assert "prefers-color-scheme: dark" in told
-        assert "liquid-ssm-nano" in told
-        assert ("entropy floor" in told) == any(part in name for part in ("bits", "tokens", "flops", "seconds"))
+        printed = " ".join(picture.itertext())
+        assert "prefers-color-scheme: dark" in printed
+        assert "liquid-ssm-nano" in printed
+        assert ("entropy floor" in printed) == any(part in name for part in ("bits", "tokens", "flops", "seconds"))
 
 
 def test_every_figure_is_traced_to_a_run(finished):
@@ -110,10 +110,10 @@ def test_every_figure_is_traced_to_a_run(finished):
         row for row in lines if row["section"] == "one run" and row["model"] == "liquid-ssm-nano"
         and row["measure"] == "epiplexity"
     ]  # fmt: skip
-    told = next(
+    printed = next(
         r for r in lines if r["section"] == "model" and r["model"] == "liquid-ssm-nano" and r["measure"] == "epiplexity"
     )
-    assert float(told["value"]) == pytest.approx(np.mean([float(row["value"]) for row in mine]))
+    assert float(printed["value"]) == pytest.approx(np.mean([float(row["value"]) for row in mine]))
     assert len(mine) == 2
 
 
@@ -216,8 +216,8 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
         while latest_checkpoint(path) is None and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=100)
-    assert process.returncode == 130, told
+        _, printed = process.communicate(timeout=100)
+    assert process.returncode == 130, printed
     assert read_measured(path) is None
     assert main(["compare", *options, "--out", str(out)]) == 0
     figures = read_measured(path)

@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture
 def order(tmp_path, monkeypatch) -> _Order:
-    """Of one small training, with one thread; the process is as it was afterwards."""
+    """One small training with one thread; the process is as it was afterwards."""
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     asked = comparison(tmp_path, **SMALL)

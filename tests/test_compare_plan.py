@@ -355,7 +355,7 @@ def test_what_has_been_tried_is_never_left_out(tmp_path):
         if rate < 4e-3:
             put(Job("sweep", "tauformer-nano", 0, rate), 0.0)
     # Begun and given up, put aside, and none of ours.
-    strays = [asked.out / "sweep/transformer-nano" / f"lr-{told}-seed-0" for told in ("0.3", "0.1-old", "1e-4")]
+    strays = [asked.out / "sweep/transformer-nano" / f"lr-{rate}-seed-0" for rate in ("0.3", "0.1-old", "1e-4")]
     for stray in strays:
         stray.mkdir()
     for stray in strays[1:]:

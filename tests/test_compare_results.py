@@ -51,7 +51,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
 
 @pytest.mark.parametrize(("seeds", "quantile", "bias"), [(2, 12.706, 0.798), (3, 4.303, 0.886), (5, 2.776, 0.940)])
 def test_differences_of_few_seeds_hold_the_truth_as_often_as_they_say(seeds: int, quantile: float, bias: float):
-    """Of two models that are alike, whose seeds share an order of the data that does ten times as much as all else.
+    """Two models are alike; their seeds share an order of the data that does ten times as much as all else.
 
     The true share is 94 to 96 in 100, of which 200 trials deviate by 1.5; the bounds are 90 and 98.5. Two draws of
     Student's t that know nothing of each other would hold 99.5, and seeds taken as strangers all of them. Widths are
@@ -70,8 +70,8 @@ def test_differences_of_few_seeds_hold_the_truth_as_often_as_they_say(seeds: int
     assert np.mean(widths) == pytest.approx(2 * quantile * bias * 0.02 * math.sqrt(2 / seeds), rel=0.25)
 
 
-def test_seeds_that_are_no_pairs_are_told_apart_by_welch():
-    """Of deviations 1 and 2 over 3 and 5 seeds: 17 / 15 is the error's square. One seed varies as the other."""
+def test_seeds_that_are_no_pairs_are_compared_by_welch():
+    """Deviations 1 and 2 over 3 and 5 seeds: the squared error is 17 / 15. One seed varies as the other."""
     a, b = np.array([-1.0, 0.0, 1.0]), 7 + np.array([-2.0, -2.0, 0.0, 2.0, 2.0])
     assert _welch(a, b) == pytest.approx((math.sqrt(17 / 15), (17 / 15) ** 2 / (1 / 18 + 0.16)))
     assert _welch(a, b[:1]) == pytest.approx((math.sqrt(1 + 1 / 3), 2))
@@ -150,7 +150,7 @@ def memory(tmp_path: Path, hidden_size: int, layers: int) -> float:
 
 
 def test_memory_is_the_models_own(tmp_path):
-    """Of 7,472 parameters 9 MiB and of 428,416 ones 53: what imports and compiled kernels take is in neither."""
+    """9 MiB for 7,472 parameters and 53 for 428,416: what imports and compiled kernels take is in neither."""
     if not forget_peak():
         pytest.skip("this system does not let a process forget its peak")
     tiny, larger = memory(tmp_path, 16, 1), memory(tmp_path, 128, 2)

@@ -62,13 +62,13 @@ def test_a_training_that_fails_ends_that_rate_alone(tmp_path, monkeypatch, capsy
 def test_lines_name_what_was_trained_and_the_table_ranks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "measure_speed", lambda runs, *_: dict.fromkeys(runs, TIMED))
     compare.compare(toy(tmp_path))
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     # Of each model one figure at the end, the best first; the lines of its training have none.
-    ended = told[told.rindex("writing the report") :].splitlines()[2:]
+    ended = printed[printed.rindex("writing the report") :].splitlines()[2:]
     figures = [float(re.findall(r"\d\.\d{4}", line)[0]) for line in ended]
     assert len(figures) == 2
     assert figures == sorted(figures)
-    lines = [line for line in told.splitlines() if "trained in " in line]
+    lines = [line for line in printed.splitlines() if "trained in " in line]
     assert len(lines) == 2
     assert "bits" not in "".join(lines)
 
@@ -132,7 +132,7 @@ def test_on_a_terminal_a_warning_stays_above_the_table(tmp_path):
 
 
 def test_speed_says_what_it_measures_and_how_long(tmp_path, monkeypatch):
-    """Of two runs: every model in every round, with a growing share and the time left."""
+    """Two runs: every model in every round, with a growing share and the time left."""
     monkeypatch.setattr(speed, "training_memory", lambda paths: iter([1.0] * len(paths)))
     asked = toy(tmp_path)
     asked.budget = Amount("steps", 1)

@@ -27,17 +27,17 @@ def test_two_models_for_a_moment(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "_rates", lambda comparison: rates)
     out = tmp_path / "demo"
     assert demo.main(["--presets", ",".join(TWO), "--out", str(out)]) == 0
-    told, shown = capsys.readouterr()
-    assert "2,000 tokens would take about 13:20 minutes; each reads 1,500 tokens: about 10:00" in told
+    printed, shown = capsys.readouterr()
+    assert "2,000 tokens would take about 13:20 minutes; each reads 1,500 tokens: about 10:00" in printed
     budgets = [Run(path).read_config()["training"]["tokens"] for path in out.glob("runs/*/*")]
     assert budgets == [1500, 1500]
-    assert re.search(r"^What a trained model writes .*:\n\n   Once upon a time\w*\W.{150}", told, re.M | re.DOTALL)
-    assert told.index("What a trained model") < told.index("Held-out stories in bits per byte")
-    ranked = re.findall(r"^(\d)\. ([\w-]+) +(\d\.\d{3}) \(95 %: .*\)\n   (\S.*)", told, re.M)
+    assert re.search(r"^What a trained model writes .*:\n\n   Once upon a time\w*\W.{150}", printed, re.M | re.DOTALL)
+    assert printed.index("What a trained model") < printed.index("Held-out stories in bits per byte")
+    ranked = re.findall(r"^(\d)\. ([\w-]+) +(\d\.\d{3}) \(95 %: .*\)\n   (\S.*)", printed, re.M)
     assert [place for place, *_ in ranked] == ["1", "2"]
     assert {name for _, name, *_ in ranked} == set(TWO)
     assert float(ranked[0][2]) <= float(ranked[1][2])
-    assert told.splitlines()[-1] == f"report: {out / 'report.html'}"
+    assert printed.splitlines()[-1] == f"report: {out / 'report.html'}"
     assert len(re.findall(r"^[\w-]+, run, seed 0, .*: trained in ", shown, re.M)) == 2
     page = (out / "report.html").read_text()
     assert re.search(rf"<h1>({'|'.join(TWO)}) .* after 1,500 tokens.*</h1>", page)
@@ -61,13 +61,13 @@ def test_a_slow_machine_shortens_the_budget_and_no_less_than_half(monkeypatch):
         (2, 200_000, "300,000 tokens would take about 10:00 minutes; each reads 200,000 tokens: about 6:40"),
         (4, 150_000, "about 10:00 minutes on this machine; from fewer they would learn too little to see"),
     ):
-        given, told = demo.affordable(planned, {"a": rate / slowness, "b": rate / slowness})
+        given, printed = demo.affordable(planned, {"a": rate / slowness, "b": rate / slowness})
         assert given == tokens
-        assert line in told
-        assert ("would take" in told) == (tokens < planned)
+        assert line in printed
+        assert ("would take" in printed) == (tokens < planned)
 
 
-def test_a_mistake_is_told(tmp_path, capsys):
+def test_a_mistake_is_reported(tmp_path, capsys):
     assert demo.main(["--presets", "transformer-nan", "--out", str(tmp_path / "demo")]) == 2
     assert "Did you mean 'transformer-nano'" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()

@@ -31,9 +31,9 @@ def run(tmp_path_factory) -> str:
 def test_a_device_that_is_not_there_is_an_error_that_names_those_that_are(command, run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([command, run, *COMMANDS[command], "--device", "hpu"]) == 2
-    told = capsys.readouterr().err
-    assert "--device hpu is not available here" in told
-    assert "available: auto, cpu" in told
+    printed = capsys.readouterr().err
+    assert "--device hpu is not available here" in printed
+    assert "available: auto, cpu" in printed
 
 
 def test_auto_is_the_accelerator_or_the_cpu(monkeypatch):
@@ -49,7 +49,7 @@ def test_auto_is_the_accelerator_or_the_cpu(monkeypatch):
             find_device(wrong)
 
 
-def test_the_commands_run_where_they_are_told(run, capsys, monkeypatch):
+def test_the_commands_run_where_they_are_reported(run, capsys, monkeypatch):
     moved: list[object] = []
     to = LanguageModel.to
     monkeypatch.setattr(LanguageModel, "to", lambda self, *given: (moved.extend(given), to(self, *given))[1])

@@ -41,7 +41,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalon
 CHANGES = {"training": {"steps": 8, "save_every": 4, "validate_every": 4, "sample_every": 4, "log_every": 1}}
 #: matrices by Muon, for which shards are gathered; the rest by AdamW
 CHANGES["training"]["optimizer"] = {"kind": "muon", "learning_rate": 0.01}
-#: how the program is started, and what it is told besides
+#: how the program is started, and its further options
 STARTS = {
     "ddp": ((), {"devices": 2, "strategy": "ddp"}),
     "torchrun": (TORCHRUN, {"accumulate": 2}),
@@ -59,9 +59,9 @@ def single(tmp_path_factory):
 @pytest.fixture(scope="module", params=slow_where(["torchrun", "fsdp"], STARTS))
 def double(request, tmp_path_factory):
     """The same run by two processes, started in one of several ways."""
-    launcher, told = STARTS[request.param]
+    launcher, changes = STARTS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
-    arguments = options(mapping(folder, PLAIN, CHANGES, {"training": told}))
+    arguments = options(mapping(folder, PLAIN, CHANGES, {"training": changes}))
     done = call(command(*arguments, f"--out={folder / 'run'}", launcher=launcher))
     assert done.returncode == 0, done.stderr[-3000:]
     return folder / "run", done.stderr
@@ -252,8 +252,8 @@ sys.exit(main(["train", *sys.argv[1:]]))
 def test_full_disk_of_one_process_ends_both_and_leaves_the_checkpoint_before(tmp_path):
     script, run = tmp_path / "program.py", tmp_path / "run"
     script.write_text(FULL_SHARD)
-    told = {"training": {"devices": 2, "strategy": "fsdp", "save_every": 2, "validate_every": 100}}
-    done = call([sys.executable, str(script), *options(mapping(tmp_path, CHANGES, told)), f"--out={run}"])
+    changes = {"training": {"devices": 2, "strategy": "fsdp", "save_every": 2, "validate_every": 100}}
+    done = call([sys.executable, str(script), *options(mapping(tmp_path, CHANGES, changes)), f"--out={run}"])
     assert done.returncode == 1
     assert done.stderr.count("could not save step 4: ") == 1
     assert done.stderr.count("No space left on device") == 1

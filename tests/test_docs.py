@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import importlib.util
 import posixpath
@@ -40,7 +41,7 @@ EXCLUDED = settings()["exclude_docs"].split()
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub and the site make them, and those that are written."""
+    """Anchors of headings, as GitHub and the site make them, and those that are written."""
     written = set(re.findall(r'<a id="([^"]+)">', page.read_text()))
     titles = re.findall(r"^#+ +(.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
     return written | {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
@@ -60,6 +61,17 @@ def test_links_lead_somewhere(page):
             )
         if anchor:
             assert anchor in anchors(target), f"{page.name}: {link}; there are {sorted(anchors(target))}"
+
+
+def test_every_fault_of_the_table_has_its_test():
+    """The tests that CONTRIBUTING.md names are there, and `make test` runs them."""
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 40
+    for file, name in named:
+        functions = [node for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+        decorators = [[ast.unparse(each) for each in node.decorator_list] for node in functions if node.name == name]
+        assert decorators, f"{file} has no {name}: name the test that finds the fault now"
+        assert "pytest.mark.slow" not in decorators[0], f"{file}::{name} is slow: keep a fast test of the fault"
 
 
 def test_the_site_has_every_page():

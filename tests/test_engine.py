@@ -32,14 +32,14 @@ def model():
 def test_texts_that_join_and_leave_are_those_written_alone(preset):
     model = model_of(preset)
     engine = Engine(model, chunk=7)
-    rng, heard = random.Random(0), []
+    rng, listener = random.Random(0), []
     for turn in range(12):
         prompt, count, seed = rng.choice(PROMPTS), rng.randrange(1, 25), rng.randrange(99)
-        heard.append((prompt, count, seed, submit(engine, request_for(model, prompt, count, seed))[1][0]))
+        listener.append((prompt, count, seed, submit(engine, request_for(model, prompt, count, seed))[1][0]))
         for _ in range(turn % 4):
             engine.step()
     run_down(engine)
-    for prompt, count, seed, one in heard:
+    for prompt, count, seed, one in listener:
         assert [one.text] == generate(model, [prompt], max_tokens=count, seed=seed)
         assert one.finish in ("stop", "length")
 
@@ -60,10 +60,10 @@ def test_a_known_beginning_is_not_read_again(preset):
     goes_on = replace(first, ids=(*first.ids, *writer.written, 65))
     for request, read in ((again, 0), (longer, 7), (goes_on, 2)):
         before = engine.tokens_read
-        [heard] = submit(engine, request)[1]
+        [listener] = submit(engine, request)[1]
         run_down(engine)
         assert engine.tokens_read - before == read
-        assert [heard.text] == [each.text for each in alone(model, request)]
+        assert [listener.text] == [each.text for each in alone(model, request)]
 
 
 def test_states_kept_stay_within_their_bytes(model):
@@ -84,7 +84,7 @@ def test_states_kept_stay_within_their_bytes(model):
 
 
 def test_what_is_used_stays(model):
-    """Of two states, the one asked for again outlives the other."""
+    """One of two states is asked for again and outlives the other."""
     engine = Engine(model)
     for prompt in ("Ben", "Ada"):
         submit(engine, request_for(model, prompt, 1))
@@ -149,15 +149,15 @@ def test_padding_stays_within_the_chunk(model, monkeypatch):
 def test_another_control_is_another_state():
     model = model_of("hybrid-ode-nano")
     engine = Engine(model)
-    told = {}
+    texts = {}
     for control in (None, (0.0, 0.0), (1.0, 1.0), (0.0, 0.0)):
         request = request_for(model, "Once upon", 60, control=control)
-        [heard] = submit(engine, request)[1]
+        [listener] = submit(engine, request)[1]
         run_down(engine)
-        assert heard.text == alone(model, request)[0].text
-        told[control] = heard.text
+        assert listener.text == alone(model, request)[0].text
+        texts[control] = listener.text
     assert engine.tokens_reused == 10  # (0, 0) again
-    assert len(set(told.values())) == 3
+    assert len(set(texts.values())) == 3
 
 
 def test_a_long_prompt_holds_up_neither_texts_nor_short_prompts(model):
@@ -176,9 +176,9 @@ def test_log_probabilities_of_prompt_and_text(model):
     """Against one forward over the whole text."""
     request = request_for(model, "Once upon a time, there was", 9, top=3, echo=True)
     engine = Engine(model, chunk=10)
-    _, [heard] = submit(engine, request)
+    _, [listeners] = submit(engine, request)
     run_down(engine)
-    tokens = [token for piece in heard.pieces for token in piece.tokens]
+    tokens = [token for piece in listeners.pieces for token in piece.tokens]
     ids = [*request.ids, *(token.id for token in tokens[len(request.ids) - 1 :])]
     assert [token.id for token in tokens] == ids[1:]
     with torch.no_grad():
@@ -192,11 +192,11 @@ def test_log_probabilities_of_prompt_and_text(model):
 
 def test_a_text_of_no_tokens_is_its_prompt(model):
     engine = Engine(model)
-    _, [heard] = submit(engine, request_for(model, "Once", 0, top=0, echo=True))
+    _, [listeners] = submit(engine, request_for(model, "Once", 0, top=0, echo=True))
     _, [silent] = submit(engine, request_for(model, "Once", 0))
     run_down(engine)
-    assert [piece.finish for piece in heard.pieces] == ["length"]
-    assert bytes(token.id for token in heard.pieces[0].tokens) == b"Once"
+    assert [piece.finish for piece in listeners.pieces] == ["length"]
+    assert bytes(token.id for token in listeners.pieces[0].tokens) == b"Once"
     assert silent.pieces == [Piece(finish="length")]
     assert engine.tokens_written == 0
 
@@ -206,21 +206,21 @@ def test_a_text_of_no_tokens_is_its_prompt(model):
 
 def test_copies_are_drawn_with_seeds_of_their_own(model):
     engine = Engine(model)
-    _, heard = submit(engine, request_for(model, "Once upon", 12, seed=5, copies=3))
+    _, listeners = submit(engine, request_for(model, "Once upon", 12, seed=5, copies=3))
     run_down(engine)
     assert engine.tokens_read == 10
-    for number, one in enumerate(heard):
+    for number, one in enumerate(listeners):
         assert [one.text] == generate(model, ["Once upon"], max_tokens=12, seed=5 + number)
-    assert len({one.text for one in heard}) == 3
+    assert len({one.text for one in listeners}) == 3
 
 
 def test_sampling_is_each_texts_own(model):
     kinds = [{"temperature": 0}, {"temperature": 1.5}, {"temperature": 0.3}]
     requests = [request_for(model, "The", 15, seed=1, **kind) for kind in kinds]
     engine = Engine(model)
-    heard = [submit(engine, request)[1][0] for request in requests]
+    listeners = [submit(engine, request)[1][0] for request in requests]
     run_down(engine)
-    for kind, one in zip(kinds, heard, strict=True):
+    for kind, one in zip(kinds, listeners, strict=True):
         assert [one.text] == generate(model, ["The"], max_tokens=15, seed=1, **kind)
 
 
@@ -239,18 +239,18 @@ def test_a_stop_text_ends_one_and_no_other(model):
 
 def test_more_than_fit_wait_their_turn(model):
     engine = Engine(model, max_sessions=2, max_waiting=3)
-    heard = [submit(engine, request_for(model, "a", 4, seed=n))[1][0] for n in range(5)]
+    listeners = [submit(engine, request_for(model, "a", 4, seed=n))[1][0] for n in range(5)]
     with pytest.raises(BusyError, match="3 texts wait already, and 3 may"):
         submit(engine, request_for(model, "a", 4))
     engine.step()
     assert (engine.running, engine.waiting) == (2, 3)
     run_down(engine)
-    assert all(one.finish for one in heard)
+    assert all(one.finish for one in listeners)
 
 
 def test_who_is_given_up_leaves_before_the_next_token(model):
     engine = Engine(model)
-    [gone], [heard] = submit(engine, request_for(model, "Once", 100))
+    [gone], [listener] = submit(engine, request_for(model, "Once", 100))
     _, [stays] = submit(engine, request_for(model, "Once", 30, seed=2))
     for _ in range(5):
         engine.step()
@@ -259,7 +259,7 @@ def test_who_is_given_up_leaves_before_the_next_token(model):
     engine.step()
     assert engine.running == 1
     assert len(gone.written) == written
-    assert heard.finish is None
+    assert listener.finish is None
     run_down(engine)
     assert [stays.text] == generate(model, ["Once"], max_tokens=30, seed=2)
 
@@ -282,7 +282,7 @@ def test_a_dial_turned_on_the_way():
     model = model_of("hybrid-ode-nano")
     engine = Engine(model)
     request = request_for(model, "Once upon", 24)
-    [turned], [heard] = submit(engine, request)
+    [turned], [listener] = submit(engine, request)
     _, [other] = submit(engine, request)
     for _ in range(9):
         engine.step()
@@ -304,7 +304,7 @@ def test_a_dial_turned_on_the_way():
     submit(engine, replace(request, ids=(*request.ids, *turned.written)))
     run_down(engine)
     assert engine.tokens_reused - reused == len(request.ids), "its state was read under two controls"
-    assert heard.text != other.text
+    assert listener.text != other.text
 
 
 # ---------------------------------------------------------------------- what goes wrong
@@ -312,12 +312,12 @@ def test_a_dial_turned_on_the_way():
 
 def test_a_model_that_fails_ends_the_texts_it_failed_for(model, monkeypatch):
     engine = Engine(model)
-    _, [heard] = submit(engine, request_for(model, "Once", 50))
+    _, [listener] = submit(engine, request_for(model, "Once", 50))
     engine.step()
     with monkeypatch.context() as broken:
         broken.setattr(engine, "_draw", lambda batch: torch.full((1,), torch.nan).multinomial(1))
         engine.step()
-    assert isinstance(heard.error, RuntimeError)
+    assert isinstance(listener.error, RuntimeError)
     assert engine.running == 0
     _, [after] = submit(engine, request_for(model, "Once", 5))
     run_down(engine)
@@ -331,22 +331,22 @@ def test_a_text_whose_numbers_overflow_ends_alone(options):
     good = replace(request_for(model, "Once", 30), control=(0.5, 0.0))
     bad = replace(good, control=(1e308, 0.0), **options)
     engine = Engine(model)
-    _, [heard] = submit(engine, good)
+    _, [listener] = submit(engine, good)
     for _ in range(4):
         engine.step()
     [[ill], [later]] = [submit(engine, bad)[1], submit(engine, good)[1]]
     run_down(engine)
     assert isinstance(ill.pieces[-1].error, FloatingPointError)
     assert "are not finite, under the control (1e+308, 0.0)" in str(ill.pieces[-1].error)
-    assert heard.text == later.text == alone(model, good)[0].text
-    _, [heard] = submit(engine, good)
+    assert listener.text == later.text == alone(model, good)[0].text
+    _, [listener] = submit(engine, good)
     [turned], [ill] = submit(engine, good)
     for _ in range(4):
         engine.step()
     turned.turn((1e308, 0.0))
     run_down(engine)
     assert isinstance(ill.pieces[-1].error, FloatingPointError)
-    assert heard.text == alone(model, good)[0].text
+    assert listener.text == alone(model, good)[0].text
 
 
 def test_an_engine_that_breaks_leaves_nobody_waiting(model, monkeypatch):
@@ -354,11 +354,11 @@ def test_an_engine_that_breaks_leaves_nobody_waiting(model, monkeypatch):
         raise MemoryError("no room for a row")
 
     engine = Engine(model)
-    _, [heard] = submit(engine, request_for(model, "Once", 30))
+    _, [listener] = submit(engine, request_for(model, "Once", 30))
     monkeypatch.setattr(engine, "_let_go", breaks)
     with pytest.raises(MemoryError):
         engine.pool.run()
-    assert isinstance(heard.pieces[-1].error, BusyError)
+    assert isinstance(listener.pieces[-1].error, BusyError)
     with pytest.raises(BusyError, match="stopping"):
         submit(engine, request_for(model, "Once", 30))
 
@@ -378,7 +378,7 @@ def test_for_whom_there_is_room_need_not_be_allowed_to_wait(model):
     submit(engine, four)
 
 
-def test_who_ended_before_the_model_failed_is_told_no_error(model, monkeypatch):
+def test_who_ended_before_the_model_failed_gets_no_error(model, monkeypatch):
     engine = Engine(model)
     _, [ends] = submit(engine, request_for(model, "Once", 1))
     _, [goes_on] = submit(engine, request_for(model, "Once", 9))
@@ -401,15 +401,15 @@ def test_a_prompt_that_fails_ends_alone(model):
 
 def test_closing_tells_everyone(model):
     engine = Engine(model, max_sessions=1)
-    heard = [submit(engine, request_for(model, "Once", 10**6, seed=n))[1][0] for n in range(3)]
+    listeners = [submit(engine, request_for(model, "Once", 10**6, seed=n))[1][0] for n in range(3)]
     thread = threading.Thread(target=engine.pool.run)
     thread.start()
-    while not heard[0].pieces:
+    while not listeners[0].pieces:
         time.sleep(0.01)
     engine.close()
     thread.join(10)
     assert not thread.is_alive()
-    assert all(isinstance(one.error, BusyError) for one in heard)
+    assert all(isinstance(one.error, BusyError) for one in listeners)
     with pytest.raises(BusyError, match="stopping"):
         submit(engine, request_for(model, "Once", 1))
 
@@ -420,6 +420,6 @@ def test_learned_positions_end_a_text():
     ).double()
     engine = Engine(model)
     assert engine.room(5) == 8
-    _, [heard] = submit(engine, request_for(model, "Once", 8, temperature=0))
+    _, [listener] = submit(engine, request_for(model, "Once", 8, temperature=0))
     run_down(engine)
-    assert [heard.text] == generate(model, ["Once"], max_tokens=99, temperature=0)
+    assert [listener.text] == generate(model, ["Once"], max_tokens=99, temperature=0)

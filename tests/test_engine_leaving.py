@@ -24,7 +24,7 @@ def model():
 def test_a_token_that_the_tokenizer_does_not_know_ends_its_text_alone(model, monkeypatch):
     engine = Engine(model)
     [unlucky], [ill] = submit(engine, request_for(model, "Once", 30))
-    _, [heard] = submit(engine, request_for(model, "The", 30, seed=1))
+    _, [listener] = submit(engine, request_for(model, "The", 30, seed=1))
     for _ in range(4):
         engine.step()
 
@@ -34,27 +34,27 @@ def test_a_token_that_the_tokenizer_does_not_know_ends_its_text_alone(model, mon
     monkeypatch.setattr(unlucky.text, "push", unknown)
     run_down(engine)
     assert [isinstance(piece.error, IndexError) for piece in ill.pieces] == [False] * 4 + [True]
-    assert heard.error is None
-    assert [heard.text] == generate(model, ["The"], max_tokens=30, seed=1)
+    assert listener.error is None
+    assert [listener.text] == generate(model, ["The"], max_tokens=30, seed=1)
 
 
-def test_ids_beyond_the_tokenizer_are_neither_drawn_nor_told():
+def test_ids_beyond_the_tokenizer_are_neither_drawn_nor_reported():
     torch.manual_seed(0)
     grown = LanguageModel.from_preset("transformer-nano", vocab_size=400, hidden_size=32, depth={"layers": 1}).eval()
     grown.tokenizer = ByteTokenizer()
     engine = Engine(grown)
     asked = [request_for(grown, "hello", temperature=t, top=20, echo=True) for t in (0, 5.0)]
-    heard = [submit(engine, request)[1][0] for request in asked]
+    listeners = [submit(engine, request)[1][0] for request in asked]
     run_down(engine)
-    for listener in heard:
-        told = [token for piece in listener.pieces for token in piece.tokens]
+    for listener in listeners:
+        tokens = [token for piece in listener.pieces for token in piece.tokens]
         assert listener.error is None
-        assert told
-        assert len(told) > 6, "the prompt's tokens too"
-        assert all(token.id < 256 and all(i < 256 for i, _ in token.top) for token in told)
+        assert tokens
+        assert len(tokens) > 6, "the prompt's tokens too"
+        assert all(token.id < 256 and all(i < 256 for i, _ in token.top) for token in tokens)
 
 
-def test_who_failed_is_told_once_though_the_batch_fails_after_it(model, monkeypatch):
+def test_who_failed_gets_one_error_though_the_batch_fails_after_it(model, monkeypatch):
     engine = Engine(model)
     [unlucky], [ill] = submit(engine, request_for(model, "Once", 30))
     _, [ends] = submit(engine, request_for(model, "Once", 1))
@@ -85,13 +85,13 @@ def test_of_several_texts_those_that_stay_keep_their_place(model):
     engine = Engine(model, max_sessions=2)
     [first], _ = submit(engine, request_for(model, "Once", 500))
     engine.step()
-    two, [_, heard] = submit(engine, replace(request_for(model, "The", 5), copies=2))
+    two, [_, listener] = submit(engine, replace(request_for(model, "The", 5), copies=2))
     two[0].cancel()
     engine.step()
     assert (engine.running, engine.waiting) == (2, 0), "there is room for the one that stays"
     first.cancel()
     run_down(engine)
-    assert [heard.text] == generate(model, ["The"], max_tokens=5, seed=1)
+    assert [listener.text] == generate(model, ["The"], max_tokens=5, seed=1)
 
 
 # ---------------------------------------------------------------------- room
@@ -129,7 +129,7 @@ def test_a_batch_that_a_long_text_has_left_is_as_small_as_those_that_stay(preset
     model = model_of(preset)
     engine = Engine(model)
     [long], _ = submit(engine, request_for(model, "x" * 600, 500))
-    _, [heard] = submit(engine, request_for(model, "Once", 120))
+    _, [listener] = submit(engine, request_for(model, "Once", 120))
     for _ in range(30):
         engine.step()
     assert most_room(engine.batches[False].state) > 600
@@ -137,7 +137,7 @@ def test_a_batch_that_a_long_text_has_left_is_as_small_as_those_that_stay(preset
     engine.step()
     assert most_room(engine.batches[False].state) == 64
     run_down(engine)
-    assert [heard.text] == generate(model, ["Once"], max_tokens=120)
+    assert [listener.text] == generate(model, ["Once"], max_tokens=120)
 
 
 @pytest.mark.parametrize(

@@ -230,10 +230,10 @@ class Exported:
     def lasting(self, tokens: int, **options: Any) -> tuple[str, str]:
         """A prompt whose greedy text does not end by itself, and the text."""
         for prompt in PROMPTS:
-            told = generate(self.model, prompt, max_tokens=tokens, temperature=0, **options)[0]
+            expected = generate(self.model, prompt, max_tokens=tokens, temperature=0, **options)[0]
             longer = generate(self.model, prompt, max_tokens=tokens + 4, temperature=0, **options)[0]
-            if longer.startswith(told.rstrip("\ufffd")) and len(longer) > len(told):
-                return prompt, told
+            if longer.startswith(expected.rstrip("\ufffd")) and len(longer) > len(expected):
+                return prompt, expected
         raise AssertionError("every greedy text ends by itself")
 
 
@@ -362,13 +362,13 @@ def test_the_page_carries_the_state_and_stops_at_the_capacity(tmp_path, visit):
     texts = [write(page, "A", temperature=2, length=40, seed=seed) for seed in (3, 3, 4)]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0][1] == "Ended: at its length. Seed 3."
-    for field, value, told in (
+    for field, value, expected in (
         ("prompt", "long " * 90, "451 tokens, and this model was exported for 400, prompt included"),
         ("length", "0", "Length in tokens must be a whole number of at least 1"),
     ):
         page.fill(f"#{field}", value)
         page.click("#write")
-        expect(page.locator("#error")).to_contain_text(told)
+        expect(page.locator("#error")).to_contain_text(expected)
     assert page.complaints == []
     assert {url.startswith((one.files.url, "data:")) for url in page.urls} == {True}
     one.files.stop()
@@ -403,8 +403,8 @@ def test_greedy_text_and_seeds(mixer, exported, visit):
     if mixer == "spectral":
         # Longer than what is read at a time; then a text that would not end.
         long = "What the fox saw was long. " * 30
-        told = generate(one.model, long, max_tokens=20, temperature=0)[0]
-        assert write(page, long, temperature=0, length=20)[0] == told
+        printed = generate(one.model, long, max_tokens=20, temperature=0)[0]
+        assert write(page, long, temperature=0, length=20)[0] == printed
         page.fill("#length", "1000000")
         page.click("#write")
         expect(page.locator("#written")).not_to_be_empty()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packages import installed
 
 import glissando
 from glissando.errors import ConfigError
@@ -43,14 +44,6 @@ assert not any(name.startswith("glissando.mixers.tau") for name in sys.modules)
 """
 
 
-def installed(site: Path, name: str, entry_points: str) -> None:
-    """The metadata of a package, as an installer writes them."""
-    folder = site / f"{name}-{glissando.__version__}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {glissando.__version__}\n")
-    (folder / "entry_points.txt").write_text(entry_points)
-
-
 @pytest.fixture
 def site(tmp_path) -> Path:
     """glissando by links, without the folder, and the folder's copy beside it."""
@@ -62,12 +55,9 @@ def site(tmp_path) -> Path:
             if child.name not in (left_out, "__pycache__"):
                 (copy / child.name).symlink_to(child)
     shutil.copytree(PACKAGE / "mixers" / "tau", site / "tauformer", ignore=shutil.ignore_patterns("__pycache__"))
-    installed(site, "glissando", "")
-    installed(
-        site,
-        "tauformer",
-        "[glissando.mixers]\ntau = tauformer\n[glissando.commands]\nlaplacian = tauformer.command:main\n",
-    )
+    installed(site, "glissando")
+    commands = {"laplacian": "tauformer.command:main"}
+    installed(site, "tauformer", {"glissando.mixers": {"tau": "tauformer"}, "glissando.commands": commands})
     return site
 
 
@@ -86,7 +76,7 @@ def test_the_folder_moved_out_is_a_package_of_its_own(site, tmp_path):
 
 def test_an_entry_point_that_registers_nothing_is_named(tmp_path, monkeypatch):
     (tmp_path / "empty_mixer.py").write_text("")
-    installed(tmp_path, "empty", "[glissando.mixers]\nnothing = empty_mixer\n")
+    installed(tmp_path, "empty", {"glissando.mixers": {"nothing": "empty_mixer"}})
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"empty_mixer, the entry point of mixer 'nothing', registers no"):
         glissando.LanguageModel.from_config({"mixer": "nothing"})

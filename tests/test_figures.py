@@ -34,7 +34,7 @@ def made_up(figures, monkeypatch):
 
 def test_every_marked_figure_of_the_documents_is_that_of_its_record(figures):
     found = {page.name: figures.settle(page.read_text())[1] for page in figures.PAGES}
-    assert not (wrong := {page: told for page, told in found.items() if told}), (
+    assert not (wrong := {page: problems for page, problems in found.items() if problems}), (
         f"{wrong}; `python docs/figures.py --write` writes what the records say"
     )
     marks = {page.name: len(figures.MARK.findall(page.read_text())) for page in figures.PAGES}
@@ -75,7 +75,7 @@ def test_columns_of_a_table_follow_the_records_of_their_rows(made_up):
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "problem"),
     [
         ("at <!--= run/c-->1", "no 'c', but a, b-nano"),
         ("at <!--= what/c-->1", "no record 'what'"),
@@ -87,10 +87,10 @@ def test_columns_of_a_table_follow_the_records_of_their_rows(made_up):
         ("<!--= run/a/n-->3", "begins a line"),
     ],
 )
-def test_a_mark_without_a_record_or_a_number_is_told(made_up, written, told):
+def test_a_mark_without_a_record_or_a_number_is_reported(made_up, written, problem):
     problems = made_up.settle(written)[1]
     assert len(problems) == 1
-    assert told in problems[0]
+    assert problem in problems[0]
 
 
 def test_a_difference_of_seeds_is_students(figures):

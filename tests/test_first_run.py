@@ -174,9 +174,9 @@ def test_the_first_command_learns_to_tell_stories_in_two_minutes(tmp_path):
     path = tmp_path / shlex.split(EXAMPLE)[-1]
     assert json.loads((path / "summary.json").read_text())["last"]["bits_per_byte"] <= 0.7
     model, known = glissando.load(path), Sentences(grammar())
-    told = []
+    written = []
     for seed in range(8):
         text = "".join(glissando.stream(model, "Once upon a time,", max_tokens=250, temperature=0.3, seed=seed))
-        told += sentences("Once upon a time," + text.partition("\n")[0])[:-1]
-    assert len(told) > 40
-    assert sum(map(known.accepts, told)) > 0.5 * len(told), told
+        written += sentences("Once upon a time," + text.partition("\n")[0])[:-1]
+    assert len(written) > 40
+    assert sum(map(known.accepts, written)) > 0.5 * len(written), written

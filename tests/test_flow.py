@@ -1,4 +1,4 @@
-"""Flow depth: what a user can do with it, and the mistakes that are told."""
+"""Flow depth: what a user can do with it, and its errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_mistakes_in_options(depth: dict, message: str):
         LanguageModel.from_config({"hidden_size": 16, "depth": FLOW | depth})
 
 
-def test_a_control_of_another_size_is_told():
+def test_a_control_of_another_size_is_reported():
     model = LanguageModel.from_config({"hidden_size": 16, "depth": FLOW})
     with pytest.raises(ConfigError, match="2 control dimensions, and was given 3"):
         model(torch.tensor([[1]]), control=torch.zeros(1, 3))
@@ -84,7 +84,7 @@ def test_time_steps_get_their_gradient_in_every_mode(backward: str):
         assert_close(got, expected)
 
 
-def test_labels_of_other_names_are_told(tmp_path):
+def test_labels_of_other_names_are_reported(tmp_path):
     depth = FLOW | {"control": ["speech", "mood"]}
     with pytest.raises(ConfigError, match="same order"):
         train(configuration(tmp_path, STORIES, LABELLED, {"model.depth": depth}), tmp_path / "run")

@@ -58,8 +58,8 @@ def test_training(preset: str, mode: str):
 def test_nothing_breaks_the_graph():
     model = small("hybrid-ode-nano").train()
     ids, control = inputs(model)
-    told = torch._dynamo.explain(model)(ids, control=control)
-    assert (told.graph_count, told.graph_break_count) == (1, 0), told.break_reasons
+    explained = torch._dynamo.explain(model)(ids, control=control)
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0), explained.break_reasons
 
 
 def test_dropout_of_the_direct_mode():

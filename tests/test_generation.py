@@ -251,13 +251,13 @@ def test_a_long_prompt_beside_it_does_not_cut_a_short_one():
     assert [sum(step[row] is not None for step in together) for row in range(3)] == [30, 5, 25]
 
 
-def test_a_text_that_positions_cut_is_told():
+def test_a_text_that_positions_cut_is_reported():
     small = {"hidden_size": 16, "depth": {"layers": 1}, "mixer.heads": 2}
-    model, told = LanguageModel.from_preset("gpt", vocab_size=256, max_length=64, **small), []
+    model, calls = LanguageModel.from_preset("gpt", vocab_size=256, max_length=64, **small), []
     model.tokenizer = ByteTokenizer(0)
     for asked in (4, 500):
-        list(stream(model, "x" * 50, max_tokens=asked, seed=1, when_full=lambda asked=asked: told.append(asked)))
-    assert told == [500]
+        list(stream(model, "x" * 50, max_tokens=asked, seed=1, when_full=lambda asked=asked: calls.append(asked)))
+    assert calls == [500]
 
 
 def test_dropout_is_off_while_generating():
@@ -360,7 +360,7 @@ def test_ids_that_the_tokenizer_does_not_know_are_never_drawn():
     assert generate(grown, ["hello"], max_tokens=40, temperature=5.0)
 
 
-def test_no_prompts_are_told_as_such(model):
+def test_no_prompts_are_reported_as_such(model):
     with pytest.raises(ConfigError, match="prompts is an empty list"):
         generate(model, [])
 

@@ -51,9 +51,9 @@ def test_the_verb_grows_a_run_and_train_goes_on_from_it(tmp_path, capsys):
     small = train(configuration(tmp_path, PLAIN, {"training.steps": 4}), tmp_path / "small").path
     out = tmp_path / "large"
     assert main(["grow", str(small), "--width=2", "--layers=1", "--out", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert f"{glissando.load(small).num_parameters():,} -> {glissando.load(out).num_parameters():,}" in told
-    assert f"glissando train --from {out}" in told
+    printed = capsys.readouterr().out
+    assert f"{glissando.load(small).num_parameters():,} -> {glissando.load(out).num_parameters():,}" in printed
+    assert f"glissando train --from {out}" in printed
     assert_same_logits(small, out)
     more = ["--training.steps=3", "--training.schedule.warmup_steps=0", f"--data.path={text_file(tmp_path)}"]
     assert main(["train", "--from", str(out), "--out", str(tmp_path / "more"), *more]) == 0
@@ -160,6 +160,6 @@ def test_the_example_of_growth_is_one_that_trains():
 def test_the_options_of_the_command_line_are_those_of_growth(capsys):
     with pytest.raises(SystemExit):
         main(["grow", "--help"])
-    told = capsys.readouterr().out
-    assert all(f"--{name}" in told for name in ("width", "heads", "ffn", "state", "layers", "steps", "head_size"))
-    assert "--vocab" not in told
+    printed = capsys.readouterr().out
+    assert all(f"--{name}" in printed for name in ("width", "heads", "ffn", "state", "layers", "steps", "head_size"))
+    assert "--vocab" not in printed

@@ -50,7 +50,7 @@ def test_where_nothing_halts_it_is_the_plain_scheme(method):
 
 
 @pytest.mark.parametrize("method", ["euler", "midpoint", "heun", "rk4"])
-def test_slopes_on_a_straight_line_are_foretold_exactly(method):
+def test_slopes_on_a_straight_line_are_predicted_exactly(method):
     h = torch.ones(1, 2, 3, dtype=torch.float64)
     field = Plain(lambda tau, h: torch.full_like(h, 2.0 + 5.0 * tau))
     got = halted(field, h, 100.0, method=method)
@@ -59,7 +59,7 @@ def test_slopes_on_a_straight_line_are_foretold_exactly(method):
 
 
 @pytest.mark.parametrize("method", ["midpoint", "heun"])
-def test_a_halted_token_is_heard_where_it_is_foretold_to_be(method):
+def test_a_halted_token_is_attended_where_predicted(method):
     """At the stages in between, too: what the field is shown of it lies on its own straight line."""
     seen = []
 

@@ -202,20 +202,20 @@ def test_beams_keep_their_own_states(case):
     assert cached.sequences[::2].tolist() != greedy.tolist()  # or the beams had nothing to reorder
 
 
-def test_a_streamer_hears_every_token():
+def test_a_streamer_receives_every_token():
     class Ear(transformers.generation.streamers.BaseStreamer):
         def __init__(self) -> None:
-            self.heard: list[int] = []
+            self.received: list[int] = []
 
         def put(self, value) -> None:
-            self.heard += value.flatten().tolist()
+            self.received += value.flatten().tolist()
 
         def end(self) -> None:
-            self.heard.append(-1)
+            self.received.append(-1)
 
-    model, ear = wrapped(STATES[1]), Ear()
-    out = model.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=6, streamer=ear)
-    assert ear.heard == [*out[0].tolist(), -1]
+    model, streamer = wrapped(STATES[1]), Ear()
+    out = model.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=6, streamer=streamer)
+    assert streamer.received == [*out[0].tolist(), -1]
 
 
 def test_generation_goes_on_from_a_cache():
@@ -235,7 +235,7 @@ def test_generation_goes_on_from_a_cache():
         assert more.tolist() == whole.tolist()
 
 
-def test_a_cache_that_does_not_fit_the_tokens_is_told():
+def test_a_cache_that_does_not_fit_the_tokens_is_reported():
     model, ids = wrapped(STATES[0]), torch.tensor(PROMPTS[:1])
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(ConfigError, match=f"has read {ids.shape[1]} tokens and input_ids has {ids.shape[1]}"):

@@ -17,7 +17,7 @@ def test_t_quantiles_are_those_of_draws(freedom: int):
     assert np.mean(draws < t_quantile(freedom)) == pytest.approx(0.95, abs=0.002)
 
 
-def test_t_without_a_degree_of_freedom_is_told():
+def test_t_without_a_degree_of_freedom_is_reported():
     with pytest.raises(ValueError, match="at least one degree of freedom, got 0"):
         t_quantile(0)
 

@@ -142,7 +142,7 @@ def test_options_of_two_names_are_refused_and_so_are_those_of_none():
         ({"model": [5]}, "model: expected"),
     ],
 )
-def test_values_of_another_type_are_told(values: dict[Any, Any], error: str, tmp_path, capsys):
+def test_values_of_another_type_are_reported(values: dict[Any, Any], error: str, tmp_path, capsys):
     with pytest.raises(ConfigError, match=error):
         from_dict(RunConfig, merge(RunConfig, values))
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(values))

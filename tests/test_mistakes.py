@@ -1,4 +1,4 @@
-"""Mistakes that were made in trying the library out: each is told in one message that names what to change."""
+"""Mistakes that were made in trying the library out: each is an error in one message that names what to change."""
 
 from __future__ import annotations
 
@@ -146,15 +146,15 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "expected"),
     [
         ("--depth.n_steps", "3", "--depth.n_steps 3 is for the depth flow, and the depth of stories is discrete"),
     ],
 )
-def test_an_option_of_another_model_is_named_as_it_was_given(option, value, told, capsys):
+def test_an_option_of_another_model_is_named_as_it_was_given(option, value, expected, capsys):
     status, message = said(capsys, "generate", "stories", "--prompt", "a", option, value)
     assert status == 2
-    assert told in message
+    assert expected in message
     assert "model." not in message
 
 
@@ -168,7 +168,7 @@ def test_plots_of_a_model_without_a_log_are_refused_before_it_is_scored(tmp_path
 
 
 @pytest.mark.parametrize("option", ["--data.batch_size=1000000000000", "--model.hidden_size=1000000000000"])
-def test_what_no_memory_holds_is_told_in_a_line(option, tmp_path, capsys):
+def test_what_no_memory_holds_is_reported_in_a_line(option, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time. " * 400)
     small = ["--preset", "transformer-nano", "--data.kind", "text", "--data.path", str(text), "--data.seq_len", "32"]
@@ -183,10 +183,10 @@ def test_the_text_of_a_laplacian_is_named_by_its_own_option(tmp_path, capsys):
     empty, bad = tmp_path / "empty.txt", tmp_path / "bad.txt"
     empty.touch()
     bad.write_bytes(b"some text \xff and more\n" * 50)
-    for text, told in ((empty, "--text needs a file with text in it"), (bad, "not UTF-8")):
+    for text, expected in ((empty, "--text needs a file with text in it"), (bad, "not UTF-8")):
         status, message = said(capsys, "laplacian", "build", "--text", str(text), "--out", str(tmp_path / "l"))
         assert status == 1
-        assert told in message
+        assert expected in message
         assert "--data" not in message
         assert "data.path" not in message
 

@@ -142,7 +142,7 @@ def test_mistakes_in_calls_are_named(call, message: str):
         ({"depth": {"kind": "flow", "n_steps": 1}}, {"depth": {"kind": "flow", "n_steps": 3}}, "3 BlockState, 3 Att"),
     ],
 )
-def test_a_state_of_another_model_is_told(other: dict, own: dict, message: str):
+def test_a_state_of_another_model_is_reported(other: dict, own: dict, message: str):
     small = {"hidden_size": 16, "depth.layers": 2}
     theirs, model = (LanguageModel.from_config(merge(ModelConfig, small, options)) for options in (other, own))
     ids = random_ids(model, 2, 5, 0)

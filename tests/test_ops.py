@@ -125,7 +125,7 @@ def test_rotate():
 
 @pytest.mark.parametrize("length", [4, 300])
 def test_rotate_has_second_derivatives(length: int):
-    """Of the tensor code and of the kernel."""
+    """The tensor code and the kernel have the same."""
     table = rotation(torch.arange(length), 6, 100.0, 6, torch.float64).view(2, 1, length, 1, 3)
     seconds = []
     for backend in ("auto", "reference"):
@@ -251,7 +251,7 @@ def test_a_window_keeps_no_more_than_its_keys():
     assert kept(window=128) < 1.2 * kept(visible=within(128, 1024, 1024, q.device))
 
 
-def test_a_window_drops_what_it_is_told_to():
+def test_a_window_drops_by_its_dropout():
     x, ones = draw(1, 1, 512, 4, grad=False), torch.ones(1, 1, 512, 4, dtype=torch.float64)
     torch.manual_seed(0)
     assert_close(attention(x, x, ones, window=64), ones, tolerance=EXACT)

@@ -27,7 +27,7 @@ SAID, QUOTED = re.compile(r"(?<!`)\bglissando [a-z]+ --[^`,;]*"), re.compile(r"`
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Of fenced and of indented blocks, continued lines joined and comments cut."""
+    """Commands of fenced and of indented blocks, continued lines joined and comments cut."""
     fenced = False
     block: list[str] = []
     for line in page.read_text().splitlines():

@@ -178,7 +178,7 @@ def few_heads(preset: str | None) -> dict[str, str]:
 
 
 def shrunk_comparison(words: list[str]) -> list[str]:
-    """Of many models the first three, which the parser of options names in any order; two seeds at most."""
+    """The first three of many models, which the parser of options names in any order; two seeds at most."""
     models = list(dict.fromkeys(chain.from_iterable(map(braces, words[1 : first_option(words)]))))
     words = ["compare", *models[:3], *words[first_option(words) :]]
     stories = STORIES if "--data.kind" not in words else {}

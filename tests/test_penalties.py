@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import Heard, model_of, request_for, run_down
+from engines import Listener, model_of, request_for, run_down
 
 from glissando.errors import ConfigError
 from glissando.generation import Continuation, generate, stream
@@ -50,16 +50,16 @@ def test_the_prompt_is_not_counted(model):
 def test_the_engine_writes_what_generate_does(model):
     """Beside texts with other penalties, and with none."""
     kinds = [{}, {"frequency_penalty": 0.7}, {"presence_penalty": 1.5, "logit_bias": {101: 4.0}}]
-    engine, heard = Engine(model), []
+    engine, listeners = Engine(model), []
     for number, kind in enumerate(kinds):
         biases = tuple(kind.get("logit_bias", {}).items())
         sampling = Sampling(0.8, None, None, number, **{**kind, "logit_bias": biases})
         request = request_for(model, "Once upon", 30)
-        heard.append(Heard())
-        engine.submit(type(request)(request.ids, 30, sampling), [heard[-1]])
+        listeners.append(Listener())
+        engine.submit(type(request)(request.ids, 30, sampling), [listeners[-1]])
     run_down(engine)
     expected = [generate(model, "Once upon", max_tokens=30, seed=n, **kind)[0] for n, kind in enumerate(kinds)]
-    assert [each.text for each in heard] == expected
+    assert [each.text for each in listeners] == expected
     assert len(set(expected)) == 3
 
 

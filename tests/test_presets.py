@@ -52,8 +52,8 @@ def test_a_comparison_of_two_published_models_takes_rows_that_both_can_read(tmp_
     given = ["--budget", "steps=2", "--allow_unequal", "--contexts", "8", "--data.valid_stories", "1"]
     out = str(tmp_path / "out")
     assert main(["compare", "transformer-nano", "hybrid-ode", *small, *given, "--out", out]) == 0
-    told = capsys.readouterr().err
-    assert "all models are trained with data.seq_len 128, data.cut true" in told
+    printed = capsys.readouterr().err
+    assert "all models are trained with data.seq_len 128, data.cut true" in printed
     assert (tmp_path / "out" / "report.html").is_file()
 
 

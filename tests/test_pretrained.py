@@ -65,9 +65,9 @@ def test_the_figures_of_a_forecaster_are_those_of_the_file(name, tmp_path, capsy
     assert glissando.SeriesModel.load(name).num_parameters() == card["parameters"]
     for command in (["generate", name], ["serve", "dial", name, "--port", "0"]):
         assert main(command) == 1
-        told = capsys.readouterr().err
-        assert f"{name} predicts numbers: use `glissando series evaluate {name} --file FILE`" in told
-        assert "Language models in the package: dial, stories, tinystories" in told
+        printed = capsys.readouterr().err
+        assert f"{name} predicts numbers: use `glissando series evaluate {name} --file FILE`" in printed
+        assert "Language models in the package: dial, stories, tinystories" in printed
 
 
 def scored(name: str) -> None:
@@ -175,10 +175,10 @@ def test_a_training_starts_from_one(tmp_path):
 @pytest.mark.parametrize("name", OF_FILES)
 def test_a_model_of_a_text_that_is_not_in_the_package_asks_for_one(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    told = f"`glissando evaluate {name} --file FILE`, or `glissando train --from {name} --data.path FILE`"
+    printed = f"`glissando evaluate {name} --file FILE`, or `glissando train --from {name} --data.path FILE`"
     for command in (["evaluate", name], ["train", "--from", name, "--training.steps", "1", "--out", "no"]):
         assert main(command) == 1
-        assert told in capsys.readouterr().err
+        assert printed in capsys.readouterr().err
     (tmp_path / "mine.txt").write_text("Lily and Tom went to the park. They saw a big dog.\n" * 400)
     given = ["--data.path", "mine.txt"]
     assert main(["train", "--from", name, *given, "--training.steps", "1", "--out", "run"]) == 0
@@ -191,12 +191,12 @@ def test_a_model_of_a_text_that_is_not_in_the_package_asks_for_one(name, tmp_pat
     assert "there is no file none.txt" in capsys.readouterr().err
 
 
-def test_a_dial_beyond_its_labels_is_told_and_a_model_without_one_names_one_that_has(capsys, tmp_path):
+def test_a_dial_beyond_its_labels_is_reported_and_a_model_without_one_names_one_that_has(capsys, tmp_path):
     given = ["--max_tokens", "2", "--step", "plain", "--seed", "0", "--control"]
     assert main(["generate", "dial", *given, "mood=5,speech=-1"]) == 0
-    told = capsys.readouterr().err
-    assert "mood=5 is outside -1 to 1, where this model was trained." in told
-    assert "speech" not in told
+    printed = capsys.readouterr().err
+    assert "mood=5 is outside -1 to 1, where this model was trained." in printed
+    assert "speech" not in printed
     assert main(["steer", "stories", "--out", str(tmp_path / "out")]) == 2
     assert "the model of stories has no dials: use `dial` of the package" in capsys.readouterr().err
 

@@ -248,8 +248,8 @@ sys.exit(main(["train", *sys.argv[1:]]))
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_sharded_processes_that_are_killed_while_they_write_go_on(tmp_path, nodes):
     whole = train(configuration(tmp_path, PLAIN, CHANGES), tmp_path / "whole")
-    run, told = tmp_path / "run", {"training": {"strategy": "fsdp", "validate_every": 100}}
-    two_processes(tmp_path, nodes, KILLED_IN_WRITING, mapping(tmp_path, PLAIN, CHANGES, told))
+    run, changes = tmp_path / "run", {"training": {"strategy": "fsdp", "validate_every": 100}}
+    two_processes(tmp_path, nodes, KILLED_IN_WRITING, mapping(tmp_path, PLAIN, CHANGES, changes))
     for name in ("second", "connecting", "first", "publication"):
         assert (tmp_path / name).exists(), name
     # A restart on one node may be followed by one on the other, which finds the same.

@@ -99,7 +99,7 @@ def test_a_damaged_file_of_a_finished_run_is_named_with_what_is_intact(run, name
 
 
 def test_a_flip_of_a_manifest_is_an_error_that_names_it(run):
-    """Of a run without its checkpoints; what it lists is untouched."""
+    """The run has no checkpoints; what the manifest lists is untouched."""
     shutil.rmtree(run / "checkpoints")
     text = (run / MANIFEST).read_bytes()
     for position in range(0, len(text), 31):
@@ -180,7 +180,7 @@ def test_of_two_trainings_into_one_directory_one_is_refused(tmp_path):
 
 
 def test_the_lock_comes_before_anything_is_written(tmp_path, monkeypatch):
-    """Of many that begin at one moment, one makes the directory, and what is there is all its own."""
+    """One of many that begin at one moment makes the directory, and what is there is all its own."""
     done, barrier = [], threading.Barrier(8)
 
     def begin(name):

@@ -292,7 +292,7 @@ def test_damaged_weights_are_not_called_unfit(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{x: 1}", "{model: null}", "{model: [1]}"])
-def test_a_configuration_without_a_model_is_told(tmp_path, text):
+def test_a_configuration_without_a_model_is_reported(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     (tmp_path / "model.safetensors").write_bytes(b"")
     storage.write_manifest(tmp_path)

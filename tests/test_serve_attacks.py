@@ -180,12 +180,12 @@ LINES = {
 
 def attack(url: str, sent: bytes) -> bytes:
     """What came back until the connection ended."""
-    told = b""
+    received = b""
     with connected(url) as link, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         link.sendall(sent)
         while part := link.recv(4096):
-            told += part
-    return told
+            received += part
+    return received
 
 
 @pytest.mark.parametrize("kind", LINES)
@@ -229,17 +229,17 @@ def test_few_long_chunks_and_many_requests_are_taken(url):
     with connected(url) as link:
         for _ in range(3):
             link.sendall(chunked)
-            told = b""
-            while not told.endswith(b"}]}"):
-                told += link.recv(4096)
-            assert told.startswith(b"HTTP/1.1 200")
+            received = b""
+            while not received.endswith(b"}]}"):
+                received += link.recv(4096)
+            assert received.startswith(b"HTTP/1.1 200")
 
 
-def test_what_breaks_the_protocol_is_told_in_json(url):
-    told = attack(url, LINES["headers"][0][:3000] + b"\r\n")
-    assert told.startswith(b"HTTP/1.1 431")
+def test_what_breaks_the_protocol_is_reported_in_json(url):
+    received = attack(url, LINES["headers"][0][:3000] + b"\r\n")
+    assert received.startswith(b"HTTP/1.1 431")
     assert (
-        json.loads(told.partition(b"\r\n\r\n")[2])["error"]["message"]
+        json.loads(received.partition(b"\r\n\r\n")[2])["error"]["message"]
         == "the request has more than 100 headers; send fewer"
     )
     assert attack(url, b"what\r\n\r\n").startswith(b"HTTP/1.1 400")
@@ -355,14 +355,14 @@ def test_the_proxy_of_the_page_is_one_that_nginx_takes(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_streams(model, number):
-    server, came, told = Server({NAME: model}, limits=LIMITS), [], []
+    server, came, received = Server({NAME: model}, limits=LIMITS), [], []
 
     def client(url: str) -> None:
         with httpx.stream("POST", url + "/v1/completions", json={**ENDLESS, "stream": True}, timeout=60) as answer:
             lines = answer.iter_lines()
-            told.append(next(lines))
+            received.append(next(lines))
             os.kill(os.getpid(), number)
-            told.extend(lines)
+            received.extend(lines)
 
     def started(line: str, **options: Any) -> None:
         thread.append(threading.Thread(target=client, args=(line.split()[2],)))
@@ -378,7 +378,7 @@ def test_signals_end_streams(model, number):
         signal.signal(number, before)
     thread[0].join(20)
     assert came == [number], "what the process would do by itself comes after the streams' end"
-    assert [line for line in told if line][-1].startswith('data: {"error":{"message":"the server is stopping')
+    assert [line for line in received if line][-1].startswith('data: {"error":{"message":"the server is stopping')
 
 
 def options(tmp_path, **given: str) -> Any:

@@ -55,13 +55,13 @@ def test_a_states_bytes_are_known_before(preset):
 
 
 def test_texts_stay_within_the_memory_and_come_out_as_ever(model):
-    """Of 24 texts behind six prompts only some fit at a time."""
+    """Only some of 24 texts behind six prompts fit at a time."""
     engine = Engine(model, chunk=128)
     request = request_for(model, "ab " * 150, 40)
     engine = Engine(model, chunk=128, memory=5 * engine.needs.alone(request))
     free = Engine(model, chunk=128)
     requests = [replace(request_for(model, f"{n} " + "ab " * 150, 40, seed=n), copies=4) for n in range(6)]
-    heard, most, rows = [submit(engine, each)[1] for each in requests], 0, 0
+    listener, most, rows = [submit(engine, each)[1] for each in requests], 0, 0
     assert engine.waiting == 24
     for _ in range(3000):
         if not (engine.running or engine.waiting):
@@ -72,7 +72,7 @@ def test_texts_stay_within_the_memory_and_come_out_as_ever(model):
     assert 0.1 * engine.memory < most <= engine.memory
     assert 2 <= rows < 24, "all at once would not fit"
     assert sum(len(r.ids) for r in requests) == engine.tokens_read, "a prompt is read once for all its texts"
-    for number, each in enumerate(heard):
+    for number, each in enumerate(listener):
         expected = [submit(free, replace(requests[number]))[1]]
         run_down(free)
         assert [one.text for one in each] == [one.text for one in expected[0]]
@@ -86,9 +86,9 @@ def test_what_never_fits_is_refused_with_its_number_and_the_budget(model):
     with pytest.raises(TooLargeError, match=r"1,000,000 more take .* and there are 8\.0 MiB for all texts; shorten"):
         submit(engine, request_for(model, "x", 10**6))
     assert (engine.running, engine.waiting) == (0, 0)
-    [heard] = submit(engine, request_for(model, "Once", 5))[1]
+    [listener] = submit(engine, request_for(model, "Once", 5))[1]
     run_down(engine)
-    assert [heard.text] == generate(model, ["Once"], max_tokens=5)
+    assert [listener.text] == generate(model, ["Once"], max_tokens=5)
     with pytest.raises(ConfigError, match=r"the shortest text takes .* and there are 1\.0 KiB"):
         Engine(model, memory=1024)
 
@@ -98,9 +98,9 @@ def test_states_that_are_only_kept_make_room(model):
     alone = Engine(model).needs.alone(request)
     engine = Engine(model, memory=int(1.2 * alone), prefix_bytes=alone)
     for n in range(4):
-        [heard] = submit(engine, replace(request, ids=(*request.ids, n)))[1]
+        [listener] = submit(engine, replace(request, ids=(*request.ids, n)))[1]
         run_down(engine)
-        assert heard.finish
+        assert listener.finish
         assert states(engine) <= engine.memory
 
 
@@ -109,14 +109,14 @@ def test_a_waiting_giant_comes_before_later_requests(model):
     engine = Engine(model, max_sessions=4, memory=int(1.05 * Engine(model).needs.alone(giant)))
     submit(engine, small)
     engine.step()
-    [heard] = submit(engine, giant)[1]
+    [listener] = submit(engine, giant)[1]
     for _ in range(200):
-        if heard.finish:
+        if listener.finish:
             break
         while engine.waiting < 3:
             submit(engine, small)
         engine.step()
-    assert heard.finish
+    assert listener.finish
 
 
 def test_freed_memory_goes_back_to_the_system():
@@ -152,7 +152,7 @@ def test_requests_start_in_their_order(model):
 def test_texts_of_one_request_begin_when_there_is_a_place(model):
     """Those that come later go on from the same prompt, which is not read again."""
     engine = Engine(model, max_sessions=4)
-    _, heard = submit(engine, replace(request_for(model, "Once upon", 6, seed=3), copies=9))
+    _, listeners = submit(engine, replace(request_for(model, "Once upon", 6, seed=3), copies=9))
     most = 0
     for _ in range(100):
         engine.step()
@@ -160,7 +160,7 @@ def test_texts_of_one_request_begin_when_there_is_a_place(model):
     assert most == 4
     assert engine.tokens_read == 10
     texts = [generate(model, ["Once upon"], max_tokens=6, seed=3 + n)[0] for n in range(9)]
-    assert [one.text for one in heard] == texts
+    assert [one.text for one in listeners] == texts
 
 
 def test_prompt_states_are_each_keys_own(model):
@@ -176,17 +176,17 @@ def test_prompt_states_are_each_keys_own(model):
 # ---------------------------------------------------------------------- the server
 
 
-def test_requests_that_never_fit_are_told_so_over_http(model):
+def test_requests_that_never_fit_are_reported_so_over_http(model):
     pytest.importorskip("fastapi", reason="needs the [serve] extra")
     import httpx2 as httpx
     from serving import NAME, serving
 
     with serving(model, memory=8 * MEBI) as (_, url):
         asked = {"model": NAME, "prompt": "x" * 6000, "n": 32}
-        told = httpx.post(url + "/v1/completions", json=asked, timeout=60)
-        assert told.status_code == 413
-        assert told.json()["error"]["code"] == "memory_exceeded"
-        assert "8.0 MiB for all texts" in told.json()["error"]["message"]
+        answer = httpx.post(url + "/v1/completions", json=asked, timeout=60)
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "memory_exceeded"
+        assert "8.0 MiB for all texts" in answer.json()["error"]["message"]
         chat = {"model": NAME, "messages": [{"role": "user", "content": "a"}], "stop": ["a", "e", " ", "o"]}
         assert httpx.post(url + "/v1/chat/completions", json=chat, timeout=60).status_code == 200
         metrics = httpx.get(url + "/metrics", timeout=60).text
@@ -221,11 +221,11 @@ def test_an_answer_that_never_fits_is_refused(model):
 
     with serving(model, memory=64 * MEBI) as (server, url):
         for asked, status in ((echoed(20, 1000), 413), (echoed(3, 1000), 200)):
-            told = httpx.post(url + "/v1/completions", json={"model": NAME, **asked}, timeout=60)
-            assert told.status_code == status, told.text[:300]
-        told = httpx.post(url + "/v1/completions", json={"model": NAME, **echoed(20, 1000)}, timeout=60)
+            answer = httpx.post(url + "/v1/completions", json={"model": NAME, **asked}, timeout=60)
+            assert answer.status_code == status, answer.text[:300]
+        answer = httpx.post(url + "/v1/completions", json={"model": NAME, **echoed(20, 1000)}, timeout=60)
         assert (
-            "of memory with the whole answer, and there are 64.0 MiB for all texts" in told.json()["error"]["message"]
+            "of memory with the whole answer, and there are 64.0 MiB for all texts" in answer.json()["error"]["message"]
         )
         assert server.pool.used == 0
 
@@ -284,10 +284,10 @@ def test_a_thousand_long_requests_of_many_texts_stay_within_the_budget(tmp_path)
                 return answer.status, int(found[1]) * 1024 if found else 0
 
             with ThreadPoolExecutor(40) as pool:
-                told = list(pool.map(one, range(1000)))
+                response = list(pool.map(one, range(1000)))
             peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
         finally:
             process.terminate()
-    assert {status for status, _ in told} == {200, 429}
+    assert {status for status, _ in response} == {200, 429}
     assert peak
     assert int(peak[1]) * 1024 < 1.2 * budget

@@ -64,17 +64,17 @@ def test_a_paced_text_is_written_at_its_pace_and_is_the_same_text(hybrid):
 def test_a_late_step_does_not_catch_up(hybrid):
     clock = Clock()
     engine = Engine(hybrid, clock=clock)
-    _, (heard,) = submit(engine, request_for(hybrid, "The fox", 12, pace=4.0))
+    _, (listeners,) = submit(engine, request_for(hybrid, "The fox", 12, pace=4.0))
     for now in (0.0, 5.0, 5.01, 5.02, 5.26):
         clock.now = now
         engine.step()
-    assert sum(len(piece.tokens) for piece in heard.pieces) == 3
+    assert sum(len(piece.tokens) for piece in listeners.pieces) == 3
 
 
 def test_the_pace_changes_while_a_text_is_written(hybrid):
     clock = Clock()
     engine = Engine(hybrid, clock=clock)
-    (session,), (heard,) = submit(engine, request_for(hybrid, "The fox", 12, seed=3, pace=1.0))
+    (session,), (listener,) = submit(engine, request_for(hybrid, "The fox", 12, seed=3, pace=1.0))
     for _ in range(5):
         engine.step()
     assert (len(session.written), engine.idle) == (1, True)
@@ -83,7 +83,7 @@ def test_the_pace_changes_while_a_text_is_written(hybrid):
     engine.step()
     assert len(session.written) == 2
     run_down(engine)
-    assert [heard.text] == generate(hybrid, "The fox", max_tokens=12, seed=3)
+    assert [listener.text] == generate(hybrid, "The fox", max_tokens=12, seed=3)
 
 
 def test_waiting_for_a_paced_text_takes_no_steps(hybrid):
@@ -121,7 +121,7 @@ def client(hybrid):
 def test_a_turn_acts_at_its_token_and_is_marked_there(client, hybrid):
     """`turns` repeats a text whose dials were moved while it was written: token 7 is the first drawn under them."""
     turns = [{"at": 7, "control": {"mood": 1.0}}, {"at": 12, "control": {"speech": -1.0}}]
-    told = chunks(client, model="dial", control={"mood": 0.0}, turns=turns, logprobs=0)
+    answer = chunks(client, model="dial", control={"mood": 0.0}, turns=turns, logprobs=0)
     asked = itertools.count()
 
     def control() -> list[float]:
@@ -129,10 +129,10 @@ def test_a_turn_acts_at_its_token_and_is_marked_there(client, hybrid):
         return [float(read >= 7), -float(read >= 12)]
 
     expected = "".join(stream(hybrid, "The fox", max_tokens=20, seed=3, control=control))
-    assert "".join(choice["text"] for choice in told) == expected
+    assert "".join(choice["text"] for choice in answer) == expected
     assert expected != generate(hybrid, "The fox", max_tokens=20, seed=3, control=[0.0, 0.0])[0]
     count, marks = 0, {}
-    for choice in told:
+    for choice in answer:
         if "control" in choice:
             marks[count] = choice["control"]
         count += len(choice["logprobs"]["tokens"])
@@ -140,16 +140,16 @@ def test_a_turn_acts_at_its_token_and_is_marked_there(client, hybrid):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [({"pace": 0.5}, "pace: input should be greater than or equal to 1"),
      ({"turns": [{"at": 0, "control": {"mood": 1}}]}, "turns"),
      ({"turns": [{"at": n, "control": {"mood": 1}} for n in (5, 4)]}, "turns: token 4 comes after token 5; sort them"),
      ({"turns": [{"at": 5, "control": {"moood": 1}}]}, "'moood'")],
 )  # fmt: skip
-def test_wrong_paces_and_turns_are_refused(client, wrong, told):
+def test_wrong_paces_and_turns_are_refused(client, wrong, expected):
     answer = client.post("/v1/completions", json=ASKED | {"model": "dial"} | wrong)
     assert answer.status_code == 400
-    assert told in answer.json()["error"]["message"]
+    assert expected in answer.json()["error"]["message"]
 
 
 def test_pace_and_dials_of_a_text_under_way(hybrid):
@@ -162,8 +162,8 @@ def test_pace_and_dials_of_a_text_under_way(hybrid):
             nothing = web.post(path, json={})
             assert (nothing.status_code, "control" in nothing.json()["error"]["message"]) == (400, True)
             assert web.post(path, json={"control": {"mood": 1}}).json()["pace"] == 1
-            told = web.post(path, json={"pace": None}).json()
-            assert told == {"id": first["id"], "control": {"mood": 1.0, "speech": 0.0}, "pace": None}
+            expected = web.post(path, json={"pace": None}).json()
+            assert expected == {"id": first["id"], "control": {"mood": 1.0, "speech": 0.0}, "pace": None}
             rest = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         assert rest[-1]["choices"][0]["finish_reason"] in ("length", "stop")
         assert any(piece["choices"][0].get("control") == {"mood": 1.0, "speech": 0.0} for piece in rest)
@@ -210,7 +210,7 @@ def test_models_share_the_memory(hybrid):
     need = max(Engine(model).needs.alone(request) for model, request in requests)
     pool = Pool(int(2.2 * need))
     engines = {id(model): Engine(model, pool=pool) for model in (hybrid, other)}
-    heard = [submit(engines[id(model)], request)[1][0] for model, request in requests]
+    listeners = [submit(engines[id(model)], request)[1][0] for model, request in requests]
     most = both = 0
     for _ in range(2000):
         for engine in engines.values():
@@ -221,7 +221,7 @@ def test_models_share_the_memory(hybrid):
         if not any(engine.running or engine.waiting for engine in engines.values()):
             break
     assert both
-    for (model, request), each in zip(requests, heard, strict=True):
+    for (model, request), each in zip(requests, listeners, strict=True):
         _, (expected,) = submit(alone := Engine(model, prefix_bytes=0), request)
         run_down(alone)
         assert (each.text, each.finish) == (expected.text, expected.finish)
@@ -232,15 +232,15 @@ def test_a_text_that_waits_for_long_comes_before_those_of_other_models(hybrid):
     busy, long = Engine(hybrid, pool=pool, max_sessions=2), Engine(hybrid, pool=pool, max_sessions=2)
     _, (waits,) = submit(busy, request_for(hybrid, "a", 30))
     busy.step()
-    _, (heard,) = submit(long, request_for(hybrid, "ab " * 100, 30))
+    _, (listener,) = submit(long, request_for(hybrid, "ab " * 100, 30))
     for _ in range(200):
         if waits.finish:
             _, (waits,) = submit(busy, request_for(hybrid, "a", 30))
         for engine in (busy, long):
             engine.step()
-        if heard.finish:
+        if listener.finish:
             break
-    assert heard.finish == "length"
+    assert listener.finish == "length"
 
 
 def test_names_of_several_runs():

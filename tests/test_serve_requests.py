@@ -1,4 +1,4 @@
-"""What clients of several kinds send, and what each is told."""
+"""What clients of several kinds send, and what each receives."""
 
 from __future__ import annotations
 
@@ -57,32 +57,34 @@ def test_an_answers_message_can_be_sent_back(client):
     """As OpenAI's own examples do it."""
     messages: list[Any] = [{"role": "user", "content": "Once"}]
     for _ in range(2):
-        told = client.chat.completions.create(model=NAME, messages=messages, max_completion_tokens=5, seed=1)
-        messages += [told.choices[0].message, {"role": "user", "content": "and"}]
+        answer = client.chat.completions.create(model=NAME, messages=messages, max_completion_tokens=5, seed=1)
+        messages += [answer.choices[0].message, {"role": "user", "content": "and"}]
     assert len(messages) == 5
 
 
 def test_what_is_empty_beside_an_answers_text_is_dropped(url):
     empty = {"refusal": None, "audio": None, "function_call": None, "tool_calls": [], "annotations": []}
     assert chat(url, {"role": "assistant", "content": "a", **empty}).status_code == 200
-    told = chat(url, {"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "tool_calls": [{"id": 1}]})
-    assert told.status_code == 400
-    assert told.json()["error"]["message"] == "unknown field 'tool_calls' in messages.1. Leave it out."
-    assert told.json()["error"]["param"] == "messages"
+    answer = chat(
+        url, {"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "tool_calls": [{"id": 1}]}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "unknown field 'tool_calls' in messages.1. Leave it out."
+    assert answer.json()["error"]["param"] == "messages"
 
 
-def test_an_unknown_field_inside_a_message_is_told_by_its_path(url):
-    told = chat(url, {"role": "user", "content": "a", "nam": "Ben"})
-    assert told.json()["error"]["message"] == "unknown field 'nam' in messages.0. Did you mean 'name'?"
-    told = chat(url, {"role": "user", "content": [{"type": "text", "text": "a", "txt": "b"}]})
-    assert told.json()["error"]["message"].startswith("unknown field 'txt' in messages.0.content.0.")
+def test_an_unknown_field_inside_a_message_is_reported_by_its_path(url):
+    answer = chat(url, {"role": "user", "content": "a", "nam": "Ben"})
+    assert answer.json()["error"]["message"] == "unknown field 'nam' in messages.0. Did you mean 'name'?"
+    answer = chat(url, {"role": "user", "content": [{"type": "text", "text": "a", "txt": "b"}]})
+    assert answer.json()["error"]["message"].startswith("unknown field 'txt' in messages.0.content.0.")
 
 
 @pytest.mark.parametrize("content", ["On\x0bce\x00", [{"type": "text", "text": "On\x0bce\x00"}]])
 def test_what_the_model_wrote_may_hold_control_bytes(url, model, content):
     """An untrained model writes them; what people write must not hold any."""
-    told = chat(url, {"role": "assistant", "content": content}).json()["choices"][0]["message"]["content"]
-    assert [told] == generate(model, "On\ufffdce\ufffd", max_tokens=5, seed=1, temperature=1.0)
+    answer = chat(url, {"role": "assistant", "content": content}).json()["choices"][0]["message"]["content"]
+    assert [answer] == generate(model, "On\ufffdce\ufffd", max_tokens=5, seed=1, temperature=1.0)
     refused = chat(url, {"role": "user", "content": content})
     assert refused.status_code == 400
     assert "character 2 is the control byte 0x0b" in refused.json()["error"]["message"]
@@ -114,10 +116,10 @@ def test_templates_may_call_what_published_ones_do(tmp_path):
         ("{{ strftime_now(1) }}", "TypeError"),
     ],
 )
-def test_a_template_that_fails_is_told_by_why(tmp_path, source, why):
-    with pytest.raises(BadRequestError, match=f"refuses these messages: {why}: ") as told:
+def test_a_template_that_fails_is_reported_by_why(tmp_path, source, why):
+    with pytest.raises(BadRequestError, match=f"refuses these messages: {why}: ") as answer:
         rendered(tmp_path, source)
-    assert told.value.param == "messages"
+    assert answer.value.param == "messages"
 
 
 # ---------------------------------------------------------------------- tokens
@@ -128,9 +130,9 @@ def test_ids_that_the_tokenizer_does_not_know_are_refused():
     grown.tokenizer = ByteTokenizer()
     body = {"model": NAME, "prompt": [65, 350, 66], "max_tokens": 2, "echo": True, "logprobs": 2}
     with serving(grown) as (_, url):
-        told = httpx.post(url + "/v1/completions", json=body, timeout=30)
-        assert told.status_code == 400
-        assert "token 350 is outside the vocabulary of 256" in told.json()["error"]["message"]
+        answer = httpx.post(url + "/v1/completions", json=body, timeout=30)
+        assert answer.status_code == 400
+        assert "token 350 is outside the vocabulary of 256" in answer.json()["error"]["message"]
         assert httpx.post(url + "/v1/completions", json=body | {"prompt": [65, 66]}, timeout=30).status_code == 200
 
 
@@ -151,15 +153,15 @@ def test_a_dial_beyond_the_models_numbers_is_refused(dtype, far):
     assert planner.control({"mood": 6e4}) == (6e4, 0.0)
 
 
-def test_dials_too_far_are_told_on_every_route():
+def test_dials_too_far_are_reported_on_every_route():
     with serving(hybrid(torch.float32), LIMITS) as (_, url):
         for path, asked in (
             ("/v1/completions", {"model": NAME, "prompt": "a"}),
             ("/v1/glissando/look", {"model": NAME, "text": "ab"}),
         ):
-            told = httpx.post(url + path, json=asked | {"control": {"mood": 1e300}})
-            assert told.status_code == 400
-            assert "the dial mood is set to 1e+300" in told.json()["error"]["message"]
+            answer = httpx.post(url + path, json=asked | {"control": {"mood": 1e300}})
+            assert answer.status_code == 400
+            assert "the dial mood is set to 1e+300" in answer.json()["error"]["message"]
         overflows = httpx.post(
             url + "/v1/glissando/look", json={"model": NAME, "text": "ab", "control": {"mood": 3e38}}
         )
@@ -168,13 +170,13 @@ def test_dials_too_far_are_told_on_every_route():
         assert "not finite, under the control (3e+38, 0.0)" in overflows.json()["error"]["message"]
 
 
-def test_what_nobody_foresaw_is_told_as_json(model, monkeypatch):
+def test_what_nobody_foresaw_is_reported_as_json(model, monkeypatch):
     with serving(model, LIMITS) as (server, url):
         monkeypatch.setattr(server.served[NAME].planner, "completion", lambda body: 1 / 0)
-        told = httpx.post(url + "/v1/completions", json={"model": NAME, "prompt": "a"})
-    assert told.status_code == 500
-    assert told.json()["error"]["message"] == "the server failed on this request: ZeroDivisionError"
-    assert told.json()["error"]["type"] == "server_error"
+        answer = httpx.post(url + "/v1/completions", json={"model": NAME, "prompt": "a"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "the server failed on this request: ZeroDivisionError"
+    assert answer.json()["error"]["type"] == "server_error"
 
 
 def test_a_dial_turned_leaves_the_others(monkeypatch):
@@ -190,8 +192,8 @@ def test_a_dial_turned_leaves_the_others(monkeypatch):
             with httpx.stream("POST", url + "/v1/completions", json=asked | {"control": control}):
                 wait_until(lambda: server.groups)
                 [id] = server.groups
-                told = httpx.post(f"{url}/v1/completions/{id}/control", json={"control": {"mood": 0.7}})
-                assert told.json()["control"] == expected
+                answer = httpx.post(f"{url}/v1/completions/{id}/control", json={"control": {"mood": 0.7}})
+                assert answer.json()["control"] == expected
                 wrong = httpx.post(f"{url}/v1/completions/{id}/control", json={"control": {"mod": 0.7}})
                 assert "Did you mean 'mood'" in wrong.json()["error"]["message"]
             wait_until(lambda: not server.groups)
@@ -202,9 +204,9 @@ def test_a_dial_turned_leaves_the_others(monkeypatch):
 
 def test_equal_prompts_of_one_request_are_texts_of_their_own(client, model):
     """Prompt i of n texts has seed + i n on, as in a list that `generate` is given."""
-    told = client.completions.create(model=NAME, prompt=["hi", "hi"], n=2, seed=3, max_tokens=20, temperature=1.0)
+    answer = client.completions.create(model=NAME, prompt=["hi", "hi"], n=2, seed=3, max_tokens=20, temperature=1.0)
     texts = generate(model, ["hi"] * 4, max_tokens=20, seed=3, temperature=1.0)
-    assert [choice.text for choice in told.choices] == texts
+    assert [choice.text for choice in answer.choices] == texts
     assert len(set(texts)) == 4
 
 
@@ -243,21 +245,21 @@ def test_newer_fields_are_taken_where_they_ask_for_nothing(url, request, nothing
     assert f"{request.node.callspec.id} is not supported by this server" in refused.json()["error"]["message"]
 
 
-def test_a_chat_beyond_learned_positions_is_told_of_its_messages():
+def test_a_chat_beyond_learned_positions_is_reported_of_its_messages():
     small = {"hidden_size": 32, "mixer": {"kind": "attention", "heads": 2, "head_size": 16}}
     model = LanguageModel.from_preset("transformer-nano", **small, positions="learned", max_length=12)
     with serving(model, LIMITS) as (_, url):
-        told = chat(url, {"role": "user", "content": "x" * 20}).json()["error"]
+        answer = chat(url, {"role": "user", "content": "x" * 20}).json()["error"]
         asked = {"model": NAME, "prompt": "x" * 20}
         other = httpx.post(url + "/v1/completions", json=asked).json()["error"]
-    assert (told["param"], told["code"]) == ("messages", "context_length_exceeded")
+    assert (answer["param"], answer["code"]) == ("messages", "context_length_exceeded")
     assert (other["param"], other["code"]) == ("prompt", "context_length_exceeded")
 
 
-def test_a_field_of_the_other_route_is_told_so(url):
+def test_a_field_of_the_other_route_names_that_route(url):
     """It was an unknown field 'messages', and was the user's meaning 'messages'?"""
-    told = httpx.post(url + "/v1/completions", json={"model": NAME, "messages": []}).json()["error"]["message"]
-    assert told.startswith("'messages' is a field of /v1/chat/completions, and not of this request.")
+    answer = httpx.post(url + "/v1/completions", json={"model": NAME, "messages": []}).json()["error"]["message"]
+    assert answer.startswith("'messages' is a field of /v1/chat/completions, and not of this request.")
     asked = {"model": NAME, "messages": [{"role": "user", "content": "a"}], "prompt": "a"}
-    told = httpx.post(url + "/v1/chat/completions", json=asked).json()
-    assert told["error"]["message"].startswith("'prompt' is a field of /v1/completions")
+    answer = httpx.post(url + "/v1/chat/completions", json=asked).json()
+    assert answer["error"]["message"].startswith("'prompt' is a field of /v1/completions")

@@ -128,7 +128,7 @@ def test_tableaus_are_checked_where_they_are_built():
         Tableau(2, ((), (0.5, 0.1)), (0.0, 1.0))
 
 
-def test_mistakes_are_told():
+def test_mistakes_are_reported():
     h = torch.zeros(1)
     with pytest.raises(UnknownNameError, match="'heun'"):
         integrate(closed_form, h, n_steps=1, method="huen")

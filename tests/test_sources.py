@@ -199,7 +199,7 @@ def test_a_control_steers_the_hybrid_program_as_it_does_ours(systems: dict[str, 
     assert (logits[0] - theirs(given)).abs().max() > 1e-3
     for each in logits:
         each.sum().backward()
-        assert control.grad is None  # the adjoint is not told of it
+        assert control.grad is None  # the adjoint does not receive it
 
 
 # ---------------------------------------------------------------------- the liquid model

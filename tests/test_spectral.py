@@ -237,7 +237,7 @@ def test_compiled_kernels_are_kept_in_the_users_cache_by_version_and_not_in_the_
     assert numba_config.CACHE_DIR == "", "other packages' kernels go where they went"
 
 
-def test_a_cache_that_cannot_be_written_is_told_and_is_no_obstacle(tmp_path, compiled_in):
+def test_a_cache_that_cannot_be_written_is_reported_and_is_no_obstacle(tmp_path, compiled_in):
     (tmp_path / "file").write_text("")
     compiled._warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"cannot make .*Set NUMBA_CACHE_DIR to a writable folder"):
@@ -336,7 +336,7 @@ def test_state_is_as_small_as_stated_and_does_not_grow(preset: str):
     assert state_bytes(state) == expected
 
 
-def test_mistakes_are_told():
+def test_mistakes_are_reported():
     with pytest.raises(ConfigError, match="even"):
         Spectral(7, projections=False)
     with pytest.raises(ConfigError, match="tied"):

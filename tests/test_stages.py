@@ -247,7 +247,7 @@ def test_dials_without_labels_rest_and_that_is_said(tmp_path, capsys):
     assert "no labels: the dials mood, speech are not trained" in capsys.readouterr().err
 
 
-def test_a_stage_without_a_checkpoint_is_told(tmp_path):
+def test_a_stage_without_a_checkpoint_is_reported(tmp_path):
     train_stages(staged(tmp_path, TWO[:1]), tmp_path / "out")
     (tmp_path / "out" / "1-pretrain" / "latest").unlink()
     shutil.rmtree(tmp_path / "out" / "1-pretrain" / "checkpoints")

@@ -169,7 +169,7 @@ def trained(folder, **stories: object):
     return train(configuration(folder, data, labelled, {"model.depth": FLOW, "training": {"steps": 2}}), folder / "run")
 
 
-def told(out) -> dict:
+def recorded(out) -> dict:
     """steering.json, which is strict JSON: no NaN."""
 
     def refuse(name: str):
@@ -185,7 +185,7 @@ def test_the_verb_writes_tables_texts_and_pictures(tmp_path, capsys):
     trained(tmp_path)
     out, command = tmp_path / "dial", ["steer", str(tmp_path / "run"), *COMMAND]
     assert main([*command, "--out", str(out)]) == 0
-    figures = told(out)
+    figures = recorded(out)
     assert [dial["dial"] for dial in figures["dials"]] == ["mood", "speech"]
     assert figures["dials"][0]["bits_per_byte_uncontrolled"] > 0
     assert figures["perplexity_at_0_against_base"] is None
@@ -195,7 +195,7 @@ def test_the_verb_writes_tables_texts_and_pictures(tmp_path, capsys):
     assert "success at +1" in capsys.readouterr().out
 
 
-def test_mistakes_are_told_before_anything_is_written(tmp_path, capsys):
+def test_mistakes_are_reported_before_anything_is_written(tmp_path, capsys):
     trained(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -226,8 +226,8 @@ def test_pairs_and_baselines_are_measured_by_the_program_of_research(tmp_path, c
         with pytest.raises(ConfigError, match=message):
             measure([*command, *wrong, "--out", str(tmp_path / "a")])
     measure([*command, "--out", str(tmp_path / "a")])
-    assert told(tmp_path / "a")["comparisons"] == []
-    assert told(tmp_path / "a")["pairs"][0]["dials"] == ["mood", "speech"]
+    assert recorded(tmp_path / "a")["comparisons"] == []
+    assert recorded(tmp_path / "a")["pairs"][0]["dials"] == ["mood", "speech"]
     printed = capsys.readouterr().out
     assert "turned at once" in printed
     assert "they need the uncontrolled base" in printed
@@ -236,14 +236,14 @@ def test_pairs_and_baselines_are_measured_by_the_program_of_research(tmp_path, c
         measure([*command, "--selection_prompts", "1", "--out", str(tmp_path / "b")])
     command += ["--selection_prompts", "2", "--strengths", "[1]"]
     measure([*command, "--dials", '["mood"]', "--out", str(tmp_path / "b")])
-    (comparison,) = told(tmp_path / "b")["comparisons"]
+    (comparison,) = recorded(tmp_path / "b")["comparisons"]
     assert [baseline["name"] for baseline in comparison["baselines"]] == ["prompt-prefixing", "activation addition"]
     for picture in ("a/mood-speech.png", "b/mood-baselines.png"):
         assert (tmp_path / picture).read_bytes()[:4] == b"\x89PNG"
     assert "beside steering without one" in capsys.readouterr().out
 
 
-def test_a_model_without_dials_is_told(tmp_path, capsys):
+def test_a_model_without_dials_is_reported(tmp_path, capsys):
     train(configuration(tmp_path, {"training": {"steps": 1}}), tmp_path / "run")
     assert main(["steer", str(tmp_path / "run"), "--out", str(tmp_path / "b")]) == 2
     assert "has no dials" in capsys.readouterr().err

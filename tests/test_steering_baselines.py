@@ -257,14 +257,14 @@ def test_what_choices_are_made_on_is_not_what_is_reported():
     assert not trained_on & {*selection.prompts, *report.prompts}
 
 
-def test_too_few_beginnings_are_told():
+def test_too_few_beginnings_are_reported():
     report = trial(Letters(beginnings=5), prompts=4)
     with pytest.raises(ConfigError, match="1 held-out beginnings beside the 4"):
         selection_trial(report, 8)
     assert len(selection_trial(trial(Letters(beginnings=7), prompts=4), 8).prompts) == 3
 
 
-def test_labels_that_are_missing_are_told():
+def test_labels_that_are_missing_are_reported():
     with pytest.raises(ConfigError, match=r"no label 'b' \(labels: a\)"):
         labelled_texts(Letters(), "b", 2)
     with pytest.raises(ConfigError, match="a above 0 and 0 below"):
@@ -287,7 +287,7 @@ def test_a_vector_that_must_work_works():
     prefixes, additions = result.baselines
     assert additions.best.success > 0.9
     assert additions.best.cost > 1.05
-    assert result.dial.cost == pytest.approx(1.0)  # the model without a depth does not hear its dial
+    assert result.dial.cost == pytest.approx(1.0)  # the model without a depth ignores its dial
     assert additions.as_cheap is None or additions.as_cheap.cost <= GRANTED
     assert len(prefixes.tried) == len(KINDS)
     assert {outcome.prompts for outcome in (*additions.tried, *prefixes.tried)} == {4}

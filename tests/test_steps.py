@@ -34,7 +34,7 @@ def flowing(**depth: object) -> LanguageModel:
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Of labelled stories."""
+    """Labelled stories."""
     return build_corpus(configuration(tmp_path, STORIES).data)
 
 
@@ -114,7 +114,7 @@ def test_a_sample_is_spread_and_counts_its_bytes(corpus):
         assert len(batch.ids) == len(batch.mask) == len(batch.control)
 
 
-def test_a_model_without_a_flow_is_told(corpus):
+def test_a_model_without_a_flow_is_reported(corpus):
     with pytest.raises(ValueError, match="a DiscreteDepth"):
         measure_steps(LanguageModel.from_config({"hidden_size": 16}), corpus)
 
@@ -131,8 +131,8 @@ def test_the_program_draws_and_prints_the_steps(tmp_path, capsys, monkeypatch):
     for what in ("timing every setting", "distances", "reading the text", "halting"):
         assert re.search(rf"^{what}.*: \d+ of \d+ \w+, \d+:\d\d elapsed", captured.err, re.M), what
     assert "* euler          3" in captured.out
-    told = json.loads((pictures / "steps.json").read_text())["steps"]
-    assert told["trained"] == {"method": "euler", "n_steps": 3}
-    assert len(told["settings"]) == 4 * 2 + 1
+    recorded = json.loads((pictures / "steps.json").read_text())["steps"]
+    assert recorded["trained"] == {"method": "euler", "n_steps": 3}
+    assert len(recorded["settings"]) == 4 * 2 + 1
     for name in ("steps", "convergence", "halting"):
         assert (pictures / f"{name}.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,106 +1,75 @@
-"""A task of one's own is trained, resumed and shown by the loop; losses add up over parts and states."""
+"""A task and a command of one's own, which examples show; losses add up over parts and states."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import field
-from typing import Any, ClassVar
+import importlib
+import tomllib
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
+from packages import installed
 from tolerances import assert_close
 from training_runs import SHIFT, configuration, crash_in, metrics, weights
 
-from glissando.config import options, to_dict
-from glissando.data.base import WHOLE
+from glissando.cli import main
 from glissando.data.corpora import build_corpus
-from glissando.series import SeriesModel
 from glissando.training.config import TrainingConfig
 from glissando.training.fit import resume, train
 from glissando.training.language_task import LanguageTask
-from glissando.training.task import Loss, Sums, Task
+from glissando.training.task import Sums
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-class RunningSum(Task):
-    """The sum of all numbers so far."""
-
-    nominal = 4 * 8
-
-    def new_model(self, saved=False):
-        sizes = {"hidden_size": 8, "inputs": 1, "outputs": 1, "depth": {"layers": 1}}
-        return SeriesModel.from_config({**sizes, "mixer": {"kind": "liquid", "state_size": 8}})
-
-    def batches(self, split, step=0, shard=WHOLE):
-        while split == "train" or step < 2:
-            seed = step + 10**6 * (split == "valid")
-            yield torch.randn(4, 8, 1, generator=torch.Generator().manual_seed(seed))[shard.rank :: shard.world]
-            step += 1
-
-    def loss(self, model, batch, state=None, logged=False):
-        y, state = model(batch, state)
-        return Loss((y - batch.cumsum(1)).square().sum(), batch.numel(), state=state)
-
-    @torch.no_grad()
-    def score(self, model, device, stride=1, shard=WHOLE):
-        losses = [self.loss(model, batch) for batch in self.batches("valid")]
-        return {"valid_loss": float(sum(each.total for each in losses) / sum(each.weight for each in losses))}
-
-    def sample(self, model):
-        return f"sum of 1, 2 and 3: {float(model(torch.tensor([[[1.0], [2.0], [3.0]]]))[0][0, -1, 0].detach()):.1f}"
-
-    def describe(self, batch):
-        return f"running sums {tuple(batch.shape)}"
-
-    def summary(self, run, best_step):
-        return {"best": best_step}
-
-    def closing(self, summary, run, name):
-        return [f"done at {summary['best']}"]
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the example."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("add_a_task")
 
 
-@options
-class Rows:
-    batch_size: int = 4
-
-
-@options
-class SumsConfig:
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    data: Rows = field(default_factory=Rows)
-    kind: ClassVar[str] = "sums"
-    other_texts: ClassVar[str | None] = None
-    start_from: ClassVar[str | None] = None
-    grown: ClassVar[dict[str, Any]] = {}
-
-    def check(self, processes):
-        pass
-
-    def task(self, resumed=None):
-        return RunningSum()
-
-    def as_dict(self):
-        return {"kind": self.kind, **to_dict(self)}
-
-
-def test_a_task_of_ones_own(tmp_path, monkeypatch, capsys):
+def test_a_task_of_ones_own(sums, tmp_path, monkeypatch, capsys):
     training = TrainingConfig(steps=30, accelerator="cpu", precision="32-true", validate_every=10, save_every=10)
-    training.optimizer.learning_rate = 0.03
-    whole = train(SumsConfig(training=training), tmp_path / "whole")
-    told = capsys.readouterr().err
-    assert "running sums (4, 8, 1)" in told
-    assert "step 30: sum of 1, 2 and 3: " in told
-    assert "done at 30" in told
+    training.optimizer.learning_rate, training.schedule.warmup_steps = 0.03, 3
+    config = sums.SumsConfig(training=training)
+    whole = train(config, tmp_path / "whole")
+    printed = capsys.readouterr().err
+    assert "running sums (16, 8, 1)" in printed
+    assert "step 30: 1 + 2 + 3 = " in printed
+    assert "the best validation is that of step 30" in printed
     losses = [float(row["valid_loss"]) for row in metrics(whole) if row["valid_loss"]]
-    assert losses[-1] < 0.97 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
     crash_in(monkeypatch, 16, RuntimeError("a power cut"))
     with pytest.raises(RuntimeError, match="a power cut"):
-        train(SumsConfig(training=training), tmp_path / "cut")
-    again = resume(tmp_path / "cut", kind=SumsConfig)
+        train(config, tmp_path / "cut")
+    resumed = resume(tmp_path / "cut", kind=sums.SumsConfig)
     for name, weight in weights(whole).items():
-        assert torch.equal(weights(again)[name], weight), name
-    parts = train(SumsConfig(training=dataclasses.replace(training, accumulate=2)), tmp_path / "parts")
+        assert torch.equal(weights(resumed)[name], weight), name
+    parts = train(dataclasses.replace(config, training=dataclasses.replace(training, accumulate=2)), tmp_path / "parts")
     for name, weight in weights(whole).items():
         assert_close(weights(parts)[name], weight, name, 1e-4)
+
+
+def test_a_command_of_ones_own(sums, tmp_path, monkeypatch, capsys):
+    """The package of the examples: its command trains its task with its mixer, which entry points name."""
+    package = tomllib.loads((EXAMPLES / "pyproject.toml").read_text())["project"]
+    installed(tmp_path, package["name"], package["entry-points"])
+    monkeypatch.syspath_prepend(tmp_path)
+    steps = ["--training.steps", "3", "--training.accelerator", "cpu"]
+    out = tmp_path / "run"
+    assert main(["sums", "--model.mixer", "average", "--model.mixer.decay", "0.5", *steps, "--out", str(out)]) == 0
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["kind"] == "sums"
+    assert config["model"]["mixer"] == {"kind": "average", "decay": 0.5}
+    assert main(["sums", "--resume", str(out)]) == 0
+    assert "finished, at step 3: nothing is left to train" in capsys.readouterr().err
+    assert main(["sums", "--model.mixer.decai", "0.5"]) == 2
+    assert main(["--help"]) == 0
+    assert "sums       (add_a_command:main)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("data", [{}, SHIFT], ids=["text", "pairs"])

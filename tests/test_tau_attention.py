@@ -134,7 +134,7 @@ def test_extreme_exponents_neither_overflow_nor_vanish(dtype: torch.dtype):
     assert (got["o"].double() - exact["o"]).norm() / exact["o"].norm() < BOUND[dtype]
 
 
-def test_hidden_keys_are_not_heard():
+def test_hidden_keys_are_not_attended():
     q, k, v, bias, _, temperature = problem("random", (1, 2, 2, 120, 120), torch.float64, 0.1)
     hidden = bias.clone()
     hidden[..., 5:40] = -torch.inf
@@ -181,7 +181,7 @@ def test_a_nan_is_never_swallowed(dtype: torch.dtype, broken: str):
 
 
 def test_sums_of_two_sets_of_keys_add_up():
-    """What attend says of lse: two halves of the past, heard apart, make the whole."""
+    """What attend says of lse: two halves of the past, attended apart, make the whole."""
     q, k, v, bias, _, temperature = problem("random", (1, 2, 2, 20, 100), torch.float64, 0.1)
     whole, _ = attend(q, k, v, temperature, bias)
     early = torch.tensor([40])
@@ -226,7 +226,7 @@ def test_a_gradient_of_temperature_far_from_every_key(backend):
     exact = outcome("reference", given, hears_lse=False)["temperature"]
     got = outcome(backend, [x.float() for x in given[:4]] + [forget, temperature.float()], hears_lse=False)
     rounded = outcome("reference", [x.float().double() for x in given], hears_lse=False)["temperature"]
-    assert (exact - rounded).norm() < 0.2 * exact.norm()  # the problem itself is told well enough in float32
+    assert (exact - rounded).norm() < 0.2 * exact.norm()  # the problem itself is well conditioned in float32
     assert (got["temperature"].double() - rounded).norm() < 1e-4 * rounded.norm()
 
 
@@ -275,8 +275,8 @@ def test_mistakes_are_named():
             tau_attention(q, k, v, 0.1, **{name: q[:, :1]})
     with pytest.raises(ValueError, match=r"v must be floating point, got torch\.int64"):
         tau_attention(q, k, v.long(), 0.1)
-    for past, told in ((3, "got int"), ([3], "got list"), (torch.tensor([0.0]), "got torch.float32")):
-        with pytest.raises(ValueError, match=f"past must be an int64 tensor, one number a row, {told}"):
+    for past, message in ((3, "got int"), ([3], "got list"), (torch.tensor([0.0]), "got torch.float32")):
+        with pytest.raises(ValueError, match=f"past must be an int64 tensor, one number a row, {message}"):
             tau_attention(q, k, v, 0.1, past=past)  # type: ignore[arg-type]
     hidden = torch.zeros_like(k).index_fill_(-1, torch.tensor([3]), -torch.inf)
     with pytest.raises(ValueError, match=r"past must be \(1,\), got \(3,\)"):

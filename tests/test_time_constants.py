@@ -173,7 +173,7 @@ def test_signals_are_drawn(tmp_path):
 
 
 def test_patterns_in_the_place_of_embeddings(tmp_path):
-    """Of a language model they have each feature's mean and deviation over the vocabulary, and are what blocks read."""
+    """A language model's have each feature's mean and deviation over the vocabulary, and are what blocks read."""
     model = language_model()
     made = signals(model)
     drawn = made["random"](torch.Generator().manual_seed(0), 4000)
@@ -193,7 +193,7 @@ def test_patterns_in_the_place_of_embeddings(tmp_path):
 
 
 def recorded(model: LanguageModel, *pieces: list[int], dt: torch.Tensor | None = None) -> Diagnostics:
-    """Of a text that is read in pieces."""
+    """Diagnostics of a text that is read in pieces."""
     state, at = model.init_state(1), 0
     with torch.no_grad(), recording(model) as calls:
         for piece in pieces:
@@ -333,11 +333,11 @@ def test_the_verb_draws_and_compares(tmp_path, capsys):
     short.write_text(text.read_text()[:400])
     given = [str(tmp_path / "run"), "--file", str(short), "--json", "--diagnostics", str(folder)]
     evaluate(given)
-    told = capsys.readouterr()
-    assert json.loads(told.out)["bits_per_byte"] > 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["bits_per_byte"] > 0
     names = ["diagnostics.csv", "diagnostics.png", "patterns.png"]
     assert sorted(file.name for file in folder.iterdir()) == names
-    assert all(name in told.err for name in ("repeated", "alternating", "words", "smooth", "spiky", "constant"))
+    assert all(name in printed.err for name in ("repeated", "alternating", "words", "smooth", "spiky", "constant"))
     other = folder.with_name("other")
     evaluate([*given[:-1], str(other), "--prompt", "abc"])
     assert (folder / names[1]).read_bytes() != (other / names[1]).read_bytes()

@@ -1,4 +1,4 @@
-"""What a training leaves beside its last weights: the best ones, a summary; and how it is told when to end."""
+"""What a training leaves beside its last weights: the best ones, a summary; and when it ends."""
 
 from __future__ import annotations
 
@@ -98,15 +98,19 @@ def test_best_is_the_same_through_a_crash_and_a_resumption(tmp_path, rising, mon
 def test_early_stopping_leaves_the_best_weights_as_the_runs_own(tmp_path, capsys):
     stopping = {"training.steps": 100, "training.early_stopping": 3}
     run = train(configuration(tmp_path, PLAIN, RISING, stopping), tmp_path / "run").path
-    told, best = summary(run), best_row(run)
-    assert (told["weights"], told["best"]["step"], told["steps"]) == ("best", int(best["step"]), int(best["step"]) + 6)
+    recorded, best = summary(run), best_row(run)
+    assert (recorded["weights"], recorded["best"]["step"], recorded["steps"]) == (
+        "best",
+        int(best["step"]),
+        int(best["step"]) + 6,
+    )
     assert_same_tensors(weights(run), Run.open(run / "checkpoints" / "best").read_state_dict())
     assert f"best validation: step {best['step']} of" in capsys.readouterr().err
     kept = (run / "model.safetensors").read_bytes()
     resume(run)
     assert "nothing is left to train" in capsys.readouterr().err
     assert (run / "model.safetensors").read_bytes() == kept
-    assert summary(run)["best"] == told["best"]
+    assert summary(run)["best"] == recorded["best"]
     assert main(["grow", str(run), "--width", "2", "--out", str(tmp_path / "grown")]) == 0
     ids = torch.randint(0, 256, (2, 16))
     small, large = glissando.load(run), glissando.load(tmp_path / "grown")
@@ -117,15 +121,15 @@ def test_early_stopping_leaves_the_best_weights_as_the_runs_own(tmp_path, capsys
 
 
 def test_the_summary_says_how_training_ended(rising):
-    told, best, end = summary(rising), best_row(rising), rows(rising)[-1]
-    assert (told["steps"], told["finished"], told["weights"]) == (12, True, "latest")
-    assert told["tokens"] == int(end["tokens"])
-    assert told["learning_rate_scale"] == pytest.approx(float(end["learning_rate"]) / 0.1, rel=1e-5)
-    assert told["seconds"] == pytest.approx(float(end["seconds"]), rel=1e-3)
-    assert told["best"]["step"] == int(best["step"])
-    assert told["best"]["tokens"] == int(best["tokens"])
-    assert told["best"]["perplexity"] == pytest.approx(math.exp(float(best["valid_loss"])))
-    assert told["last"]["loss"] == float(end["valid_loss"])
+    recorded, best, end = summary(rising), best_row(rising), rows(rising)[-1]
+    assert (recorded["steps"], recorded["finished"], recorded["weights"]) == (12, True, "latest")
+    assert recorded["tokens"] == int(end["tokens"])
+    assert recorded["learning_rate_scale"] == pytest.approx(float(end["learning_rate"]) / 0.1, rel=1e-5)
+    assert recorded["seconds"] == pytest.approx(float(end["seconds"]), rel=1e-3)
+    assert recorded["best"]["step"] == int(best["step"])
+    assert recorded["best"]["tokens"] == int(best["tokens"])
+    assert recorded["best"]["perplexity"] == pytest.approx(math.exp(float(best["valid_loss"])))
+    assert recorded["last"]["loss"] == float(end["valid_loss"])
     assert json.loads((rising / "manifest.json").read_bytes())["files"]["summary.json"]
 
 
@@ -134,9 +138,9 @@ def test_the_summary_says_how_training_ended(rising):
 )
 def test_the_end_says_where_the_best_stopping_point_was(tmp_path, capsys, rate, where):
     train(configuration(tmp_path, PLAIN, RISING, {"training.optimizer.learning_rate": rate}), tmp_path / "run")
-    told = capsys.readouterr().err
-    assert where in told
-    assert f"{tmp_path / 'run' / 'checkpoints' / 'best'}" in told
+    recorded = capsys.readouterr().err
+    assert where in recorded
+    assert f"{tmp_path / 'run' / 'checkpoints' / 'best'}" in recorded
 
 
 # ---------------------------------------------------------------------- until Ctrl-C, and epochs
@@ -278,7 +282,7 @@ STEADY = {"training": {"steps": 6, "save_every": 3, "schedule": {"kind": "consta
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Of all files but the lock."""
+    """Bytes of all files but the lock."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 

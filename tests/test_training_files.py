@@ -85,8 +85,8 @@ def test_a_run_on_a_pattern_knows_every_file(kind, tmp_path):
     b = folder / f"b.{suffix}"
     before = b.read_bytes()
     b.write_bytes(before[:-9] + before[-9:].upper())
-    told = rf"3 files .* 3, 1 lost, the first \S+b\.{suffix} of .* 1 new, .*/b\.{suffix}"
-    with pytest.raises(RunError, match=told):
+    message = rf"3 files .* 3, 1 lost, the first \S+b\.{suffix} of .* 1 new, .*/b\.{suffix}"
+    with pytest.raises(RunError, match=message):
         resume(run)
     b.unlink()
     with pytest.raises(RunError, match=rf"2 files instead of 3, 1 lost, the first .*/b\.{suffix} of [\d,]+ bytes"):

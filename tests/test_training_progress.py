@@ -60,7 +60,7 @@ def test_control_characters_are_made_visible():
     assert visible("a\x1b[31mb\tc\nd\r\x7f\x9b\x00é") == "a\ufffd[31mb\tc\nd\ufffd\ufffd\ufffd\ufffdé"
 
 
-def test_a_vocabulary_that_is_not_used_is_told(tmp_path, capfd):
+def test_a_vocabulary_that_is_not_used_is_reported(tmp_path, capfd):
     done = run(tmp_path, "run", {"model.vocab_size": 999, "training.steps": 1})
     assert capfd.readouterr().err.startswith(
         "the tokenizer has 256 tokens of the model's 999 (--model.vocab_size 256: no more)"
@@ -121,7 +121,7 @@ def test_bar_on_a_terminal(tmp_path, monkeypatch):
 
 
 def test_loss_and_time_left_are_within_80_columns(tmp_path):
-    """Of a bar on a terminal, in a long training whose corpus has a floor."""
+    """The bar of a long training whose corpus has a floor."""
     shows, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     loop = loop_for(tmp_path)

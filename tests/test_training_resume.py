@@ -429,9 +429,9 @@ def test_what_is_not_finite_stops_and_is_not_saved(tmp_path, monkeypatch, change
 @pytest.mark.parametrize("rate", [1e38, 300.0])
 def test_a_sample_of_a_diverged_model_ends_as_divergence(tmp_path, rate):
     """Weights that are no numbers, or that are and whose logits are none, before the loss of a next step tells."""
-    told = {"optimizer": {"learning_rate": rate, "weight_decay": 0.0}, "steps": 30, "sample_every": 1, "clip": None}
+    training = {"optimizer": {"learning_rate": rate, "weight_decay": 0.0}, "steps": 30, "sample_every": 1, "clip": None}
     with pytest.raises(DivergenceError, match=r"not finite|loss is"):
-        train(configuration(tmp_path, {"training": told}), tmp_path / "run")
+        train(configuration(tmp_path, {"training": training}), tmp_path / "run")
 
 
 def test_weights_that_overflow_are_not_saved(tmp_path):

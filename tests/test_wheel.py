@@ -91,7 +91,7 @@ def test_it_is_all_that_is_needed(site, tmp_path):
 
 
 def lower_bounds() -> list[str]:
-    """Of the package and of its extra `serve`, as constraints."""
+    """Lower bounds of the package and of its extra `serve`, as constraints."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
     found = [re.match(r"([\w.-]+)(?:\[.*?\])?>=([\d.]+)", requirement) for requirement in wanted]

@@ -16,7 +16,7 @@ from research import where_bits_go
 
 
 def spans(text: str) -> dict[str, list[str]]:
-    """The words told, by kind: a first byte and the rest behind it."""
+    """Spans by kind: a first byte and the rest behind it."""
     found: dict[str, list[str]] = defaultdict(list)
     for letter, kind in zip(text, where_bits_go.kinds_of(text), strict=True):
         name, _, part = kind.partition(", ")
@@ -27,21 +27,21 @@ def spans(text: str) -> dict[str, list[str]]:
     return found
 
 
-def test_what_is_told_again_was_told_before():
+def test_names_and_facts_again_stood_before():
     for index in range(20):
         text = generate(0, "valid", index).text
-        told = spans(text)
-        assert {"a name", "a name again", "a fact"} <= set(told)
-        assert len(told["a name"]) == len(set(told["a name"]))
-        assert set(told["a name again"]) <= set(told["a name"])
-        assert all(text.count(name) > 1 for name in told["a name again"])
-        assert set(told["a pronoun"]) <= {
+        kinds = spans(text)
+        assert {"a name", "a name again", "a fact"} <= set(kinds)
+        assert len(kinds["a name"]) == len(set(kinds["a name"]))
+        assert set(kinds["a name again"]) <= set(kinds["a name"])
+        assert all(text.count(name) > 1 for name in kinds["a name again"])
+        assert set(kinds["a pronoun"]) <= {
             f(w) for w in ["he", "she", "him", "her", "his", "himself", "herself"] for f in (str, str.title)
         }
 
 
 def test_the_parts_add_up():
-    """Of the floor to the stories' exact bits, of a model without knowledge to 8 a byte."""
+    """The floor's parts to the stories' exact bits, those of a model without knowledge to 8 a byte."""
     model = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}).eval()
     with torch.no_grad():
         model.embedding.weight.zero_()
@@ -94,7 +94,7 @@ def test_the_rows_of_a_text_follow_it_byte_by_byte():
     assert first[22:26] == ["a name again, first byte", *["a name again, rest"] * 3]
     assert set(first[:3] + first[7:16] + first[20:22] + first[26:35]) == {"all else"}
     assert first[35] == "a name, first byte"
-    # The next row begins within "Möön": of a word cut off there nothing is told, nor has the row before told anything.
+    # The next row begins within "Möön": a word cut off there belongs to neither row.
     assert pieces[1].data.decode().startswith("öön moon, Lily.")
     assert pieces[1].kinds[:6] == ["all else"] * 6
     assert pieces[1].kinds[6:10] == ["a word, first byte", *["a word, rest"] * 3]

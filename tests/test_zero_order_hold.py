@@ -122,7 +122,7 @@ def test_half_precision_is_computed_in_float32():
 
 
 @pytest.mark.parametrize(
-    ("A", "B", "dt", "told"),
+    ("A", "B", "dt", "message"),
     [
         (torch.ones(2, 3), torch.ones(2, 1), 1.0, r"A must be \(\.\.\., N, N\)"),
         (torch.ones(2, 2), torch.ones(2), 1.0, r"a single input is \(N, 1\)"),
@@ -132,8 +132,8 @@ def test_half_precision_is_computed_in_float32():
         (torch.ones(2, 2, dtype=torch.int64), torch.ones(2, 1), 1.0, r"use A\.double\(\)"),
     ],
 )
-def test_what_does_not_fit_is_told(A, B, dt, told):
-    with pytest.raises(ValueError, match=f"discretize: .*{told}"):
+def test_what_does_not_fit_is_reported(A, B, dt, message):
+    with pytest.raises(ValueError, match=f"discretize: .*{message}"):
         discretize(A, B, dt)
 
 
@@ -200,7 +200,7 @@ def test_the_derivative_there_and_back_is_one():
         assert_close(got, expected, name, 1e-11)
 
 
-def test_frequencies_beyond_half_the_rate_of_sampling_are_told_as_their_alias():
+def test_frequencies_beyond_half_the_rate_of_sampling_are_reported_as_their_alias():
     quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=FLOAT64)
     B = torch.zeros(2, 1, dtype=FLOAT64)
     A, _ = undiscretize(*discretize((2 * math.pi - 1) * quarter, B, 1), 1)
@@ -208,7 +208,7 @@ def test_frequencies_beyond_half_the_rate_of_sampling_are_told_as_their_alias():
 
 
 @pytest.mark.parametrize(
-    ("Ad", "dt", "told"),
+    ("Ad", "dt", "message"),
     [
         (torch.diag(torch.tensor([0.5, -0.5])), 1.0, r"1 eigenvalues at 0 or on the negative real axis, such as -0\.5"),
         (-torch.eye(2), 1.0, "2 eigenvalues"),
@@ -220,13 +220,13 @@ def test_frequencies_beyond_half_the_rate_of_sampling_are_told_as_their_alias():
         (torch.ones(2, 3), 1.0, r"Ad must be \(\.\.\., N, N\)"),
     ],
 )
-def test_what_has_no_logarithm_is_told(Ad, dt, told):
+def test_what_has_no_logarithm_is_reported(Ad, dt, message):
     for dtype in (torch.float32, FLOAT64):
-        with pytest.raises(ValueError, match=f"undiscretize: .*{told}"):
+        with pytest.raises(ValueError, match=f"undiscretize: .*{message}"):
             undiscretize(Ad.to(dtype), torch.ones(2, 1, dtype=dtype), dt)
 
 
-def test_what_is_out_of_reach_is_told():
+def test_what_is_out_of_reach_is_reported():
     """LegS forgets its last states at exp(-32): nothing of them is left beside the others."""
     with pytest.raises(ValueError, match=r"ill-conditioned.*smaller dt|below rounding"):
         undiscretize(*discretize(*hippo_legs(32), 1.0), 1.0)
@@ -315,7 +315,7 @@ def test_modes_are_those_of_the_normal_part(size):
     assert_close(values.real, torch.full((size,), -0.5, dtype=FLOAT64), "real parts", 1e-10)
 
 
-def test_sizes_that_have_no_meaning_are_told():
+def test_sizes_that_have_no_meaning_are_reported():
     for size in (0, 1, 7):
         with pytest.raises(ValueError, match=f"even and at least 2, got {size}"):
             legs_modes(size)

@@ -367,7 +367,7 @@ class _Field:
 
 
 def _seed(depth: FlowDepth) -> int | None:
-    """Of this call's dropout, drawn from PyTorch's generator; None where nothing is dropped.
+    """The seed of this call's dropout, drawn from PyTorch's generator; None where nothing is dropped.
 
     None too under torch.compile, which cannot follow a seed, where nothing is computed again.
     """

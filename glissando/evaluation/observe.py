@@ -104,7 +104,7 @@ def _watched(mixers: list[Any], watcher: Watcher) -> Iterator[None]:
 
 
 def _signature(x: Tensor, state: Any = None, ctx: Context | None = None) -> tuple[Tensor, Context]:
-    """Of Mixer.forward."""
+    """Bind arguments as Mixer.forward does."""
     return x, ctx or EMPTY
 
 

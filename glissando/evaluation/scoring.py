@@ -168,7 +168,7 @@ def score_part(model: LanguageModel, batches: Iterable[Batch], device: torch.dev
 
 
 def _logits(model: LanguageModel, batch: Batch) -> Iterator[Tensor]:
-    """Of so many rows at a time as fit into _LOGITS numbers; of all, where processes share the model's weights."""
+    """Logits of as many rows at a time as fit into _LOGITS numbers; all rows where processes share the weights."""
     total, length = batch.ids.shape
     rows = total if is_sharded(model) else max(1, _LOGITS // (length * model.config.vocab_size))
     control = accepted_control(model, batch)

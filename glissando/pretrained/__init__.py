@@ -18,7 +18,7 @@ _TEXTS = ("path", "valid_path")
 
 
 def names() -> list[str]:
-    """Of all packaged models, in alphabetical order."""
+    """Names of all packaged models, in alphabetical order."""
     return sorted(folder.parent.name for folder in ROOT.glob(f"*/{_CONFIG}"))
 
 

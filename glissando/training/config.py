@@ -179,6 +179,8 @@ class RunConfig:
 
     #: of config.yaml, where it is not a language model's
     kind: ClassVar[str | None] = None
+    #: what continues a run, with --resume
+    command: ClassVar[str] = "train"
     #: for errors: what may be given in the place of a text that has changed; None: what `train --resume` takes
     other_texts: ClassVar[str | None] = None
 

@@ -279,7 +279,6 @@ def _finish(loop: Loop, nothing_done: bool, name: str) -> list[str]:
     if nothing_done and finished:
         lines.insert(-1, f"{name} is finished, at step {state.step}: nothing is left to train")
     if not finished:
-        verb = "series train" if loop.config.kind else "train"
-        again = f"glissando {verb} --resume {shlex.quote(name)}"
+        again = f"glissando {loop.config.command} --resume {shlex.quote(name)}"
         lines.append(f"\nstopped and saved at step {state.step}; continue with: {again}")
     return lines

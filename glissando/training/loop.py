@@ -274,7 +274,7 @@ class Loop:
     # ---------------------------------------------------------------------- validation
 
     def _affords_validation(self) -> bool:
-        """Of a budget in seconds validations take a fifth at most, the last one included, unless they are requested.
+        """Whether time is left: validations take at most a fifth of a budget in seconds, unless they are requested.
 
         The first one settles how many held-out batches there is time for ten times: to score one takes no longer than
         a step has taken.

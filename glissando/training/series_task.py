@@ -39,6 +39,7 @@ class SeriesRunConfig:
     imports: list[Annotated[str, Field(strict=True)]] = field(default_factory=list)
 
     kind: ClassVar[str | None] = "series"
+    command: ClassVar[str] = "series train"
     other_texts: ClassVar[str | None] = (
         "the table of the run with --{option} FILE, train anew into another directory, or measure the run on all of "
         "a file: glissando series evaluate RUN --file FILE"

@@ -46,7 +46,7 @@ class Share:
 
     @property
     def norm(self) -> float:
-        """Of the smaller model's gradient, from that of all copies."""
+        """Factor from the gradient's norm over all copies to that of the smaller model."""
         return math.sqrt(self.copies) * self.share
 
 

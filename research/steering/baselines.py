@@ -81,7 +81,7 @@ class Outcome:
 
     @property
     def success(self) -> float:
-        """Of both sides."""
+        """Share of successes on both sides."""
         return sum(self.successes) / (2 * self.prompts)
 
     def as_dict(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class _Task:
         self.alone = {id(trial): trial.read(self.base) for trial in (self.report, self.selection)}
 
     def cost(self, steering: Steering, trial: Trial) -> float:
-        """Of turning to +-1, as a ratio of perplexities."""
+        """The cost of turning to +-1, as a ratio of perplexities."""
         nats = (steering.read(trial, -1.0).nats + steering.read(trial, 1.0).nats) / 2
         return Cost(0.0, nats).against(self.alone[id(trial)])
 

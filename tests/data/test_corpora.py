@@ -45,7 +45,7 @@ def available(name: str) -> Callable[..., Corpus]:
 
 @pytest.mark.parametrize("name", CORPORA)
 def test_keywords_of_a_class_are_its_options(name: str) -> None:
-    """One declaration of each option; whoever misspells a keyword is told the nearest."""
+    """One declaration of each option; a misspelt keyword is an error that names the nearest."""
     with pytest.raises(ConfigError, match=r"unknown option 'batch_sise'\. Did you mean 'batch_size'"):
         available(name)(ByteTokenizer(), batch_sise=8)
     with pytest.raises(ConfigError, match="seq_len: expected a number greater than 0, got 0"):

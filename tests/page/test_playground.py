@@ -23,11 +23,11 @@ pytestmark = pytest.mark.skipif(pages.BROWSER is None, reason=pages.NO_BROWSER)
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "look"),
+    ("kind", "answer", "look"),
     [("liquid", "liquid over time, ordinary layers", "Time constants"),
      ("hybrid", "attention over time, depth is an ODE", "Speed over depth")],
 )  # fmt: skip
-def test_text_streams_as_the_library_writes_it(kind, told, look, visit, request):
+def test_text_streams_as_the_library_writes_it(kind, answer, look, visit, request):
     served = request.getfixturevalue(kind)
     page = met(visit(served))
     seed = pages.lasting_seed(served.model, "The fox", 40, temperature=1.1, top_p=0.95)
@@ -39,7 +39,7 @@ def test_text_streams_as_the_library_writes_it(kind, told, look, visit, request)
     assert page.text_content("#given") == "The fox"
     assert line.startswith("40 tokens, ")
     assert line.endswith(f"; at its limit of tokens. Seed {seed}.")
-    assert f"tiny · {served.model.num_parameters():,} parameters · {told}" in page.text_content("#about")
+    assert f"tiny · {served.model.num_parameters():,} parameters · {answer}" in page.text_content("#about")
     figure = page.locator("figure", has_text=look)
     expect(figure.locator("canvas")).to_have_attribute("aria-label", re.compile("at least .*, median .*, at most"))
     expect(figure).to_contain_text(f"the last {pages.looked_at(page)} tokens")
@@ -51,14 +51,14 @@ def test_text_streams_as_the_library_writes_it(kind, told, look, visit, request)
 
 def test_every_token_is_coloured_by_its_surprise(liquid, visit):
     body = {"model": "tiny", "prompt": "A hen", "max_tokens": 60, "seed": 3, "temperature": 0.8, "logprobs": 0}
-    told = liquid.post("v1/completions", body)["choices"][0]["logprobs"]
-    surprise = [-value / math.log(2) for value in told["token_logprobs"]]
+    answer = liquid.post("v1/completions", body)["choices"][0]["logprobs"]
+    surprise = [-value / math.log(2) for value in answer["token_logprobs"]]
     page = met(visit(liquid))
     ask(page, "A hen", max_tokens=60, seed=3)
     assert f"{sum(surprise) / len(surprise):.2f} bits per token" in ended(page)
     wanted = [
         (text, "token" + " newline" * (text == "\n") + f" bits-{pages.level(bits)}", pages.title(bits, count))
-        for text, bits, count in pages.released(told["tokens"], surprise)
+        for text, bits, count in pages.released(answer["tokens"], surprise)
     ]
     assert len(wanted) > 20
     assert pages.spans(page) == wanted
@@ -68,9 +68,9 @@ def test_every_token_is_coloured_by_its_surprise(liquid, visit):
 
 def test_characters_of_several_tokens_have_their_mean(liquid, visit):
     euro = {"bytes:\\xe2": 6, "bytes:\\x82": 1.5, "bytes:\\xac": 0}
-    told = [("", euro), ("€", {}), ("<b>", {"<b>": 9}), ("", {" é": 1, "bytes:\\xc3": 3})]
+    shown = [("", euro), ("€", {}), ("<b>", {"<b>": 9}), ("", {" é": 1, "bytes:\\xc3": 3})]
     last = pages.event(" éßok", {"bytes:\\x9f": 5, "o": 2, "k": 7}, "stop")
-    answer = "".join(pages.event(*one) for one in told) + last + "data: [DONE]\n\n"
+    answer = "".join(pages.event(*one) for one in shown) + last + "data: [DONE]\n\n"
     page = met(visit(liquid, {"v1/completions": lambda route: route.fulfill(body=answer)}))
     ask(page, "")
     assert ended(page).startswith("9 tokens, ")
@@ -239,9 +239,9 @@ def test_what_the_server_refuses_is_said_and_what_is_written_stays(liquid, visit
     ask(page, max_tokens=20, seed=2)
     line, written = ended(page), page.text_content("#written")
     ask(page, "word " * 30)
-    told = refused(page)
-    assert "the prompt has 151 tokens" in told.lower()
-    assert told.endswith("Shorten the prompt, then write again.")
+    answer = refused(page)
+    assert "the prompt has 151 tokens" in answer.lower()
+    assert answer.endswith("Shorten the prompt, then write again.")
     expect(page.locator("#prompt")).to_have_attribute("aria-invalid", "true")
     ask(page, "word " * 1000)
     expect(page.locator("#error")).to_have_text("The request has more than 4,000 bytes; send a shorter one.")
@@ -257,9 +257,9 @@ def test_what_the_server_refuses_is_said_and_what_is_written_stays(liquid, visit
 
 
 def test_a_wrong_control_is_said(hybrid, visit):
-    told = {"model": "tiny", "parameters": 1, "mixers": ["x"], "depth": "flow", "controls": ["moood"],
+    answer = {"model": "tiny", "parameters": 1, "mixers": ["x"], "depth": "flow", "controls": ["moood"],
             "trained_on": None, "max_length": None}  # fmt: skip
-    about = json.dumps({"models": [told], "max_tokens": 9, "max_prompt": 9})
+    about = json.dumps({"models": [answer], "max_tokens": 9, "max_prompt": 9})
     page = met(visit(hybrid, {"v1/glissando": lambda route: route.fulfill(body=about)}))
     page.get_by_label("moood", exact=True).press("Home")
     ask(page)
@@ -276,7 +276,7 @@ def test_a_busy_server_and_a_failing_one_are_said(liquid, visit):
         {"body": pages.event("c", {"c": 1}) + 'data: {"error": {"message": "the server is stopping"}}\n\n'},
     ])  # fmt: skip
     page = met(visit(liquid, {"v1/completions": lambda route: route.fulfill(**next(answers))}))
-    for told in (
+    for answer in (
         "7 texts wait already, and 7 may. Write again in a moment.",
         "The model failed on this text: X. Try again; the server's own output says more.",
         "<h1>Bad gateway</h1>. Try again; the server's own output says more.",
@@ -285,7 +285,7 @@ def test_a_busy_server_and_a_failing_one_are_said(liquid, visit):
         "The server is stopping. Try again; the server's own output says more.",
     ):
         ask(page)
-        expect(page.locator("#error")).to_have_text(told)
+        expect(page.locator("#error")).to_have_text(answer)
     expect(page.locator("#written")).to_have_text("c")
     expect(page.locator("#ending")).to_contain_text("1 token, 1.00 bits per token; broken off.")
     assert not [complaint for complaint in page.complaints if "Failed to load resource" not in complaint]
@@ -297,7 +297,7 @@ def guarded():
         yield guarded
 
 
-def test_a_key_is_asked_for_and_a_server_that_goes_is_told(guarded, visit):
+def test_a_key_is_asked_for_and_a_server_that_goes_is_reported(guarded, visit):
     page = visit(guarded)
     expect(page.locator("#error")).to_have_text("This server asks for a key. Type it above.")
     expect(page.locator("#key")).to_be_focused()

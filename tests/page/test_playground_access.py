@@ -131,34 +131,34 @@ def test_the_cells_of_a_picture_are_read_by_keys(liquid, visit):
     ask(page, max_tokens=20, seed=1)
     ended(page)
     figure = page.locator("figure").first
-    canvas, told = figure.locator("canvas"), figure.locator(".readout")
+    canvas, readout = figure.locator("canvas"), figure.locator(".readout")
     expect(canvas).to_have_attribute("aria-label", re.compile(f" {pages.looked_at(page)} tokens"))
-    resting, plain = told.text_content(), pages.colours(canvas)
+    resting, plain = readout.text_content(), pages.colours(canvas)
     canvas.focus()
     page.keyboard.press("ArrowLeft")
-    newest = told.text_content()
+    newest = readout.text_content()
     assert re.fullmatch(r'".+", .+: .+', newest)
     assert pages.colours(canvas) - plain  # a border
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    assert told.text_content() == newest
+    assert readout.text_content() == newest
     page.keyboard.press("ArrowUp")
-    above = told.text_content()
+    above = readout.text_content()
     assert above.split(", ")[0] == newest.split(", ")[0]
     assert above != newest
     page.keyboard.press("Home")
-    first = told.text_content()
+    first = readout.text_content()
     page.keyboard.press("ArrowLeft")
-    assert told.text_content() == first != above
+    assert readout.text_content() == first != above
     page.keyboard.press("End")
-    assert told.text_content() == above
+    assert readout.text_content() == above
     canvas.hover(position={"x": 150, "y": 2})
-    expect(told).not_to_have_text(above)
-    assert re.fullmatch(r'".+", .+: .+', told.text_content())
+    expect(readout).not_to_have_text(above)
+    assert re.fullmatch(r'".+", .+: .+', readout.text_content())
     page.mouse.move(0, 0)
-    expect(told).to_have_text(above)  # whose border is still there
+    expect(readout).to_have_text(above)  # whose border is still there
     canvas.blur()
-    assert told.text_content() == resting
+    assert readout.text_content() == resting
     assert pages.colours(canvas) == plain
 
 

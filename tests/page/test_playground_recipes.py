@@ -52,8 +52,8 @@ def test_a_mark_stands_where_a_dial_was_moved_and_the_link_writes_it_again(hybri
 
 def test_a_link_says_what_is_wrong_with_it(liquid, visit):
     page = visit(liquid, at="#prompt=The+fox&seed=many")
-    told = 'This link is damaged: its seed has "many" in the place of a number.'
-    expect(page.locator("#error")).to_have_text(told)
+    answer = 'This link is damaged: its seed has "many" in the place of a number.'
+    expect(page.locator("#error")).to_have_text(answer)
     page = visit(liquid, at="#prompt=The+fox&dials=%25zz:1")
     expect(page.locator("#error")).to_have_text('This link is damaged: its dials has "%zz" in the place of a name.')
     page = visit(liquid, at="#promt=The+fox")
@@ -82,19 +82,19 @@ def test_links_hold_every_part_of_a_recipe(liquid, visit):
 
 def test_a_token_has_alternatives_and_the_text_branches_there(liquid, visit):
     body = {"model": "tiny", "prompt": "A hen", "max_tokens": 30, "seed": 3, "temperature": 0.8, "logprobs": 5}
-    told = liquid.post("v1/completions", body)["choices"][0]["logprobs"]
-    place = next(n for n, token in enumerate(told["tokens"]) if n > 3 and _choosable(told, n))
+    answer = liquid.post("v1/completions", body)["choices"][0]["logprobs"]
+    place = next(n for n, token in enumerate(answer["tokens"]) if n > 3 and _choosable(answer, n))
     page = met(visit(liquid))
     ask(page, "A hen", max_tokens=30, seed=3)
     ended(page)
     first = page.text_content("#written")
     spans = page.locator("#written .token")
-    at = len(pages.released(told["tokens"][:place], [0.0] * place))  # which part of the text it begins
+    at = len(pages.released(answer["tokens"][:place], [0.0] * place))  # which part of the text it begins
     spans.nth(at).hover()
     panel = page.locator("#alternatives")
     expect(panel).to_be_visible()
     shares = panel.locator(".share").all_text_contents()
-    likely = sorted((math.exp(value) for value in told["top_logprobs"][place].values()), reverse=True)
+    likely = sorted((math.exp(value) for value in answer["top_logprobs"][place].values()), reverse=True)
     assert [float(share.strip("<%")) / 100 for share in shares[:5]] == pytest.approx(likely, abs=0.0051)
     choice = panel.locator("button[aria-disabled=false]").first
     token = json.loads(choice.get_attribute("aria-label").split(", ")[0])
@@ -115,9 +115,9 @@ def test_a_token_has_alternatives_and_the_text_branches_there(liquid, visit):
     assert page.complaints == []
 
 
-def _choosable(told: dict, place: int) -> bool:
-    others = [token for token in told["top_logprobs"][place] if token != told["tokens"][place]]
-    whole = not told["tokens"][place].startswith("bytes:")
+def _choosable(answer: dict, place: int) -> bool:
+    others = [token for token in answer["top_logprobs"][place] if token != answer["tokens"][place]]
+    whole = not answer["tokens"][place].startswith("bytes:")
     return whole and any(token.isprintable() and not token.startswith("bytes:") for token in others)
 
 
@@ -257,9 +257,9 @@ def test_a_text_goes_on_again_and_elsewhere(liquid, visit):
     assert page.text_content("#written") == whole
     with page.expect_download() as saved:
         page.click("#save-json")
-    told = json.loads(saved.value.path().read_text())
-    assert told["link"] == page.url
-    text = told["texts"][0]
+    answer = json.loads(saved.value.path().read_text())
+    assert answer["link"] == page.url
+    text = answer["texts"][0]
     assert (text["prompt"], text["seed"], text["start"], text["text"]) == (
         "The fox",
         str(seed),

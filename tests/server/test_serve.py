@@ -27,12 +27,12 @@ from glissando.generation import generate  # noqa: E402
 
 
 def test_a_completion_is_what_generate_writes(client, model):
-    told = ask(client, temperature=0.7, top_p=0.9, extra_body={"top_k": 20})
+    answer = ask(client, temperature=0.7, top_p=0.9, extra_body={"top_k": 20})
     text = generate(model, "Once upon a time", max_tokens=12, temperature=0.7, top_p=0.9, top_k=20, seed=3)
-    assert [told.choices[0].text] == text
-    assert told.choices[0].finish_reason == "length"
-    assert told.choices[0].logprobs is None
-    assert told.usage.model_dump(exclude_none=True) == {
+    assert [answer.choices[0].text] == text
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].logprobs is None
+    assert answer.usage.model_dump(exclude_none=True) == {
         "prompt_tokens": 17, "completion_tokens": 12, "total_tokens": 29,
     }  # fmt: skip
 
@@ -47,10 +47,10 @@ def test_a_stream_is_the_same_in_pieces(client):
 
 
 def test_several_prompts_and_several_texts_of_each(client, model):
-    told = ask(client, ["Once", "The hen"], n=2, temperature=1.0)
-    assert [choice.index for choice in told.choices] == [0, 1, 2, 3]
+    answer = ask(client, ["Once", "The hen"], n=2, temperature=1.0)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     expected = [("Once", 3), ("Once", 4), ("The hen", 5), ("The hen", 6)]
-    for choice, (prompt, seed) in zip(told.choices, expected, strict=True):
+    for choice, (prompt, seed) in zip(answer.choices, expected, strict=True):
         assert [choice.text] == generate(model, prompt, max_tokens=12, temperature=1.0, seed=seed)
 
 
@@ -62,17 +62,17 @@ def test_prompts_of_ids_and_of_text_are_one(client, model):
 
 def test_echo_and_log_probabilities(client, model):
     """Against one forward; text_offset says where in the text each token stands."""
-    told = ask(client, "Once upon", max_tokens=6, echo=True, logprobs=2).choices[0]
+    answer = ask(client, "Once upon", max_tokens=6, echo=True, logprobs=2).choices[0]
     ids = [model.tokenizer.eos_id, *model.tokenizer.encode("Once upon")]
-    assert told.text.startswith("Once upon")
-    assert told.logprobs.tokens[:9] == list("Once upon")
-    assert told.logprobs.text_offset[:10] == list(range(10))
+    assert answer.text.startswith("Once upon")
+    assert answer.logprobs.tokens[:9] == list("Once upon")
+    assert answer.logprobs.text_offset[:10] == list(range(10))
     with torch.no_grad():
         logp = model(torch.tensor([ids]))[0][0].log_softmax(-1)
     own = [float(logp[i, token]) for i, token in enumerate(ids[1:])]
-    assert told.logprobs.token_logprobs[:9] == pytest.approx(own)
-    assert all(len(top) == 2 for top in told.logprobs.top_logprobs)
-    assert len(told.logprobs.tokens) == 15
+    assert answer.logprobs.token_logprobs[:9] == pytest.approx(own)
+    assert all(len(top) == 2 for top in answer.logprobs.top_logprobs)
+    assert len(answer.logprobs.tokens) == 15
     begun = ask(client, ids, max_tokens=0, echo=True, logprobs=0).choices[0].logprobs  # as lm-eval sends it
     assert begun.token_logprobs[0] is None
     assert begun.top_logprobs[0] is None
@@ -88,10 +88,10 @@ def test_echo_and_log_probabilities(client, model):
 def test_stop_texts(client):
     whole = ask(client, max_tokens=40).choices[0].text
     stop = whole[7:9]
-    told = ask(client, max_tokens=40, stop=[stop, "never"]).choices[0]
-    assert (told.text, told.finish_reason) == (whole[: whole.find(stop)], "stop")
+    answer = ask(client, max_tokens=40, stop=[stop, "never"]).choices[0]
+    assert (answer.text, answer.finish_reason) == (whole[: whole.find(stop)], "stop")
     streamed = "".join(piece.choices[0].text for piece in ask(client, max_tokens=40, stop=stop, stream=True))
-    assert streamed == told.text
+    assert streamed == answer.text
 
 
 def test_without_a_seed_texts_differ(client):
@@ -103,14 +103,14 @@ def test_a_chat_goes_on_behind_its_messages(client, model):
         {"role": "system", "content": "Once upon"},
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
     ]
-    told = client.chat.completions.create(model=NAME, messages=messages, max_completion_tokens=9, seed=1)
-    assert [told.choices[0].message.content] == generate(model, "Once upon a", max_tokens=9, seed=1, temperature=1.0)
+    answer = client.chat.completions.create(model=NAME, messages=messages, max_completion_tokens=9, seed=1)
+    assert [answer.choices[0].message.content] == generate(model, "Once upon a", max_tokens=9, seed=1, temperature=1.0)
     streamed = client.chat.completions.create(
         model=NAME, messages=messages, max_tokens=9, seed=1, stream=True, logprobs=True, top_logprobs=2
     )
     deltas = [piece.choices[0] for piece in streamed]
     assert deltas[0].delta.role == "assistant"
-    assert "".join(d.delta.content or "" for d in deltas) == told.choices[0].message.content
+    assert "".join(d.delta.content or "" for d in deltas) == answer.choices[0].message.content
     tokens = [token for d in deltas if d.logprobs for token in d.logprobs.content]
     assert len(tokens) == 9
     assert all(len(token.top_logprobs) == 2 and token.bytes for token in tokens)
@@ -126,8 +126,8 @@ def test_models(client):
 def test_a_control_and_a_dial_turned_while_text_streams():
     model = tiny("hybrid-ode-nano", mixer={"kind": "attention", "heads": 2})
     with serving(model, LIMITS) as (_, url), openai.OpenAI(base_url=url + "/v1", api_key="any") as client:
-        told = ask(client, extra_body={"control": {"speech": -1.0}}, temperature=0.8).choices[0].text
-        assert [told] == generate(model, "Once upon a time", max_tokens=12, seed=3, control={"speech": -1.0})
+        answer = ask(client, extra_body={"control": {"speech": -1.0}}, temperature=0.8).choices[0].text
+        assert [answer] == generate(model, "Once upon a time", max_tokens=12, seed=3, control={"speech": -1.0})
         plain = ask(client, max_tokens=400).choices[0].text
         text = ""
         for number, piece in enumerate(ask(client, max_tokens=400, stream=True)):
@@ -218,8 +218,8 @@ def test_the_verb_serves_and_stops(tmp_path):
         line = process.stdout.readline()
         url = re.match(r"fox at (http://127\.0\.0\.1:\d+) ", line)
         assert url, line + (process.stderr.read() if process.stderr else "")
-        told = httpx.post(url[1] + "/v1/completions", json={"model": "fox", "prompt": "Once", "max_tokens": 3})
-        assert told.json()["usage"]["completion_tokens"] <= 3
+        answer = httpx.post(url[1] + "/v1/completions", json={"model": "fox", "prompt": "Once", "max_tokens": 3})
+        assert answer.json()["usage"]["completion_tokens"] <= 3
         port = url[1].rpartition(":")[2]
         taken = subprocess.run(
             [*command[:-1], port], env=environment(), capture_output=True, text=True, check=False, timeout=100
@@ -274,8 +274,8 @@ def test_a_chat_template(tmp_path, model):
     source.write_text("{% for m in messages %}" + refusing + "<{{ m.content }}>{% endfor %}")
     with serving(model, LIMITS, template=ChatTemplate(source)) as (_, url):
         asked = {"model": NAME, "max_tokens": 5, "seed": 1, "messages": [{"role": "user", "content": "a"}]}
-        told = httpx.post(url + "/v1/chat/completions", json=asked).json()
-        assert [told["choices"][0]["message"]["content"]] == generate(
+        answer = httpx.post(url + "/v1/chat/completions", json=asked).json()
+        assert [answer["choices"][0]["message"]["content"]] == generate(
             model, "<a>", max_tokens=5, seed=1, temperature=1.0
         )
         asked["messages"][0]["role"] = "system"

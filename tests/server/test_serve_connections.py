@@ -42,10 +42,10 @@ def test_further_requests_are_answered_in_turn(server):
     body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
     with connected(server[1]) as link:
         link.sendall((head(len(body)) + body) * 20)
-        told = b""
-        while told.count(b"HTTP/1.1 200") < 20 or not told.endswith(b"}"):
-            told += link.recv(4096)
-    assert told.count(b'"completion_tokens":3') == 20
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 20 or not received.endswith(b"}"):
+            received += link.recv(4096)
+    assert received.count(b'"completion_tokens":3') == 20
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/compl", head(500), head(500) + b'{"model":'])

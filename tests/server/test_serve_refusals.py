@@ -58,7 +58,7 @@ from glissando.data.tokenizers import NumberTokenizer  # noqa: E402
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_done_is_told(web, changed, param, message):
+def test_what_cannot_be_done_is_reported(web, changed, param, message):
     asked = {"model": NAME, "prompt": "Once", "max_tokens": 4} | changed
     got = web.post("/v1/completions", content=json.dumps(asked), headers={"content-type": "application/json"})
     assert got.status_code == (404 if changed == {"model": "other"} else 400)
@@ -94,9 +94,9 @@ def test_null_is_a_field_left_out(web):
     """As in OpenAI's schema: clients that fill in every field send it."""
     asked = {"model": NAME, "prompt": "Once", "seed": 1}
     names = ("temperature", "top_p", "n", "stop", "stream", "stream_options", "max_tokens", "logprobs", "logit_bias")
-    told = [web.post("/v1/completions", json=asked | extra).json() for extra in ({}, dict.fromkeys([*names, "echo"]))]
-    assert told[0]["choices"] == told[1]["choices"]
-    assert told[0]["usage"]["completion_tokens"] == 16
+    answer = [web.post("/v1/completions", json=asked | extra).json() for extra in ({}, dict.fromkeys([*names, "echo"]))]
+    assert answer[0]["choices"] == answer[1]["choices"]
+    assert answer[0]["usage"]["completion_tokens"] == 16
     chat = {"model": NAME, "messages": [{"role": "user", "content": "Once"}], "max_completion_tokens": 3}
     assert web.post("/v1/chat/completions", json=chat | dict.fromkeys(names)).status_code == 200
     for name in ("model", "prompt"):
@@ -159,13 +159,13 @@ def test_other_paths_and_methods(web):
     assert web.get("/v1/completion").json()["error"]["message"].startswith("there is no /v1/completion here")
     assert web.get("/v1/completions").status_code == 405
     assert web.get("/docs").status_code == 404
-    told = web.post("/v1/responses", json={"model": NAME, "input": "Once"})
-    assert told.status_code == 400
-    assert "not supported by this server; POST /v1/chat/completions is" in told.json()["error"]["message"]
+    answer = web.post("/v1/responses", json={"model": NAME, "input": "Once"})
+    assert answer.status_code == 400
+    assert "not supported by this server; POST /v1/chat/completions is" in answer.json()["error"]["message"]
     for path in ("/", "/health", "/v1/models", f"/v1/models/{NAME}"):
-        told = web.head(path)
-        assert (told.status_code, told.content) == (200, b"")
-        assert told.headers["content-length"] == web.get(path).headers["content-length"]
+        answer = web.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-length"] == web.get(path).headers["content-length"]
 
 
 def test_the_key(model):

@@ -233,7 +233,7 @@ class Packed(NamedTuple):
 
 @torch.no_grad()
 def pack(modes: Modes, dt: Tensor | None = None, form: str = "numba") -> Packed:
-    """Of modes, for these time steps, 1 if None."""
+    """The kernels' arrays of `modes` and the time steps, 1 if None."""
     time = None if dt is None else dt.to(modes.step.dtype)
     state = modes.step.new_zeros(len(modes.step), 2) if modes.state is None else modes.state
     vectors = torch.stack([*modes[:5], *state.unbind(-1)])

@@ -307,7 +307,7 @@ def _words(text: str) -> list[str]:
 
 
 def _shares(texts: list[str], known: set[str], pairs: set[tuple[str, str]]) -> tuple[float, float]:
-    """Of words and of pairs; the first and the last word of a text may be cut, and are left out."""
+    """Known shares of words and of pairs; the first and the last word of a text may be cut, and are left out."""
     words, couples = [], []
     for text in texts:
         inside = _words(text)[1:-1]

@@ -72,7 +72,7 @@ def _runs(model: nn.Module) -> Finding:
 
 
 def scoring_as_published(plan: Plan) -> Finding:
-    """Of the gradient that the published training step sends into the logits, the share before the tab's answer."""
+    """The share, before the tab's answer, of the gradient that the published training step sends into the logits."""
     model = seeded(0, lambda: PublishedMinimal(overwrites=False))
     ids = rows_of(pairs_of(plan, 64))
     return _shares(lambda: model.training_step(ids), model, ids)

@@ -278,7 +278,7 @@ class Drift(NamedTuple):
     held_out: float
 
     def change(self) -> float:
-        """Of the median energy, from the first step to the last, as a share of it."""
+        """Relative change of the median energy from the first step to the last."""
         return self.medians[-1] / self.medians[0] - 1
 
     def spearman(self) -> float:
