@@ -14,6 +14,8 @@ from glissando.series.tables import Table
 _FAR = 20.0
 #: a channel alternates if at least this part of its values differ from the one before, of two or three different ones
 _ALTERNATES = 0.9
+#: steps in which channels are compared at first
+_SAMPLE = 1000
 #: pairs of values on which that is judged, at least
 _PAIRS = 20
 
@@ -59,7 +61,7 @@ def _median_step(data: SeriesData, encoding: Encoding, panel: Panel) -> str:
     step = float(np.median(panel.gaps[later]))
     if encoding.time_form == "date":
         return f"median step {duration(step)}"
-    assumed = "" if data.time_unit is not None else "; a horizon such as 24h needs the right one: --data.time_unit"
+    assumed = "" if data.time_unit is not None else "; if they are not, give --data.time_unit"
     return f"median step {step:.6g} {encoding.unit}: the numbers {data.time} are read in {encoding.unit}{assumed}"
 
 
@@ -78,23 +80,19 @@ def warnings(data: SeriesData, encoding: Encoding, panel: Panel, table: Table) -
 
 def _identical(encoding: Encoding, panel: Panel) -> Iterator[str]:
     """Channels that are equal wherever both are observed."""
-    observed = ~np.isnan(panel.values)
-    by_first: dict[tuple[float, float, float], list[int]] = {}
-    for k in range(len(encoding.columns)):
-        cells = panel.values[observed[:, k], k]
-        if len(cells) and cells.min() < cells.max():
-            # Equal columns may be observed at different steps; they share at least their extremes, nearly always.
-            by_first.setdefault((float(cells.min()), float(cells.max()), 0.0), []).append(k)
-    for group in by_first.values():
-        for number, k in enumerate(group):
-            for other in group[number + 1 :]:
-                both = observed[:, k] & observed[:, other]
-                if both.sum() > 1 and bool((panel.values[both, k] == panel.values[both, other]).all()):
-                    one, two = encoding.columns[k], encoding.columns[other]
-                    yield (
-                        f"warning: {one!r} equals {two!r} in all {int(both.sum()):,} steps that have both: "
-                        "leave one out of data.columns"
-                    )
+    count = len(panel.values)
+    # Nearly all pairs differ in some of a few steps; only the others are compared in all.
+    some = panel.values[np.random.default_rng(0).permutation(count)[:_SAMPLE]]
+    for k, one in enumerate(encoding.columns):
+        differs = (some[:, k : k + 1] != some) & ~np.isnan(some[:, k : k + 1]) & ~np.isnan(some)
+        for other in k + 1 + np.flatnonzero(~differs[:, k + 1 :].any(0)):
+            both = ~np.isnan(panel.values[:, k]) & ~np.isnan(panel.values[:, other])
+            left, right = panel.values[both, k], panel.values[both, other]
+            if len(left) > 1 and bool((left == right).all()) and left.min() < left.max():
+                yield (
+                    f"warning: {one!r} equals {encoding.columns[other]!r} in all {len(left):,} steps that have both: "
+                    "leave one out of data.columns"
+                )
 
 
 def _uninformative(encoding: Encoding, panel: Panel) -> Iterator[str]:

@@ -244,10 +244,13 @@ class _Reader:
         except Clash as error:
             one, other = rows[error.first], rows[error.second]
             values = table.columns[name].values
+            what, fix = "is static", "leave it out of data.static"
+            if name in self.roles.target:
+                what, fix = "is the label of a series", "give --data.label step"
             raise DataError(
-                f"{table.at(other, name)}: {name!r} is static, and {values[other]} of "
-                f"{self.data.group or 'the series'} {self.steps.names[keys[error.second]]!r} was {values[one]} in "
-                f"{table.unit} {table.places[one]}: correct one, or leave it out of data.static"
+                f"{table.at(other, name)}: {name!r} {what}, and {values[other]} of {self.data.group or 'the series'} "
+                f"{self.steps.names[keys[error.second]]!r} was {values[one]} in {table.unit} {table.places[one]}: "
+                f"correct one, or {fix}"
             ) from None
 
     def _fact_rows(self, table: Table) -> tuple[np.ndarray, np.ndarray]:
@@ -323,11 +326,11 @@ class _Reader:
             hint = "" if data.group is not None else (
                 "; if the table holds several series, name the column that tells them apart with --data.group"
             )  # fmt: skip
-            lines.append(f"{count:,} rows came before an earlier time: sorted{hint}")
+            lines.append(f"{count:,} rows came after a later time of their series: sorted{hint}")
         for what, (repeated, most, unequal) in self.merged.items():
             by = ", ".join(n for n in (data.group, data.time, data.channel) if n is not None)
             equal = "with equal values: merged" if not unequal else (
-                f"{unequal:,} with unequal values: {data.duplicates} of them taken (--data.duplicates)"
+                f"{unequal:,} of them with unequal values: merged by --data.duplicates {data.duplicates}"
             )  # fmt: skip
             lines.append(f"{repeated:,} {what} repeat ({by}), up to {most:,} times, {equal}")
         facts = self.roles.facts

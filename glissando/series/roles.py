@@ -153,8 +153,9 @@ def _clock(data: SeriesData, table: Table, encoding: Encoding | None, report: li
             )
         if form == "date":
             named, unnamed = zones(table, data.time)
-            if named and unnamed:
-                report.append(f"{unnamed:,} times {data.time} without a time zone are read as UTC, as the others are")
+            if named:
+                others = f"; {unnamed:,} without one are read as UTC" if unnamed else ""
+                report.append(f"{named:,} times {data.time} name a time zone and are converted to UTC{others}")
         return form, "s"
     return form, (encoding.unit if encoding is not None else data.time_unit or "s")
 

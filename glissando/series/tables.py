@@ -260,8 +260,23 @@ def _frame(source: Any) -> Any:
 def _of_frame(source: str, frame: Any) -> Table:
     names = [str(name).strip() for name in frame.columns]
     _require_different(source, names)
-    columns = {name: Column(_cells(frame.iloc[:, number])) for number, name in enumerate(names)}
-    return Table(source, columns, np.arange(1, len(frame) + 1), "row")
+    table = Table(source, {}, np.arange(1, len(frame) + 1), "row")
+    for number, name in enumerate(names):
+        cells = _cells(frame.iloc[:, number])
+        if cells.dtype == object:
+            _require_plain(table, name, cells)
+        table.columns[name] = Column(cells)
+    return table
+
+
+def _require_plain(table: Table, name: str, cells: np.ndarray) -> None:
+    """Raises DataError for a cell that holds several values."""
+    for row, value in enumerate(cells):
+        if getattr(type(value), "__hash__", None) is None:
+            raise DataError(
+                f"{table.at(row, name)}: a {type(value).__qualname__} is no value of a table: give a column to each "
+                "of its parts, or leave the column out"
+            )
 
 
 def _cells(series: Any) -> np.ndarray:

@@ -25,6 +25,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FRACTION = re.compile(r"[.,][0-9]{6}([0-9]+)")
 #: a time zone at the end of a date
 _ZONE = re.compile(r"(Z|[+-][0-9]{2}(:?[0-9]{2}(:?[0-9]{2})?)?)$", re.IGNORECASE)
+#: ends of dates in UTC
+_UTC = ("Z", "z", "+00:00", "+0000")
 #: the most decimals of a time that are kept
 _DECIMALS = 300
 
@@ -137,11 +139,13 @@ def is_duration(table: Table, name: str) -> bool:
 
 
 def zones(table: Table, name: str) -> tuple[int, int]:
-    """How many of a column's dates name a time zone, and how many do not."""
+    """How many of a column's dates name a time zone, and how many do not; (0, 0) where none names another than UTC."""
     column = table.columns[name]
     if column.values.dtype.kind == "M":
         return 0, 0
     named = column.each(_has_zone, False, bool)
+    if named.all() and all(str(value).strip().endswith(_UTC) for value in column.uniques):
+        return 0, 0
     return int(named.sum()), int((~named).sum())
 
 
