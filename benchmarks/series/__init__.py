@@ -1,0 +1,1 @@
+"""Series models against named peers on real tables, which `python -m benchmarks.series.fetch DIR` fetches."""
