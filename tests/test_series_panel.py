@@ -369,6 +369,7 @@ def test_a_future_column_is_known_at_every_step(tmp_path):
         ({"time": "t", "static": "t"}, ConfigError, r"the column t is named by two options of data"),
         ({"target": "w", "columns": "v,w"}, ConfigError, r"w is in data\.columns and has another role too"),
         ({"time_format": "date"}, ConfigError, r"data\.time_format is of the column data\.time, which is not named"),
+        ({"label": "step"}, ConfigError, r"data\.label is of the column data\.target, which is not named"),
         ({"time_unit": "h"}, ConfigError, r"data\.time_unit is of the column data\.time, which is not named"),
         ({"static_path": "x.csv", "static": "v"}, ConfigError, r"data\.static_path needs data\.group"),
         ({"task": "regression"}, ConfigError, r"data\.task regression needs data\.target"),
@@ -450,10 +451,10 @@ def test_a_date_that_does_not_exist_is_found_among_dates(tmp_path):
 @pytest.mark.parametrize(
     ("times", "message"),
     [
-        (["2025-01-01", "soon", "2025-01-03"], "'soon' is not a time: give a number, or a date such as"),
+        (["2025-01-01", "soon", "2025-01-03"], "'soon' is no date: write it as 2026-01-31 12:00:00"),
         ([1, "5_0", 70], "'5_0' is no finite number"),
         ([1, "1e300", 70], "1e300 is beyond 1e\\+30"),
-        (["2025-01-01", "2025-01-02T00:00:00.0000000001", "2025-01-03"], "is not a time"),
+        (["2025-01-01", "2025-01-02T00:00:00.0000000001", "2025-01-03"], "is no date"),
     ],
 )
 def test_what_is_no_time_is_refused_with_its_place(times, message, tmp_path):
@@ -511,6 +512,26 @@ def test_times_of_parquet(column, gap, tmp_path):
 def test_times_of_parquet_that_cannot_be_used(column, options, message, tmp_path):
     with pytest.raises((DataError, ConfigError), match=message):
         gaps_of(in_parquet(tmp_path / "t.parquet", column), **options)
+
+
+@pytest.mark.parametrize(
+    ("trained", "other", "message"),
+    [
+        (["2025-01-01", "2025-01-02"], [7, 8], r"frame row 1, column 't': 7 is no date: write it as 2026"),
+        ([1.5, 2.5], ["2025-01-01", "2025-01-02"], r"'2025-01-01' is no finite number .*: write it as the other times"),
+        (
+            [1, 2],
+            pandas.to_datetime(["2025-01-01", "2025-01-02"]),
+            r"column 't' holds dates: leave data\.time_format out",
+        ),
+        ([1, 2], pandas.to_timedelta([1, 2], unit="h"), r"holds durations, and the model's times are numbers in h"),
+    ],
+)
+def test_a_run_reads_times_of_its_own_form_alone(trained, other, message):
+    unit = {} if isinstance(trained[0], str) else {"time_unit": "h"}
+    _, encoding = read_panel(SeriesData(time="t", **unit), pandas.DataFrame({"t": trained, "v": [1, 2]}))
+    with pytest.raises(DataError, match=message):
+        panel_of(pandas.DataFrame({"t": other, "v": [1, 2]}), encoding, time="t", **unit)
 
 
 @pytest.mark.parametrize(
@@ -604,6 +625,7 @@ def frame() -> pandas.DataFrame:
 def frames(tmp_path: Path) -> dict:
     made = {
         "pandas": frame(), "nullable": frame().convert_dtypes(), "indexed": frame().set_index(["id", "day"]),
+        "kept index": frame().set_index("id", drop=False),
         "filtered": pandas.concat([frame().iloc[:1], frame()]).iloc[1:],
     }  # fmt: skip
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install pyarrow")
@@ -612,7 +634,9 @@ def frames(tmp_path: Path) -> dict:
     return made | {"parquet": tmp_path / "visits.parquet", "index in parquet": tmp_path / "indexed.parquet"}
 
 
-@pytest.mark.parametrize("kind", ["pandas", "nullable", "indexed", "filtered", "parquet", "index in parquet", "polars"])
+@pytest.mark.parametrize(
+    "kind", ["pandas", "nullable", "indexed", "kept index", "filtered", "parquet", "index in parquet", "polars"]
+)
 def test_every_form_of_a_table_is_the_same_panel(kind, tmp_path):
     if kind == "polars":
         polars = pytest.importorskip("polars", reason="needs polars: pip install polars")
@@ -819,5 +843,5 @@ def test_what_looks_wrong_is_said():
     assert "'once' has at most one value a series: name it in data.static, or leave it out" in lines
     assert any(line.startswith("'flag' alternates: 190 of 190 values differ from the one before") for line in lines)
     assert "'flat' is 7 wherever it is observed" in lines
-    assert any(line.startswith("1 values of 'far' lie beyond 20 robust") and "463 in row 12" in line for line in lines)
+    assert any(line.startswith("1 value of 'far' beyond 20 robust") and "463 in row 12" in line for line in lines)
     assert len(lines) == 6

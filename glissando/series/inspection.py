@@ -24,7 +24,7 @@ def described(data: SeriesData, encoding: Encoding, panel: Panel, source: str) -
     """Series, channels, values, shares missing, and the median step with its unit."""
     lengths, channels = panel.lengths, [*encoding.columns, *encoding.categorical]
     observed = np.concatenate([~np.isnan(panel.values), panel.codes != MISSING], 1)
-    size = f"{len(panel.names):,} series of {lengths.min():,} to {lengths.max():,} steps"
+    size = f"{len(panel.names):,} series of {lengths.min():,} to {lengths.max():,} steps, {lengths.sum():,} in all"
     if len(panel.names) == 1:
         size = f"one series of {lengths[0]:,} steps"
     shares = [
@@ -32,7 +32,7 @@ def described(data: SeriesData, encoding: Encoding, panel: Panel, source: str) -
     ]
     missing = f", {100 * (1 - observed.mean()):.1f} % of the cells missing" if shares else ", no cell missing"
     lines = [
-        f"{source}: {size}, {len(panel.times):,} in all; {len(channels)} channels: {', '.join(channels[:20])}"
+        f"{source}: {size}; {_counted(len(channels), 'channel')}: {', '.join(channels[:20])}"
         + (", ..." if len(channels) > 20 else ""),
         f"{int(observed.sum()):,} values{missing}"
         + (f": {', '.join(shares[:20])}" if len(channels) > 1 and shares else ""),
@@ -49,6 +49,10 @@ def described(data: SeriesData, encoding: Encoding, panel: Panel, source: str) -
         most = ", ".join(encoding.classes[:10]) + (", ..." if len(encoding.classes) > 10 else "")
         lines.append(f"{encoding.target[0]}: {len(encoding.classes)} classes, one for each {encoding.label}: {most}")
     return lines
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _median_step(data: SeriesData, encoding: Encoding, panel: Panel) -> str:
@@ -131,7 +135,7 @@ def _far(encoding: Encoding, panel: Panel, table: Table) -> Iterator[str]:
         if deviation > 0 and far.any():
             worst = int(np.argmax(np.abs(cells - middle)))
             yield (
-                f"warning: {int(far.sum()):,} values of {name!r} lie beyond {_FAR:.0f} robust deviations "
+                f"warning: {_counted(int(far.sum()), 'value')} of {name!r} beyond {_FAR:.0f} robust deviations "
                 f"({deviation:.4g}) of its median {middle:.6g}, the farthest {cells[worst]:g} in {table.unit} "
                 f"{panel.rows[rows[worst]]}: correct them, or leave them blank"
             )

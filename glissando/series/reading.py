@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 
@@ -238,7 +239,7 @@ class _Reader:
             rows = self.steps.rows
             keys = self.steps.series[self.steps.step]
         else:
-            rows, keys = self._fact_rows(table)
+            rows, keys = self._fact_rows
         try:
             return merge(cells[rows], keys, size, missing).values
         except Clash as error:
@@ -253,9 +254,10 @@ class _Reader:
                 f"correct one, or {fix}"
             ) from None
 
-    def _fact_rows(self, table: Table) -> tuple[np.ndarray, np.ndarray]:
+    @cached_property
+    def _fact_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """The rows of the second table that are of a series of the first, sorted by series, and the series of each."""
-        groups = tables.names(table, str(self.data.group), "group")
+        groups = tables.names(cast(Table, self.roles.facts), str(self.data.group), "group")
         index = {name: number for number, name in enumerate(self.steps.names)}
         series = np.array([index.get(name, -1) for name in groups.names])[groups.codes]
         rows = np.argsort(series, kind="stable")
@@ -279,8 +281,8 @@ class _Reader:
             classes = [found.names[index] for index in np.argsort(-counts, kind="stable") if counts[index]]
             if len(classes) < 2:
                 raise DataError(
-                    f"{self._home(name).source}, column {name!r} holds {len(classes)} class{'es' * (not classes)}: a "
-                    "classification needs two"
+                    f"{self._home(name).source}, column {name!r} holds {'a single class' if classes else 'no class'}: "
+                    "a classification needs two"
                 )
         known = {each: number for number, each in enumerate(classes)}
         if strange := [each for number, each in enumerate(found.names) if each not in known and counts[number]]:
@@ -335,7 +337,7 @@ class _Reader:
             lines.append(f"{repeated:,} {what} repeat ({by}), up to {most:,} times, {equal}")
         facts = self.roles.facts
         if facts is not None and data.group is not None:
-            there = set(tables.names(facts, data.group, "group").names)
-            if absent := [name for name in self.steps.names if name not in there]:
+            there = set(self._fact_rows[1].tolist())
+            if absent := [name for number, name in enumerate(self.steps.names) if number not in there]:
                 lines.append(f"{len(absent):,} series have no row in {facts.source}: {listed(absent)}")
         return lines

@@ -105,6 +105,8 @@ def _require_consistent(data: SeriesData) -> None:
         raise ConfigError(
             f"data.task {data.task} needs data.target, the column to predict; without one values are forecast"
         )
+    if data.label is not None and not data.target:
+        raise ConfigError("data.label is of the column data.target, which is not named: name it, or leave it out")
     named = [
         *(n for n in (data.group, data.time, data.channel, data.value) if n is not None),
         *data.static,
@@ -139,6 +141,11 @@ def _clock(data: SeriesData, table: Table, encoding: Encoding | None, report: li
     if data.time is None:
         return "row", "row"
     form = encoding.time_form if encoding is not None else data.time_format or time_form(table, data.time)
+    if is_duration(table, data.time) and encoding is not None and encoding.unit != "s":
+        raise DataError(
+            f"{table.source}, column {data.time!r} holds durations, and the model's times are numbers in "
+            f"{encoding.unit}: give such numbers"
+        )
     if form == "date" or is_duration(table, data.time):
         if data.time_unit not in (None, "s"):
             raise ConfigError(

@@ -247,7 +247,7 @@ def _frame(source: Any) -> Any:
             raise MissingExtraError(f"a frame of polars needs pyarrow: pip install pyarrow ({error})") from error
         if not isinstance(source, pandas.DataFrame):
             raise DataError(f"a table is a frame with named columns, got a {type(source).__qualname__}")
-    named = [name for name in source.index.names if name is not None]
+    named = [name for name in source.index.names if name is not None and name not in source.columns]
     if named:
         source = source.reset_index(level=named)
     elif isinstance(source.index, pandas.DatetimeIndex | pandas.TimedeltaIndex):
@@ -300,7 +300,11 @@ def _cells(series: Any) -> np.ndarray:
 # ---------------------------------------------------------------------- numbers and names
 
 
-def numbers(table: Table, name: str, among: np.ndarray | None = None) -> np.ndarray:
+#: what to do about a cell that is no number
+_FIX = "correct it, leave it blank where nothing was measured, or name a column of categories in data.categorical"
+
+
+def numbers(table: Table, name: str, among: np.ndarray | None = None, fix: str = _FIX) -> np.ndarray:
     """A column as float64, NaN where it is missing, of the rows `among` (R,) bool.
 
     Raises DataError for the first value that is no number a model can compute with.
@@ -320,11 +324,12 @@ def numbers(table: Table, name: str, among: np.ndarray | None = None) -> np.ndar
             f"{table.at(row, name)}: {value} is beyond {LARGEST:g}, where float32 leaves no room to compute {count}: "
             "divide the column by a constant, or correct the value"
         )
-    shown = repr(value.item() if isinstance(value, np.generic) else value)
-    raise DataError(
-        f"{table.at(row, name)}: {shown} is no finite number {count}: correct it, leave it blank where nothing was "
-        "measured, or name the column in data.categorical if it holds categories"
-    )
+    raise DataError(f"{table.at(row, name)}: {plain(value)} is no finite number {count}: {fix}")
+
+
+def plain(value: Any) -> str:
+    """A cell as an error shows it."""
+    return repr(value.item() if isinstance(value, np.generic) else value)
 
 
 def number_of(value: Any) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from glissando.errors import DataError
-from glissando.series.tables import Table, number_of, numbers, require_present
+from glissando.series.tables import Column, Table, number_of, numbers, plain, require_present
 
 #: digits of a date without separators, from years to at most nanoseconds
 _COMPACT = re.compile(
@@ -98,19 +98,20 @@ def times(table: Table, name: str, form: Literal["date", "number"]) -> Times:
         return _of_pandas(table, name, form)
     if form == "date":
         return Times(_exact(column.each(lambda value: _nanoseconds(table, name, value), 0, object)), 10**9)
-    found = numbers(table, name)
+    found = numbers(table, name, fix="write it as the other times, or, if they are dates, give --data.time_format date")
     if kind == "f":
         return Times(found, 1)
     if kind in "iu":
         return Times(_exact(column.values), 1)
-    return _decimals(column.each(lambda v: Decimal(v.strip() if isinstance(v, str) else v), Decimal(0), object))
+    return _decimals(column)
 
 
-def _decimals(values: np.ndarray) -> Times:
+def _decimals(column: Column) -> Times:
     """Numbers of a limited number of decimals as integers of the last of them."""
-    digits = min(_DECIMALS, max(0, *(-value.as_tuple().exponent for value in set(values.tolist()))))
+    exact = {v: Decimal(v.strip() if isinstance(v, str) else v) for v in column.uniques}
+    digits = min(_DECIMALS, max(0, *(-int(value.as_tuple().exponent) for value in exact.values())))
     context = Context(prec=3 * _DECIMALS, Emin=-999999, Emax=999999)
-    return Times(_exact(np.array([int(value.scaleb(digits, context)) for value in values], object)), 10**digits)
+    return Times(_exact(column.each(lambda v: int(exact[v].scaleb(digits, context)), 0, object)), 10**digits)
 
 
 def _exact(values: np.ndarray) -> np.ndarray:
@@ -200,7 +201,8 @@ def _nanoseconds(table: Table, name: str, value: Any) -> int:
     except ValueError as error:
         row = int(np.flatnonzero(table.columns[name].each(lambda each: each is value or each == value, False, bool))[0])
         raise DataError(
-            f"{table.at(row, name)}: {value!r} is not a time: give a number, or a date such as 2026-01-31 12:00:00"
+            f"{table.at(row, name)}: {plain(value)} is no date: write it as 2026-01-31 12:00:00; a column of numbers "
+            "has nothing else"
         ) from error
     microseconds = ((when if when.tzinfo else when.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
     return 1000 * microseconds + (int(beyond[1].ljust(3, "0")) if beyond else 0)
