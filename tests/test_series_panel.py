@@ -243,9 +243,7 @@ def test_rows_of_one_time_complement_each_other(tmp_path):
 @pytest.mark.parametrize(("how", "value"), [("mean", 6.0), ("first", 5.0), ("last", 8.0)])
 def test_unequal_duplicates_are_refused_or_chosen(how, value, tmp_path):
     path = write(tmp_path / "t.csv", "id,t,v\na,1,5\na,0,1\na,1,5\na,1,8\nb,1,9\n")
-    message = (
-        r"t\.csv, line 5, column 'v': 'v' of id 'a' at t 1 is 8, and in line 2 it is 5: correct one, choose with --data"
-    )
+    message = r"t\.csv, line 5, column 'v': 'v' of id 'a' at t 1 is 8, and in line 2 it is 5: correct one, or "
     with pytest.raises(DataError, match=message):
         panel_of(path, group="id", time="t")
     panel = panel_of(path, group="id", time="t", duplicates=how)
@@ -839,9 +837,9 @@ def test_what_looks_wrong_is_said():
     )  # fmt: skip
     lines = warned(odd)
     assert any(line.startswith("'good' equals 'twin' in all") for line in lines)
-    assert "'one' has the same value throughout each series: name it in data.static, or leave it out" in lines
-    assert "'once' has at most one value a series: name it in data.static, or leave it out" in lines
+    assert "one: the same value throughout each series; name such a column in data.static, or leave it out" in lines
+    assert "once: at most one value a series; name such a column in data.static, or leave it out" in lines
     assert any(line.startswith("'flag' alternates: 190 of 190 values differ from the one before") for line in lines)
     assert "'flat' is 7 wherever it is observed" in lines
-    assert any(line.startswith("1 value of 'far' beyond 20 robust") and "463 in row 12" in line for line in lines)
+    assert any(line.startswith("'far' has 1 value beyond 20 robust") and "463 in row 12" in line for line in lines)
     assert len(lines) == 6

@@ -26,7 +26,7 @@ def described(data: SeriesData, encoding: Encoding, panel: Panel, source: str) -
     observed = np.concatenate([~np.isnan(panel.values), panel.codes != MISSING], 1)
     size = f"{len(panel.names):,} series of {lengths.min():,} to {lengths.max():,} steps, {lengths.sum():,} in all"
     if len(panel.names) == 1:
-        size = f"one series of {lengths[0]:,} steps"
+        size = f"one series of {lengths[0]:,} steps" + ("" if data.group else " (no column names series: --data.group)")
     shares = [
         f"{name} {100 * (1 - share):.0f} %" for name, share in zip(channels, observed.mean(0), strict=True) if share < 1
     ]
@@ -78,8 +78,7 @@ def duration(seconds: float) -> str:
 
 def warnings(data: SeriesData, encoding: Encoding, panel: Panel, table: Table) -> list[str]:
     """What a user should look at before a model is trained."""
-    del data
-    return [*_identical(encoding, panel), *_uninformative(encoding, panel), *_far(encoding, panel, table)]
+    return [*_identical(encoding, panel), *_uninformative(encoding, panel), *_far(data, encoding, panel, table)]
 
 
 def _identical(encoding: Encoding, panel: Panel) -> Iterator[str]:
@@ -102,6 +101,7 @@ def _identical(encoding: Encoding, panel: Panel) -> Iterator[str]:
 def _uninformative(encoding: Encoding, panel: Panel) -> Iterator[str]:
     """Channels with one value a series, and those that alternate."""
     series = panel.series
+    constant: dict[str, list[str]] = {}
     for k, name in enumerate(encoding.columns):
         rows = np.flatnonzero(~np.isnan(panel.values[:, k]))
         if not len(rows):
@@ -114,16 +114,19 @@ def _uninformative(encoding: Encoding, panel: Panel) -> Iterator[str]:
             yield f"warning: {name!r} is {cells[0]:g} wherever it is observed"
         elif not changes and len(panel.names) > 1:
             what = "at most one value a series" if not pairs else "the same value throughout each series"
-            yield f"warning: {name!r} has {what}: name it in data.static, or leave it out"
+            constant.setdefault(what, []).append(name)
         elif pairs >= _PAIRS and changes >= _ALTERNATES * pairs and len(np.unique(cells)) <= 3:
             yield (
                 f"warning: {name!r} alternates: {changes:,} of {pairs:,} values differ from the one before, as of a "
                 "value that is recorded when it changes"
             )
+    for what, names in constant.items():
+        yield f"warning: {', '.join(names)}: {what}; name such a column in data.static, or leave it out"
 
 
-def _far(encoding: Encoding, panel: Panel, table: Table) -> Iterator[str]:
+def _far(data: SeriesData, encoding: Encoding, panel: Panel, table: Table) -> Iterator[str]:
     """Values beyond twenty robust deviations."""
+    step = "" if data.channel is None else "the step of "
     for k, name in enumerate(encoding.columns):
         rows = np.flatnonzero(~np.isnan(panel.values[:, k]))
         if len(rows) < _PAIRS:
@@ -135,7 +138,7 @@ def _far(encoding: Encoding, panel: Panel, table: Table) -> Iterator[str]:
         if deviation > 0 and far.any():
             worst = int(np.argmax(np.abs(cells - middle)))
             yield (
-                f"warning: {_counted(int(far.sum()), 'value')} of {name!r} beyond {_FAR:.0f} robust deviations "
-                f"({deviation:.4g}) of its median {middle:.6g}, the farthest {cells[worst]:g} in {table.unit} "
+                f"warning: {name!r} has {_counted(int(far.sum()), 'value')} beyond {_FAR:.0f} robust deviations "
+                f"({deviation:.4g}) of its median {middle:.6g}, the farthest {cells[worst]:g} in {step}{table.unit} "
                 f"{panel.rows[rows[worst]]}: correct them, or leave them blank"
             )

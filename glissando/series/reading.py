@@ -131,18 +131,18 @@ class _Reader:
         total = self.merged.setdefault(what, [0, 0, 0])
         self.merged[what] = [total[0] + repeated, max(total[1], most), total[2] + unequal]
 
-    def _clash(self, error: Clash, rows: np.ndarray, column: str, what: str, is_fixed: bool = False) -> DataError:
-        """Two rows of one time, or of one series, differ."""
+    def _clash(self, error: Clash, rows: np.ndarray, column: str, what: str) -> DataError:
+        """The error for two rows of one time that differ."""
         data, table = self.data, self.table
         one, other = rows[error.first], rows[error.second]
         values = table.columns[column].values
         of = "" if data.group is None else f" of {data.group} {str(table.columns[data.group].values[other]).strip()!r}"
-        time = "" if is_fixed or data.time is None else f" at {data.time} {table.columns[data.time].values[other]}"
-        fix = "correct one"
-        if not is_fixed:
-            fix += ", choose with --data.duplicates mean, first or last" + (
-                ", or name the column that tells series apart with --data.group" if data.group is None else ""
-            )
+        time = "" if data.time is None else f" at {data.time} {table.columns[data.time].values[other]}"
+        fix = "correct one, or choose with --data.duplicates mean, first or last"
+        if data.group is None:
+            fix += "; if the table has several series, name the column that tells them apart with --data.group"
+        if data.channel is None and self.roles.categorical:
+            fix += "; if each row is one measurement, name the column that says of what with --data.channel"
         return DataError(
             f"{table.at(other, column)}: {what}{of}{time} is {values[other]}, and in {table.unit} {table.places[one]} "
             f"it is {values[one]}: {fix}"

@@ -127,9 +127,13 @@ def _require(table: Table, columns: Iterable[str], option: str) -> None:
 
 
 def _require_either(table: Table, facts: Table | None, columns: Iterable[str], option: str) -> None:
+    if facts is None:
+        _require(table, columns, option)
+        return
+    both = {**table.columns, **facts.columns}
     for name in columns:
-        if facts is None or name not in facts.columns:
-            _require(table, [name], option)
+        if name not in both:
+            raise unknown_name(f"column of {table.source} or {facts.source} ({option})", name, both)
 
 
 def _of(table: Table, facts: Table | None, name: str) -> tables.Column:
