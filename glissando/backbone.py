@@ -25,7 +25,7 @@ from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme, initialize, own_initialization
 from glissando.kernels.compiled import require_backend
 from glissando.kernels.plain import plain_operations, underlying
-from glissando.mixers import MIXERS, AttentionConfig, Context, ContextError, build_mixer, require_accepted
+from glissando.mixers import MIXERS, AttentionConfig, Context, Signal, build_mixer, require_accepted
 from glissando.mixers.liquid.scan import require_time
 from glissando.state import State, zeros_position
 
@@ -149,6 +149,11 @@ class Backbone(nn.Module):
                     "mixer.laplacian `chain` or a file of `glissando laplacian build`, or load a run that has one"
                 )
 
+    @property
+    def accepts(self) -> frozenset[Signal]:
+        """The signals that vary by token and that the model uses; others are refused."""
+        return self.depth.accepts
+
     # ------------------------------------------------------------------ running
 
     def init_state(
@@ -257,18 +262,7 @@ class Backbone(nn.Module):
             raise InputError(f"control must be (B, C) or (B, T, C) for {name} {shape}, got {tuple(control.shape)}")
         if ctx.dt is not None:
             require_time(ctx.dt)
-            self._require_no_convolution_in_the_way()
-        require_accepted(ctx, self.depth.accepts, "this model")
-
-    def _require_no_convolution_in_the_way(self) -> None:
-        """Raise ContextError where the mixers accept dt and the convolution before them does not."""
-        mixers = [module.mixer for module in self.modules() if isinstance(module, Block)]
-        if "dt" not in self.depth.accepts and all("dt" in mixer.accepts for mixer in mixers):
-            raise ContextError(
-                "this model was given 'dt' but does not accept it: its mixers do, but not the convolution before "
-                "them, whose taps are steps whatever the time between them. Set model.block.conv_width to 0, or "
-                "leave dt out."
-            )
+        require_accepted(ctx, self.accepts, "this model")
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a run directory that `load` opens, whole or not at all.

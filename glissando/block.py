@@ -6,7 +6,7 @@
 
 s is 1, or a learned number (`mixer_scale`). `post-shared` is the Minimal Transformer's block, whose first norm serves
 twice; `post` without an MLP is the Continuous Transformer's. With `conv_width` W > 1 a causal depthwise convolution
-stands before the mixer, whatever the mixer is.
+stands before the mixer, whatever the mixer is; its taps count tokens, whatever the time between them.
 """
 
 from __future__ import annotations
@@ -226,8 +226,7 @@ class Block(nn.Module):
 
     @property
     def accepts(self) -> frozenset[Signal]:
-        # The convolution's taps are steps, whatever the time between them.
-        return self.mixer.accepts - {"dt"} if self.conv is not None else self.mixer.accepts
+        return self.mixer.accepts
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None

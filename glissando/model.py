@@ -14,7 +14,7 @@ from glissando.backbone import Backbone, BackboneConfig, ModelState
 from glissando.config import from_dict, merge, options, recorded
 from glissando.errors import ConfigError, InputError, LengthError
 from glissando.kernels.loop import exporting
-from glissando.mixers import Context, Memo
+from glissando.mixers import Context, Memo, Signal
 
 if TYPE_CHECKING:
     from glissando.data.tokenizers import Tokenizer
@@ -223,6 +223,11 @@ class LanguageModel(Backbone):
 
     if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
         __call__ = forward
+
+    @property
+    def accepts(self) -> frozenset[Signal]:
+        """Learned positions count tokens and are absolute, so that dt is refused with them."""
+        return super().accepts - {"dt"} if self.position_embedding is not None else super().accepts
 
     def logits(self, features: Tensor) -> Tensor:
         """The head: features (..., D) -> logits (..., V)."""

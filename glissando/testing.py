@@ -9,7 +9,8 @@ runs every law on the class in float64 and raises LawError, an AssertionError, t
                 parameter; cut anywhere, single tokens among the pieces
     batch law   a row alone equals that row in a batch, padded or not (where `mask` is accepted)
     state       a tree of batch-first tensors, never changed in place, of the requested dtype or wider
-    time        dt = 1 is the default, and dt = 0 leaves the state alone (where `dt` is accepted)
+    time        where `dt` is accepted: dt = 1 is the default; dt = 0 leaves the state alone where a mixer's `input` is
+                `held`, and a token with dt = 0 changes what follows where it is `impulse`
     parameters  every parameter gets a gradient; a model's state_dict restores the function
 
     with glissando.testing.no_float64():
@@ -139,7 +140,7 @@ def _check(
     if "mask" in accepts:
         _check_padding(forward, init_state, x)
     if "dt" in accepts:
-        _check_time(forward, init_state, x)
+        _check_time(forward, init_state, x, getattr(module, "input", None))
     dead = [name for name, gradient in _gradients(module, whole).items() if not bool(gradient.abs().max() > 0)]
     _require(not dead, "parameters", f"{', '.join(dead)} got no gradient")
 
@@ -205,14 +206,20 @@ def _check_padding(forward: Forward, init_state: Callable[..., State], x: Tensor
                 _require_close(padded, forward(rest, last, Context())[0], "batch law", "the state after padding")
 
 
-def _check_time(forward: Forward, init_state: Callable[..., State], x: Tensor) -> None:
+def _check_time(forward: Forward, init_state: Callable[..., State], x: Tensor, kind: str | None) -> None:
     ones = torch.ones(x.shape[:2], dtype=torch.float64)
     y, state = forward(x, init_state(len(x)), Context(dt=ones))
     _require_close(y, forward(x, None, Context())[0], "time", "dt = 1 is the default")
     still = forward(x[:, :3], state, Context(dt=0 * ones[:, :3]))[1]
-    for was, now in zip(leaves(state), leaves(still), strict=True):
-        if was.is_floating_point():
-            _require_close(now, was, "time", "dt = 0 leaves the state alone")
+    if kind == "held":
+        for was, now in zip(leaves(state), leaves(still), strict=True):
+            if was.is_floating_point():
+                _require_close(now, was, "time", "dt = 0 leaves the state alone")
+    elif kind == "impulse":
+        change = forward(x[:, 3:], still, Context())[0] - forward(x[:, 3:], state, Context())[0]
+        _require(
+            bool(change.abs().max() > 0), "time", "a token with dt = 0 changes what follows, as input is `impulse`"
+        )
 
 
 def _perturbed(module: nn.Module) -> None:

@@ -25,6 +25,8 @@ NAMES = ["q", "k", "v", "g", "e", "b", "s0"]
 VARIANTS = [
     {},
     {"keys": "previous"},
+    {"keys": "previous", "input": "impulse"},
+    {"input": "impulse", "writes": 2},
     {"decay": "channel"},
     {"transition": "rotate", "key_size": 6},
     {"transition": "rotate", "decay": "channel", "writes": 2},

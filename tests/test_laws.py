@@ -12,6 +12,8 @@ from subjects import CASES, PRESETS_SLOW, build, ragged, random_ids, weigh
 from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 
+from glissando.block import ShortConv
+from glissando.mixers import Mixer
 from glissando.model import LanguageModel
 from glissando.state import fit_room, join_rows, leaves, map_state, select_rows, state_bytes
 
@@ -154,7 +156,7 @@ def test_split_law_with_control(case: str, per_token: bool, masked: bool):
 
 def model_of_time(case: str) -> LanguageModel:
     model = build(case)
-    if "dt" not in model.depth.accepts:
+    if "dt" not in model.accepts:
         pytest.skip("takes no time steps")
     return model
 
@@ -180,14 +182,35 @@ def test_split_law_with_time_steps(case: str, masked: bool):
 
 
 @cases
-def test_a_step_that_takes_no_time_leaves_the_state_alone(case: str):
+def test_a_step_that_takes_no_time(case: str):
+    """Leaves the state alone where all inputs are held over it; changes it where one is an impulse."""
     model = model_of_time(case)
     ids, more = random_ids(model, 2, 9, seed=5), random_ids(model, 2, 4, seed=6)
     with torch.no_grad():
         _, state = model(ids, model.init_state(2))
         _, after = model(more, state, dt=torch.zeros(2, 4, dtype=torch.float64))
-    for before, now in zip(leaves(state.depth), leaves(after.depth), strict=True):
-        assert_close(now, before, "state", 1e-12)
+        parts = list(model.modules())
+        counts_tokens = any(isinstance(part, ShortConv) for part in parts)
+        if not counts_tokens and all(part.input == "held" for part in parts if isinstance(part, Mixer)):
+            for before, now in zip(leaves(state.depth), leaves(after.depth), strict=True):
+                assert_close(now, before, "state", 1e-12)
+        else:
+            pairs = zip(leaves(state.depth), leaves(after.depth), strict=True)
+            assert any(one.shape != other.shape or not torch.allclose(one, other) for one, other in pairs)
+
+
+@cases
+def test_a_later_time_leaves_every_earlier_output_alone(case: str):
+    """dt of a token is the time since the token before it."""
+    model = model_of_time(case)
+    ids, dt = random_ids(model, 2, 9, seed=5), torch.full((2, 9), 1.5, dtype=torch.float64)
+    later = dt.clone()
+    later[:, 6:] = 40.0
+    with torch.no_grad():
+        before, after = model(ids, dt=dt)[0], model(ids, dt=later)[0]
+    assert_close(after[:, :6], before[:, :6], "earlier outputs")
+    if not case.endswith("window-1"):  # a window of one token has no past
+        assert not torch.allclose(after[:, 6:], before[:, 6:])
 
 
 @cases

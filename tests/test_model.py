@@ -153,12 +153,11 @@ def test_a_state_of_another_model_is_reported(other: dict, own: dict, message: s
 
 @pytest.mark.parametrize("signal", ["dt", "control"])
 def test_a_signal_that_would_be_ignored_is_refused(signal: str):
-    model = build("preset:transformer-nano", torch.float32)
+    model = build("preset:transformer" if signal == "control" else "preset:gpt", torch.float32)
     with pytest.raises(ContextError, match=f"{signal!r} but does not accept it"):
         model(random_ids(model, 2, 5, 0), **{signal: torch.ones(2, 5) if signal == "dt" else torch.ones(2, 1)})
-    mixer = model.depth.blocks[0].mixer
     with pytest.raises(ContextError, match="Attention"):
-        mixer(torch.zeros(1, 2, 16), None, Context(dt=torch.ones(1, 2)))
+        Attention(16, rope=False)(torch.zeros(1, 2, 16), None, Context(dt=torch.ones(1, 2)))
 
 
 def test_learned_positions_end_with_an_error_that_says_so():

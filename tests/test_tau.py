@@ -91,7 +91,7 @@ def test_bytes_of_the_exact_cache(options):
         assert state_bytes((state.k, state.v)) * 2 * m.head_size == kept * (m.head_size + 1)
     extra = 0 if state.e is None else state_bytes(state.e)
     assert extra == (8 * length * 4 if options else 0)
-    assert state_bytes(state) - state_bytes((state.k, state.v)) - extra <= 8 + 8 * 4
+    assert state_bytes(state) - state_bytes((state.k, state.v)) - extra <= 16 + 8 * 4
 
 
 def test_keys_of_the_previous_token_find_what_followed_before():

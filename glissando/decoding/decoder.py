@@ -82,6 +82,10 @@ class Decoder:
             raise InputError(f"the state is of another model: it has {len(given)} parts, and this model's {len(own)}")
         for slot, leaf in zip(own, given, strict=True):
             if slot.array == "filled":
+                if leaf.is_floating_point():
+                    raise InputError(
+                        'the state stands at a time (dt), and the compiled step counts tokens: step="plain"'
+                    )
                 continue
             target = _view(rows, slot)
             values = leaf.detach().to(torch.float64 if slot.array.startswith("exact") else torch.float32).numpy()

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from glissando.kernels.compiled import kernels_serve, over_rows, require_backend
 from glissando.kernels.loop import exporting
 from glissando.kernels.plain import plain, resolved
-from glissando.kernels.precise import angle_of_constants, has_float64
+from glissando.kernels.precise import angle_of_constants, has_float64, widest
 
 #: positions whose rotations are kept once they are needed: 16 MiB at head size 64
 _TABLE = 1 << 16
@@ -28,7 +28,8 @@ _LARGE = 1 << 13
 
 
 def rotation(positions: Tensor, head_size: int, base: float, width: int, dtype: torch.dtype) -> Tensor:
-    """cos and sin (2, *positions.shape, K/2) at int64 `positions`, within 1e-6 to 2^24 on a device without float64.
+    """cos and sin (2, *positions.shape, K/2) at `positions`, int64 or times, within 1e-6 to 2^24 on a device without
+    float64 where they are integers.
 
     Raises ValueError for an odd head size, which has no pairs to rotate.
     """
@@ -54,6 +55,15 @@ def rotation_from_zero(
     return _remembered(length, head_size, base, width, dtype, device)
 
 
+def times_after(position: Tensor | None, dt: Tensor) -> Tensor:
+    """Where tokens stand in time, (B, T) in the widest type: `position` (B,), 0 by default, + the sum of dt - 1.
+
+    With dt = 1 these are the positions of the tokens.
+    """
+    summed = dt.to(widest(dt.device)).cumsum(1)
+    return summed - 1 if position is None else position.to(summed.dtype).unsqueeze(1) + summed - 1
+
+
 def rotation_after(
     position: Tensor | None,
     length: int,
@@ -62,11 +72,15 @@ def rotation_after(
     width: int,
     dtype: torch.dtype,
     device: torch.device,
+    dt: Tensor | None = None,
 ) -> Tensor:
-    """`rotation` of `length` tokens that follow `position` (B,) int64, or of the first: (2, 1 or B, length, K/2)."""
+    """`rotation` of `length` tokens that follow `position` (B,), or of the first: (2, 1 or B, length, K/2); with dt
+    (B, length) by the time at which each stands."""
+    if dt is not None:
+        return rotation(times_after(position, dt), head_size, base, width, dtype)
     if position is None:
         return rotation_from_zero(length, head_size, base, width, dtype, device).unsqueeze(1)
-    if exporting() or plain():  # nothing depends on a value
+    if exporting() or plain() or position.is_floating_point():  # nothing depends on a value, or times differ
         return rotation(position.unsqueeze(1) + torch.arange(length, device=device), head_size, base, width, dtype)
     starts = position.tolist()
     if len(set(starts)) == 1 and starts[0] + length <= _TABLE:
@@ -88,11 +102,12 @@ def _remembered(
 
 
 def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
-    """x (..., K) rotated by cos_sin (2, ..., K/2), which carries no gradient -> (..., K) in the type of x.
+    """x (..., K) rotated by cos_sin (2, ..., K/2) -> (..., K) in the type of x.
 
     `auto` writes both halves into one tensor and rotates the gradient back by the opposite angle, on a CPU in one pass
     for x (B, T, H, K) and cos_sin (2, 1 or B, T, 1, K/2) where that pays; where torch.compile looks on, which cannot
-    write into a part of a tensor, it is the reference. Derivatives of any order.
+    write into a part of a tensor, and where cos_sin has a gradient, as times have one, it is the reference. Derivatives
+    of any order.
 
     Raises UnknownNameError for a backend that there is not, ValueError for a table of another K.
     """
@@ -100,7 +115,7 @@ def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "
     backend = resolved(backend)
     if 2 * cos_sin.shape[-1] != x.shape[-1]:
         raise ValueError(f"rotate: cos_sin must end in K/2 = {x.shape[-1] / 2:g} angles, got {cos_sin.shape[-1]}")
-    if backend == "reference" or torch.compiler.is_compiling():
+    if backend == "reference" or torch.compiler.is_compiling() or cos_sin.requires_grad:
         cos, sin = cos_sin[0], cos_sin[1]
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

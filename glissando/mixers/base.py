@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from glissando.config import Registry
 from glissando.errors import ConfigError
+from glissando.kernels.precise import widest
 from glissando.state import State
 
 Signal = Literal["mask", "dt", "control"]
@@ -76,6 +77,13 @@ class Context:
         if self.mask is None:
             return torch.full((x.shape[0],), x.shape[1], dtype=torch.int64, device=x.device)
         return self.mask.sum(1)
+
+    def elapsed(self, counts: Tensor | int) -> Tensor | int:
+        """(B,) the time that the real tokens of each row take: the sum of dt, or their number `counts`."""
+        if self.dt is None:
+            return counts
+        time = self.dt.to(widest(self.dt.device))
+        return (time if self.mask is None else time * self.mask).sum(1)
 
     def keep(self, x: Tensor) -> None:
         """Add x (B, T, D), the representation after a block, to `hidden`, where there is one."""
@@ -111,6 +119,9 @@ class Mixer(nn.Module, ABC):
 
     #: which per-token signals the mixer uses; any other raises
     accepts: frozenset[Signal] = frozenset({"mask"})
+    #: with dt, `held`: a token's input is held over its dt, so that dt = 0 leaves the state alone; `impulse`: the state
+    #: ages over dt and then takes the input, whose strength does not depend on dt
+    input: Literal["held", "impulse"] = "held"
 
     @abstractmethod
     def init_state(

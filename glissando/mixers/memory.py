@@ -24,11 +24,12 @@ def start_forget_gate(forget: nn.Linear, horizons: tuple[float, float]) -> None:
     forget.bias.copy_((torch.logspace(low, high, forget.out_features, base=2.0) - 1).log())
 
 
-def log_kept(forget: nn.Linear, x: Tensor) -> Tensor:
-    """C (B, H, T), the sum of log sigmoid(forget(x)) up to each token, for x (B, T, D): a wide number, as the sum grows
-    and only differences of it count."""
+def log_kept(forget: nn.Linear, x: Tensor, dt: Tensor | None = None) -> Tensor:
+    """C (B, H, T), the sum of dt log sigmoid(forget(x)) up to each token, for x (B, T, D) and dt (B, T), 1 by default:
+    a wide number, as the sum grows and only differences of it count."""
     logits = forget(x)
-    return cumulative(F.logsigmoid(logits.to(widest(logits.device))).transpose(1, 2), 2)
+    kept = F.logsigmoid(logits.to(widest(logits.device))).transpose(1, 2)
+    return cumulative(kept if dt is None else kept * dt.to(kept).unsqueeze(1), 2)
 
 
 #: the best of 3, 6, 15 and 40 tokens and of none (docs/continuous-transformer.md)

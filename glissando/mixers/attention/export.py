@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.mixers.attention.layer import Attention, _lowered
-from glissando.mixers.base import placement
+from glissando.mixers.base import Context, placement
 from glissando.mixers.slots import at_last, latest_of
 from glissando.state import zeros_position
 
@@ -50,7 +50,7 @@ class FixedAttention(Attention):
         importance: Tensor | None,
         state: Any,
         counts: Any,
-        donate: bool,
+        ctx: Context,
     ) -> Any:
         put = fixed_window(state.position, self.capacity) if self.config.window else fixed_slots(state.position)
         total = state.total

@@ -7,6 +7,9 @@
 With `keys: previous` a key is the query of the token before it, k_j = q_{j-1}: a token attends to what came right after
 tokens like it. Like tokens have like queries before anything is learned, but for what `rope` turns them by.
 
+With dt `rope` rotates by time, C_t sums dt log sigmoid, and a `window` still counts tokens; without `rope` and
+`forget_gate` nothing depends on time, and dt is refused.
+
 State: the keys and values of the tokens seen (of the last `window` ones), and with a forget gate or importance one
 number per key and head. Bytes per layer and row at context L, with G key/value heads: 2 G K L element_size, plus 8 H L;
 and H K element_size for the latest query with `keys: previous`.
@@ -99,7 +102,7 @@ class AttentionState(NamedTuple):
     total: Tensor | None  # (B, H) wide: C at the latest token
     latest: Tensor | None  # (B, H, K): rotated query of the latest token, the next one's key; 0 before any
     length: Tensor  # (B,) int64
-    position: Tensor  # (B,) int64, tokens seen
+    position: Tensor  # (B,) tokens seen, int64; with dt the time that they took
 
     @property
     def filled(self) -> Tensor:
@@ -118,10 +121,13 @@ class AttentionState(NamedTuple):
 class Attention(Mixer):
     """See the module's docstring for the equation."""
 
+    input = "impulse"
+
     def __init__(self, hidden_size: int, config: AttentionConfig | None = None, **options: Any) -> None:
         """`config`, or its fields as keywords. Raises ConfigError for sizes that do not fit."""
         super().__init__()
         self.config = c = config or AttentionConfig(**options)
+        self.accepts = frozenset({"mask", "dt"} if c.rope or c.forget_gate else {"mask"})
         self.heads, self.kv_heads = c.heads, c.kv_heads or c.heads
         if c.head_size is None and hidden_size % self.heads:
             raise ConfigError(
@@ -165,7 +171,8 @@ class Attention(Mixer):
         heads = self.qkv(x).unflatten(-1, (-1, self.head_size))
         if c.rope:
             size, dtype, position = self.head_size, self.qkv.weight.dtype, None if state is None else state.position
-            table = rotation_after(position, x.shape[1], size, c.rope_base, c.rope_width or size, dtype, x.device)
+            width = c.rope_width or size
+            table = rotation_after(position, x.shape[1], size, c.rope_base, width, dtype, x.device, ctx.dt)
             table = table.unsqueeze(-2)
         if not c.rope:
             parts = heads.split(self._split, 2)
@@ -178,7 +185,7 @@ class Attention(Mixer):
         if self.shifts:
             k = shifted(q, None if state is None else state.latest)
         # C over the tokens of x alone, and g: (B, H, T) wide, so that differences stay exact at any length.
-        decay = None if self.forget is None else log_kept(self.forget, x)
+        decay = None if self.forget is None else log_kept(self.forget, x, ctx.dt)
         importance = None if self.importance is None else wide(self.importance(x).transpose(1, 2))
         visible: Tensor | str = "causal"
         if state is None:
@@ -186,7 +193,7 @@ class Attention(Mixer):
         else:
             # Without a mask a plain number will do: a token's cost in decoding is mostly in calls like these.
             counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
-            k, v, lowered, decay, visible, state = self._cached(q, k, v, decay, importance, state, counts, ctx.donate)
+            k, v, lowered, decay, visible, state = self._cached(q, k, v, decay, importance, state, counts, ctx)
         bias = None
         if lowered is not None:
             # Any constant per row may be added. With C at the middle query the keys that matter, those near the
@@ -281,7 +288,7 @@ class Attention(Mixer):
         importance: Tensor | None,
         state: AttentionState,
         counts: Tensor | int,
-        donate: bool,
+        ctx: Context,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | str, AttentionState]:
         """Visible keys, values and their C - g, C at the queries, which of the keys each query sees, and the state."""
         has_decay = self.forget is not None or self.importance is not None
@@ -291,7 +298,7 @@ class Attention(Mixer):
         uniform = len(set(lengths)) <= 1
 
         def append(slots: Tensor, latest: Tensor) -> Tensor:
-            return append_slots(slots, latest, state.length, end, uniform, donate)
+            return append_slots(slots, latest, state.length, end, uniform, ctx.donate)
 
         keys, values = append(state.k, k), append(state.v, v)
         decays, total = None, None
@@ -305,10 +312,11 @@ class Attention(Mixer):
         first = 0 if self.config.window is None else max(0, min(lengths, default=0) + 1 - self.config.window)
         visible = self._visible_with_past(state.length, new, first, end, uniform)
         latest = latest_of(q, counts, state.latest)
-        after = AttentionState(keys, values, decays, total, latest, state.length + counts, state.position + counts)
+        position = state.position + ctx.elapsed(counts)
+        after = AttentionState(keys, values, decays, total, latest, state.length + counts, position)
         seen_keys, seen_values = (slots[:, :, first:end].to(q.dtype) for slots in (keys, values))
         lowered = None if decays is None else decays[:, :, first:end]
-        return seen_keys, seen_values, lowered, decay, visible, self._keep_window(after, end, donate)
+        return seen_keys, seen_values, lowered, decay, visible, self._keep_window(after, end, ctx.donate)
 
     def _visible_with_past(self, start: Tensor, new: int, first: int, end: int, uniform: bool) -> Tensor | str:
         """Which of the slots from `first` to `end` each query sees: query i of a row that held `start` tokens stands in

@@ -22,8 +22,10 @@ symmetrically, half a step before it and half after (Strang 1968, second order i
                            that turns further must have decayed the state, and is written and read without a turn
     transition: reflect    e = 2 sigmoid(z), b = e: eigenvalues from 1 to -1. No real flow passes there: dt is refused
     writes                 so many keys and values a token, written one after the other (b = e)
-    keys: previous         k is the query of the token before: a token finds what came right after tokens like it.
-                           Steps are counted, not time: dt is refused
+    keys: previous         k is the query of the token before, whatever the time between them: a token finds what came
+                           right after tokens like it. With dt, `input: impulse` is needed
+    input: impulse         the state ages over dt, and is then written with the e and b of dt = 1, so that a token with
+                           dt = 0 is stored too: for events. For `held`, as above, it is not
 
 State: S, 4 H K V bytes a layer and row in float32 (never less), and H K more with keys: previous; whatever the context.
 
@@ -73,6 +75,7 @@ class DeltaConfig:
     transition   of the state along the key: `decay`, `rotate` or `reflect`
     writes       number of keys and values written at each token
     output_gate  multiply what is read by silu of a linear map of x
+    input        with dt: `held` over it, or an `impulse` whose strength does not depend on it
     horizons     initial decay times tau in tokens, from the first head to the last
     """
 
@@ -84,9 +87,15 @@ class DeltaConfig:
     transition: Literal["decay", "rotate", "reflect"] = "decay"
     writes: PositiveInt = 1
     output_gate: bool = True
+    input: Literal["held", "impulse"] = "held"
     horizons: Horizons = starting(default=(16.0, 1024.0), of="log_rate")
 
     def __post_init__(self) -> None:
+        if self.input == "impulse" and (self.decay == "channel" or self.transition == "rotate"):
+            raise ConfigError(
+                "delta.input `impulse` ages the state before the write, and delta.decay `channel` and delta.transition "
+                "`rotate` do so half before it and half after: leave one of them out"
+            )
         if self.keys == "previous" and self.writes > 1:
             raise ConfigError(
                 f"delta.keys `previous` gives one key a token, and delta.writes is {self.writes}: leave one of them out"
@@ -121,7 +130,9 @@ class Delta(Mixer):
             raise ConfigError(
                 f"delta.transition `rotate` turns pairs of channels: key_size {self.key_size} must be even"
             )
-        self.accepts = frozenset({"mask"} if c.keys == "previous" or c.transition == "reflect" else {"mask", "dt"})
+        self.input = c.input
+        counts = c.transition == "reflect" or (c.keys == "previous" and c.input == "held")
+        self.accepts = frozenset({"mask"} if counts else {"mask", "dt"})
         h, keys = c.heads, c.heads * self.key_size
         # A pair of channels that turns decays as one.
         self.rates = 1 if c.decay == "head" else self.key_size // 2 if self.rotates else self.key_size
@@ -181,7 +192,8 @@ class Delta(Mixer):
             write = exact(write).view(rows, steps, c.writes, self.heads) + exact(self.write_bias)
             rate = exact(decay).view(rows, steps, self.heads, self.rates) + exact(self.decay_bias)
             rate = exact(self.log_rate).exp() * 8 * torch.sigmoid(rate)  # 1 / tau
-            erase, store = self._strengths(write, rate, dt, ctx.dt is not None)
+            held = ctx if c.input == "held" else ctx.without("dt")
+            erase, store = self._strengths(write, rate, _time(exact(x).dtype, held), held.dt is not None)
             rate = rate * dt
             if ctx.dt is not None:
                 rate = rate.clamp_max(_AT_REST)

@@ -7,6 +7,8 @@ With projections, for N complex channels (v, r and g are linear in x):
     y_t = W_out ([Re h_t, Im h_t] * silu(g_t))                                 (without silu(g) if output_gate is off)
 
 Without them, the Continuous Transformer's operator: the pairs of x are the channels, h_t = lambda h_{t-1} + u_t, y = h.
+With dt the state ages by lambda^dt, and u_t is weighed as with dt = 1: K is an exponential in time, so that this is
+exact for an impulse at each token's time. phase_gate depends on absolute position, so that dt is refused with it.
 Between the input (v, or x) and the recurrence stand two optional parts:
 
     filter      s = IFFT(Z F / (|Z G| + 0.1)), Z = FFT(v) over channels;  s = v without it
@@ -34,6 +36,7 @@ from torch import Tensor, nn
 
 from glissando.config import options, starting
 from glissando.errors import ConfigError, NotCompiled
+from glissando.kernels.precise import widest
 from glissando.kernels.scan import scan, scan_pairs
 from glissando.mixers.base import Context, Mixer, Picture, initialized, last_real, placement, register_mixer
 from glissando.mixers.memory import starting_turns
@@ -73,6 +76,8 @@ class SpectralConfig:
                 )
 
 
+#: decay times after which nothing of a state is left
+_AT_REST = 100.0
 #: the best of 8, 32 and 1000 tokens in docs/continuous-transformer.md
 _HORIZON = 32.0
 
@@ -97,6 +102,7 @@ class _Constants(NamedTuple):
 class Spectral(Mixer):
     """See the module's docstring for the equation."""
 
+    input = "impulse"
     #: complex vectors, not matrices: the optimizer does not decay them
     undecayed = ("numerator", "denominator")
 
@@ -109,6 +115,7 @@ class Spectral(Mixer):
                 "spectral.projections is off, so that pairs of the width are the channels: the width must be even, "
                 f"got {hidden_size}"
             )
+        self.accepts = frozenset({"mask"} if c.phase_gate else {"mask", "dt"})
         self.channels = n = (c.channels or hidden_size) if c.projections else hidden_size // 2
         self.log_gamma = nn.Parameter(torch.empty(n))
         self.omega = nn.Parameter(torch.empty(n))
@@ -192,12 +199,16 @@ class Spectral(Mixer):
             if constants.gate is not None:
                 position = zeros_position(len(u), u.device) if state is None else state.position
                 u = phase_gate(u, *constants.gate, position)
-            a = constants.factor
+            a, gamma = constants.factor, constants.gamma
             if self.config.projections:
                 gamma = self._rates(rate, constants)
                 # At gamma = 0, where a gate is shut beyond what the type holds, the root has no slope: it ends before.
                 kept = (-torch.expm1(-2 * gamma)).clamp_min(torch.finfo(gamma.dtype).tiny)
-                a, u = _scaled(torch.exp(-gamma), a), u * torch.sqrt(kept)
+                u = u * torch.sqrt(kept)
+                if ctx.dt is None:
+                    a = _scaled(torch.exp(-gamma), a)
+            if ctx.dt is not None:
+                a = _aged(gamma, constants.turn, ctx.dt)
             if torch.compiler.is_compiling():
                 h, last = scan_pairs(a, u, None if state is None else state.h)
             else:  # what scan_pairs does, without a call more
@@ -313,6 +324,18 @@ class Spectral(Mixer):
         if rate is None or self.decay_bias is None:
             return constants.gamma
         return 8 * constants.gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))
+
+
+def _aged(gamma: Tensor, turn: Tensor, dt: Tensor) -> Tensor:
+    """exp((-gamma + i turn) dt) in pairs (B, T, N, 2) for dt (B, T), gamma (N,) or (B, T, N) and turn (N,).
+
+    The angle is reduced in the widest type; a state that has decayed by exp(-100) has no gradient left in it.
+    """
+    time = dt.unsqueeze(-1)
+    wide = widest(dt.device)
+    angle = torch.remainder(turn.to(wide) * time.to(wide), 2 * math.pi).to(gamma.dtype)
+    r = torch.exp(-(gamma * time.to(gamma.dtype)).clamp_max(_AT_REST))
+    return torch.stack((r * angle.cos(), r * angle.sin()), -1)
 
 
 def _scaled(r: Tensor, z: Tensor) -> Tensor:

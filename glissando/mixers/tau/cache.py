@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from glissando.kernels.precise import add, wide, wide_zeros
-from glissando.mixers.base import require_parts
+from glissando.mixers.base import Context, require_parts
 from glissando.mixers.slots import append, at_last, cut, latest_of
 from glissando.state import zeros_position
 
@@ -38,11 +38,12 @@ class TauState(NamedTuple):
     e: Tensor | None  # (B, H, slots) wide
     total: Tensor | None  # (B, H) wide: C at the latest token
     latest: Tensor | None  # (B, H), at least float32: lambda^q of the latest token, the next one's key; 0 before any
-    position: Tensor  # (B,) int64: tokens seen
+    length: Tensor  # (B,) int64: tokens seen
+    position: Tensor  # (B,) the same; with dt the time that they took
 
     @property
     def filled(self) -> Tensor:
-        return self.position
+        return self.length
 
     @property
     def capacity(self) -> int:
@@ -66,16 +67,17 @@ class TauCache:
         v = torch.zeros(batch_size, self.groups, 0, self.size, device=device, dtype=dtype)
         total = wide_zeros(batch_size, self.heads, device=device) if self.has_decay else None
         latest = k.new_zeros(batch_size, self.heads) if self.shifts else None
-        return TauState(k, v, wide(k) if self.has_e else None, total, latest, zeros_position(batch_size, device))
+        position = zeros_position(batch_size, device)
+        return TauState(k, v, wide(k) if self.has_e else None, total, latest, position, position)
 
-    def attend(self, p: Projected, state: Any, counts: Tensor | int, donate: bool) -> tuple[Tensor, TauState]:
+    def attend(self, p: Projected, state: Any, counts: Tensor | int, ctx: Context) -> tuple[Tensor, TauState]:
         require_parts(state, e=self.has_e, total=self.has_decay, latest=self.shifts)
-        lengths = state.position.tolist()
+        lengths = state.length.tolist()
         end = max(lengths, default=0) + p.q.shape[2]
         uniform = len(set(lengths)) <= 1
 
         def grown(slots: Tensor, latest: Tensor) -> Tensor:
-            return append(slots, latest, state.position, end, uniform, donate)
+            return append(slots, latest, state.length, end, uniform, ctx.donate)
 
         keys, values, e, total = grown(state.k, p.k), grown(state.v, p.v), state.e, state.total
         if e is not None:
@@ -86,9 +88,10 @@ class TauCache:
         end = keys.shape[2] if p.q.shape[2] == 1 else end
         seen = keys[:, :, :end].to(p.q.dtype)
         near = exponents(seen, None, None) if e is None else e[:, :, :end]
-        y, _ = attend(p.q, seen, values[:, :, :end].to(p.v.dtype), p.temperature, near, past=state.position)
+        y, _ = attend(p.q, seen, values[:, :, :end].to(p.v.dtype), p.temperature, near, past=state.length)
         latest = latest_of(p.q, counts, state.latest)
-        return y, TauState(keys, values, e, total, latest, state.position + counts)
+        length, position = state.length + counts, state.position + ctx.elapsed(counts)
+        return y, TauState(keys, values, e, total, latest, length, position)
 
 
 def _continued(decay: Tensor | None, total: Tensor | None) -> Tensor | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from glissando.mixers.attention.export import fixed_slots
+from glissando.mixers.base import Context
 from glissando.mixers.slots import at_last, latest_of
 
 from .attention import attend, exponents
@@ -38,7 +39,7 @@ class FixedCache(TauCache):
         e = None if own.e is None else k.double()
         return FixedTauState(k, v, e, own.total, own.latest, own.position)
 
-    def attend(self, p: Projected, state: Any, counts: Any, donate: bool) -> tuple[Tensor, Any]:
+    def attend(self, p: Projected, state: Any, counts: Any, ctx: Context) -> tuple[Tensor, Any]:
         put, e, total = fixed_slots(state.position), state.e, state.total
         (k, _), (v, _) = put(state.k, p.k), put(state.v, p.v)
         if e is not None:

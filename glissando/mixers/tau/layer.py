@@ -12,6 +12,8 @@ of each key; C, the cumulative log of a forget gate; the output gate silu(Wg x);
 are rotated back when they are read, R_{j-i} v_j in place of v_j. The published form has none of these, T = 1 and a tau
 that is calibrated (calibration.py).
 
+With dt rotations follow time, and C sums dt log sigmoid; without any of them dt is refused.
+
 State: v and lambda_k of the tokens seen, (K + 1) numbers a key and head where softmax attention keeps 2 K, and one more
 number with g or C; and with `keys: previous` the lambdas of the latest token. See cache.py.
 
@@ -139,6 +141,7 @@ class TauConfig:
 class Tau(Mixer):
     """See the module's docstring for the equation."""
 
+    input = "impulse"
     tau: Tensor
     laplacian: Tensor
 
@@ -146,6 +149,8 @@ class Tau(Mixer):
         """`config`, or its fields as keywords. Raises ConfigError for sizes that do not fit."""
         super().__init__()
         self.config = config = config or TauConfig(**options)
+        timed = config.rope or config.forget_gate or config.value_rotation is not None
+        self.accepts = frozenset({"mask", "dt"} if timed else {"mask"})
         self.heads, self.value_heads = config.heads, config.value_heads or config.heads
         if config.head_size is None and hidden_size % self.value_heads:
             raise ConfigError(
@@ -211,26 +216,28 @@ class Tau(Mixer):
         self, x: Tensor, state: TauState | None = None, ctx: Context | None = None
     ) -> tuple[Tensor, TauState | None]:
         ctx, position = self.context(ctx), None if state is None else state.position
-        p = self.project(x, self.energies(x, position), state)
+        p = self.project(x, self.energies(x, position, ctx.dt), state, ctx.dt)
         rotation = None
         if self.config.value_rotation is not None:
             size, base = self.head_size, self.config.value_rotation
             width = self.config.value_width or size
-            rotation = rotation_after(position, x.shape[1], size, base, width, self.v.weight.dtype, x.device)
+            rotation = rotation_after(position, x.shape[1], size, base, width, self.v.weight.dtype, x.device, ctx.dt)
             rotation = rotation.unsqueeze(-2)  # cos and sin (2, 1 or B, T, 1, K/2)
             p = p._replace(v=rotate(p.v.transpose(1, 2), rotation).transpose(1, 2))
         if state is None:
             y, _ = attend(p.q, p.k, p.v, p.temperature, exponents(p.k, p.importance, p.decay))
         else:
             counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
-            y, state = self.cache.attend(p, state, counts, ctx.donate)
+            y, state = self.cache.attend(p, state, counts, ctx)
         y = y.transpose(1, 2)
         if rotation is not None:
             y = rotate(y, rotation * rotation.new_tensor([1, -1]).view(2, 1, 1, 1, 1))
         y = y.flatten(2)
         return self.out(y if self.gate is None else y * F.silu(self.gate(x))), state
 
-    def project(self, x: Tensor, energies: Tensor, state: TauState | None = None) -> Projected:
+    def project(
+        self, x: Tensor, energies: Tensor, state: TauState | None = None, dt: Tensor | None = None
+    ) -> Projected:
         """What attention is computed from; x (B, T, D), its `energies`, behind the tokens of the state."""
         lambdas = energies / (energies + self.tau)
         limit = self.config.gradient_temperature
@@ -245,16 +252,16 @@ class Tau(Mixer):
             q, k = q.split(self.heads, 1)
         v = self.v(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
         importance = None if self.importance is None else self.importance(x).transpose(1, 2)
-        decay = None if self.forget is None else log_kept(self.forget, x)
+        decay = None if self.forget is None else log_kept(self.forget, x, dt)
         return Projected(q, k, v, exact(self.log_temperature).exp(), importance, decay)
 
-    def energies(self, x: Tensor, position: Tensor | None = None) -> Tensor:
+    def energies(self, x: Tensor, position: Tensor | None = None, dt: Tensor | None = None) -> Tensor:
         """E (B, T, 2 H), at least float32, of queries and then keys; (B, T, H) where keys are earlier queries."""
         heads = self.qk(x).unflatten(-1, (-1, self.key_size))
         if self.config.rope:
             base, repeat = self.config.rope_base, self.config.rope_repeat
             size = self.key_size // repeat
-            table = rotation_after(position, x.shape[1], size, base, size, self.qk.weight.dtype, x.device)
+            table = rotation_after(position, x.shape[1], size, base, size, self.qk.weight.dtype, x.device, dt)
             heads = rotate(heads.unflatten(-1, (repeat, size)), table[..., None, None, :]).flatten(-2)
         return energy(heads, self.matrix(), self.config.eps).clamp_min(0)
 
@@ -373,7 +380,9 @@ class Tau(Mixer):
             builder.rotate(y, table, heads, size, -1)
         if self.gate is not None:
             y = builder.silu_product(builder.linear(self.gate.weight, None, x), y, heads * size)
-        return builder.linear(self.out.weight, None, y), TauState(keys, values, e, total, latest, builder.filled)
+        return builder.linear(self.out.weight, None, y), TauState(
+            keys, values, e, total, latest, builder.filled, builder.filled
+        )
 
     def export_form(self, capacity: int) -> nn.Module:
         from .export import fixed_tau
