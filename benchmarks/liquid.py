@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.speed import Row, paired, random_bytes
-from glissando.compare.memory import peak_bytes
+from benchmarks.speed import Row, paired, peak_bytes, random_bytes
 from glissando.compare.speed import trainer
 from glissando.errors import GlissandoError, unknown_name
 from glissando.mixers import Liquid, Memo

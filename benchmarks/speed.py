@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,12 @@ import torch
 from glissando.compare.speed import trainer
 from glissando.errors import GlissandoError
 from glissando.model import LanguageModel
+
+
+def peak_bytes() -> int:
+    """The most that this process held, on Linux: what getrusage reports is inherited from the process before it."""
+    [line] = [line for line in Path("/proc/self/status").read_text("utf-8").splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from benchmarks.speed import Row, paired, random_bytes
-from glissando.compare.memory import peak_bytes
+from benchmarks.speed import Row, paired, peak_bytes, random_bytes
 from glissando.compare.speed import trainer
 from glissando.mixers.tau.attention import tau_attention
 from glissando.model import LanguageModel

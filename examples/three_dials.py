@@ -173,7 +173,7 @@ def by_words(options: argparse.Namespace, folder: Path, run: Path, prompts: list
     formal, casual, begin = (str(folder / f"{name}.txt") for name in ("formal", "casual", "openings"))
     out = folder / "words"
     shutil.rmtree(out, ignore_errors=True)
-    command = ["steer", str(run), "--dials", '["formality"]', "--words", formal, casual, "--prompts", begin]
+    command = ["steer", str(run), "--dials", "formality", "--words", formal, casual, "--prompts", begin]
     values = ["--values", str(list(options.values)), "--cost_rows", str(options.rows), "--out", str(out)]
     if glissando_command([*command, *values]):
         raise SystemExit(1)

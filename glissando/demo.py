@@ -1,8 +1,4 @@
-"""`make demo`: five to seven minutes in which five systems and a Transformer learn stories, from as many tokens each.
-
-A busy machine takes longer. Where the estimate, made from a few steps of every model, is above `LONGEST`, all models
-learn from fewer tokens, as many each, but from no less than `LEAST` of those planned.
-"""
+"""`make demo`: in five to seven minutes five systems and a Transformer learn stories, from as many tokens each."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import json
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +17,6 @@ if TYPE_CHECKING:
 
 #: of each model: five to seven minutes in all on two quiet cores
 TOKENS = 200_000
-LONGEST, LEAST = 600.0, 0.5
-#: seconds of a whole demo for one of bare training steps: validations, measurements, the report
-_WHOLE = 2.0
 _BEGINNING = "Once upon a time"
 #: the baseline, then the five systems, all of about 1M parameters
 PRESETS = (
@@ -65,15 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _comparison(options: argparse.Namespace, out: Path) -> Comparison:
-    """What is compared, with a budget that this machine can afford; a demo that goes on keeps its own."""
+    """What is compared; a demo that goes on keeps its own models and budget."""
     from glissando.compare.plan import PLAN, Amount, Comparison
 
     kept = json.loads((out / PLAN).read_bytes()) if (out / PLAN).is_file() else {}
+    if kept:
+        kept["tokens"] = int(kept["budget"].split()[0].replace(",", ""))
     presets = options.presets.split(",") if options.presets else kept.get("models", list(PRESETS))
     comparison = Comparison(
         presets,
         out,
-        Amount("tokens", options.tokens or TOKENS),
+        Amount("tokens", options.tokens or kept.get("tokens", TOKENS)),
         contexts=[256, 1024],
         allow_unequal=True,  # a head of its own costs minimal-transformer-nano 8 % more with this vocabulary
         # Small steps, because their number is what counts so early; few held-out stories, because time is short. AdamW,
@@ -85,15 +80,11 @@ def _comparison(options: argparse.Namespace, out: Path) -> Comparison:
         training={"optimizer": {"kind": "adamw", "beta2": 0.99}, "schedule": {"warmup_steps": 40}},
     )  # fmt: skip
     comparison.check()
-    print(f"glissando demo: {len(comparison.names)} models learn the built-in stories", flush=True)
+    print(
+        f"glissando demo: {len(comparison.names)} models learn the built-in stories, {comparison.budget} each",
+        flush=True,
+    )
     _show_trained()
-    if kept and options.tokens is None:
-        comparison.budget = Amount("tokens", float(kept["budget"].split()[0].replace(",", "")))
-    elif options.tokens is None:
-        print("the time is estimated from a few steps of each model", file=sys.stderr, flush=True)
-        tokens, line = affordable(TOKENS, _rates(comparison))
-        comparison.budget = Amount("tokens", tokens)
-        print(line, flush=True)
     return comparison
 
 
@@ -106,34 +97,6 @@ def _show_trained() -> None:
     shown = textwrap.shorten((_BEGINNING + text).split("\n")[0], 400, placeholder=" ...")
     print("What a trained model writes (`glissando generate stories`), while these learn:\n")
     print(textwrap.fill(shown, 80, initial_indent="   ", subsequent_indent="   ") + "\n", flush=True)
-
-
-def affordable(planned: int, rates: Mapping[str, float]) -> tuple[int, str]:
-    """The tokens of each model, and a line about them and the time; rates: tokens/s of each model's bare steps."""
-    from glissando.progress import minutes
-
-    seconds = _WHOLE * planned * sum(1 / rate for rate in rates.values())
-    share = max(LEAST, LONGEST / seconds)
-    tokens = planned if share > 0.98 else round(planned * share)  # the estimate is no better than that
-    takes = f"each reads {tokens:,} tokens: about {minutes(seconds * tokens / planned)} minutes on this machine"
-    if tokens == planned:
-        return tokens, takes
-    least = "" if seconds * tokens / planned <= 1.01 * LONGEST else "; from fewer they would learn too little to see"
-    return tokens, f"slow or busy: {planned:,} tokens would take about {minutes(seconds)} minutes; {takes}{least}"
-
-
-def _rates(comparison: Comparison) -> dict[str, float]:
-    """Tokens/s of each model, measured in turn."""
-    from glissando.compare.plan import Job
-    from glissando.compare.speed import training_speed
-    from glissando.training.config import fitted_vocabulary
-
-    tokenizer, configs = comparison.tokenizer, {}
-    for name in comparison.names:
-        configs[name] = comparison.config(Job("run", name, 0, comparison.rates(name)[0]))
-        model = configs[name].model
-        model.vocab_size = fitted_vocabulary(model.vocab_size, tokenizer.vocab_size)
-    return training_speed(configs, tokenizer, lambda text: None, rounds=3)
 
 
 def _print_results(results: Sequence[ModelResult]) -> None:
@@ -165,9 +128,7 @@ def _positive(text: str) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="glissando demo", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--tokens", type=_positive, help=f"that each model learns from; else {TOKENS:,}, or fewer on a slow machine"
-    )
+    parser.add_argument("--tokens", type=_positive, help=f"that each model learns from; else {TOKENS:,}")
     parser.add_argument("--presets", help="with commas, the first is the baseline; else all six")
     parser.add_argument("--threads", type=_positive, help="to compute with; else as many as are fastest now")
     parser.add_argument("--out", help="directory of the comparison, or of one to continue; by default runs/demo-DATE")

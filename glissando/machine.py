@@ -9,6 +9,8 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,21 @@ def resident_bytes(device: torch.device) -> int:
         return torch.cuda.memory_allocated(device)
     found = re.search(r"VmRSS:\s+(\d+) kB", _text("/proc/self/status"))
     return int(found[1]) * 1024 if found else 0
+
+
+def allocated_at_peak(device: torch.device, work: Callable[[], object]) -> int:
+    """The most bytes of tensors that `work` has at a time, beside those that there were before it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes of its start and end to stderr
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
+        work()
+    results: Any = profile.kineto_results
+    events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
+    return max(accumulate((size for _, size in events), initial=0))
 
 
 def _text(path: str) -> str:

@@ -92,10 +92,6 @@ class Served:
         with urllib.request.urlopen(urllib.request.Request(self.url + path, data, head)) as answer:
             return json.load(answer)
 
-    def metric(self, name: str) -> float:
-        with urllib.request.urlopen(self.url + "metrics") as answer:
-            return float(re.search(rf"^{name} (\S+)", answer.read().decode(), re.M)[1])
-
     def drop_connections(self) -> None:
         loop = self.server._loop
         for connection in list(self.http.server_state.connections):

@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -23,11 +22,11 @@ from glissando.checkpoints import latest_checkpoint
 from glissando.cli import main
 from glissando.compare import run as compare
 from glissando.compare import training
+from glissando.compare.log import Log
 from glissando.compare.measure import MEASURED, read_measured
 from glissando.compare.plan import Amount
 from glissando.compare.results import bits_on
 from glissando.compare.speed import _Entry, warm_up
-from glissando.compare.table import Table
 from glissando.metrics import read_metrics
 
 #: two processes are started and a few models trained: seconds on a machine of one's own, minutes on a busy one
@@ -48,7 +47,7 @@ PROBED = ["--probes", "recall-8", "--probe_budget", "steps=2"]
 def stamps(out: Path) -> dict[str, int]:
     """When each file that is not the report was written."""
     kept = [p for p in out.rglob("*") if p.is_file() and p.parent != out]
-    return {str(p): p.stat().st_mtime_ns for p in [*kept, out / "speed.json"] if p.parent.name != "pictures"}
+    return {str(p): p.stat().st_mtime_ns for p in [*kept, out / "speed.json"]}
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +59,9 @@ def finished(tmp_path_factory) -> Path:
 
 def test_a_whole_comparison(finished):
     page = (finished / "report.html").read_text()
-    for name in ("transformer-nano", "liquid-ssm-nano", "entropy floor", "epiplexity", "recall-8", "R1"):
+    for name in ("transformer-nano", "liquid-ssm-nano", "entropy floor", "epiplexity", "recall-8"):
         assert name in page
-    assert page.count("<svg") == 6  # the seventh picture, of the bits, is a list of bars here
+    assert page.count("<svg") == 5
     assert re.search(r"<h1>(transformer|liquid-ssm)-nano \w.* bits per byte.*</h1>", page)
     ranking = re.findall(r"<h3>(\d)\. ([\w-]+)</h3>.*?width: ([\d.]+)%.*?<div class=\"bits\">([\d.]+)", page, re.DOTALL)
     assert [place for place, *_ in ranking] == ["1", "2"]
@@ -74,17 +73,8 @@ def test_a_whole_comparison(finished):
     assert "None" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
-    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
     markdown = (finished / "report.md").read_text()
     assert "## Probes" in markdown
-    named = re.findall(r"\]\((pictures/.*?)\)", markdown)
-    assert len(named) == 7
-    for name in named:
-        picture = ElementTree.fromstring((finished / name).read_text())
-        printed = " ".join(picture.itertext())
-        assert "prefers-color-scheme: dark" in printed
-        assert "liquid-ssm-nano" in printed
-        assert ("entropy floor" in printed) == any(part in name for part in ("bits", "tokens", "flops", "seconds"))
 
 
 def test_every_figure_is_traced_to_a_run(finished):
@@ -97,11 +87,6 @@ def test_every_figure_is_traced_to_a_run(finished):
         assert line["machine"]
     speed = json.loads((finished / "speed.json").read_bytes())["models"]
     assert all(0 < figures["memory_mib"] < 60 for figures in speed.values())
-    for line in (
-        line for line in lines if line["measure"].startswith(("decode", "state", "peak", "tokens_per_second_in"))
-    ):
-        timed = speed[line["model"]]
-        assert (line["run"], line["date"]) == (timed["run"], timed["provenance"]["date"])
     one = next(row for row in lines if row["section"] == "one run" and row["measure"] == "bits_per_byte")
     figures = read_measured(finished / one["run"])
     assert figures is not None
@@ -144,17 +129,6 @@ def test_a_second_run_does_nothing_and_a_wider_one_only_what_is_missing(finished
     assert "training.steps was 3 and is 4" in capsys.readouterr().err
 
 
-def test_other_options_are_reported_before_anything_is_trained(finished, capsys):
-    """What a sweep chose is known from its measurements: the probes' directories are looked at before new seeds."""
-    before, plan = sorted(finished.rglob("*")), (finished / "plan.json").read_bytes()
-    wider = [a if a != "2" or TOY[i - 1] != "--seeds" else "3" for i, a in enumerate(TOY)]
-    asked = [*wider, *PROBED[:-1], "steps=3"]
-    assert main(["compare", *asked, "--out", str(finished)]) == 2
-    assert "training.steps was 2 and is 3" in capsys.readouterr().err
-    assert sorted(finished.rglob("*")) == before
-    assert (finished / "plan.json").read_bytes() == plan
-
-
 def change(file: Path, **figures: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_bytes()) | figures))
 
@@ -168,7 +142,7 @@ def changed(finished, tmp_path_factory) -> Path:
     figures = json.loads(second.read_bytes())
     elsewhere = figures["provenance"] | {"commit": "f" * 40, "machine": "a faster one"}
     other = figures["held_out"] | {"digest": "0" * 64}
-    change(second, held_out=other, training_digest="0" * 64, provenance=elsewhere)
+    change(second, held_out=other, provenance=elsewhere)
     change(failed, failed="its loss is not finite")
     assert main(["compare", *TOY, *PROBED, "--out", str(out)]) == 0
     return out
@@ -177,10 +151,9 @@ def changed(finished, tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "note",
     [
-        r"R\d+: scored on another held-out text than R1, whose file has changed",
-        r"R\d+: trained on another text than R1, whose file has changed",
-        r"Trained at several commits, .*; R\d+ f{10}\.",
-        r"Trained on several machines, .*; R\d+ a faster one, ",
+        "The held-out text has changed between trainings",
+        "Trained at several commits",
+        "Trained on several machines",
     ],
 )
 def test_unequal_conditions_are_noted(note, changed, finished):
@@ -194,10 +167,7 @@ def test_figures_come_from_runs_that_ended_well(changed):
     mine = [line["run"] for line in lines if line["model"] == "liquid-ssm-nano"]
     assert {run.rpartition("-")[2] for run in mine} == {"0"}
     rows = re.findall(r"\| liquid-ssm-nano \|.*", (changed / "report.md").read_text())
-    assert sum(bool(re.search(r"\| R\d+ \(1 of 2 seeds\) \|$", row)) for row in rows) == 2
-    page = (changed / "report.html").read_text()
-    assert '<span class="range">1 of 2 seeds</span>' in page
-    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'\bid="([^"]+)"', page))
+    assert sum(row.endswith("| 1 of 2 |") for row in rows) == 2
 
 
 @pytest.mark.slow
@@ -237,7 +207,7 @@ def test_speed_is_measured_on_rows_as_long_as_those_trained_on(finished):
     assert rows == 2
     assert rows * length == pytest.approx(read, rel=0.4)
     assert length > 10 * entry.config.data.seq_len
-    assert re.search(r"2 rows a step, 1,\d{3} scored tokens on average", (finished / "report.html").read_text())
+    assert re.search(r"batch size 2, 1,\d{3} scored tokens on average", (finished / "report.html").read_text())
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("seconds", ["compiled", "trained"]), ("steps", ["trained"])])
@@ -259,8 +229,8 @@ def test_no_models_seconds_are_spent_on_compiling(kind, expected, tmp_path, monk
     asked = comparison(tmp_path, data={"seq_len": 32, "batch_size": 1})
     asked.given, asked.budget = ["liquid-ssm-nano"], Amount(kind, 2)
     asked.out.mkdir()
-    with contextlib.closing(Table(asked.out)) as table, pytest.raises(KeyboardInterrupt):
-        compare._finish_all(asked, asked.run_jobs({"liquid-ssm-nano": 1e-3})[:1], table, None)
+    with contextlib.closing(Log(asked.out)) as log, pytest.raises(KeyboardInterrupt):
+        compare._finish_all(asked, asked.run_jobs({"liquid-ssm-nano": 1e-3})[:1], log, None)
     assert done == expected
 
 
@@ -293,9 +263,9 @@ NO_FILE = ["--data.kind", "text", "--data.path", "no"]
         (["transformer-nano", "--budget", "steps=1", "--learning_rates", "a,b", "--out", "x"], "takes numbers"),
         (
             ["transformer-nano", "--budget", "steps=1", "--sweep_beyond", "1", "--out", "x"],
-            "without several --learning",
+            "without --learning_rates",
         ),
-        (["transformer-nano", "--budget", "steps=1", "--sweep_share=0.1", "--out", "x"], "without several --"),
+        (["transformer-nano", "--budget", "steps=1", "--sweep_share=0.1", "--out", "x"], "without --learning_rates"),
         (["transformer-nano", "--budget", "steps=1", "--probe_budget", "steps=1", "--out", "x"], "without --probes"),
         (["transformer-nano", "--budget", "steps=1", "--probes", "recal", "--out", "x"], "Did you mean 'recall'"),
     ],

@@ -24,7 +24,6 @@ from glissando.compare import cluster
 from glissando.compare.cluster import STOP, Cluster, WorkerEnding, _Order, _train
 from glissando.compare.measure import read_measured
 from glissando.compare.plan import Job
-from glissando.compare.run import compare
 from glissando.errors import ConfigError, MissingExtraError, RunError
 from glissando.runs import Run
 
@@ -114,8 +113,8 @@ def test_a_worker_on_another_machine_names_it_and_what_it_lacks(order, changes, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--cpus", "2"], "--cpus has no effect without --on ray"),
-        (["--ray_address", "auto"], "--ray_address has no effect without --on ray"),
+        (["--cpus", "2"], "--cpus has no effect without --on"),
+        (["--ray_address", "auto"], "--ray_address has no effect without --on"),
         (["--on", "rai"], "--on"),
         (["--on", "ray", "--cpus", "0"], "--cpus must be at least 1, got 0"),
         (["--on", "ray", "--gpus", "1.5"], "--gpus must be a whole number or a fraction below 1, got 1.5"),
@@ -133,16 +132,6 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"--on ray needs ray: pip install -e '\.\[ray\]'"):
         Cluster().check()
-
-
-def test_a_budget_in_seconds_is_said_to_be_shared(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("glissando.compare.run._compare", lambda *_: (tmp_path, []))
-    monkeypatch.setattr(Cluster, "check", lambda *_: None)
-    for budget, said in (("steps=4", False), ("seconds=4", True)):
-        asked = comparison(tmp_path)
-        asked.budget = type(asked.budget).parse(budget, "--budget")
-        compare(asked, cluster=Cluster())
-        assert ("trainings on one machine share it" in capsys.readouterr().err) == said
 
 
 def test_a_url_is_refused(tmp_path, capsys):

@@ -15,14 +15,12 @@ from comparisons import comparison, model_file
 import glissando
 from glissando.compare import plan as compare_plan
 from glissando.compare import run as compare
-from glissando.compare.measure import MEASURED, _digest, training_digest
+from glissando.compare.log import Log
+from glissando.compare.measure import MEASURED, _digest
 from glissando.compare.plan import Amount, Comparison, Job
 from glissando.compare.probes import PROBES, select_probes
-from glissando.compare.results import Finished, Runs, beyond, choose
-from glissando.compare.results import finished as measured_of
-from glissando.compare.table import Table
+from glissando.compare.results import Finished, beyond, choose
 from glissando.compare.training import with_vocabulary
-from glissando.config import from_dict
 from glissando.data import corpora
 from glissando.data.corpora import RecallOptions
 from glissando.depth import FlowConfig
@@ -30,7 +28,6 @@ from glissando.errors import ConfigError, DataError, UnknownNameError
 from glissando.mixers import AttentionConfig, SpectralConfig
 from glissando.mixers.tau import TauConfig
 from glissando.model import ModelConfig
-from glissando.training.config import RunConfig
 
 
 def test_amounts():
@@ -53,29 +50,6 @@ def test_models_read_the_same_batches_under_the_same_seed(tmp_path):
     hybrid = comparison(tmp_path)
     hybrid.given = ["transformer-nano", "hybrid-ode-nano"]
     assert not hybrid.config(Job("run", "hybrid-ode-nano", 0, 1e-3)).data.labelled
-
-
-@pytest.mark.parametrize(
-    ("names", "shortened"),
-    [
-        (["hybrid-ode", "gpt"], {}),
-        (["gpt", "transformer-nano"], {}),
-        (["transformer-nano", "hybrid-ode"], {"seq_len": 128, "cut": True}),
-        (["hybrid-ode-nano", "gpt"], {"seq_len": 128, "cut": True}),
-        (["liquid-ssm", "liquid-ssm-dense"], {"cut": True}),
-        (["tauformer", "liquid-ssm-dense"], {"seq_len": 512, "cut": True}),
-        (["transformer-nano", "continuous-transformer"], {}),
-    ],
-)
-def test_rows_are_as_short_as_every_model_needs(tmp_path, names, shortened):
-    data = {"kind": "stories", "tokenizer": "bytes"} if "tauformer" in names else {}
-    asked = Comparison(names, tmp_path, Amount("steps", 1), allow_unequal=True, data=data)
-    assert asked.shortened == shortened
-    asked.check()
-    configs = [asked.config(Job("run", name, 0, 1e-3)) for name in names]
-    assert configs[0].data == configs[1].data
-    own = from_dict(RunConfig, {"data": asked.models[names[0]].get("data", {})}).data
-    assert configs[0].data.seq_len == shortened.get("seq_len", own.seq_len)
 
 
 def test_parameters_are_counted_at_the_published_vocabulary(tmp_path):
@@ -185,7 +159,6 @@ def test_unequal_models_are_refused(tmp_path):
     [
         ({"seeds": 0}, "--seeds must be at least 1"),
         ({"learning_rates": [1e-3, 0.0]}, "--learning_rates must be positive"),
-        ({"learning_rates": [1e-3, 1e-3]}, "given twice"),
         ({"sweep_share": 0.0}, "--sweep_share"),
         ({"sweep_beyond": -1}, "--sweep_beyond must be at least 0"),
         ({"contexts": []}, "--contexts"),
@@ -195,7 +168,7 @@ def test_unequal_models_are_refused(tmp_path):
         ({"training": {"early_stopping": 3}}, "early_stopping is 3 .* a budget of its own"),
         ({"model": {"hiden_size": 3}}, "Did you mean 'hidden_size'"),
         ({"data": {"kind": "text", "batch_size": 0}}, "batch_size"),
-        ({"data": {"path": "mine.txt"}}, r"transformer-nano: unknown option 'data\.path'"),
+        ({"data": {"path": "mine.txt"}}, r"unknown option 'data\.path'"),
         ({"model": {"mixer.state_size": 3}}, r"transformer-nano: unknown option 'model\.mixer\.state_size'"),
         ({"training": {"schedule.cuts": 3}}, r"unknown option 'training\.schedule\.cuts'"),
         ({"data": {"valid_stories": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
@@ -228,19 +201,14 @@ def test_seeds_have_one_vocabulary(tmp_path, monkeypatch):
     assert read[0].tokenizer.fingerprint == read[1].tokenizer.fingerprint
     assert with_vocabulary(asked.config(Job("run", "transformer-nano", 1, 1e-3))).model.vocab_size == 300
     assert _digest(read[0].batches("valid")) == _digest(read[1].batches("valid"))
-    other = comparison(tmp_path, data=bpe(290))
-    assert other.tokenizer.vocab_size == 290
     with monkeypatch.context() as patched:
         patched.setattr(compare_plan, "build_tokenizer", None)
         assert comparison(tmp_path, data=bpe(300), seeds=3).tokenizer.vocab_size == 300
-    other.write_plan()
-    assert with_vocabulary(other.config(Job("run", "transformer-nano", 0, 1e-3))).model.vocab_size == 290
-    kept = (other.out / "tokenizer.json").read_bytes()
-    (other.out / "runs/transformer-nano/lr-0.001-seed-0").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"lr-0\.001-seed-0 was trained with another tokenizer"):
-        comparison(tmp_path, data=bpe(300)).write_plan()
-    assert (other.out / "tokenizer.json").read_bytes() == kept
-    other.write_plan()
+    kept = (asked.out / "tokenizer.json").read_bytes()
+    with pytest.raises(ConfigError, match="has a tokenizer that was trained with other data options"):
+        comparison(tmp_path, data=bpe(290)).check()
+    assert (asked.out / "tokenizer.json").read_bytes() == kept
+    comparison(tmp_path, data=bpe(300), seeds=3).write_plan()
 
 
 def test_rows_are_counted_as_they_will_be_read(tmp_path):
@@ -253,25 +221,6 @@ def test_rows_are_counted_as_they_will_be_read(tmp_path):
     pieces = {"tokenizer.kind": "bpe", "tokenizer.vocab_size": 270}
     with pytest.raises(DataError, match="held-out text has a single row"):
         comparison(tmp_path, data=pieces | data, learning_rates=rates).check()
-
-
-def test_what_was_trained_on_is_identified(tmp_path):
-    """The same for every seed; another where a byte of the file is."""
-    file, found = tmp_path / "text.txt", []
-    for end in "ab":
-        file.write_text("one and another " * 200 + end)
-        data = {"kind": "text", "path": str(file), "seq_len": 16, "batch_size": 2}
-        asked = comparison(tmp_path, data=data)
-        configs = [asked.config(Job("run", "transformer-nano", seed, 1e-3)) for seed in (0, 1)]
-        found.append({training_digest(c.data, seed, asked.tokenizer) for seed, c in enumerate(configs)})
-    assert [len(digests) for digests in found] == [1, 1]
-    assert found[0] != found[1]
-
-
-def test_the_reported_seed_is_the_one_that_was_used(tmp_path):
-    asked = comparison(tmp_path, training={"seed": 5})
-    run = Finished(Job("run", "transformer-nano", 1, 1e-3), tmp_path, {})
-    assert Runs(asked, []).seed(run) == 6
 
 
 def test_probes_are_chosen_by_name_and_by_beginning():
@@ -315,7 +264,7 @@ def test_a_sweep_goes_on_while_the_best_is_at_its_edge(tmp_path, monkeypatch):
     """0.008 is best for one model, 0.0005 for the other; so many beyond at most, and a rate that fails ends it."""
     best = {"transformer-nano": 8e-3, "tauformer-nano": 5e-4}
 
-    def trained(config, job, path, table):
+    def trained(config, job, path, log):
         cost = abs(math.log(job.learning_rate / best[job.model])) + 1
         figures = {"held_out": {"nats": [cost, 0.0], "bytes": [1.0, 1.0]}, "spent": {"seconds": 1.0}}
         if job.learning_rate == 1.6e-2:
@@ -333,37 +282,15 @@ def test_a_sweep_goes_on_while_the_best_is_at_its_edge(tmp_path, monkeypatch):
         asked = comparison(tmp_path, learning_rates=[2e-3, 1e-3, 4e-3], sweep_beyond=further)
         asked.out = tmp_path / str(further)
         asked.out.mkdir()
-        with contextlib.closing(Table(asked.out)) as table:
-            assert compare._chosen(asked, table, None) == chosen
-        assert {run.job.learning_rate for run in measured_of(asked, asked.sweep_jobs())} == tried
-        assert compare._may_be_chosen(asked) == [chosen]
+        with contextlib.closing(Log(asked.out)) as log:
+            found = compare._chosen(asked, log, None)
+            assert compare._chosen(asked, log, None) == found, "what was measured is not trained again"
+        assert found[1] == chosen
+        assert {run.job.learning_rate for run in found[0]} == tried
 
 
-def test_what_has_been_tried_is_never_left_out(tmp_path):
-    """More rates, fewer, or a gap that others fill: measured ones choose all the same; a model that has failed at every
-    rate is tried below them."""
-    asked = comparison(tmp_path, learning_rates=[1e-3, 2e-3], sweep_beyond=2)
-
-    def put(job, cost):
-        path = job.path(asked.out)
-        path.mkdir(parents=True)
-        figures = {"held_out": {"nats": [cost, 0.0], "bytes": [1.0, 1.0]}} if cost else {"failed": "diverged"}
-        (path / MEASURED).write_text(json.dumps(figures))
-
-    for rate, cost in ((1e-3, 3.0), (2e-3, 2.0), (4e-3, 1.0), (8e-3, 1.5)):
-        put(Job("sweep", "transformer-nano", 0, rate), cost)
-        if rate < 4e-3:
-            put(Job("sweep", "tauformer-nano", 0, rate), 0.0)
-    # Begun and given up, put aside, and none of ours.
-    strays = [asked.out / "sweep/transformer-nano" / f"lr-{rate}-seed-0" for rate in ("0.3", "0.1-old", "1e-4")]
-    for stray in strays:
-        stray.mkdir()
-    for stray in strays[1:]:
-        (stray / MEASURED).write_text("{}")
-    known = measured_of(asked, asked.sweep_jobs())
-    assert len(asked.sweep_jobs()) == len(known)
-    assert choose(known) == {"transformer-nano": 4e-3}
-    assert [(job.model, job.learning_rate) for job in beyond(asked, known)] == [("tauformer-nano", 5e-4)]
-    asked.learning_rates = [1e-3, 2e-3, 3.2e-2]
-    assert 8e-3 in {job.learning_rate for job in asked.sweep_jobs()}
-    assert compare._may_be_chosen(asked) == [dict.fromkeys(asked.names, r) for r in (1e-3, 2e-3, 4e-3, 8e-3, 3.2e-2)]
+def test_a_model_that_has_failed_at_every_rate_is_tried_below_them(tmp_path):
+    asked, failed = comparison(tmp_path, learning_rates=[1e-3, 2e-3], sweep_beyond=2), {"failed": "diverged"}
+    tried = [Finished(job, tmp_path, failed) for job in asked.sweep_jobs()]
+    assert choose(tried) == {}
+    assert [(job.model, job.learning_rate) for job in beyond(asked, tried)] == [(name, 5e-4) for name in asked.names]

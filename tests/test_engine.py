@@ -15,7 +15,7 @@ from slow import slow_where
 from glissando.errors import InputError
 from glissando.generation import generate
 from glissando.model import LanguageModel
-from glissando.serving.engine import BusyError, Engine
+from glissando.serving.engine import BusyError, Engine, TooLargeError
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.session import Piece, Request
 from glissando.state import state_bytes
@@ -74,7 +74,7 @@ def test_states_kept_stay_within_their_bytes(model):
         run_down(engine)
         kept = engine.prefixes
         known = list(kept._known.values())
-        assert kept.bytes == sum(state_bytes((k.state, k.logits)) + 36 * len(k.ids) for k in known) <= limit
+        assert kept.bytes == sum(state_bytes((k.state, k.logits)) + 256 for k in known) <= limit
     assert 1 <= len(kept) < 30
     assert sum(kept._lengths.values()) == len(kept)
     before = engine.tokens_reused
@@ -93,43 +93,22 @@ def test_what_is_used_stays(model):
     for prompt in ("Ben", "Eve"):
         submit(engine, request_for(model, prompt, 1))
         run_down(engine)
-    kept = {bytes(known.ids[1:]).decode() for known in engine.prefixes._known.values()}
-    assert kept == {"Ben", "Eve"}
+    for prompt, known in (("Ada", 0), ("Ben", 4), ("Eve", 4)):
+        found = engine.prefixes.longest(request_for(model, prompt, 1).ids, None)
+        assert (0 if found is None else found.length) == known
 
 
-def test_a_long_text_with_a_small_state_counts_its_tokens():
-    kept = Prefixes(100_000)
-    for first in range(100):
-        kept.keep([first, *range(999)], None, torch.zeros(1), torch.zeros(1))
-    assert len(kept) == 2  # of 36 bytes and 1000 tokens each
-
-
-def test_what_is_known_is_found_without_reading_each_beginning_anew(monkeypatch):
-    """Hashing every beginning of which a state is kept would be quadratic: a second in which nobody's text goes on."""
-    kept, slices = Prefixes(2**30), []
-    ids = list(range(3000))
+def test_the_longest_known_beginning_is_found():
+    kept, ids = Prefixes(2**30), list(range(3000))
     for length in range(1, 3000):
         kept.keep([9999, *ids[:length]], None, torch.zeros(1), torch.zeros(1))
-    kept.keep(ids[:700], None, torch.zeros(1), torch.zeros(1))
-
-    class Counting(list):
-        def __getitem__(self, where):
-            slices.append(where)
-            return super().__getitem__(where)
-
-    known = kept.longest(Counting(ids), None)
+    for length in (300, 700):
+        kept.keep(ids[:length], None, torch.zeros(1), torch.zeros(1))
+    known = kept.longest(ids, None)
     assert known is not None
     assert known.length == 700
-    assert slices == [slice(None, 700)]
     assert kept.longest(ids, (0.5,)) is None
-
-
-def test_texts_of_one_hash_are_two():
-    kept = Prefixes(2**20)
-    kept._base = 0  # the hash is then that of the last token
-    kept.keep([1, 2], None, torch.zeros(1), torch.zeros(1))
-    assert kept.longest([1, 2, 3], None) is not None
-    assert kept.longest([7, 2, 3], None) is None
+    assert kept.longest(ids, None, owner=1) is None
 
 
 def test_padding_stays_within_the_chunk(model, monkeypatch):
@@ -357,7 +336,7 @@ def test_an_engine_that_breaks_leaves_nobody_waiting(model, monkeypatch):
     _, [listener] = submit(engine, request_for(model, "Once", 30))
     monkeypatch.setattr(engine, "_let_go", breaks)
     with pytest.raises(MemoryError):
-        engine.pool.run()
+        engine.runner.run()
     assert isinstance(listener.pieces[-1].error, BusyError)
     with pytest.raises(BusyError, match="stopping"):
         submit(engine, request_for(model, "Once", 30))
@@ -366,7 +345,7 @@ def test_an_engine_that_breaks_leaves_nobody_waiting(model, monkeypatch):
 def test_for_whom_there_is_room_need_not_be_allowed_to_wait(model):
     engine = Engine(model, max_sessions=4, max_waiting=0)
     four = replace(request_for(model, "Once", 3), copies=4)
-    with pytest.raises(BusyError, match="0 texts wait already, and 0 may"):
+    with pytest.raises(TooLargeError, match=r"5 texts behind a prompt .* for all texts, 4 at a time"):
         submit(engine, replace(four, copies=5))
     submit(engine, four)
     with pytest.raises(BusyError):
@@ -402,11 +381,11 @@ def test_a_prompt_that_fails_ends_alone(model):
 def test_closing_tells_everyone(model):
     engine = Engine(model, max_sessions=1)
     listeners = [submit(engine, request_for(model, "Once", 10**6, seed=n))[1][0] for n in range(3)]
-    thread = threading.Thread(target=engine.pool.run)
+    thread = threading.Thread(target=engine.runner.run)
     thread.start()
     while not listeners[0].pieces:
         time.sleep(0.01)
-    engine.close()
+    engine.runner.close()
     thread.join(10)
     assert not thread.is_alive()
     assert all(isinstance(one.error, BusyError) for one in listeners)

@@ -117,7 +117,7 @@ def test_what_is_kept_of_a_short_text_is_short_beside_a_long_one(preset):
         engine.step()
         submit(engine, request_for(model, "Ben said", 8, seed=1))
         run_down(engine)
-        known = [k for k in engine.prefixes._known.values() if bytes(k.ids[1:]).startswith(b"Ben")]
+        known = [k for k in engine.prefixes._known.values() if 5 < k.length < 40]
         sizes.append([(k.length, state_bytes(k.state)) for k in known])
         assert [most_room(kept.state) for kept in known] == [kept.length for kept in known]
     assert len(sizes[0]) == 2

@@ -167,7 +167,7 @@ def test_a_run_becomes_a_classifier(tmp_path):
     inner = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
     inner.save(tmp_path / "run")
     options = {"id2label": {0: "good", 1: "bad", 2: "odd"}, "label2id": {"good": 0, "bad": 1, "odd": 2}}
-    model = GlissandoForSequenceClassification.from_pretrained(tmp_path / "run", dtype="bfloat16", **options)
+    model = GlissandoForSequenceClassification.from_run(tmp_path / "run", dtype=torch.bfloat16, **options)
     assert (model.config.num_labels, model.score.weight.dtype) == (3, torch.bfloat16)
     assert model(IDS).logits.shape == (2, 3)
     wide = GlissandoForSequenceClassification.from_preset("transformer-nano", num_labels=5, hidden_size=16)

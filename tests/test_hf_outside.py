@@ -87,5 +87,5 @@ def test_arguments_that_it_has_no_use_for_are_refused_and_none_is_not():
     assert torch.equal(model(ids, position_ids=None, output_attentions=False).logits, model(ids).logits)
     with pytest.raises(TypeError, match=r"has no token_type_ids: leave that out, .*tokens have no types"):
         model(ids, token_type_ids=torch.zeros_like(ids))
-    with pytest.raises(TypeError, match=r"has no output_attentions, .*no mixer keeps"):
+    with pytest.raises(TypeError, match="has no output_attentions, "):
         model(ids, output_attentions=True, position_ids=ids)

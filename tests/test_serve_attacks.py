@@ -373,7 +373,7 @@ def test_signals_end_streams(model, number):
     try:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(verb, "print", started, raising=False)
-            verb._run(server.config(port=0), NAME, server.pool.close)
+            verb._run(server.config(port=0), NAME, server.runner.close)
     finally:
         signal.signal(number, before)
     thread[0].join(20)
@@ -381,26 +381,22 @@ def test_signals_end_streams(model, number):
     assert [line for line in received if line][-1].startswith('data: {"error":{"message":"the server is stopping')
 
 
-def options(tmp_path, **given: str) -> Any:
-    return type("Options", (), {"api_key": None, "api_key_file": None, **given})
-
-
 def test_keys_come_from_a_file(tmp_path, monkeypatch):
-    monkeypatch.setenv(verb.KEY, "of the environment")
     file = tmp_path / "keys"
     file.write_text("one\n\n  two \n")
-    assert verb._keys(options(tmp_path, api_key_file=str(file))) == ["one", "two"]
-    assert verb._keys(options(tmp_path)) == ["of the environment"]
-    assert verb._keys(options(tmp_path, api_key="given")) == ["given"]
+    assert verb._keys(None) == []
+    monkeypatch.setenv(verb.KEY, "of the environment")
+    assert verb._keys(str(file)) == ["one", "two"]
+    assert verb._keys(None) == ["of the environment"]
     file.write_text("\n")
+    monkeypatch.setenv(verb.KEY, "")
     for given, message in (
-        ({"api_key_file": str(file)}, "holds no key; write one a line"),
-        ({"api_key_file": str(tmp_path / "absent")}, "absent cannot be read"),
-        ({"api_key_file": str(file), "api_key": "a"}, "are both given"),
-        ({"api_key": ""}, "--api_key is empty, so that anyone could use the server"),
+        (str(file), "holds no key, so that anyone could use the server"),
+        (str(tmp_path / "absent"), "absent cannot be read"),
+        (None, f"{verb.KEY} holds no key"),
     ):
         with pytest.raises(ConfigError, match=message):
-            verb._keys(options(tmp_path, **given))
+            verb._keys(given)
 
 
 def test_any_of_several_keys_will_do(model):

@@ -205,7 +205,7 @@ def test_mistakes_are_reported_before_anything_is_written(tmp_path, capsys):
         (["--out", str(tmp_path / "full")], "nothing is overwritten"),
         ([], "--out is missing"),
         ([*new, "--values", "[0, 1]"], "needs the values -1, 0 and 1"),
-        ([*new, "--dials", '["mod"]'], "Did you mean 'mood'"),
+        ([*new, "--dials", "mod"], "Did you mean 'mood'"),
         ([*new, "--cost_rows", "-1"], "at least 0 (0: all), got -1"),
     ):
         assert main([*command, *wrong]) == (1 if message.endswith("not empty") or "overwritten" in message else 2)
@@ -235,7 +235,7 @@ def test_pairs_and_baselines_are_measured_by_the_program_of_research(tmp_path, c
     with pytest.raises(ConfigError, match="selection_prompts must be at least 2"):
         measure([*command, "--selection_prompts", "1", "--out", str(tmp_path / "b")])
     command += ["--selection_prompts", "2", "--strengths", "[1]"]
-    measure([*command, "--dials", '["mood"]', "--out", str(tmp_path / "b")])
+    measure([*command, "--dials", "mood", "--out", str(tmp_path / "b")])
     (comparison,) = recorded(tmp_path / "b")["comparisons"]
     assert [baseline["name"] for baseline in comparison["baselines"]] == ["prompt-prefixing", "activation addition"]
     for picture in ("a/mood-speech.png", "b/mood-baselines.png"):

@@ -165,7 +165,7 @@ def labelled_run(folder: Path) -> Path:
 def test_a_dial_of_any_labelled_text_is_judged_by_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run, paths = labelled_run(tmp_path), files(tmp_path, good="good\nfine", bad="bad")
     prompts = files(tmp_path, prompts="It was a\nA day is\nThis is")
-    command = ["steer", str(run), "--values", "[-1, 0, 1]", "--dials", '["mood"]', "--out", str(tmp_path / "out")]
+    command = ["steer", str(run), "--values", "[-1, 0, 1]", "--dials", "mood", "--out", str(tmp_path / "out")]
     assert main(command) == 2
     assert "JsonlCorpus has no oracle" in capsys.readouterr().err
     assert main([*command, "--prompts", *prompts, "--words", paths[0], paths[0]]) == 2

@@ -15,6 +15,7 @@ from glissando.cli.options import (
     number,
     parse,
     parser_for,
+    refuse_idle,
     require_out,
     whole,
     words,
@@ -58,14 +59,8 @@ def _comparison(options: Options) -> Comparison:
     require_out(options, "name the directory of the comparison, such as --out runs/compare")
     if options.budget is None:
         raise ConfigError("--budget is missing, such as --budget tokens=2e6")
-    swept = len(words(options.learning_rates)) > 1
-    for name, used, needs in (
-        ("sweep_share", swept, "several --learning_rates"),
-        ("sweep_beyond", swept, "several --learning_rates"),
-        ("probe_budget", options.probes, "--probes"),
-    ):
-        if name in options.given and not used:
-            raise ConfigError(f"--{name} has no effect without {needs}: leave it out, or give those as well")
+    swept = {"sweep_share": "learning_rates", "sweep_beyond": "learning_rates", "probe_budget": "probes"}
+    refuse_idle(options, swept | dict.fromkeys(("ray_address", "cpus", "gpus", "retries"), "on"))
     from glissando.compare.plan import Amount, Comparison
     from glissando.compare.probes import select_probes
 
@@ -88,9 +83,6 @@ def _comparison(options: Options) -> Comparison:
 def _cluster(options: Options) -> Cluster | None:
     """Where trainings run side by side; None: in this process."""
     if options.on is None:
-        for name in ("ray_address", "cpus", "gpus", "retries"):
-            if name in options.given:
-                raise ConfigError(f"--{name} has no effect without --on ray: leave it out, or give that as well")
         return None
     from glissando.compare.cluster import Cluster
 

@@ -69,7 +69,7 @@ def _export(options: Options) -> None:
     from glissando.loading import load
     from glissando.runs import Run
 
-    model = load(options.run, inference_overrides(options, options.run))
+    model = load(options.run, inference_overrides(options))
     stream = _stream(options, model)
     found = export(model, Run.open(options.run), options.to, options.out, stream, options.capacity, options.runtime)
     print("\n".join(found.lines()))

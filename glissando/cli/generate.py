@@ -31,9 +31,6 @@ from glissando.cli.options import (
     number,
     parse,
     parser_for,
-    require_writable,
-    texts,
-    warn_beyond_labels,
     whole,
 )
 from glissando.cli.starting import without_collections
@@ -51,12 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     """Stream one prompt; several are computed together and printed in turn."""
     parser = parser_for("generate", "Write text with a trained model.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument(
-        "--prompt",
-        type=_prompts,
-        action="extend",
-        help='a text, a list such as \'["a", "b"]\', or - to read stdin; may be repeated',
-    )
+    parser.add_argument("--prompt", action="append", help="a text, or - to read stdin; may be repeated")
     parser.add_argument("--max_tokens", type=whole, default=300, help="largest number of tokens")
     parser.add_argument("--temperature", type=number, default=0.8, help="0 chooses the most likely token")
     parser.add_argument("--top_k", type=whole, help="sample only from the k most likely tokens")
@@ -64,12 +56,9 @@ def main(arguments: Sequence[str]) -> None:
         "--top_p", type=number, help="sample only from the most likely tokens that together have probability p"
     )
     parser.add_argument("--seed", type=whole, help="seed of sampling; by default a random one, which is printed")
-    parser.add_argument("--stop", type=texts, default=[], help="stop before this text, or before any text of a list")
+    parser.add_argument("--stop", action="append", default=[], help="stop before this text; may be repeated")
     parser.add_argument(
         "--control", metavar="NAME=VALUE", help="values of dials, separated by commas: mood=0.7,speech=-1"
-    )
-    parser.add_argument(
-        "--diagnostics", metavar="DIR", help="directory for a table and a picture of a liquid model, token by token"
     )
     parser.add_argument("--save_state", metavar="FILE", help="save the state to this file, for --load_state")
     parser.add_argument(
@@ -85,29 +74,26 @@ def main(arguments: Sequence[str]) -> None:
         options = take_checkpoint(parse(parser, arguments))
     if options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
-    if options.prompt == []:
-        raise ConfigError("--prompt is an empty list; give at least one text, or leave --prompt out")
     _take_prompts(options)
     _check_states(options)
     _write(options)
 
 
-def _prompts(text: str) -> list[str | None]:
-    """As `texts`; None stands for what comes from stdin."""
-    return [None] if text == "-" else [*texts(text)]
-
-
 def _take_prompts(o: Options) -> None:
-    o.prompt = [""] if o.prompt is None else o.prompt
-    if o.prompt.count(None) > 1:
+    o.prompt = o.prompt or [""]
+    if o.prompt.count("-") > 1:
         raise ConfigError("--prompt - is given more than once; stdin can be read once")
-    if None in o.prompt:
+    if "-" in o.prompt:
         try:
             read = sys.stdin.buffer.read().decode()
         except UnicodeDecodeError as error:
             raise DataError(f"--prompt -: stdin is not UTF-8 text ({error})") from error
         # The newline that ends a line of a file is none of the text's.
-        o.prompt = [read.removesuffix("\n") if text is None else text for text in o.prompt]
+        o.prompt = [read.removesuffix("\n") if text == "-" else text for text in o.prompt]
+    try:
+        "".join([*o.prompt, *o.stop]).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError("--prompt or --stop is not UTF-8 text; write it under a locale of UTF-8") from error
 
 
 def _check_states(o: Options) -> None:
@@ -123,7 +109,7 @@ def _check_states(o: Options) -> None:
         before = None if o.load_state is None else Path(o.load_state).expanduser().resolve()
         if path.exists() and path.resolve() != before:
             raise RunError(f"--save_state: {path} exists; only the file of --load_state may be overwritten")
-        require_writable("--save_state", path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _write(o: Options) -> None:
@@ -136,22 +122,15 @@ def _write(o: Options) -> None:
     Sampling(o.temperature, o.top_k, o.top_p, seed)
     control = None if o.control is None else named_values(o.control)
     with without_collections():
-        model = load(o.run, inference_overrides(o, o.run)).to(device)
+        model = load(o.run, inference_overrides(o)).to(device)
         if control is not None:  # a wrong name is an error before anything is compiled
             control_values(model, control)
-            warn_beyond_labels(control)
         round_as_asked(o, model)
-        compiled = o.diagnostics is None and require_step(o, model)
+        compiled = require_step(o, model)
         # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a
         # short prompt, measuring takes longer than a second thread could save.
         one_thread = o.save_state is not None or o.load_state is not None or (compiled and _is_short(o.prompt, model))
         choose_threads(o, len(o.prompt), model.config.hidden_size, 1 if one_thread else None)
-    if o.diagnostics is not None:
-        from glissando.cli.evaluate import require_diagnostics
-
-        if len(o.prompt) > 1:
-            raise ConfigError(f"--diagnostics needs one text, and --prompt is a list of {len(o.prompt)}; give one")
-        require_diagnostics(model, o.run, o.diagnostics)
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
     shown = visible if sys.stdout.isatty() else str
     keywords: dict[str, Any] = {
@@ -187,12 +166,7 @@ def _write_one(
 
     if o.load_state is not None:
         keywords["state"] = load_state(model, o.load_state)
-    record: Any = contextlib.nullcontext()
-    if o.diagnostics is not None:
-        from glissando.evaluation.diagnostics import gather, recording, write
-
-        record = recording(model)
-    with record as calls, _interruptible(o.save_state is not None) as stopped:
+    with _interruptible(o.save_state is not None) as stopped:
         pieces = stream(model, o.prompt[0], resumable=o.save_state is not None, **keywords)
         first = next(pieces, "")  # a mistake in the options shows here, and nothing has been printed
         print(seed_line, end="", file=sys.stderr, flush=True)
@@ -207,9 +181,6 @@ def _write_one(
         print(f"state: {o.save_state}", file=sys.stderr)
     if stopped:
         raise KeyboardInterrupt
-    if calls is not None:
-        for file in write(model, gather(model, calls), Path(o.diagnostics).expanduser()):
-            print(f"written: {file}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from glissando.errors import unknown_name
 _COLUMN = 30
 #: by the name of the function that reads an option, what stands for its value
 _METAVARS = {
-    "whole": "NUMBER", "number": "NUMBER", "numbers": "NUMBERS", "texts": "TEXT", "boolean": "true|false"
+    "whole": "NUMBER", "number": "NUMBER", "numbers": "NUMBERS"
 }  # fmt: skip
 
 

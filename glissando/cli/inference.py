@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from glissando.cli.options import Options, Parser, add_import_option, number, whole
@@ -29,22 +27,9 @@ def add_inference_options(parser: Parser) -> None:
     add_import_option(parser)
 
 
-def inference_overrides(options: Options, run: str | Path) -> dict[str, Any]:
-    """Those of `add_inference_options` that were given, for the model of `run`.
-
-    Raises ConfigError for one that is of another depth than the model has.
-    """
-    given = {name: getattr(options, name) for name in _INFERENCE if getattr(options, name) is not None}
-    if not given:
-        return {}
-    from glissando.runs import Run
-
-    depth = Run.open(run).read_config().get("model", {}).get("depth", "discrete")
-    kind = depth if isinstance(depth, str) else depth.get("kind", "discrete")
-    if kind != "flow":
-        name, value = next(iter(given.items()))
-        raise ConfigError(f"--{name} {value} is for the depth flow, and the depth of {run} is {kind}; leave it out")
-    return given
+def inference_overrides(options: Options) -> dict[str, Any]:
+    """Those of `add_inference_options` that were given; opening a model of another depth refuses them."""
+    return {name: getattr(options, name) for name in _INFERENCE if getattr(options, name) is not None}
 
 
 def add_weights_option(parser: Parser) -> None:
@@ -115,25 +100,12 @@ def take_checkpoint(options: Options) -> Options:
 
 @contextlib.contextmanager
 def announced_compilation() -> Iterator[None]:
-    """Say on stderr that the decoding step is being compiled, if a kernel is that was not found in the cache and takes
-    over two seconds."""
-    from numba.core import event
-
+    """Say on stderr that the decoding step is being compiled, where it takes over two seconds."""
     message = "compiling the decoding step, once on this machine: about half a minute"
     notice = threading.Timer(2.0, lambda: print(message, file=sys.stderr, flush=True))
     notice.daemon = True
-
-    class Compilation(event.Listener):
-        def on_start(self, _: Any) -> None:
-            if notice.ident is None:
-                gc.enable()  # compiling leaves garbage, where loading a kernel leaves none
-                notice.start()
-
-        def on_end(self, _: Any) -> None:
-            pass
-
-    with event.install_listener("numba:compile", Compilation()):
-        try:
-            yield
-        finally:
-            notice.cancel()
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()

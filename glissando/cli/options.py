@@ -6,7 +6,6 @@ import argparse
 import difflib
 import re
 import sys
-import tempfile
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -38,13 +37,11 @@ class Parser(argparse.ArgumentParser):
     common         options that --help shows; without them, it shows all
     section_names  sections of a configuration
     preset         the configuration of a preset, whose values --help shows as defaults
-    early          a check of plain options and of dotted ones' texts, before the types of sections are imported
     """
 
     common: Sequence[str] = ()
     section_names: Sequence[str] = ()
     preset: Callable[[str], Any] | None = None
-    early: Callable[[Options], None] | None = None
 
     def __init__(self, command: str, about: str, example: str, usage: str | None = None) -> None:
         super().__init__(
@@ -87,8 +84,6 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     _show_help(parser, plain)
     options = parser.parse_args(plain, Options())
     options.texts, options.given = texts, given
-    if parser.early is not None:
-        parser.early(options)
     _import(getattr(options, "imports", ()))
     values = {}
     for name, text in texts.items():
@@ -188,14 +183,6 @@ def _nearest_option(option: str, parser: Parser) -> str | None:
 # ---------------------------------------------------------------------- values of plain options
 
 
-def whole_or_text(text: str) -> int | str:
-    """A whole number, or the text as it is."""
-    try:
-        return whole(text)
-    except (ValueError, argparse.ArgumentTypeError):
-        return text
-
-
 def whole(text: str) -> int:
     """A whole number, also one written as 2e6."""
     if (number := _exponential(text)) is not None and number == int(number):
@@ -211,27 +198,6 @@ def number(text: str) -> float:
         return float(text.replace(".nan", "nan").replace(".inf", "inf"))
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
-
-
-def boolean(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
-    return text == "true"
-
-
-def texts(text: str) -> list[str]:
-    """A text, or a list of texts in JSON: ["a", "b"]."""
-    import json
-
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8 text; write it under a locale of UTF-8") from error
-    try:
-        values = json.loads(text)
-    except ValueError:
-        return [text]
-    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else [text]
 
 
 def numbers(text: str) -> list[float]:
@@ -366,25 +332,17 @@ def require_out(options: Options, example: str) -> None:
         raise ConfigError(f"--out is missing: {example}")
 
 
+def refuse_idle(options: Options, needs: Mapping[str, str]) -> None:
+    """Raise ConfigError for an option that does nothing without another one, which is not given."""
+    for name, other in needs.items():
+        if name in options.given and other not in options.given:
+            raise ConfigError(f"--{name} has no effect without --{other}: leave it out, or give that as well")
+
+
 def require_empty(out: Path) -> None:
     """Raise RunError where there is something at --out."""
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise RunError(f"{out} exists and is not empty; nothing is overwritten: choose another --out")
-
-
-def require_writable(option: str, folder: Path) -> None:
-    """Make `folder`, which `option` names, before time is spent on what shall lie in it.
-
-    Raises ConfigError where it cannot be made or written to.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"{option}: its folder {folder} cannot be made or written to: {error.strerror}; name another"
-        ) from error
 
 
 def require_own_held_out(given: Collection[str], requested: Mapping[str, Any], run: Mapping[str, Any]) -> None:
@@ -404,31 +362,13 @@ def require_own_held_out(given: Collection[str], requested: Mapping[str, Any], r
 
 
 def named_values(text: str) -> dict[str, float]:
-    """ "mood=0.7,speech=-1" as a mapping.
-
-    Raises ConfigError for what is not of this form.
-    """
-    values: dict[str, float] = {}
-    for part in text.split(","):
-        name, sign, value = part.partition("=")
-        if name.strip() in values:
-            raise ConfigError(f"--control gives {name.strip()} more than once: {text!r}; give each dial one value")
-        try:
-            values[name.strip()] = float(value)
-        except ValueError:
-            sign = ""
-        if not sign or not name.strip():
-            raise ConfigError(
-                f"--control must be NAME=VALUE pairs separated by commas, such as mood=0.7,speech=-1; got {text!r}"
-            )
-    return values
-
-
-def warn_beyond_labels(control: Mapping[str, float]) -> None:
-    """Prints a line on stderr for each dial beyond the labels, from -1 to 1, of the texts that it was trained on."""
-    for name, value in control.items():
-        if abs(value) > 1:
-            print(f"{name}={value:g} is outside -1 to 1, where this model was trained.", file=sys.stderr)
+    """ "mood=0.7,speech=-1" as a mapping. Raises ConfigError for what is not of this form."""
+    try:
+        return {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
+    except ValueError as error:
+        raise ConfigError(
+            f"--control must be NAME=VALUE pairs separated by commas, such as mood=0.7,speech=-1; got {text!r}"
+        ) from error
 
 
 def words(text: str | None) -> list[str]:

@@ -6,7 +6,6 @@ import ipaddress
 import os
 import re
 import socket
-import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ from glissando.cli.options import (
     add_threads_option,
     choose_threads,
     device_of,
-    number,
     parse,
     parser_for,
     whole,
@@ -54,21 +52,14 @@ def main(arguments: Sequence[str]) -> None:
         action="append",
         help="name of the model, by default that of its folder; once for each run, in the same order",
     )
-    parser.add_argument("--api_key", help=f"key that clients must send; also read from {KEY}, which `ps` does not show")
     parser.add_argument(
-        "--api_key_file", metavar="FILE", help="file of keys, one a line; each has its own cached prompts"
+        "--api_key_file",
+        metavar="FILE",
+        help=f"file of keys, one a line, each with its own cached prompts; or set {KEY}",
     )
-    parser.add_argument("--chat_template", metavar="FILE", help="Jinja template that turns messages into a prompt")
     parser.add_argument("--max_sessions", type=whole, default=64, help="largest number of active texts; others wait")
-    parser.add_argument(
-        "--max_waiting", type=whole, default=256, help="largest number of waiting texts; others get status 429"
-    )
     parser.add_argument("--max_prompt", type=whole, default=16384, help="largest number of tokens of a prompt")
     parser.add_argument("--max_tokens", type=whole, default=4096, help="largest number of tokens of a text")
-    parser.add_argument("--max_body", type=whole, default=2**20, help="largest number of bytes of a request")
-    parser.add_argument(
-        "--patience", type=number, default=30.0, help="seconds for a client to send a request and to receive an answer"
-    )
     parser.add_argument("--prefix_mib", type=whole, default=256, help="MiB for cached states of prompts; 0: none")
     parser.add_argument(
         "--memory",
@@ -82,42 +73,25 @@ def main(arguments: Sequence[str]) -> None:
     add_step_option(parser)
     add_inference_options(parser)
     options = parse(parser, arguments)
-    _check(options)
+    for name, least in {"port": 0, "prefix_mib": 0, "max_sessions": 1, "max_prompt": 1, "max_tokens": 1}.items():
+        if getattr(options, name) < least:
+            raise ConfigError(f"--{name} must be at least {least}, got {getattr(options, name)}")
     serve(options)
 
 
-def _check(o: Options) -> None:
-    lowest = {"port": 0, "prefix_mib": 0, "max_waiting": 0}
-    counts = ("max_sessions", "max_prompt", "max_tokens", "max_body")
-    for name in (*lowest, *counts):
-        least = lowest.get(name, 1)
-        if getattr(o, name) is not None and getattr(o, name) < least:
-            raise ConfigError(f"--{name} must be at least {least}, got {getattr(o, name)}")
-    if o.port > 65535:
-        raise ConfigError(f"--port must be at most 65535, got {o.port}")
-    if not 0 < o.patience < float("inf"):
-        raise ConfigError(f"--patience must be a positive number of seconds, got {o.patience}")
-
-
-def _keys(o: Options) -> list[str]:
+def _keys(file: str | None) -> list[str]:
     """The keys that are asked for; none: anyone may come. Raises ConfigError for none where some are announced."""
-    given = {"--api_key": o.api_key, "--api_key_file": o.api_key_file}
-    announced = [name for name, value in given.items() if value is not None]
-    if len(announced) > 1:
-        raise ConfigError("--api_key and --api_key_file are both given; write all keys into the file")
-    if o.api_key_file is None:
-        name, key = (KEY, os.environ.get(KEY)) if o.api_key is None else ("--api_key", o.api_key)
-        keys = [] if key is None else [key.strip()]
-    else:
-        name = f"--api_key_file {o.api_key_file}"
-        try:
-            keys = [line.strip() for line in Path(o.api_key_file).read_text("utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{name} cannot be read: {error}") from error
-        if not keys:
-            raise ConfigError(f"{name} holds no key; write one a line")
-    if "" in keys:
-        raise ConfigError(f"{name} is empty, so that anyone could use the server; give a key, or leave {name} out")
+    try:
+        text, name = os.environ.get(KEY), KEY
+        if file is not None:
+            text, name = Path(file).read_text("utf-8"), f"--api_key_file {file}"
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api_key_file {file} cannot be read: {error}") from error
+    keys = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    if text is not None and not keys:
+        raise ConfigError(
+            f"{name} holds no key, so that anyone could use the server; write one a line, or leave it out"
+        )
     return keys
 
 
@@ -134,15 +108,11 @@ def _named(o: Options) -> dict[str, str]:
 
 
 def _bytes(size: str) -> int:
-    """2GiB, 500M, 1.5e9. Raises ConfigError for what is no size."""
-    parsed = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*(?:([KMGT])(i?))?B?", size.strip(), re.IGNORECASE)
-    try:
-        number = float(parsed[1]) if parsed else 0.0
-    except ValueError:
-        number = 0.0
-    if parsed is None or number <= 0:
+    """Bytes of 2GiB or 800MiB. Raises ConfigError for what is no size."""
+    parsed = re.fullmatch(r"(\d+(?:\.\d+)?) ?([MG])iB", size)
+    if parsed is None:
         raise ConfigError(f"--memory must be a size such as 2GiB or 800MiB, got {size!r}")
-    return int(number * (1024 if parsed[3] else 1000) ** " KMGT".index((parsed[2] or " ").upper()))
+    return int(float(parsed[1]) * {"M": 2**20, "G": 2**30}[parsed[2]])
 
 
 def _own_names(host: str) -> list[str] | None:
@@ -156,10 +126,10 @@ def _own_names(host: str) -> list[str] | None:
 
 
 def serve(o: Options) -> None:
-    """Open the run and listen. Raises MissingExtraError without the packages, RunError for what is no run."""
+    """Open the runs and listen. Raises MissingExtraError without the packages, RunError for what is no run."""
     with without_collections():
         server = _server(o)
-    _run(server.config(host=o.host, port=o.port), ", ".join(_named(o)), server.pool.close, o.open)
+    _run(server.config(host=o.host, port=o.port), ", ".join(_named(o)), server.runner.close, o.open)
 
 
 def _server(o: Options) -> Any:
@@ -169,32 +139,25 @@ def _server(o: Options) -> Any:
         from glissando.serving.api import Server
         from glissando.serving.limits import Limits
         from glissando.serving.memory import Footprint
-        from glissando.serving.planning import ChatTemplate
-        from glissando.serving.served import prompts, trained_on
+        from glissando.serving.planning import prompts, trained_on
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"serving needs {error.name}: pip install -e '.[serve]' in a checkout") from error
     from glissando.allocator import return_freed_memory
     from glissando.loading import load
 
-    device = device_of(o)
-    keys, memory = _keys(o), None if o.memory is None else _bytes(o.memory)
-    runs = _named(o)
-
-    models = {name: load(run, inference_overrides(o, run)).to(device) for name, run in runs.items()}
+    device, keys, runs = device_of(o), _keys(o.api_key_file), _named(o)
+    memory = None if o.memory is None else _bytes(o.memory)
+    models = {name: load(run, inference_overrides(o)).to(device) for name, run in runs.items()}
     for model in models.values():
         round_as_asked(o, model)
         require_step(o, model)
     choose_threads(o, _ROWS, max(model.config.hidden_size for model in models.values()))
-    limits = Limits(
-        max_prompt=o.max_prompt, max_tokens=o.max_tokens, max_copies=o.max_sessions, max_body=o.max_body,
-        patience=o.patience,
-    )  # fmt: skip
     hosts = _own_names(o.host)
     if memory is not None:
         for model in models.values():
             Footprint.of(model)  # what is made once for all texts is there before they are
         return_freed_memory()
-        taken = resident_bytes(model.embedding.weight.device)
+        taken = resident_bytes(device)
         if taken >= memory:
             raise ConfigError(
                 f"--memory {o.memory} is less than the {readable(taken)} that this process uses before any text"
@@ -204,9 +167,9 @@ def _server(o: Options) -> Any:
         print(f"anyone who reaches {o.host} can use this server: set --api_key_file, or {KEY}, to ask for a key")
     return Server(
         models, trained_on={name: trained_on(run) for name, run in runs.items()},
-        prompts={name: prompts(run) for name, run in runs.items()}, limits=limits, api_key=keys,
-        template=ChatTemplate(o.chat_template), hosts=hosts, max_sessions=o.max_sessions, max_waiting=o.max_waiting,
-        prefix_bytes=o.prefix_mib * 2**20, memory=memory, step=o.step,
+        prompts={name: prompts(run) for name, run in runs.items()},
+        limits=Limits(max_prompt=o.max_prompt, max_tokens=o.max_tokens, max_copies=o.max_sessions), api_key=keys,
+        hosts=hosts, max_sessions=o.max_sessions, prefix_bytes=o.prefix_mib * 2**20, memory=memory, step=o.step,
     )  # fmt: skip
 
 
@@ -221,24 +184,21 @@ def _run(config: Any, name: str, give_up: Callable[[], None], show: bool = False
                 host, port = self.servers[0].sockets[0].getsockname()[:2]
                 host = f"[{host}]" if ":" in host else host
                 print(f"{name} at http://{host}:{port} (page at /, completions at /v1); Ctrl-C stops", flush=True)
-                if show and not webbrowser.open(f"http://{host}:{port}"):
-                    print("no web browser was found; open the page's address yourself", file=sys.stderr)
+                if show:
+                    webbrowser.open(f"http://{host}:{port}")
 
         async def shutdown(self, sockets: Any = None) -> None:
             give_up()
             await super().shutdown(sockets)
 
     server = Announcing(config)
+    failure: BaseException | None = None
     try:
         server.run()
-    except SystemExit as error:  # as uvicorn ends where it cannot listen
-        raise _not_listening(config) from error
+    except (SystemExit, OverflowError) as error:  # as uvicorn and sockets end where they cannot listen
+        failure = error
     if not server.started:
-        raise _not_listening(config)
-
-
-def _not_listening(config: Any) -> GlissandoError:
-    return GlissandoError(
-        f"cannot listen at {config.host}:{config.port}: the port is taken or not allowed, or the host is no address of "
-        "this machine; choose another --port or --host"
-    )
+        raise GlissandoError(
+            f"cannot listen at {config.host}:{config.port}: the port is taken or not allowed, or the host is no "
+            "address of this machine; choose another --port or --host"
+        ) from failure

@@ -24,10 +24,8 @@ from glissando.cli.options import (
     parser_for,
     require_empty,
     require_out,
-    require_writable,
-    texts,
     whole,
-    whole_or_text,
+    words,
 )
 from glissando.errors import ConfigError, unknown_name
 
@@ -61,13 +59,10 @@ def steer_parser(usage: str = "glissando steer RUN --out DIR [options]") -> Pars
     parser = parser_for("steer", "Turn a model's dials and judge what it writes.", EXAMPLE, usage)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--out", metavar="DIR", help="directory to create for tables, texts and plots")
-    parser.add_argument("--dials", metavar="NAMES", type=texts, default=[], help="a list of dials; by default all")
+    parser.add_argument("--dials", metavar="NAMES", help="dials, separated by commas; by default all")
     parser.add_argument("--values", type=numbers, default=[], help="values of u; by default -1.5 to 1.5 in quarters")
     parser.add_argument(
-        "--prompts",
-        type=whole_or_text,
-        default=32,
-        help="number of held-out beginnings, or a file with one prompt a line",
+        "--prompts", default="32", help="number of held-out beginnings, or a file with one prompt a line"
     )
     parser.add_argument(
         "--words", nargs="+", default=[], help="two files with one word or phrase a line, to measure P(set | prompt)"
@@ -113,8 +108,8 @@ def _measure(options: Options, report: Report) -> Any:
     from glissando.loading import load, load_base
 
     device = device_of(options)
-    model = load(options.run, inference_overrides(options, options.run)).to(device)
-    choose_threads(options, options.prompts if isinstance(options.prompts, int) else 32, model.config.hidden_size)
+    model = load(options.run, inference_overrides(options)).to(device)
+    choose_threads(options, 32, model.config.hidden_size)
     names, values = dials_and_values(options, model)
     sets = read_word_sets(options.words) if options.words else None
     trial = trial_of(options, model)
@@ -125,7 +120,7 @@ def _measure(options: Options, report: Report) -> Any:
             f"{type(trial.corpus).__name__} has no oracle to judge texts by: give two files of words whose "
             "probabilities a dial should move, --words good.txt bad.txt"
         )
-    base = load_base(options.run, inference_overrides(options, options.run))
+    base = load_base(options.run, inference_overrides(options))
     dials = Dials(model, trial)
     report.base = None if base is None else trial.read(base.to(device))
     report.cost_rows = len(trial.held_out)
@@ -156,12 +151,11 @@ def dials_and_values(options: Options, model: LanguageModel) -> tuple[list[str],
             "depth.control names them"
         )
     control_values(model, dict.fromkeys(names, 0.0))  # raises where they were not trained
-    for name in options.dials:
+    chosen = list(dict.fromkeys(words(options.dials)))
+    for name in chosen:
         if name not in names:
             raise unknown_name("dial", name, names)
-    if len(set(options.dials)) < len(options.dials):
-        raise ConfigError(f"--dials names a dial twice: {options.dials}")
-    return options.dials or names, check_values(options.values or VALUES)
+    return chosen or names, check_values(options.values or VALUES)
 
 
 def trial_of(options: Options, model: LanguageModel) -> Trial:
@@ -177,8 +171,8 @@ def trial_of(options: Options, model: LanguageModel) -> Trial:
     data = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
     require_texts(data, run, fix="the file to the training of another run, with --{option} FILE")
     chosen = {k: getattr(options, k) for k in ("prompts", "cost_rows", "max_tokens", "temperature", "seed")}
-    if isinstance(options.prompts, str):
-        chosen["prompts"] = read_lines(options.prompts, "--prompts")
+    is_number = options.prompts.isdigit()
+    chosen["prompts"] = int(options.prompts) if is_number else read_lines(options.prompts, "--prompts")
     return trial(build_corpus(data, model.tokenizer), **chosen)
 
 
@@ -221,7 +215,7 @@ def table(figures: dict[str, Any]) -> str:
 def _write(out: Path, report: Report) -> None:
     from glissando.storage import write_atomic
 
-    require_writable("--out", out)
+    out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "steering.json", (json.dumps(without_nan(report.as_dict()), indent=2) + "\n").encode())
     lines = [
         json.dumps({"dial": result.name, "u": u, "text": text}) + "\n"

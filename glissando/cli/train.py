@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,14 @@ from glissando.cli.options import (
     choose_threads,
     parse,
     parser_for,
-    read_value,
     require_out,
     require_own_held_out,
 )
 from glissando.config import flat, from_dict, hints_of, merge, to_dict, unregistered
 from glissando.errors import ConfigError
-from glissando.places import refuse_taken
 from glissando.presets import load_preset
 from glissando.pretrained import require_text, without_held_out
-from glissando.training.length import BUDGETS, Length
+from glissando.training.length import BUDGETS
 from glissando.yaml_files import read_options
 
 if TYPE_CHECKING:
@@ -82,27 +79,6 @@ def main(arguments: Sequence[str]) -> None:
         train(config, options.out)
 
 
-def _refuse_at_once(options: Options) -> None:
-    """Raise for a budget, a preset or an --out that cannot be used, before torch is imported, which takes seconds: the
-    types of the other options need it."""
-    if options.resume is not None or options.extend is not None:
-        return
-    budget = {f"training.{name}": (name, hint) for name, hint in hints_of(Length).items()}
-    values = {
-        budget[name][0]: read_value([budget[name][1]], name, text)
-        for name, text in options.texts.items()
-        if name in budget
-    }
-    from_dict(Length, values, "training")
-    if options.preset is not None:
-        load_preset(options.preset)
-    if options.print_config or (options.out is None and {*options.given} - {"preset", *budget}):
-        return  # what else is wrong, in the other options, comes first
-    require_out(options, _OUT)
-    if not any(name in os.environ for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID")):  # the first process makes it
-        refuse_taken(options.out)
-
-
 def _choose_threads(options: Options, config: RunConfig) -> None:
     """Several processes share the cores as Fabric deals them out, and a GPU needs no threads."""
     import math
@@ -139,7 +115,7 @@ def _parser() -> Parser:
     parser.add_argument("--print_config", action="store_true", help="print the values of all options and stop")
     add_threads_option(parser)
     add_import_option(parser)
-    parser.common, parser.preset, parser.early = COMMON, _of_preset, _refuse_at_once
+    parser.common, parser.preset = COMMON, _of_preset
     parser.add_sections(SECTIONS, run_sections)
     return parser
 

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from glissando import __version__
+from glissando.compare.log import Log
 from glissando.compare.plan import PLAN, Comparison, Job
-from glissando.compare.table import Table
 from glissando.compare.training import train_and_measure
 from glissando.config import from_dict
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError, RunError, Stopped, TrainingError
@@ -67,7 +67,7 @@ class Cluster:
         _ray()
 
     def results(
-        self, comparison: Comparison, jobs: Sequence[Job], table: Table
+        self, comparison: Comparison, jobs: Sequence[Job], log: Log
     ) -> Generator[tuple[Job, dict[str, Any]], None, None]:
         """Train and measure the jobs; each with its figures, or the record of its failure, as it ends.
 
@@ -78,12 +78,12 @@ class Cluster:
             return
         ray, stop = _ray(), comparison.directory / STOP
         stop.unlink(missing_ok=True)
-        with self._connected(ray), contextlib.redirect_stdout(table.log), Stopping() as stopping:
+        with self._connected(ray), contextlib.redirect_stdout(log.kept), Stopping() as stopping:
             waiting = {self._submit(ray, comparison, job): job for job in jobs}
             try:
                 while waiting:
                     done, _ = ray.wait(list(waiting), num_returns=1, timeout=_EVERY)
-                    table.status(f"on Ray: {len(waiting)} trainings left of {len(jobs)}")
+                    log.status(f"on Ray: {len(waiting)} trainings left of {len(jobs)}")
                     if stopping.asked is not None:
                         raise Stopped("the comparison was stopped", stopping.asked)
                     for task in done:
@@ -91,7 +91,7 @@ class Cluster:
                         yield job, self._figures(ray, comparison, job, task)
             finally:
                 if waiting:
-                    table.print("stopping: each training completes the step in progress and saves", stays=True)
+                    log.print("stopping: each training completes the step in progress and saves")
                     stop.touch()
                     ray.wait(list(waiting), num_returns=len(waiting), timeout=None)
                     stop.unlink(missing_ok=True)
@@ -216,8 +216,8 @@ class _Order:
     version: str = __version__
 
 
-class _Quiet(Table):
-    """A table that only writes the comparison's log, and asks to stop where the command does."""
+class _Quiet(Log):
+    """A log that only writes the comparison's log, and asks to stop where the command does."""
 
     def __init__(self, out: Path) -> None:
         super().__init__(out, io.StringIO())
@@ -233,9 +233,9 @@ def _train(order: _Order) -> dict[str, Any] | Exception | None:
     """The task: the figures; None where the command asked to stop; as a value, an error that the user can mend."""
     try:
         _set_up(order)
-        with contextlib.closing(_Quiet(order.out)) as table:
+        with contextlib.closing(_Quiet(order.out)) as log:
             config = from_dict(RunConfig, order.config)
-            return train_and_measure(config, order.job, order.job.path(order.out), table)
+            return train_and_measure(config, order.job, order.job.path(order.out), log)
     except Stopped as error:
         if (order.out / STOP).exists():
             return None

@@ -16,13 +16,11 @@ the tokens. Source: Dawid, "Present position and potential developments: the pre
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +29,7 @@ from glissando.compare.plan import MEASURED, Job
 from glissando.compare.speed import device_of
 from glissando.config import from_dict
 from glissando.data.base import Batch, Corpus
-from glissando.data.corpora import DataOptions, build_corpus
-from glissando.data.tokenizers import Tokenizer
+from glissando.data.corpora import build_corpus
 from glissando.errors import RunError
 from glissando.evaluation.scoring import score
 from glissando.generation import generate, tokens_left, visible
@@ -46,8 +43,6 @@ from glissando.training.config import RunConfig
 _SAMPLE_TOKENS = 300
 #: the share of the tokens, at the end, over which the end's loss is averaged
 _END = 0.1
-#: how many training batches are looked at to see that runs read the same text
-_BATCHES = 4
 
 #: rows of metrics.csv with numbers for text
 Rows = list[dict[str, float]]
@@ -67,21 +62,14 @@ def read_measured(path: Path) -> dict[str, Any] | None:
         raise RunError(f"{file} is malformed ({error}): delete it, and it is measured again") from error
 
 
-def measure(job: Job, path: Path, status: Callable[[str], None]) -> dict[str, Any]:
-    """Measure the finished run at `path` and write it there; returns what was written. `status` takes what is done."""
+def measure(job: Job, path: Path) -> dict[str, Any]:
+    """Measure the finished run at `path` and write it there; returns what was written."""
     run = Run.open(path)
     config = from_dict(RunConfig, run.read_config(), "config.yaml")
     model = load(path).to(device_of(config))
     corpus = build_corpus(config.data, model.tokenizer)
     rows = metric_rows(path)
-    total = sum(1 for _ in corpus.batches("valid"))
-
-    def shown() -> Iterator[Batch]:
-        for done, batch in enumerate(corpus.batches("valid")):
-            status(f"scoring the held-out text, {done} of {total} batches")
-            yield batch
-
-    result = score(model, shown())
+    result = score(model, corpus.batches("valid"))
     figures: dict[str, Any] = {
         **_described(job),
         "parameters": model.num_parameters(),
@@ -93,7 +81,6 @@ def measure(job: Job, path: Path, status: Callable[[str], None]) -> dict[str, An
             "floor_bits": floor_by_row(config, corpus),
             "digest": _digest(corpus.batches("valid")),
         },
-        "training_digest": None if job.kind == "probe" else training_digest(config.data, job.seed, corpus.tokenizer),
         "entropy_floor": corpus.entropy_floor,
         "chance_accuracy": corpus.describe().get("chance_accuracy"),
         "spent": {name: rows[-1].get(name) for name in ("step", "tokens", "flops", "seconds")},
@@ -102,7 +89,6 @@ def measure(job: Job, path: Path, status: Callable[[str], None]) -> dict[str, An
         "provenance": provenance(path),
     }
     if job.kind == "run":
-        status("writing a sample")
         figures["sample"] = sample(model, corpus)
     return _write(path, figures)
 
@@ -128,24 +114,6 @@ def _digest(batches: Iterable[Batch]) -> str:
     for batch in batches:
         digest.update(batch.ids.numpy().tobytes())
     return digest.hexdigest()
-
-
-def training_digest(data: DataOptions, seed: int, tokenizer: Tokenizer) -> str:
-    """The digest of the first batches of seed 0 and of the file, which is the same for every `seed`."""
-    first = build_corpus(replace(data, seed=data.seed - seed), tokenizer)
-    digest = _digest(itertools.islice(first.batches("train"), _BATCHES))
-    path = getattr(data, "path", None)
-    if path is None:
-        return digest
-    stat = Path(path).stat()
-    return f"{digest} {_file_digest(path, stat.st_size, stat.st_mtime_ns)}"
-
-
-@functools.lru_cache(maxsize=1)
-def _file_digest(path: str, size: int, changed: int) -> str:
-    """Read once for all runs of a command; `size` and `changed` change with the file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def floor_by_row(config: RunConfig, corpus: Corpus) -> list[float] | None:

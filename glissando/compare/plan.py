@@ -9,14 +9,13 @@ OUT/tokenizer.json                        where data.tokenizer.kind is bpe: trai
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
 import math
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +30,6 @@ from glissando.data.corpora import (
     BpeOptions,
     DataOptions,
     FileOptions,
-    StoriesOptions,
     build_corpus,
     build_tokenizer,
 )
@@ -139,14 +137,14 @@ class Comparison:
     def __post_init__(self) -> None:
         if is_url(self.out):
             raise ConfigError(f"--out of a comparison is a directory, got {self.out}; copy the finished one there")
+        self.learning_rates = list(dict.fromkeys(self.learning_rates))
 
     def check(self) -> None:
         """Raise ConfigError, UnknownNameError or DataError for what cannot be compared, before anything is written."""
         if not self.given:
             raise ConfigError("name the models to compare: glissando compare transformer-nano liquid-ssm-nano ...")
-        if len(set(self.learning_rates)) < len(self.learning_rates):
-            raise ConfigError(f"learning_rates are given twice: {self.learning_rates}; give each once")
         self._check_numbers()
+        self._plan()
         if "learning_rate" in self._changes("training").get("optimizer", {}):
             raise ConfigError("the learning rate is given by --learning_rates (one value: no sweep)")
         if budgets := set(BUDGETS) & set(self.training):
@@ -245,20 +243,8 @@ class Comparison:
         return len(self.learning_rates) > 1
 
     def sweep_jobs(self) -> list[Job]:
-        """The requested rates, and those that an earlier command has tried: what was measured is never left out."""
-        if not self.sweeps:
-            return []
-        return [Job("sweep", name, 0, rate) for name in self.names for rate in [*self.rates(name), *self._others(name)]]
-
-    def _others(self, name: str) -> list[float]:
-        """Learning rates of the model that have been measured, or have failed, and are not requested."""
-        requested = {Job("sweep", name, 0, rate).path(self.directory) for rate in self.rates(name)}
-        found, measured = [], (self.directory / "sweep" / name).glob(f"lr-*-seed-0/{MEASURED}")
-        for path in {file.parent for file in measured} - requested:
-            with contextlib.suppress(ValueError):  # a directory of the user's own
-                rate = float(path.name.removeprefix("lr-").removesuffix("-seed-0"))
-                found += [rate] if Job("sweep", name, 0, rate).path(self.directory) == path else []
-        return sorted(found)
+        """The requested rates of every model."""
+        return [Job("sweep", name, 0, rate) for name in self.names for rate in self.rates(name)] if self.sweeps else []
 
     def run_jobs(self, chosen: dict[str, float]) -> list[Job]:
         """Seed by seed, so that all models have one before any has two; a model without a rate is left out."""
@@ -270,29 +256,16 @@ class Comparison:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """One for all trainings but probes; of kind bpe the one that an earlier command kept, or trained now.
+        """One for all trainings but probes; of kind bpe trained once, on what the first seed reads, and kept in `out`.
 
         Each seed reads other text, and would have another vocabulary if it trained its own.
         """
-        if self._kept_tokenizer():
-            return load_tokenizer(self.directory / TOKENIZER)
-        return build_tokenizer(self._first_data())
+        kept = self.directory / TOKENIZER
+        return load_tokenizer(kept) if kept.is_file() else build_tokenizer(self._first_data())
 
     def _first_data(self) -> DataOptions:
         """The data options of the first seed, with the tokenizer as requested."""
         return from_dict(RunConfig, {"data": self.shared_data()}).data
-
-    def _trained_on(self) -> dict[str, Any] | None:
-        """The data options that the tokenizer is trained on; None where none is trained."""
-        data = self._first_data()
-        return to_dict(data, CORPORA.section()) if isinstance(data.tokenizer, BpeOptions) else None
-
-    def _kept_tokenizer(self) -> bool:
-        """Whether OUT has the tokenizer of these very options."""
-        plan, requested = self.directory / PLAN, self._trained_on()
-        if requested is None or not plan.is_file() or not (self.directory / TOKENIZER).is_file():
-            return False
-        return json.loads(plan.read_bytes()).get("tokenizer") == requested
 
     def config(self, job: Job) -> RunConfig:
         """The resolved configuration of one training. All models read the same batches under the same seed."""
@@ -318,30 +291,10 @@ class Comparison:
 
     def shared_data(self) -> dict[str, Any]:
         """The first model's data options with the requested changes; stories where it names no corpus."""
-        return merge(CORPORA.section(), self._data(), self.shortened)
-
-    def _data(self) -> dict[str, Any]:
         return merge(CORPORA.section(), self.models[self.names[0]].get("data", {}), self.data)
 
     def _changes(self, section: str) -> dict[str, Any]:
         return merge(hints_of(RunConfig)[section], getattr(self, section))
-
-    @functools.cached_property
-    def shortened(self) -> dict[str, Any]:
-        """Data options that were not requested, so that rows fit into the shortest table of positions of all models."""
-        limits = [limit for limit in map(self._positions, self.names) if limit is not None]
-        if not limits:
-            return {}
-        data, changes = from_dict(RunConfig, {"data": self._data()}).data, dict[str, Any]()
-        if data.seq_len > min(limits) and "seq_len" not in self.data:
-            changes["seq_len"] = min(limits)
-        if isinstance(data, StoriesOptions) and not data.cut and "cut" not in self.data:
-            changes["cut"] = True
-        return changes
-
-    def _positions(self, name: str) -> int | None:
-        model = merge(ModelConfig, self.models[name]["model"], self.model)
-        return model.get("max_length") if model.get("positions") == "learned" else None
 
     # ------------------------------------------------------------------ on disk
 
@@ -364,39 +317,34 @@ class Comparison:
                 f"{path} was trained with other options: {'; '.join(differing[:4])}. Give the same, or another --out"
             )
 
-    def write_plan(self) -> Path:
-        """The options and the tokenizer. Raises RunError for a directory that is no comparison."""
-        out = self.directory
-        target = out / PLAN
-        if not target.is_file() and out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+    def _plan(self) -> dict[str, Any]:
+        """What plan.json is to hold: the options, of which those that the tokenizer is trained on cannot change.
+
+        Raises RunError for a directory that is no comparison, ConfigError for one with another tokenizer.
+        """
+        out, data = self.directory, self._first_data()
+        trained_on = to_dict(data, CORPORA.section()) if isinstance(data.tokenizer, BpeOptions) else None
+        known: dict[str, Any] = {"id": uuid.uuid4().hex, "tokenizer": trained_on}
+        if (out / PLAN).is_file():
+            known = json.loads((out / PLAN).read_bytes())
+        elif out.exists() and any(out.iterdir() if out.is_dir() else [out]):
             raise RunError(f"{out} is not empty and holds no {PLAN}; nothing is overwritten: choose another --out")
-        known = json.loads(target.read_bytes()).get("id") if target.is_file() else None
-        options = {
-            "id": known or uuid.uuid4().hex,
-            "models": to_dict(self.given), "budget": str(self.budget), "seeds": self.seeds,
-            "learning_rates": {name: self.rates(name) for name in self.names},
-            "sweep_budget": str(self.budget.times(self.sweep_share)) if self.sweeps else None,
-            "sweep_beyond": self.sweep_beyond if self.sweeps else None,
-            "probes": self.probes, "probe_budget": str(self.probe_budget) if self.probes else None,
-            "contexts": self.contexts, "allow_unequal": self.allow_unequal,
-            "model": self.model, "data": self.data, "training": self.training, "tokenizer": self._trained_on(),
-        }  # fmt: skip
-        kept = options["tokenizer"] is None or self._kept_tokenizer()
-        if not kept:
-            self._require_no_runs()
-            (self.directory / TOKENIZER).unlink(missing_ok=True)  # no plan beside the tokenizer of another
-        write_atomic(target, (json.dumps(options, indent=2) + "\n").encode())
-        if not kept:
+        if known["tokenizer"] != trained_on:
+            raise ConfigError(
+                f"{out} has a tokenizer that was trained with other data options, {known['tokenizer']}; give the same, "
+                "or another --out"
+            )
+        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("out", "given")}
+        options |= {name: str(options[name]) for name in ("budget", "probe_budget")}
+        return options | {"models": to_dict(self.given), "id": known["id"], "tokenizer": trained_on}
+
+    def write_plan(self) -> Path:
+        """The options, and the tokenizer where it is trained."""
+        target, plan = self.directory / PLAN, self._plan()
+        write_atomic(target, (json.dumps(plan, indent=2) + "\n").encode())
+        if plan["tokenizer"] is not None:
             self.tokenizer.save(self.directory / TOKENIZER)
         return target
-
-    def _require_no_runs(self) -> None:
-        """Raise ConfigError where runs lie that have read the text with another tokenizer than the requested one."""
-        if there := next((path for kind in ("sweep", "runs") for path in (self.directory / kind).glob("*/*")), None):
-            raise ConfigError(
-                f"{there} was trained with another tokenizer than --data.tokenizer and its text would give now: give "
-                "the same options, or another --out"
-            )
 
 
 def _rows(corpus: Corpus) -> int:

@@ -1,33 +1,31 @@
-"""The report of a comparison: one HTML file that needs nothing else, a CSV and a Markdown of the same figures, and
-the pictures as files beside that.
+"""The report of a comparison: one HTML file that needs nothing else, and a CSV and a Markdown of the same figures.
 
 It begins with what a reader wants first: a sentence, and the models in order with what each writes. Tables follow, and
-folded at the end settings, definitions and every run.
-
-Every figure names the runs it comes from by number; the last table has the directory of each run, and its seed, commit
-and machine.
+folded at the end settings, definitions and every run: a figure of a model comes from those of its runs that ended well.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glissando.compare.as_csv import as_csv
-from glissando.compare.figures import COLOURS, as_files, figures
+from glissando.compare.figures import colour_name, figures
 from glissando.compare.plan import TOLERANCE, Comparison
 from glissando.compare.probes import PROBES
-from glissando.compare.ranking import entries, extent, headline, prompt, ranked
-from glissando.compare.results import Estimate, Finished, ModelResult, Runs, accuracy, bits_on, reported
+from glissando.compare.results import Estimate, Finished, ModelResult, accuracy, against, bits_on, reported
 from glissando.storage import write_atomic
 
 #: a time is marked as noisy where the slowest measurement took so many times the fastest
 NOISY = 1.5
+#: characters of a sample that are shown before it is unfolded
+_SHOWN = 260
 
-HTML, CSV, MARKDOWN, PICTURES = "report.html", "results.csv", "report.md", "pictures"
+HTML, CSV, MARKDOWN = "report.html", "results.csv", "report.md"
 
 
 class Table(NamedTuple):
@@ -41,154 +39,170 @@ class Table(NamedTuple):
 
 def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path:
     """Write all of them; returns the HTML's path."""
-    runs = Runs(comparison, results)
-    floor = next((result.floor for result in results if result.floor is not None), None)
-    about, notes, tables = _about(comparison, results, runs), _notes(comparison, results, runs), _tables(results, runs)
-    pictures = figures(results, floor)
-    page = _html(comparison, results, floor, about, notes, tables, pictures)
-    write_atomic(comparison.directory / HTML, page.encode())
-    write_atomic(comparison.directory / CSV, as_csv(results, runs).encode())
-    (comparison.directory / PICTURES).mkdir(exist_ok=True)
-    for name, picture in as_files(pictures).items():
-        write_atomic(comparison.directory / PICTURES / f"{name}.svg", picture.encode())
-    title = headline(comparison, results)
-    write_atomic(
-        comparison.directory / MARKDOWN, _markdown(title, about, notes, tables, results, list(pictures)).encode()
-    )
+    title, notes, tables = headline(comparison, results), _notes(comparison, results), _tables(comparison, results)
+    about = _about(comparison, results)
+    for name, text in (
+        (HTML, _html(comparison, results, about, notes, tables)),
+        (CSV, _csv(comparison, results)),
+        (MARKDOWN, _markdown(title, about, notes, tables, results)),
+    ):
+        write_atomic(comparison.directory / name, text.encode())
     return comparison.directory / HTML
 
 
-# ---------------------------------------------------------------------- header and notes
+def _runs(results: Sequence[ModelResult]) -> list[Finished]:
+    """All of them: of each model its sweep and its runs, then the probes'."""
+    probes = [run for result in results for runs in result.probes.values() for run in runs]
+    return [run for result in results for run in (*result.sweep, *result.runs)] + probes
 
 
-def _rows(data: Mapping[str, Any], results: Sequence[ModelResult]) -> str:
-    """What a step reads, the same for all models. A corpus of whole texts has rows of its own length."""
-    corpus, rows = data.get("kind", "stories"), data.get("batch_size", 32)
-    tokens, steps = (results[0].mean("spent", name) for name in ("tokens", "step"))
-    scored = "" if tokens is None or steps is None else f", {tokens / steps:,.0f} scored tokens on average"
-    read = "1 row" if rows == 1 else f"{rows} rows"
-    return f"{corpus}, {read} a step{scored}; the same batches for every model under the same seed"
+# ---------------------------------------------------------------------- what it begins with
 
 
-def _about(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -> list[tuple[str, str]]:
+class Entry(NamedTuple):
+    """A model in the ranking; its bar from 0 to the highest interval's end, in percent of the width."""
+
+    model: str
+    colour: str
+    bits: str
+    interval: str
+    bar: float
+    low: float
+    high: float
+    begins: str  # of the sample
+    goes_on: str
+
+
+def ranked(results: Sequence[ModelResult]) -> list[ModelResult]:
+    """Those of which a training has ended well, from the fewest bits per byte to the most."""
+    return sorted((r for r in results if r.bits is not None), key=lambda r: r.bits or ())
+
+
+def headline(comparison: Comparison, results: Sequence[ModelResult]) -> str:
+    """One sentence: which model predicts the held-out text best, and which are not significantly different from it."""
+    order, budget = ranked(results), comparison.budget
+    if not order:
+        return f"No training of {len(results)} models has ended well"
+    best = order[0]
+    assert best.bits is not None
+    figure, equal = f"{best.bits.value:.3f} bits per byte", []
+    for other in order[1:]:
+        between = against(best, other, comparison)
+        if between is None or between.low == between.high or between.low <= 0 <= between.high:
+            equal.append(other.model)
+    if not equal:
+        return f"{best.model} predicts the held-out text best after {budget}: {figure}"
+    return f"{best.model} has {figure} after {budget}; not significantly different: {', '.join(equal)}"
+
+
+def entries(results: Sequence[ModelResult]) -> list[Entry]:
+    """The ranking, each with the beginning of what it writes."""
+    ranking, widest = [], extent(results)
+    for result in ranked(results):
+        bits, text = result.bits, str(_sample(result)["text"]).strip()
+        assert bits is not None
+        at = len(text) if len(text) <= _SHOWN else text.rfind(" ", 0, _SHOWN) if " " in text[:_SHOWN] else _SHOWN
+        interval = "" if bits.low == bits.high else f"{bits.low:.3f} to {bits.high:.3f}"
+        bar, low, high = [100 * value / widest for value in (bits.value, bits.low, bits.high)]
+        colour = colour_name(list(results).index(result))
+        ranking.append(Entry(result.model, colour, f"{bits.value:.3f}", interval, bar, low, high, text[:at], text[at:]))
+    return ranking
+
+
+def extent(results: Sequence[ModelResult]) -> float:
+    """Bits per byte at the right end of the bars, which the floor is not beyond."""
+    ends = [max(r.bits.high, r.bits.value, r.floor or 0.0) for r in results if r.bits is not None]
+    return max(ends, default=1.0)
+
+
+def _sample(result: ModelResult) -> dict[str, Any]:
+    """The sample of the first run that ended well."""
+    return result.good[0].figures["sample"]
+
+
+def _about(comparison: Comparison, results: Sequence[ModelResult]) -> list[tuple[str, str]]:
     """What was compared, as pairs of a name and a text."""
     data = comparison.shared_data()
-    seeds = "seed" if comparison.seeds == 1 else "seeds"
+    tokens, steps = (results[0].mean("spent", name) for name in ("tokens", "step"))
+    scored = "" if tokens is None or steps is None else f", {tokens / steps:,.0f} scored tokens on average"
+    rates = ", ".join(f"{r.model} {r.learning_rate:g}" for r in results if r.learning_rate is not None)
+    if comparison.sweeps:
+        tried = f"each tried for {comparison.budget.times(comparison.sweep_share)}"
+        rates += f"; chosen on held-out rows that are not reported here, {tried}"
     about = [
         ("models", ", ".join(f"{r.model} ({r.parameters:,} parameters)" for r in results)),
-        ("budget", f"{comparison.budget} for each training, {comparison.seeds} {seeds}"),
-        ("data", _rows(data, results)),
-    ]
-    if comparison.sweeps:
-        rates = ", ".join(f"{rate:g}" for rate in comparison.learning_rates)
-        swept = comparison.budget.times(comparison.sweep_share)
-        further = f", and up to {comparison.sweep_beyond} beyond a best at the edge" if comparison.sweep_beyond else ""
-        chosen = f"{rates}{further}, each tried for {swept}; chosen on held-out rows not reported here"
-        about.append(("learning rates", chosen))
-    else:
-        about.append(("learning rates", ", ".join(f"{r.model} {r.learning_rate:g}" for r in results)))
+        ("budget", f"{comparison.budget} for each training, {comparison.seeds} of each model"),
+        ("data", f"{data.get('kind', 'stories')}, batch size {data.get('batch_size', 32)}{scored}, in the same order"),
+        ("learning rates", rates),
+    ]  # fmt: skip
     changed = {"model": comparison.model, "data": comparison.data, "training": comparison.training}
-    about += [(f"{name} options", _flat(values)) for name, values in changed.items() if values]
+    about += [(f"{name} options", json.dumps(values)) for name, values in changed.items() if values]
     for name, title in (("machine", "machine"), ("commit", "commit"), ("torch", "PyTorch")):
-        values = list(dict.fromkeys(str(run.figures["provenance"][name] or "unknown") for run in runs.all))
+        values = dict.fromkeys(str(run.figures["provenance"][name] or "unknown") for run in _runs(results))
         about.append((title, ", ".join(values)))
     return about
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> str:
-    parts = []
-    for key, value in values.items():
-        if isinstance(value, dict):
-            parts.append(_flat(value, f"{prefix}{key}."))
-        else:
-            parts.append(f"{prefix}{key} {value if isinstance(value, str) else json.dumps(value)}")
-    return ", ".join(parts)
-
-
-def _notes(comparison: Comparison, results: Sequence[ModelResult], runs: Runs) -> list[str]:
+def _notes(comparison: Comparison, results: Sequence[ModelResult]) -> list[str]:
     """What a reader must know before comparing."""
-    notes = []
+    notes, runs = [], _runs(results)
     if comparison.seeds == 1:
         notes.append("One seed a model: the intervals do not contain the variation between seeds.")
     first = results[0].parameters
-    unequal = [r.model for r in results if abs(r.parameters - first) > TOLERANCE * first]
-    if unequal:
+    if unequal := [r.model for r in results if abs(r.parameters - first) > TOLERANCE * first]:
         notes.append(f"Not within 5 % of {results[0].model} in size: {', '.join(unequal)}.")
     notes += [
-        f"{r.model}: {r.learning_rate:g} is the {edge} learning rate that was tried; a better one may lie beyond it."
+        f"{r.model}: {r.learning_rate:g} is the lowest or highest learning rate that was tried; a better one may lie "
+        "beyond it."
         for r in results
-        if (edge := r.at_edge())
+        if r.is_at_edge
     ]
     if not comparison.sweeps:
         notes.append("No learning rates were swept: each model was trained with its own rate or the one given.")
-    notes += [f"R{runs.numbers[run.path]} failed: {run.failed}" for run in runs.all if run.failed]
-    notes += [*_other_texts(results, runs), *_other_machines(comparison, runs)]
-    modified = [run for run in runs.all if run.figures["provenance"]["modified"]]
-    if modified:
-        notes.append(f"{runs.named(modified)}: trained from a working tree with changes that the commit does not have.")
-    resumed = [run for run in runs.all if run.figures["provenance"]["resumed"]]
-    if resumed:
-        notes.append(f"{runs.named(resumed)}: interrupted and resumed.")
+    notes += [f"{run.job.title} failed: {run.failed}" for run in runs if run.failed]
+    scored = {run.figures["held_out"].get("digest") for r in results for run in r.good}
+    if len(scored) > 1:
+        notes.append("The held-out text has changed between trainings: train all again under another --out.")
+    origins = [run.figures["provenance"] for run in runs]
+    for what, values in (
+        ("at several commits", {origin["commit"] for origin in origins}),
+        ("on several machines, so that seconds and tokens/s cannot be compared", set(map(_machine, origins))),
+    ):
+        if len(values) > 1:
+            notes.append(f"Trained {what}: see every run.")
     return notes
 
 
-def _other_texts(results: Sequence[ModelResult], runs: Runs) -> list[str]:
-    """A data file may have changed between two commands, under the same name and so unseen in the options."""
-    good = [run for result in results for run in (*result.sweep, *result.runs) if run.failed is None]
-    held = _alike(good, lambda run: run.figures["held_out"].get("digest", ""))
-    read = _alike([run for run in good if run.figures.get("training_digest")], lambda r: r.figures["training_digest"])
-    notes = []
-    for kinds, what in ((held, "scored on another held-out text"), (read, "trained on another text")):
-        first, *others = list(kinds.values()) or [[]]
-        notes += [
-            f"{runs.named(those)}: {what} than {runs.named(first[:1])}, whose file has changed since. Figures over "
-            "both mean nothing: train them again under another --out."
-            for those in others
-        ]
-    return notes
-
-
-def _other_machines(comparison: Comparison, runs: Runs) -> list[str]:
-    """Runs of several commands may be of several commits and machines."""
-    commits = _alike(runs.all, lambda run: str(run.figures["provenance"]["commit"] or "unknown")[:10])
-    machines = _alike(runs.all, _machine)
-    notes = []
-    if len(commits) > 1:
-        each = "; ".join(f"{runs.named(those)} {commit}" for commit, those in commits.items())
-        notes.append(f"Trained at several commits, whose differences may show in the figures: {each}.")
-    if len(machines) > 1:
-        each = "; ".join(f"{runs.named(those)} {machine}" for machine, those in machines.items())
-        unequal = ", and a faster one trains for more steps" if comparison.budget.kind == "seconds" else ""
-        notes.append(f"Trained on several machines, so that seconds and tokens/s cannot be compared{unequal}: {each}.")
-    return notes
-
-
-def _alike(those: Sequence[Finished], key: Callable[[Finished], str]) -> dict[str, list[Finished]]:
-    """By what they have in common, in order."""
-    groups: dict[str, list[Finished]] = {}
-    for run in those:
-        groups.setdefault(key(run), []).append(run)
-    return groups
-
-
-def _machine(run: Finished) -> str:
-    origin = run.figures["provenance"]
+def _machine(origin: Mapping[str, Any]) -> str:
     return f"{origin['machine']}, {origin['threads']} of {origin['cores']} cores"
 
 
-def _tables(results: Sequence[ModelResult], runs: Runs) -> dict[str, Table]:
-    tables = {"summary": _summary(results, runs), "cost": _cost(results, runs)}
+def _commit(origin: Mapping[str, Any]) -> str:
+    return (origin["commit"] or "unknown")[:10] + (" (modified)" if origin["modified"] else "")
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def _tables(comparison: Comparison, results: Sequence[ModelResult]) -> dict[str, Table]:
+    tables = {"summary": _summary(results), "cost": _cost(results)}
     if any(result.speed.get("decode") for result in results):
-        tables["contexts"] = _contexts(results, runs)
+        tables["contexts"] = _contexts(results)
     if any(result.sweep for result in results):
-        tables["sweep"] = _sweep(results, runs)
+        tables["sweep"] = _sweep(results)
     if any(result.probes for result in results):
-        tables["probes"] = _probes(results, runs)
-    tables["runs"] = _all_runs(runs)
+        tables["probes"] = _probes(results)
+    tables["runs"] = _all_runs(comparison, results)
     return tables
 
 
-def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
+def _seeds(runs: Sequence[Finished]) -> str:
+    """How many seeds a mean comes from: 3, or 2 of 3 where one has failed."""
+    good = sum(run.failed is None for run in runs)
+    return f"{good}" if good == len(runs) else f"{good} of {len(runs)}"
+
+
+def _summary(results: Sequence[ModelResult]) -> Table:
     rows = [
         [
             r.model,
@@ -198,18 +212,17 @@ def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
             _number(r.mean("epiplexity", "bits"), ",.0f"),
             f"{r.parameters:,}",
             _number(r.learning_rate, "g"),
-            runs.good(r.runs),
+            _seeds(r.runs),
         ]
         for i, r in enumerate(results)
     ]
     headings = ["model", "bits per byte", "bits per byte above the floor",
                 f"difference from {results[0].model}, bits per byte", "epiplexity, bits", "parameters",
-                "learning rate", "runs"]  # fmt: skip
-    seeds = max((len(result.good) for result in results), default=0)
-    wide = {1: " over held-out rows alone", 2: "; those of two seeds are wide", 3: "; those of three seeds are wide"}
+                "learning rate", "seeds"]  # fmt: skip
     note = (
-        f"Intervals are of 95 %{wide.get(seeds, '')}; a difference whose interval contains 0 is not significant. Bits "
-        "per byte: lower is better. Epiplexity: a model that learns slowly has more of it as well."
+        "Intervals are of 95 %: those of one seed are over held-out rows alone, those of two or three are wide. A "
+        "difference whose interval contains 0 is not significant. Bits per byte: lower is better. Epiplexity: a model "
+        "that learns slowly has more of it as well."
     )
     return Table("Learned", headings, rows, note)
 
@@ -217,7 +230,7 @@ def _summary(results: Sequence[ModelResult], runs: Runs) -> Table:
 _NOISE = f"A time marked ~ is noisy: the machine was busy, and the slowest took more than {NOISY:g} times the fastest. "
 
 
-def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
+def _cost(results: Sequence[ModelResult]) -> Table:
     rows = [
         [
             r.model,
@@ -227,73 +240,55 @@ def _cost(results: Sequence[ModelResult], runs: Runs) -> Table:
             _number(r.mean("tokens_per_second"), ",.0f"),
             _spread(r.speed.get("train"), ",.0f"),
             _number(r.speed.get("memory_mib"), ",.0f"),
-            runs.good(r.runs),
+            _seeds(r.runs),
         ]
         for r in results
     ]
     headings = ["model", "steps", "tokens", "FLOPs", "seconds", "tokens/s as trained", "tokens/s in turn",
-                "memory, MiB", "runs"]  # fmt: skip
+                "memory, MiB", "seeds"]  # fmt: skip
     uncounted = any(r.good and r.mean("spent", "flops") is None for r in results)
     note = (
         "Means over seeds. "
         + ("FLOPs —: not counted for this kind of model. " if uncounted else "")
         + "As trained: the median of the log, whatever else the machine did then. In turn: the models take turns at "
-        "single steps, median (lowest to highest). " + _NOISE + "Memory: the weights, and the peak of two steps over "
-        "what a process of its own holds after one: imports and compiled kernels are no part of it. "
-        + _timed_where(results, runs)
+        "single steps, median (lowest to highest). " + _NOISE + "Memory: the weights, and what PyTorch allocates "
+        "beside them in a step at its peak. " + _timed_where(results)
     )
     return Table("Spent", headings, rows, note)
 
 
-def _timed_where(results: Sequence[ModelResult], runs: Runs) -> str:
-    """Which runs' models were timed, and where and when that was."""
-    timed = [result.speed for result in results if result.speed]
-    if not timed:
-        return ""
-    named = runs.named([run for run in runs.all if runs.place(run) in {speed["run"] for speed in timed}])
-    here = timed[0]["provenance"]
-    commit = (here["commit"] or "unknown")[:10] + (" (modified)" if here["modified"] else "")
-    return f"Timed: the models of {named} on {here['machine']}, commit {commit}, {here['date']}."
+def _timed_where(results: Sequence[ModelResult]) -> str:
+    """Where and when models were timed."""
+    here = next((result.speed["provenance"] for result in results if result.speed), None)
+    return "" if here is None else f"Timed on {here['machine']}, commit {_commit(here)}, {here['date']}."
 
 
-def _contexts(results: Sequence[ModelResult], runs: Runs) -> Table:
+def _contexts(results: Sequence[ModelResult]) -> Table:
     contexts = sorted({int(c) for r in results for c in r.speed.get("decode", {})})
     headings = ["model", *(f"ms a token at {c:,}" for c in contexts), *(f"state at {c:,}, bytes" for c in contexts)]
     rows = []
     for r in results:
         times = [_spread(r.speed.get("decode", {}).get(str(c)), ".3g") for c in contexts]
         rows.append([r.model, *times, *(_number(r.speed.get("state", {}).get(str(c)), ",d") for c in contexts)])
+    plain = [r.model for r in results if r.speed.get("step") == "plain"]
+    others = f", but the model's own forward for {', '.join(plain)}, as `generate` does" if plain else ""
     note = (
         "Greedy, batch 1, after so many tokens; models take turns: median (lowest to highest). "
         + _NOISE
-        + "A dash: no positions for so many. "
-        + _steps(results)
-        + _timed_where(results, runs)
+        + f"A dash: no positions for so many. Time of the compiled step{others}. "
+        + _timed_where(results)
     )
     return Table("Decoding", headings, rows, note)
 
 
-def _steps(results: Sequence[ModelResult]) -> str:
-    """By which step each model decodes; nothing where figures of an earlier version do not say it."""
-    plain = [r.model for r in results if r.speed.get("step") == "plain"]
-    if not any("step" in r.speed for r in results):
-        return ""
-    others = f", but the model's own forward for {', '.join(plain)}, as `generate` does" if plain else ""
-    return f"Time of the compiled step{others}. "
-
-
-def _sweep(results: Sequence[ModelResult], runs: Runs) -> Table:
+def _sweep(results: Sequence[ModelResult]) -> Table:
     rates = sorted({run.job.learning_rate for r in results for run in r.sweep})
     rows = []
     for r in results:
-        cells = []
-        for rate in rates:
-            run = next((run for run in r.sweep if run.job.learning_rate == rate), None)
-            cells.append("—" if run is None else _tried(run, rate == r.learning_rate))
-        rows.append([r.model, *cells, runs.named(r.sweep)])
-    headings = ["model", *(f"{rate:g}" for rate in rates), "runs"]
+        tried = {run.job.learning_rate: _tried(run, run.job.learning_rate == r.learning_rate) for run in r.sweep}
+        rows.append([r.model, *(tried.get(rate, "—") for rate in rates)])
     note = "Bits per byte on the held-out rows that choose; chosen rates are marked *."
-    return Table("Learning rates tried", headings, rows, note)
+    return Table("Learning rates tried", ["model", *(f"{rate:g}" for rate in rates)], rows, note)
 
 
 def _tried(run: Finished, chosen: bool) -> str:
@@ -302,33 +297,30 @@ def _tried(run: Finished, chosen: bool) -> str:
     return f"{bits_on(run.figures, slice(0, None, 2)):.3f}{' *' if chosen else ''}"
 
 
-def _probes(results: Sequence[ModelResult], runs: Runs) -> Table:
+def _probes(results: Sequence[ModelResult]) -> Table:
     tasks = list(dict.fromkeys(task for r in results for task in r.probes))
     rows = []
     for task in tasks:
-        chances = [
-            run.figures.get("chance_accuracy") for r in results for run in r.probes.get(task, []) if not run.failed
-        ]
+        runs = [run for r in results for run in r.probes.get(task, [])]
+        chance = next((run.figures.get("chance_accuracy") for run in runs if not run.failed), None)
         cells = [_percent(accuracy(r.probes.get(task, []))) for r in results]
-        named = runs.good([run for r in results for run in r.probes.get(task, [])], "runs")
-        rows.append([task, *cells, _number(chances[0] if chances else None, ".1%"), PROBES[task].about, named])
-    headings = ["probe", *(r.model for r in results), "chance", "setting", "runs"]
+        rows.append([task, *cells, _number(chance, ".1%"), PROBES[task].about])
+    headings = ["probe", *(r.model for r in results), "chance", "setting"]
     note = "Accuracy of the answers on held-out rows (95 %), mean over seeds. Lengths and loads are in the setting."
     return Table("Probes", headings, rows, note)
 
 
-def _all_runs(runs: Runs) -> Table:
-    headings = ["run", "directory", "seed", "learning rate", "bits per byte", "commit", "machine", "started"]
+def _all_runs(comparison: Comparison, results: Sequence[ModelResult]) -> Table:
+    headings = ["directory", "learning rate", "bits per byte", "resumed", "commit", "machine", "started"]
     note = "Directories are beside this report; their seeds count from 0. Bits per byte of all held-out rows."
-    return Table("Every run", headings, [_one_run(run, runs) for run in runs.all], note)
-
-
-def _one_run(run: Finished, runs: Runs) -> list[str]:
-    origin = run.figures["provenance"]
-    bits = "failed" if run.failed else f"{bits_on(run.figures, slice(None)):.3f}"
-    commit = (origin["commit"] or "unknown")[:10] + (" (modified)" if origin["modified"] else "")
-    seed, rate = str(runs.seed(run)), f"{run.job.learning_rate:g}"
-    return [f"R{runs.numbers[run.path]}", runs.place(run), seed, rate, bits, commit, _machine(run), origin["date"]]
+    rows = []
+    for run in _runs(results):
+        origin = run.figures["provenance"]
+        bits = "failed" if run.failed else f"{bits_on(run.figures, slice(None)):.3f}"
+        where, resumed = str(run.path.relative_to(comparison.directory)), str(origin["resumed"])
+        rate = f"{run.job.learning_rate:g}"
+        rows.append([where, rate, bits, resumed, _commit(origin), _machine(origin), origin["date"]])
+    return Table("Every run", headings, rows, note)
 
 
 # ---------------------------------------------------------------------- numbers as text
@@ -363,21 +355,21 @@ def _spread(figure: dict[str, float] | None, form: str) -> str:
 def _html(
     comparison: Comparison,
     results: Sequence[ModelResult],
-    floor: float | None,
     about: list[tuple[str, str]],
     notes: list[str],
     tables: dict[str, Table],
-    pictures: Mapping[str, str],
 ) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((resources.files(__package__) / "report.html.j2").read_text("utf-8"))
+    floor = next((result.floor for result in results if result.floor is not None), None)
     return template.render(
-        colours=Markup(COLOURS), title=headline(comparison, results), entries=entries(results), prompt=prompt(results),
-        floor=floor, floor_at=None if floor is None else 100 * floor / extent(results),
-        about=about, notes=notes, tables=tables, pictures={name: Markup(svg) for name, svg in pictures.items()},
+        title=headline(comparison, results), entries=entries(results), floor=floor,
+        prompt=next((str(_sample(result)["prompt"]) for result in ranked(results)), ""),
+        floor_at=None if floor is None else 100 * floor / extent(results), about=about, notes=notes, tables=tables,
+        pictures={name: Markup(svg) for name, svg in figures(results, floor).items()},
         half=reported(comparison) != slice(None),
     )  # fmt: skip
 
@@ -388,22 +380,72 @@ def _markdown(
     notes: list[str],
     tables: dict[str, Table],
     results: Sequence[ModelResult],
-    pictures: Sequence[str],
 ) -> str:
     lines = [f"# {title}", "", *(f"- {name}: {text}" for name, text in about), ""]
     lines += [f"> {note}\n" for note in notes]
     for table in tables.values():
         lines += [f"## {table.title}", "", _markdown_row(table.headings), "|---" * len(table.headings) + "|"]
         lines += [*(_markdown_row(row) for row in table.rows), "", table.note, ""]
-    if pictures:
-        legend = "Rings: seeds; dots: means; bars: 95 % intervals. Losses: marked, held out; faint, training."
-        lines += ["## Pictures", "", legend, "", *(f"![{name}]({PICTURES}/{name}.svg)" for name in pictures), ""]
     for result in ranked(results):
-        sample = result.good[0].figures["sample"]
-        quoted = f"{sample['prompt']}|{sample['text']}".replace("\n", "\n    ")
+        quoted = "{prompt}|{text}".format(**_sample(result)).replace("\n", "\n    ")
         lines += [f"## Sample of {result.model}, after the bar", "", f"    {quoted}", ""]
     return "\n".join(lines)
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _csv(comparison: Comparison, results: Sequence[ModelResult]) -> str:
+    """A line a measure: of models over their runs, and of every run by itself, each with where it comes from."""
+    origin = ("commit", "modified", "machine", "date")
+    text = io.StringIO()
+    columns = ["section", "model", "measure", "value", "low", "high", "unit", "learning_rate", "run", *origin]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for section, runs, measure, value, unit in _measures(results):
+        line: dict[str, Any] = {"section": section, "model": runs[0].job.model, "measure": measure, "unit": unit}
+        if isinstance(value, Estimate):
+            line |= {"value": value.value, "low": value.low, "high": value.high}
+        elif isinstance(value, dict):
+            line |= {"value": value["median"], "low": value["low"], "high": value["high"]}
+        else:
+            line["value"] = value
+        each = [{name: run.figures["provenance"][name] for name in origin} for run in runs]
+        line |= {name: "; ".join(dict.fromkeys(str(one[name]) for one in each)) for name in origin}
+        line |= {"learning_rate": runs[0].job.learning_rate}
+        line |= {"run": "; ".join(str(run.path.relative_to(comparison.directory)) for run in runs)}
+        writer.writerow(line)
+    return text.getvalue()
+
+
+def _measures(results: Sequence[ModelResult]) -> Iterator[tuple[str, list[Finished], str, Any, str]]:
+    """(section, runs, measure, value, unit)"""
+    for r in results:
+        if r.good:
+            for measure, value, unit in (
+                ("parameters", r.parameters, "numbers"),
+                ("bits_per_byte", r.bits, "bits/byte"),
+                ("bits_per_byte_against_first", r.against_first, "bits/byte"),
+                ("entropy_floor", r.floor, "bits/byte"),
+                ("epiplexity", r.mean("epiplexity", "bits"), "bits"),
+                ("tokens_per_second", r.mean("tokens_per_second"), "tokens/s"),
+                ("tokens_per_second_in_turn", r.speed.get("train"), "tokens/s"),
+                ("peak_memory", r.speed.get("memory_mib"), "MiB"),
+                *((f"decode_at_{c}", figure, "ms/token") for c, figure in r.speed.get("decode", {}).items()),
+                *((f"state_at_{c}", size, "bytes") for c, size in r.speed.get("state", {}).items()),
+            ):
+                yield "model", r.good, measure, value, unit
+        for task, runs in r.probes.items():
+            if good := [run for run in runs if run.failed is None]:
+                yield f"probe {task}", good, "accuracy", accuracy(good), "share"
+    for run in _runs(results):
+        section, held = f"one {run.job.kind} {run.job.task}".strip(), run.figures.get("held_out")
+        if held is None:
+            yield section, [run], "failed", run.failed, ""
+            continue
+        yield section, [run], "bits_per_byte", bits_on(run.figures, slice(None)), "bits/byte"
+        yield section, [run], "accuracy", sum(held["correct"]) / sum(held["targets"]), "share"
+        yield section, [run], "epiplexity", run.figures["epiplexity"]["bits"], "bits"
+        for name, value in run.figures["spent"].items():
+            yield section, [run], name, value, {"seconds": "s", "step": "steps"}.get(name, name)

@@ -8,30 +8,26 @@ over S seeds is added
 
 s being the deviation of the seeds: they are so few that drawing them with replacement would give intervals which hold
 the truth 69 and 80 times in 100 for two and three. Models of one seed read the same batches in the same order, so that
-for a difference s is the deviation of the differences seed by seed. Where two models have not the same seeds, as some
-have failed, the error of the difference and its degrees of freedom are Welch's:
-
-    e = s_a^2 / S_a + s_b^2 / S_b        sqrt(e) * t, with e^2 / (s_a^4 / (S_a^2 (S_a - 1)) + the same of b) degrees
+for a difference s is the deviation of the differences seed by seed, over the seeds of which both trainings ended well.
 
 What a seed does to single rows is in the deviation and in the drawn rows, so that where it does much intervals are a
 little wide: they hold the truth 95 to 98 times in 100. With one seed an interval knows nothing of what another seed
-would have given. Source: Welch, "The generalization of
-'Student's' problem when several different population variances are involved", 1947.
+would have given.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from glissando.compare.measure import Rows, metric_rows, read_measured
+from glissando.compare.measure import Rows, metric_rows
 from glissando.compare.plan import Comparison, Job
-from glissando.errors import ConfigError, RunError
+from glissando.errors import RunError
 from glissando.evaluation.scoring import wilson
 
 _RESAMPLES = 2000
@@ -88,12 +84,11 @@ class ModelResult:
         known = [value for value in (_inside(run.figures, keys) for run in self.good) if value is not None]
         return sum(known) / len(known) if known and len(known) == len(self.good) else None
 
-    def at_edge(self) -> str | None:
-        """`lowest` or `highest` where the chosen rate is the last one tried: a better one may lie beyond."""
-        rates = sorted(run.job.learning_rate for run in self.sweep)
-        if len(rates) < 2 or self.learning_rate not in (rates[0], rates[-1]):
-            return None
-        return "lowest" if self.learning_rate == rates[0] else "highest"
+    @property
+    def is_at_edge(self) -> bool:
+        """Whether the chosen rate is the lowest or the highest that was tried: a better one may lie beyond."""
+        rates = [run.job.learning_rate for run in self.sweep]
+        return len(rates) > 1 and self.learning_rate in (min(rates), max(rates))
 
 
 def _inside(values: Any, keys: Sequence[str]) -> float | None:
@@ -157,20 +152,17 @@ def estimate(above: np.ndarray, below: np.ndarray, seed: int = 0) -> Estimate:
     return Estimate(float(each.mean()), low, high, tuple(each.tolist()))
 
 
-def difference(a: Sums, b: Sums, paired: bool = True, seed: int = 0) -> Estimate:
-    """estimate(a) - estimate(b) on the same rows; `paired`: seed s of both read the same batches in the same order.
+def difference(a: Sums, b: Sums, seed: int = 0) -> Estimate:
+    """estimate(a) - estimate(b) on the same rows; seed s of both read the same batches in the same order.
 
-    Raises RunError where the rows are not the same in number, ConfigError where seeds to be paired are not.
+    Raises RunError where the rows are not the same in number.
     """
-    if a[0].shape[1] != b[0].shape[1]:
+    if a[0].shape != b[0].shape:
         raise RunError(f"the models were scored on {a[0].shape[1]} and {b[0].shape[1]} held-out rows; train them again")
-    if paired and len(a[0]) != len(b[0]):
-        raise ConfigError(f"{len(a[0])} and {len(b[0])} seeds are no pairs: give as many of both, or paired=False")
-    of_a, of_b = _ratios(a), _ratios(b)
-    error = _error(of_a - of_b) if paired else _welch(of_a, of_b)
+    each = _ratios(a) - _ratios(b)
     first, second = _drawn([a, b], seed)
-    low, high = _interval(first - second, *error, seed)
-    return Estimate(float(of_a.mean() - of_b.mean()), low, high)
+    low, high = _interval(first - second, *_error(each), seed)
+    return Estimate(float(each.mean()), low, high)
 
 
 def _ratios(of: Sums) -> np.ndarray:
@@ -192,16 +184,6 @@ def _error(each: np.ndarray) -> tuple[float, float]:
     return float(each.std(ddof=1)) / math.sqrt(len(each)), len(each) - 1
 
 
-def _welch(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """As `_error`, of the difference of the means of (S_a,) and (S_b,); one seed is taken to vary as the others do."""
-    if min(len(a), len(b)) < 2:
-        more = max(a, b, key=len)
-        return _error(more)[0] * math.sqrt(1 + len(more)), _error(more)[1]
-    errors = [_error(side) for side in (a, b)]
-    total = sum(error**2 for error, _ in errors)
-    return math.sqrt(total), total**2 / sum(error**4 / freedom for error, freedom in errors) if total else 1.0
-
-
 def _interval(drawn: np.ndarray, error: float, freedom: float, seed: int) -> tuple[float, float]:
     """What holds 95 of 100 of the draws, to each of which is added what other seeds would have made of it."""
     others = error * np.random.default_rng((seed, 1)).standard_t(freedom, len(drawn))
@@ -221,45 +203,43 @@ def sums(runs: Sequence[Finished], above: str, below: str, rows: slice) -> Sums:
 # ---------------------------------------------------------------------- all of it
 
 
-def gather(comparison: Comparison, chosen: dict[str, float], speed: dict[str, Any]) -> list[ModelResult]:
-    """Every model's result, from the files of finished runs; what is not trained yet is left out."""
-    sweep, runs = (finished(comparison, jobs) for jobs in (comparison.sweep_jobs(), comparison.run_jobs(chosen)))
-    probes = finished(comparison, comparison.probe_jobs(chosen))
-    counts, results = comparison.parameters(), list[ModelResult]()
+def gather(
+    comparison: Comparison, sweep: Sequence[Finished], runs: Sequence[Finished], probes: Sequence[Finished],
+    chosen: dict[str, float], speed: dict[str, Any],
+) -> list[ModelResult]:  # fmt: skip
+    """Every model's result, from its finished trainings."""
+    counts, results, rows = comparison.parameters(), list[ModelResult](), reported(comparison)
     for name in comparison.names:
         result = ModelResult(name, counts[name], chosen.get(name), speed=speed.get(name, {}))
-        result.sweep = [run for run in sweep if run.job.model == name]
-        result.runs = [run for run in runs if run.job.model == name]
+        result.sweep, result.runs = ([run for run in those if run.job.model == name] for those in (sweep, runs))
         for task in comparison.probes:
             mine = [run for run in probes if run.job.model == name and run.job.task == task]
             result.probes |= {task: mine} if mine else {}
-        _summarise(result, comparison, results[0] if results else None)
+        if result.good:
+            result.curves = [metric_rows(run.path) for run in result.good]
+            bits, n_bytes = bits_and_bytes(result.good, rows)
+            result.bits = estimate(bits, n_bytes)
+            floors = result.good[0].figures["held_out"]["floor_bits"]
+            result.floor = None if floors is None else sum(floors[rows]) / float(n_bytes[0].sum())
+            result.against_first = against(result, results[0], comparison) if results else None
         results.append(result)
     return results
 
 
-def finished(comparison: Comparison, jobs: Sequence[Job]) -> list[Finished]:
-    """Those of the jobs that have been measured, or have failed."""
-    directories = [(job, job.path(comparison.directory)) for job in jobs]
-    return [Finished(job, path, figures) for job, path in directories if (figures := read_measured(path)) is not None]
+def against(one: ModelResult, other: ModelResult, comparison: Comparison) -> Estimate | None:
+    """The difference of two models in bits per byte, over the seeds that both have; None where they share none."""
+    seeds = {run.job.seed for run in one.good} & {run.job.seed for run in other.good}
+    if not seeds:
+        return None
+    sides = [[run for run in result.good if run.job.seed in seeds] for result in (one, other)]
+    first, second = (bits_and_bytes(runs, reported(comparison)) for runs in sides)
+    return difference(first, second)
 
 
-def _summarise(result: ModelResult, comparison: Comparison, first: ModelResult | None) -> None:
-    good = result.good
-    if not good:
-        return
-    rows = reported(comparison)
-    result.curves = [metric_rows(run.path) for run in good]
-    nats, n_bytes = sums(good, "nats", "bytes", rows)
-    bits = nats / math.log(2)
-    result.bits = estimate(bits, n_bytes)
-    floors = good[0].figures["held_out"]["floor_bits"]
-    if floors is not None:
-        result.floor = sum(floors[rows]) / float(n_bytes[0].sum())
-    if first is not None and first.bits is not None:
-        first_nats, first_bytes = sums(first.good, "nats", "bytes", rows)
-        paired = [run.job.seed for run in result.good] == [run.job.seed for run in first.good]
-        result.against_first = difference((bits, n_bytes), (first_nats / math.log(2), first_bytes), paired)
+def bits_and_bytes(runs: Sequence[Finished], rows: slice) -> Sums:
+    """(S, R) bits and bytes of the held-out rows."""
+    nats, n_bytes = sums(runs, "nats", "bytes", rows)
+    return nats / math.log(2), n_bytes
 
 
 def accuracy(runs: Sequence[Finished]) -> Estimate | None:
@@ -270,41 +250,3 @@ def accuracy(runs: Sequence[Finished]) -> Estimate | None:
     correct, targets = sums(good, "correct", "targets", slice(None))
     drawn, least = estimate(correct, targets), wilson(int(correct.sum()), int(targets.sum()))
     return drawn._replace(low=max(0.0, min(drawn.low, least[0])), high=min(1.0, max(drawn.high, least[1])))
-
-
-class Runs:
-    """The runs in the order of the report, numbered from 1."""
-
-    def __init__(self, comparison: Comparison, results: Sequence[ModelResult]) -> None:
-        self.comparison = comparison
-        self._first_seeds: dict[str, int] = {}  # of each model
-        self.all = [run for result in results for run in (*result.sweep, *result.runs)]
-        tasks = dict.fromkeys(task for result in results for task in result.probes)
-        self.all += [run for task in tasks for result in results for run in result.probes.get(task, [])]
-        self.numbers = {run.path: number for number, run in enumerate(self.all, 1)}
-
-    def named(self, runs: Sequence[Finished]) -> str:
-        """R3 R5–R9"""
-        spans: list[list[int]] = []
-        for number in sorted(self.numbers[run.path] for run in runs):
-            if spans and number == spans[-1][1] + 1:
-                spans[-1][1] = number
-            else:
-                spans.append([number, number])
-        return " ".join(f"R{first}" if first == last else f"R{first}–R{last}" for first, last in spans)
-
-    def place(self, run: Finished) -> str:
-        return str(run.path.relative_to(self.comparison.directory))
-
-    def seed(self, run: Finished) -> int:
-        """training.seed, which counts from what was given; the directory's counts from 0."""
-        name = run.job.model
-        if name not in self._first_seeds:
-            self._first_seeds[name] = self.comparison.config(replace(run.job, seed=0)).training.seed
-        return self._first_seeds[name] + run.job.seed
-
-    def good(self, runs: Sequence[Finished], kind: str = "seeds") -> str:
-        """R1 R3 (2 of 3 seeds), where one has failed: what a mean comes from."""
-        good = [run for run in runs if run.failed is None]
-        named = self.named(good)
-        return named if len(good) == len(runs) else f"{named} ({len(good)} of {len(runs)} {kind})"

@@ -5,23 +5,17 @@ decode    milliseconds of a token behind so many, batch 1, by the step that `gen
 step      which step that is: compiled, or plain (the model's own forward)
 train     tokens/s of a step (loss, gradients, AdamW) on random ids in the shape and precision of training
 state     bytes of the state behind so many tokens, all tensors of it
-memory    MiB of the weights and of all that two such steps need beside them at their peak: activations, gradients and
-          AdamW's moments. In a process of its own, over what it holds after a step that is not counted, so that imports
-          and compiled kernels are no part of it
+memory    MiB of the weights and of all that PyTorch allocates beside them in such a step at its peak: activations,
+          gradients, and AdamW's moments
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,26 +24,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.compare.memory import forget_peak, is_reported, peak_bytes, release_freed, resident_bytes
 from glissando.config import from_dict
 from glissando.data.corpora import build_corpus
-from glissando.data.tokenizers import Tokenizer
 from glissando.decoding import decoder_of, step_from
-from glissando.errors import GlissandoError
-from glissando.imports import import_file, imported
 from glissando.loading import load
+from glissando.machine import allocated_at_peak
 from glissando.model import LanguageModel
 from glissando.precision import flushed_subnormals
-from glissando.progress import elapsed_and_left
 from glissando.runs import Run
 from glissando.state import State, map_state, state_bytes
 from glissando.training.config import RunConfig
 
 ROUNDS = 5
-_MEASURING = "glissando.compare.speed"  # run as a program, where __name__ is another
 _TOKENS = 16
-#: about what each part takes of a model of a million parameters, in seconds: the rest of the time is estimated by it
-_READ, _DECODE, _STEP, _MEMORY = 5e-4, 0.1, 0.3, 2.0  # a token of a context, a round, a step, a process
 
 
 @dataclass
@@ -86,58 +73,28 @@ def device_of(config: RunConfig) -> torch.device:
     return torch.device("cuda" if on_gpu else "cpu")
 
 
-class _Work:
-    """What is done of a measurement, by what its parts take beside each other, and the time that is left."""
-
-    def __init__(self, total: float, status: Callable[[str], None]) -> None:
-        self.total, self.status = total, status
-        self.done, self.doing, self.began = 0.0, 0.0, time.perf_counter()
-
-    def begin(self, what: str, seconds: float) -> None:
-        self.done, self.doing = self.done + self.doing, seconds
-        share = min(1.0, self.done / self.total)
-        times = elapsed_and_left(time.perf_counter() - self.began, share)
-        self.status(f"measuring speed, {100 * share:.0f} %: {what}; {times}")
-
-
 def measure_speed(
     runs: dict[str, Path], contexts: Sequence[int], status: Callable[[str], None], rounds: int = ROUNDS
 ) -> dict[str, Any]:
-    """name -> its figures, of the run at each path; `status` takes what is being measured, and the time left."""
+    """name -> its figures, of the run at each path; `status` takes what is being measured."""
     entries = {name: _Entry.open(path) for name, path in runs.items()}
     streaming = {n: entry for n, entry in entries.items() if not getattr(entry.model.depth, "recomputes", False)}
-    able = {c: {n: entry for n, entry in streaming.items() if c + _TOKENS <= entry.max_length()} for c in contexts}
-    decoding = sum(len(able[c]) * (c * _READ + (rounds + 1) * _DECODE) for c in contexts)
-    work = _Work(decoding + len(runs) * ((rounds + 1) * _STEP + _MEMORY), status)
     result: dict[str, Any] = {
         name: {"decode": {}, "state": {}, "step": _kind(entry.model)} for name, entry in entries.items()
     }
     for context in contexts:
-        for name, (times, size) in _decoding(able[context], context, rounds, work).items():
+        status(f"measuring speed: decoding after {context:,} tokens")
+        able = {n: entry for n, entry in streaming.items() if context + _TOKENS <= entry.max_length()}
+        for name, (times, size) in _decoding(able, context, rounds).items():
             result[name]["decode"][str(context)] = _figure(times)
             result[name]["state"][str(context)] = size
-    for name, rates in _training(entries, rounds, work).items():
+    status("measuring speed: training steps in turn")
+    for name, rates in _training(entries, rounds).items():
         result[name]["train"] = _figure(rates)
-    measured = training_memory(list(runs.values()))
-    for name in runs:
-        work.begin(f"memory of {name}", _MEMORY)
-        result[name]["memory_mib"] = next(measured)
+    for name, entry in entries.items():
+        status(f"measuring speed: memory of {name}")
+        result[name]["memory_mib"] = _memory(entry)
     return result
-
-
-def training_speed(
-    configs: Mapping[str, RunConfig], tokenizer: Tokenizer, status: Callable[[str], None], rounds: int = ROUNDS
-) -> dict[str, float]:
-    """name -> tokens/s of a training step of a new model, the median of what they do in turn.
-
-    configs    with the tokenizer's vocabulary
-    """
-    entries = {
-        name: _Entry(LanguageModel(config.model, tokenizer).to(device_of(config)), config)
-        for name, config in configs.items()
-    }
-    work = _Work(len(entries) * (rounds + 1) * _STEP, status)
-    return {name: statistics.median(rates) for name, rates in _training(entries, rounds, work).items()}
 
 
 def warm_up(config: RunConfig) -> None:
@@ -160,17 +117,13 @@ def _figure(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def _decoding(entries: dict[str, _Entry], context: int, rounds: int, work: _Work) -> dict[str, tuple[list[float], int]]:
+def _decoding(entries: dict[str, _Entry], context: int, rounds: int) -> dict[str, tuple[list[float], int]]:
     """Milliseconds a token of each round, and bytes of the state behind `context` tokens."""
     with torch.no_grad():
-        read: dict[str, tuple[Tensor, State]] = {}
-        for name, entry in entries.items():
-            work.begin(f"{name} reads {context:,} tokens", context * _READ)
-            read[name] = _read(entry, context)
+        read = {name: _read(entry, context) for name, entry in entries.items()}
         times: dict[str, list[float]] = {name: [] for name in entries}
         for turn in range(rounds + 1):
             for name, entry in entries.items():
-                work.begin(f"{name} decodes after {context:,} tokens", _DECODE)
                 taken = _milliseconds(entry.model, *read[name])
                 if turn:  # the first warms up
                     times[name].append(taken)
@@ -213,13 +166,12 @@ def trainer(module: nn.Module, ids: Tensor) -> Callable[[], float]:
     return step
 
 
-def _training(entries: dict[str, _Entry], rounds: int, work: _Work) -> dict[str, list[float]]:
+def _training(entries: dict[str, _Entry], rounds: int) -> dict[str, list[float]]:
     """Tokens/s of a step of each round."""
     steps = {name: _step_of(entry) for name, entry in entries.items()}
     rates: dict[str, list[float]] = {name: [] for name in entries}
     for turn in range(rounds + 1):
         for name, step in steps.items():
-            work.begin(f"training steps in turn, {name}", _STEP)
             rate = step()
             if turn:
                 rates[name].append(rate)
@@ -253,77 +205,9 @@ def _wait(tensor: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def training_memory(paths: Sequence[Path]) -> Iterator[float | None]:
-    """MiB of the run at each path, by a process for each, as `_memory` measures it.
-
-    Raises GlissandoError, with its errors, if one fails.
-    """
-    command = [sys.executable, "-m", _MEASURING, *map(str, paths), "--", *imported()]
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8") as process,
-    ):
-        assert process.stdout is not None
-        for path in paths:
-            line = process.stdout.readline()
-            if not line:
-                status = process.wait()
-                errors.seek(0)
-                raise GlissandoError(f"measuring the memory of {path} failed: {errors.read().strip() or status}")
-            yield json.loads(line)["mib"]
-
-
-def _memory(entry: _Entry) -> float | None:
-    """MiB: the weights, and the peak of two steps of training over what this process holds without them; None where
-    the system does not report it.
-
-    Where the system does not forget a peak (macOS, some containers) and starting took more, that is counted.
-    """
-    _step_of(entry)()  # what stays for every model alike: imports, kernels, pools of threads
+def _memory(entry: _Entry) -> float:
+    """MiB of a step, see the module, and of the weights."""
+    model = entry.model
+    weights = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     step = _step_of(entry)  # of an optimizer that has no state before its first step
-    release_freed()
-    if entry.model.embedding.weight.is_cuda:
-        torch.cuda.reset_peak_memory_stats()
-        step(), step()
-        return torch.cuda.max_memory_allocated() / 2**20  # the weights among it
-    if not is_reported():
-        return None
-    forget_peak()
-    before = resident_bytes()
-    step(), step()
-    return (peak_bytes() - before + _weights(entry.model)) / 2**20
-
-
-def _weights(model: LanguageModel) -> int:
-    """Bytes of parameters and buffers."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
-
-
-def _main(arguments: Sequence[str]) -> None:
-    """RUN ... -- FILE ...: a line of JSON for each run, the files being imported first."""
-    end = arguments.index("--")
-    paths, files = arguments[:end], arguments[end + 1 :]
-    for path in paths:
-        if hasattr(os, "fork"):
-            # A fork has the libraries, which take seconds to import, and nothing that a model has left.
-            child = os.fork()
-            if child == 0:
-                _print_memory(path, files)
-                os._exit(0)
-            failed = os.waitpid(child, 0)[1] != 0
-        elif len(paths) == 1:
-            return _print_memory(path, files)
-        else:
-            failed = subprocess.run([sys.executable, "-m", _MEASURING, path, "--", *files], check=False).returncode != 0
-        if failed:
-            sys.exit(1)
-
-
-def _print_memory(path: str, files: Sequence[str]) -> None:
-    for file in files:
-        import_file(file)
-    print(json.dumps({"mib": _memory(_Entry.open(Path(path)))}), flush=True)
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1:])
+    return (weights + allocated_at_peak(model.embedding.weight.device, step)) / 2**20

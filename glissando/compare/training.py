@@ -7,10 +7,10 @@ import copy
 from pathlib import Path
 from typing import Any
 
+from glissando.compare.log import JobProgress, Log
 from glissando.compare.measure import measure, record_failure
 from glissando.compare.plan import Job
 from glissando.compare.speed import warm_up
-from glissando.compare.table import JobProgress, Table
 from glissando.data.corpora import build_tokenizer
 from glissando.errors import DivergenceError, Stopped
 from glissando.runs import Run
@@ -18,14 +18,13 @@ from glissando.training.config import RunConfig, fitted_vocabulary
 from glissando.training.fit import resume, train
 
 
-def train_and_measure(config: RunConfig, job: Job, path: Path, table: Table) -> dict[str, Any]:
+def train_and_measure(config: RunConfig, job: Job, path: Path, log: Log) -> dict[str, Any]:
     """Train the job to its end, from what is there; what was measured of it, or that it has failed, as it is kept."""
-    shown = JobProgress(table, job.title, job.model if job.kind == "run" else None)
-    table.set(job.model, state=job.task or job.kind)
-    with contextlib.redirect_stderr(table.log):
+    shown = JobProgress(log, job.title)
+    with contextlib.redirect_stderr(log.kept):
         try:
             if config.training.seconds is not None:
-                table.status(f"{job.title}: compiling")  # a machine does so once: no model's seconds are spent on it
+                log.status(f"{job.title}: compiling")  # a machine does so once: no model's seconds are spent on it
                 warm_up(with_vocabulary(config))
             if path.is_dir() and not Run(path).has_only_begun():
                 resume(path, progress=shown)
@@ -33,13 +32,10 @@ def train_and_measure(config: RunConfig, job: Job, path: Path, table: Table) -> 
                 train(config, path, progress=shown)
         except DivergenceError as error:
             return record_failure(job, path, str(error))
-
-    def status(text: str) -> None:
-        table.status(f"{job.title}: {text}")
-        if table.stop_asked():
-            raise Stopped
-
-    return measure(job, path, status)
+    if log.stop_asked():
+        raise Stopped
+    log.status(f"{job.title}: measuring")
+    return measure(job, path)
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:

@@ -159,7 +159,7 @@ def compare_patterns(
 ) -> list[PatternRow]:
     """tau by pattern, `seeds` rows of `length` steps each; the first quarter, in which the state settles, is left out.
 
-    patterns  by name, such as those of `signals` or `texts`;  against  the one that the others are compared with
+    patterns  by name, such as those of `signals`;  against  the one that the others are compared with
     """
     if against not in patterns:
         raise unknown_name("pattern", against, patterns)
@@ -259,34 +259,6 @@ def plot_patterns(
 def _unit(x: Tensor) -> Tensor:
     """Each column of x (T, F) over its root mean square; a column of zeros stays so."""
     return x / x.square().mean(0).sqrt().clamp_min(1e-6)
-
-
-def texts(model: LanguageModel, words: Sequence[int]) -> dict[str, Pattern]:
-    """One token repeated; two that alternate; text; and tokens at random.
-
-    words  ids of a text, of which the generator of seed s takes the s-th piece: rows that overlap would look more alike
-           than they are, and an interval over them too narrow
-    """
-    size = model.config.vocab_size
-
-    def draw(generator: torch.Generator, count: int) -> Tensor:
-        return torch.randint(0, size, (count,), generator=generator)
-
-    def words_(generator: torch.Generator, length: int) -> Tensor:
-        start = generator.initial_seed() * length
-        if len(words) < start + length:
-            raise ValueError(
-                f"row {generator.initial_seed()} of {length} tokens ends after the text's {len(words)}; give a longer "
-                "text, or compare fewer or shorter rows"
-            )
-        return torch.tensor(words[start : start + length])
-
-    return {
-        "repeated": lambda generator, length: draw(generator, 1).expand(length),
-        "alternating": lambda generator, length: draw(generator, 2).repeat(length // 2 + 1)[:length],
-        "words": words_,
-        "random": draw,
-    }
 
 
 def pattern_table(rows: Sequence[PatternRow], against: str = "random") -> str:

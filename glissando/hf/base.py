@@ -12,26 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from glissando.backbone import for_saved_weights
-from glissando.checkpoints import CHECKPOINTS, checkpoint_step
 from glissando.errors import ConfigError, InputError, RunError
 from glissando.hf.cache import GlissandoCache
 from glissando.hf.config import GlissandoConfig
 from glissando.loading import load
 from glissando.model import LanguageModel
-from glissando.runs import CONFIG
-
-#: arguments of from_pretrained that mean nothing where nothing is fetched
-_OF_FETCHING = {
-    "cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage", "proxies", "resume_download", "revision",
-    "token", "trust_remote_code", "use_auth_token", "use_safetensors", "weights_only",
-}  # fmt: skip
-
-#: why the models have no use for what others take
-_ABSENT = {
-    "output_attentions": "no mixer keeps attention weights",
-    "position_ids": "positions are counted from the past; attention_mask marks padding",
-    "token_type_ids": "tokens have no types; tokenizer.model_input_names leaves them out",
-}
 
 
 class GlissandoPreTrainedModel(PreTrainedModel):
@@ -93,15 +78,10 @@ class GlissandoPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """What `save_pretrained` wrote, as PreTrainedModel.from_pretrained; a run directory, as `from_run`, with the
-        arguments dtype (or torch_dtype), device_map, output_loading_info, those of `own_options` and those for fetching
-        from the Hub.
+        """What `save_pretrained` wrote, as PreTrainedModel.from_pretrained; a run directory opens by `from_run`.
 
-        Raises ConfigError for arguments that a run directory cannot follow, RunError for weights that do not fit: none
-        but `own_weights` is new, and none is left out.
+        Raises RunError for weights that do not fit: none but `own_weights` is new, and none is left out.
         """
-        if isinstance(pretrained_model_name_or_path, str | Path) and _is_run(Path(pretrained_model_name_or_path)):
-            return cls._of_run(pretrained_model_name_or_path, *args, **kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         wrong = {
@@ -115,24 +95,6 @@ class GlissandoPreTrainedModel(PreTrainedModel):
                 "again with save_pretrained, or put the config.json that belongs to them back."
             )
         return (model, info) if wants_info else model
-
-    @classmethod
-    def _of_run(cls, path: str | Path, overrides: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
-        info = kwargs.pop("output_loading_info", False)
-        dtype = kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None)
-        device = _device(kwargs.pop("device_map", None))
-        own = {name: kwargs.pop(name) for name in cls.own_options & kwargs.keys()}
-        if unknown := sorted(set(kwargs) - _OF_FETCHING):
-            raise ConfigError(
-                f"a run directory does not know from_pretrained's {', '.join(unknown)}: leave that out, or change the "
-                'model\'s own options with overrides={"depth.n_steps": 8}'
-            )
-        model = cls.from_run(path, overrides, _dtype(dtype), **own).to(device)
-        return (
-            (model, {"missing_keys": set(cls.own_weights), "unexpected_keys": set(), "error_msgs": []})
-            if info
-            else model
-        )
 
     def _init_weights(self, module: nn.Module) -> None:
         """Nothing: LanguageModel has drawn its weights, and from_pretrained takes no checkpoint that lacks some."""
@@ -199,8 +161,7 @@ class GlissandoPreTrainedModel(PreTrainedModel):
     def _require_absent(self, absent: Mapping[str, Any]) -> None:
         """Raise TypeError for an argument that is neither None nor False."""
         if unknown := sorted(name for name, value in absent.items() if value is not None and value is not False):
-            reasons = "".join(f"; {name}: {_ABSENT[name]}" for name in unknown if name in _ABSENT)
-            raise TypeError(f"{type(self).__name__} has no {', '.join(unknown)}: leave that out, or give None{reasons}")
+            raise TypeError(f"{type(self).__name__} has no {', '.join(unknown)}: leave that out, or give None")
 
     def _read(
         self,
@@ -235,36 +196,6 @@ class GlissandoPreTrainedModel(PreTrainedModel):
         features, after = self.model.features(inputs, state, donate=donate, memo=memo, **options)
         cache.state, cache.length = after, cache.length + inputs.shape[1]
         return features
-
-
-def _is_run(path: Path) -> bool:
-    """A run directory or a checkpoint in it, and not what `save_pretrained` wrote."""
-    if (path / "config.json").is_file():
-        return False
-    return (path / CONFIG).is_file() or (checkpoint_step(path) >= 0 and path.resolve().parent.name == CHECKPOINTS)
-
-
-def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
-    """`given` by its name; `auto` is that of the weights. Raises ConfigError for what is no type of floating point."""
-    if given is None or given == "auto":
-        return None
-    found = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else given
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ConfigError(f"dtype is a type of floating point, such as torch.bfloat16 or 'bfloat16', got {given!r}")
-    return found
-
-
-def _device(given: Any) -> torch.device | None:
-    """The device of a device_map, which holds the whole model. Raises ConfigError for one of several devices."""
-    one = given[""] if isinstance(given, Mapping) and set(given) == {""} else given
-    if one == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return None if one is None else torch.device(one)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(
-            f"device_map is one device for the whole model, such as 'cpu' or 'cuda:0', got {given!r}"
-        ) from error
 
 
 def _is_plain(function: Callable[..., Any] | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor
 from transformers import GenerationMixin
@@ -133,15 +133,6 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
             )
         if generation_config.use_cache is not False and cache is None:
             model_kwargs["past_key_values"] = GlissandoCache()
-
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises ConfigError: continuous batching pages keys and values, of which a state has none."""
-        raise ConfigError(
-            "continuous batching works on paged keys and values, and this model continues from its state; use generate"
-        )
-
-    generate_batch = init_continuous_batching
-    continuous_batching_context_manager = init_continuous_batching
 
 
 def _width(generation_config: Any, mask: Tensor | None) -> int | None:

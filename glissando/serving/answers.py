@@ -11,9 +11,6 @@ from typing import Any
 from glissando.data.tokenizers import StreamDecoder, Tokenizer
 from glissando.serving.session import Piece, Token
 
-#: tokens that are written as JSON at once
-_BLOCK = 256
-
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
     """A token by itself; one that is part of a character as OpenAI writes it, bytes:\\xe2\\x82."""
@@ -61,26 +58,14 @@ class Answer:
     def whole(self, texts: Sequence[str], pieces: Sequence[list[Piece]], usage: dict[str, int]) -> bytes:
         """Every text with its tokens and why it ended, as JSON. Each text's `pieces` are cleared once it is written, so
         that an answer is not there twice."""
-        head = as_json(self._head(self.kind) | {"usage": usage})
-        parts = [f'{head[:-1]},"choices":['.encode()]
+        choices = []
         for index, text in enumerate(texts):
-            tokens = [token for piece in pieces[index] for token in piece.tokens]
-            choice = as_json(self._choice(index, text, pieces[index][-1].finish))
+            tokens, finish = [token for piece in pieces[index] for token in piece.tokens], pieces[index][-1].finish
             pieces[index].clear()
-            parts += [f'{"," if index else ""}{choice[:-1]},"logprobs":'.encode(), *self._written(index, tokens), b"}"]
-        return b"".join([*parts, b"]}"])
-
-    def _written(self, index: int, tokens: list[Token]) -> list[bytes]:
-        """The log-probabilities of a whole text, a block at a time: as objects they take several times their JSON."""
-        if not self.asked:
-            return [b"null"]
-        lists: dict[str, list[bytes]] = {}
-        for first in range(0, max(1, len(tokens)), _BLOCK):
-            for name, values in self._logprobs(index, tokens[first : first + _BLOCK]).items():
-                lists.setdefault(name, []).append((("," if first else "") + as_json(values)[1:-1]).encode())
-        parts = [part for name, blocks in lists.items() for part in (f',"{name}":['.encode(), *blocks, b"]")]
-        parts[0] = b"{" + parts[0][1:]
-        return [*parts, b"}"]
+            logprobs = self._logprobs(index, tokens) if self.asked else None
+            choices.append(as_json(self._choice(index, text, finish) | {"logprobs": logprobs}))
+        head = as_json(self._head(self.kind) | {"usage": usage})
+        return f'{head[:-1]},"choices":[{",".join(choices)}]}}'.encode()
 
     def chunk(self, index: int, text: str, piece: Piece) -> dict[str, Any]:
         """What is new of a text; with `control`, where its token is the first that was drawn under it."""
@@ -90,9 +75,9 @@ class Answer:
             choice |= {"control": dict(zip(self.dials, piece.control, strict=True))}
         return self._head(self.chunk_kind) | {"choices": [choice]}
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """What is sent before a text's first piece."""
-        return None
+    def openings(self, texts: int) -> list[dict[str, Any]]:
+        """What is sent before the first pieces of so many texts."""
+        return []
 
     def usage(self, usage: dict[str, int]) -> dict[str, Any]:
         """The last chunk, for those who asked for it."""
@@ -107,21 +92,16 @@ class Answer:
     _delta = _choice
 
     def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, list[Any]]:
-        texts = [token_text(self.tokenizer, token.id) for token in tokens]
         characters = self.characters.setdefault(index, _Characters(self.tokenizer))
-        offsets = [characters.before(token.id) for token in tokens]
         return {
-            "tokens": texts,
+            "tokens": [token_text(self.tokenizer, token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [self._top(token) for token in tokens],
-            "text_offset": offsets,
+            "top_logprobs": [
+                None if token.logprob is None else {token_text(self.tokenizer, i): value for i, value in token.top}
+                for token in tokens
+            ],
+            "text_offset": [characters.before(token.id) for token in tokens],
         }
-
-    def _top(self, token: Token) -> dict[str, float] | None:
-        """None for a token without a log-probability."""
-        if token.logprob is None:
-            return None
-        return {token_text(self.tokenizer, i): value for i, value in token.top}
 
 
 class ChatAnswer(Answer):
@@ -129,9 +109,10 @@ class ChatAnswer(Answer):
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return self._head(self.chunk_kind) | {"choices": [choice]}
+    def openings(self, texts: int) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        choices = [{"index": index, "delta": delta, "finish_reason": None} for index in range(texts)]
+        return [self._head(self.chunk_kind) | {"choices": [choice]} for choice in choices]
 
     def _choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
@@ -141,11 +122,9 @@ class ChatAnswer(Answer):
         return {"index": index, "delta": {"content": text} if text else {}, "finish_reason": finish}
 
     def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, list[Any]]:
-        return {"content": [self._token(token) for token in tokens], "refusal": []}
-
-    def _token(self, token: Token) -> dict[str, Any]:
-        top = [self._one(i, value) for i, value in token.top]
-        return self._one(token.id, token.logprob) | {"top_logprobs": top}
+        tops = [[self._one(i, value) for i, value in token.top] for token in tokens]
+        ones = [self._one(token.id, token.logprob) for token in tokens]
+        return {"content": [one | {"top_logprobs": top} for one, top in zip(ones, tops, strict=True)], "refusal": []}
 
     def _one(self, token: int, logprob: float | None) -> dict[str, Any]:
         raw = None if self.tokenizer.token_bytes is None else list(self.tokenizer.token_bytes[token])

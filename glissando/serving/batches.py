@@ -20,7 +20,7 @@ from glissando.state import State, fit_room, join_rows, leaves, select_rows
 
 @dataclass(eq=False)
 class Reading:
-    """A prompt, read once for all texts that go on from it: of these `sessions` has those that have not begun."""
+    """A prompt, read once for all texts that go on from it."""
 
     request: Request
     sessions: list[Session]
@@ -29,12 +29,6 @@ class Reading:
     logits: Tensor | None = None  # (V,), after the last token read
     scored: list[Token] = field(default_factory=list)
     sound: bool = True  # every logit that was made is a finite number
-    begun: bool = False  # one of its texts at least is under way
-
-    @property
-    def left_texts(self) -> int:
-        """Texts that have not begun and were not given up."""
-        return sum(not session.cancelled for session in self.sessions)
 
     def drop_cancelled(self) -> bool:
         """Forget texts that were given up; whether any is left."""

@@ -8,9 +8,9 @@ Texts with a control and texts without are in different batches: without one its
 stands for. So are short texts and long ones where caches grow, as every row of a batch has room for the longest, and
 texts of another pace: a batch with a pace is written only when its next token is due.
 
-The memory of a text is known before it starts (`Needs`), and all texts together stay within `memory`: others wait, and
-start in the order of their requests. The texts of one request share their prompt, which is read once; each gets a copy
-of its state.
+The memory of a request is known before it starts (`Needs`), and all texts together stay within `memory`: others wait,
+and start in their order. The texts of one request share their prompt, which is read once; each gets a copy of its
+state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,8 +32,8 @@ from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.serving.batches import Batch, Reading, Together, one_row, overflown, pushed, tokens_of
 from glissando.serving.memory import Needs
-from glissando.serving.pool import Pool
 from glissando.serving.prefixes import Prefixes
+from glissando.serving.runner import Runner
 from glissando.serving.session import (
     BusyError,
     Listener,
@@ -47,7 +46,7 @@ from glissando.serving.session import (
     TooLargeError,
     call_all,
 )
-from glissando.state import join_rows, select_rows, state_bytes
+from glissando.state import join_rows, select_rows
 
 
 class Engine:
@@ -59,12 +58,12 @@ class Engine:
     prefix_bytes  kept for states of prompts and of finished texts, to go on from, where `memory` has room; 0 keeps none
     memory        bytes for all that texts take: states, caches, what reading needs beside them, answers; half of what
                   is available if None. What does not fit now waits; for what never will `submit` raises TooLargeError
-    pool          the engines that share its memory, in place of `memory`; None: a pool of its own
+    runner        the thread that several engines share; None: one of its own
     deliver       called after a step with what happened in it; by default calls every listener
     clock         seconds, for the pace of texts
 
-    One thread at a time may call `step`, of all engines of a pool; `submit` and `cancel`, `turn` and `set_pace` of a
-    session are for any thread.
+    One thread at a time may call `step`; `submit` and `release`, and `cancel`, `turn` and `set_pace` of a session are
+    for any thread.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Engine:
         chunk: int = 1024,
         prefix_bytes: int = 2**28,
         memory: int | None = None,
-        pool: Pool | None = None,
+        runner: Runner | None = None,
         deliver: Callable[[Outbox], None] | None = None,
         step: Kind = "auto",
         clock: Callable[[], float] = time.monotonic,
@@ -85,20 +84,20 @@ class Engine:
         self._memo: Memo = {}  # the weights stand still while they are served
         decoder_of(model, step, False)  # a step that there is not fails here, and not every text
         self.max_sessions, self.max_waiting, self.chunk = max_sessions, max_waiting, chunk
-        if pool is None:
-            pool = Pool(available_bytes(model.embedding.weight.device) // 2 if memory is None else memory)
-        self.pool, self.memory, self.clock = pool, pool.memory, clock
+        self.memory = available_bytes(model.embedding.weight.device) // 2 if memory is None else memory
         self.needs = Needs(model, self.memory, chunk)
         self.prefixes = Prefixes(min(prefix_bytes, self.memory // 4))
-        self.deliver = deliver or call_all
+        self.deliver, self.clock = deliver or call_all, clock
         self.reading: list[Reading] = []  # prompts that are not read to their end
-        self.ready: list[Reading] = []  # prompts that were read, and some of whose texts have not begun
         self.batches: list[Batch] = []
         self.tokens_read = self.tokens_reused = self.tokens_written = 0
+        self.idle = False
         self._waiting: deque[Reading] = deque()
+        self._reservations: list[Reservation] = []  # of answers that are not sent to their end
         self._untrimmed = self._steps = 0
-        self._lock, self._outbox, self.idle = pool.lock, Outbox(), False
-        pool.engines.append(self)
+        self._outbox = Outbox()
+        self.runner = runner or Runner()
+        self.runner.engines.append(self)
 
     # ------------------------------------------------------------------ from any thread
 
@@ -107,19 +106,20 @@ class Engine:
     ) -> list[Session]:
         """Start `request.copies` texts, the pieces of text i sent to listener i; `reservation` is for what these keep.
 
-        Raises BusyError when too many wait, or the engine is closed, and TooLargeError for a text that never fits.
+        Raises BusyError when too many wait, or the engine is closed, and TooLargeError for texts that never fit.
         """
         reservation = reservation or Reservation()
         need = self.needs.alone(request) + reservation.bytes
-        if need > self.memory:
+        if need > self.memory or request.copies > self.max_sessions:
             raise TooLargeError(
-                f"a prompt of {len(request.ids):,} tokens and {request.max_tokens:,} more take {readable(need)} of "
-                f"memory with the whole answer, and there are {readable(self.memory)} for all texts; shorten the "
-                "prompt, lower max_tokens, or ask for fewer texts or logprobs"
+                f"{request.copies} texts behind a prompt of {len(request.ids):,} tokens, of {request.max_tokens:,} "
+                f"more each, take {readable(need)} of memory with the whole answer, and there are "
+                f"{readable(self.memory)} for all texts, {self.max_sessions} at a time; shorten the prompt, lower "
+                "max_tokens, or ask for fewer texts or logprobs"
             )
         sessions = [Session(request, n, self.tokenizer, each, reservation) for n, each in enumerate(listeners)]
-        with self._lock:
-            if self.pool.closed:
+        with self.runner.lock:
+            if self.runner.closed:
                 raise StoppingError
             room = max(0, self.max_sessions - self.running)  # texts that start in the next step do not count
             if self.waiting + len(sessions) > self.max_waiting + room:
@@ -129,38 +129,40 @@ class Engine:
             if prompts > self.memory // 8:
                 raise BusyError(f"prompts that wait take {readable(prompts)}, an eighth of the memory; try again later")
             self._waiting.append(Reading(request, sessions))
-            self._lock.notify()
+            self.runner.lock.notify()
         return sessions
+
+    def release(self, reservation: Reservation) -> None:
+        """The answer is sent, or given up."""
+        with self.runner.lock:
+            reservation.released = True
+            self.runner.lock.notify_all()
 
     @property
     def waiting(self) -> int:
-        """Texts that have not begun, but for the first of each prompt that is being read."""
-        others = sum(max(0, reading.left_texts - 1) for reading in list(self.reading))
-        return others + sum(reading.left_texts for reading in [*list(self._waiting), *list(self.ready)])
+        """Texts whose prompt has not begun to be read."""
+        return sum(not session.cancelled for reading in list(self._waiting) for session in reading.sessions)
 
     @property
     def running(self) -> int:
-        """Texts that are written, and prompts that are being read."""
-        return sum(len(batch.sessions) for batch in list(self.batches)) + len(self.reading)
+        """Texts that are written, or whose prompts are being read."""
+        groups: list[Batch | Reading] = [*list(self.batches), *list(self.reading)]
+        return sum(len(group.sessions) for group in groups)
 
     def room(self, prompt_tokens: int) -> int:
         """How many tokens can be written behind a prompt: endless but for learned positions."""
         return tokens_left(self.model, prompt_tokens)
 
-    def close(self) -> None:
-        """See `Pool.close`."""
-        self.pool.close()
-
     def rest(self) -> float:
         """Seconds until a step has something to do; inf where no text is under way."""
-        if (self._waiting or self.reading or self.ready) and not self.idle:
+        if (self._waiting or self.reading) and not self.idle:
             return 0.0
         return min((batch.due for batch in self.batches), default=math.inf) - self.clock()
 
     def give_up(self) -> None:
         """Every text ends with StoppingError. From the thread that steps."""
-        groups: list[Batch | Reading] = [*self.batches, *self.reading, *self.ready, *self._waiting]
-        self.batches, self.reading, self.ready = [], [], []
+        groups: list[Batch | Reading] = [*self.batches, *self.reading, *self._waiting]
+        self.batches, self.reading = [], []
         self._waiting.clear()
         error = StoppingError()
         self.deliver([(s.listener, Piece(error=error)) for group in groups for s in group.sessions])
@@ -171,13 +173,8 @@ class Engine:
         """Bytes with `more` texts of up to `most` tokens: every row has room for the longest."""
         return (len(batch.sessions) + more) * self.needs.footprint.state(max(batch.most, most))
 
-    def _place(self, request: Request) -> Batch:
-        """The batch that another text joins: of its kind, and not so large that a copy of it would not fit."""
-        together = Together(request.control is not None, self.needs.level(request), request.pace)
-        return self._batch_with_room(together, 1, request.most) or Batch(together)
-
     def _batch_with_room(self, together: Together, rows: int, most: int) -> Batch | None:
-        """A batch that so many texts, of up to `most` tokens, may join."""
+        """A batch that so many texts, of up to `most` tokens, may join: a copy of it must fit, too."""
         for batch in self.batches:
             if batch.together == together and 6 * self._batch_bytes(batch, rows, most) < self.memory:
                 return batch
@@ -185,16 +182,19 @@ class Engine:
 
     @property
     def used(self) -> int:
-        """Bytes that are taken, or promised to texts under way, without their answers."""
+        """Bytes that are taken, or promised: to texts under way, and to answers until they are sent."""
         batches = sum(self._batch_bytes(batch) for batch in self.batches)
-        read = sum(self.needs.footprint.state(len(r.request.ids)) + self.needs.text(r.request) for r in self.reading)
-        return batches + read + sum(state_bytes((r.state, r.logits)) for r in self.ready)
+        readings = sum(self.needs.texts(reading.request) for reading in self.reading)
+        return batches + readings + sum(each.bytes for each in self._reservations if not each.released)
 
-    @property
-    def working(self) -> int:
-        """Bytes that a step takes beside the states."""
-        reading = (self.needs.work(reading.request) for reading in self.reading)
-        return max([*map(self._batch_bytes, self.batches), *reading], default=0)
+    def _fits(self, more: int, work: int) -> bool:
+        """Whether `more` bytes can be taken beside the largest step, which takes `work` at least. States that are only
+        kept make room."""
+        steps = [*map(self._batch_bytes, self.batches), *(self.needs.work(each.request) for each in self.reading)]
+        room = self.memory - self.used - more - max([work, *steps])
+        if room >= 0:
+            self.prefixes.shrink(room)
+        return room >= 0
 
     # ------------------------------------------------------------------ a step
 
@@ -205,7 +205,6 @@ class Engine:
         self._admit()
         readings = self._readings()
         self._try(self._read, readings)
-        self._begin_texts()
         due = [batch for batch in self.batches if batch.tick(self.clock())]
         for batch in due:
             self._try(self._write, batch)
@@ -225,7 +224,6 @@ class Engine:
         for batch in self.batches:
             batch.keep([row for row, session in enumerate(batch.sessions) if not session.cancelled])
         self.reading = [reading for reading in self.reading if reading.drop_cancelled()]
-        self.ready = [reading for reading in self.ready if reading.drop_cancelled()]
         for batch in list(self.batches):
             for session in batch.sessions:
                 session.take_turns()
@@ -241,7 +239,7 @@ class Engine:
     def _trim(self) -> None:
         """Give freed memory back to the system: once it may be much, and now and then while large states come."""
         self.batches = [batch for batch in self.batches if batch.sessions]
-        used = self.pool.used
+        used = self.used
         self._untrimmed, self._steps = max(self._untrimmed, used), self._steps + 1
         freed = self._untrimmed - used
         if freed > max(2**26, self.memory // 16) or (self._steps % 16 == 0 and 4 * used > self.memory):
@@ -249,28 +247,20 @@ class Engine:
             self._untrimmed = used
 
     def _admit(self) -> None:
-        """Start to read the prompts that wait, in their order, as long as there are places and memory.
-
-        The texts of prompts that were read come first. Once a request does not fit, no engine of the pool starts
-        another one before it.
-        """
-        with self._lock:
+        """Start to read the prompts that wait, in their order, as long as there are places and memory."""
+        with self.runner.lock:
             self._waiting = deque(reading for reading in self._waiting if reading.drop_cancelled())
-        if self.pool.first is self:
-            self.pool.first = None
-        while self._waiting and not self.ready and self.pool.first is None:
-            texts = sum(len(reading.sessions) - 1 for reading in self.reading)
-            if self.running + texts >= self.max_sessions:
-                return
+        while self._waiting:
             reading = self._waiting[0]
             request, reservation = reading.request, reading.sessions[0].reservation
-            more = self.needs.footprint.state(len(request.ids)) + self.needs.text(request)
-            more += 0 if reservation.taken else reservation.bytes
-            if not self.pool.fits(more, self.needs.work(request)):
-                self.pool.first = self
+            more = self.needs.texts(request) + (0 if reservation.taken else reservation.bytes)
+            is_room = self.running + len(reading.sessions) <= self.max_sessions
+            if not (is_room and self._fits(more, self.needs.work(request))):
                 return
-            self.pool.reserve(reservation)
-            with self._lock:
+            if not reservation.taken:
+                reservation.taken = True
+                self._reservations = [*(each for each in self._reservations if not each.released), reservation]
+            with self.runner.lock:
                 self._waiting.popleft()
             known = None
             if not request.reads_all:
@@ -283,7 +273,6 @@ class Engine:
             self.reading.append(reading)
 
     # ------------------------------------------------------------------ reading
-
     def _readings(self) -> list[Reading]:
         """The prompts that a step reads of: the first, and those after it of its kind while the padded rows fit."""
         chosen: list[Reading] = []
@@ -316,7 +305,7 @@ class Engine:
                 piece = Piece(tokens=tuple(reading.scored), finish=None if request.max_tokens else "length")
                 self._outbox += [(session.listener, piece) for session in reading.sessions]
             if request.max_tokens:
-                self.ready.append(reading)
+                self._try(self._begin, [reading])
 
     def _read_on(self, readings: list[Reading]) -> None:
         lengths = [min(reading.left, self.needs.chunk(reading.request)) for reading in readings]
@@ -340,31 +329,17 @@ class Engine:
             reading.state = one_row(state, row, to_grow=reading.left > 0)
         self.tokens_read += sum(lengths)
 
-    def _begin_texts(self) -> None:
-        """Make rows of texts whose prompt was read, each with a copy of its state: the first text of a prompt at once,
-        because memory was reserved for it, and the others as places and memory allow."""
-        for reading in sorted(self.ready, key=lambda reading: reading.begun):
-            request, free = reading.request, self.max_sessions - self.running
-            batch, rows = self._place(request), 0 if reading.begun else 1
-            while rows < min(free, len(reading.sessions)) and self._may_join(batch, rows + 1, request):
-                rows += 1
-            if rows:
-                self._try(partial(self._begin, rows, batch), [reading])
-        self.ready = [reading for reading in self.ready if reading.sessions]
-
-    def _may_join(self, batch: Batch, rows: int, request: Request) -> bool:
-        """Whether there is memory for so many texts of a prompt in a batch, and for a copy of it."""
-        after = self._batch_bytes(batch, rows, request.most)
-        return (rows == 1 or 6 * after < self.memory) and self.pool.fits(after - self._batch_bytes(batch), after)
-
-    def _begin(self, rows: int, batch: Batch, readings: list[Reading]) -> None:
+    def _begin(self, readings: list[Reading]) -> None:
+        """Make rows of the texts of a prompt that was read, each with a copy of its state."""
         [reading] = readings
         assert reading.logits is not None
+        request, rows = reading.request, len(reading.sessions)
+        together = Together(request.control is not None, self.needs.level(request), request.pace)
+        batch = self._batch_with_room(together, rows, request.most)
+        if batch is None:
+            self.batches.append(batch := Batch(together))
         index = reading.logits.new_zeros(rows, dtype=torch.int64)
-        batch.add(reading.sessions[:rows], select_rows(reading.state, index), reading.logits.expand(rows, -1))
-        if batch not in self.batches:
-            self.batches.append(batch)
-        reading.sessions, reading.begun = reading.sessions[rows:], True
+        batch.add(reading.sessions, select_rows(reading.state, index), reading.logits.expand(rows, -1))
 
     # ------------------------------------------------------------------ writing
 
@@ -427,6 +402,5 @@ class Engine:
         else:
             failed = [session for reading in at for session in reading.sessions]
             self.reading = [reading for reading in self.reading if reading not in at]
-            self.ready = [reading for reading in self.ready if reading not in at]
         ended = {id(listener) for listener, piece in self._outbox if piece.finish or piece.error}
         self._outbox += [(s.listener, Piece(error=error)) for s in failed if id(s.listener) not in ended]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from glissando.serving.engine import Engine
 from glissando.serving.limits import Receive
-from glissando.serving.session import BusyError, ModelFailedError, Piece, Request, Reservation, Session, StoppingError
+from glissando.serving.session import ModelFailedError, Piece, Request, Reservation, Session, StoppingError
 
 
 class DisconnectedError(Exception):
@@ -21,18 +20,14 @@ class Group:
     what is: call it when the answer is sent.
 
     whole  wake the reader when a text ends, and not at every token
-    first  called with the seconds from here to the first piece
     """
 
-    def __init__(
-        self, engine: Engine, requests: Sequence[Request], whole: bool, first: Callable[[float], None]
-    ) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[Request], whole: bool) -> None:
         """Raises BusyError if they cannot all wait; then none does."""
         self.sessions: list[Session] = []
-        self._pool, self._reservation = engine.pool, Reservation(sum(each.answer_bytes for each in requests))
-        self._whole, self._come, self._gone = whole, list[tuple[int, Piece]](), False
-        self._awake, self._first, self._began = asyncio.Event(), first, time.monotonic()
-        self._silent = True
+        self._requests = requests
+        self._engine, self._reservation = engine, Reservation(sum(each.answer_bytes for each in requests))
+        self._whole, self._come, self._gone, self._awake = whole, list[tuple[int, Piece]](), False, asyncio.Event()
         self._stopping: StoppingError | None = None
         try:
             for request in requests:
@@ -45,9 +40,6 @@ class Group:
 
     def _receive(self, index: int, piece: Piece) -> None:
         """In the server's loop."""
-        if self._silent:
-            self._silent = False
-            self._first(time.monotonic() - self._began)
         if isinstance(piece.error, StoppingError):
             self._stopping = piece.error
         self._come.append((index, piece))
@@ -58,12 +50,19 @@ class Group:
         """Whatever is not done is not written, and nothing is kept."""
         for session in self.sessions:
             session.cancel()
-        self._pool.release(self._reservation)
+        self._engine.release(self._reservation)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """OpenAI's count of tokens; a prompt of several texts is read once."""
+        read = sum(len(request.ids) for request in self._requests)
+        written = sum(len(session.written) for session in self.sessions)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     async def pieces(self, receive: Receive) -> AsyncIterator[tuple[int, Piece]]:
         """(text, what is new of it) until all are done.
 
-        Raises DisconnectedError when the client leaves, BusyError when the server stops, else ModelFailedError.
+        Raises DisconnectedError when the client leaves, StoppingError when the server stops, else ModelFailedError.
         """
         watch = asyncio.ensure_future(self._watch(receive))
         left = len(self.sessions)
@@ -78,7 +77,8 @@ class Group:
                     if self._stopping is not None:  # and not when a slow reader has taken what comes before it
                         raise self._stopping
                     if piece.error is not None:
-                        raise _raised(piece.error)
+                        cause = f"{type(piece.error).__name__}: {piece.error}"
+                        raise ModelFailedError(f"the model failed on this text: {cause}") from piece.error
                     left -= piece.finish is not None
                     yield index, piece
         finally:
@@ -89,11 +89,3 @@ class Group:
             pass
         self._gone = True
         self._awake.set()
-
-
-def _raised(error: BaseException) -> Exception:
-    if isinstance(error, BusyError):
-        return error
-    failed = ModelFailedError(f"the model failed on this text: {type(error).__name__}: {error}")
-    failed.__cause__ = error
-    return failed

@@ -42,7 +42,7 @@ def error_body(message: str, kind: str, code: str | None = None, param: str | No
 class Gate:
     """Every request passes it: its host, its origin, its key, and its size.
 
-    keys   one of them is asked for by /v1 and /metrics, as `Authorization: Bearer KEY`; none: anyone may come
+    keys   one of them is asked for by /v1, as `Authorization: Bearer KEY`; none: anyone may come
     hosts  names that requests may call this server by; None: any
 
     The application receives the whole body, and the number of the key in `scope["key"]`.
@@ -109,7 +109,7 @@ class Gate:
 
     def _keyless(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
         scope["key"] = None
-        if not self.keys or not scope["path"].startswith(("/v1", "/metrics")):
+        if not self.keys or not scope["path"].startswith("/v1"):
             return None
         scheme, _, key_sent = headers.get(b"authorization", b"").partition(b" ")
         # Every key is compared, each in constant time.

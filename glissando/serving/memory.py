@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,7 +10,7 @@ import torch
 
 from glissando.errors import ConfigError
 from glissando.generation import tokens_left
-from glissando.machine import readable
+from glissando.machine import allocated_at_peak, readable
 from glissando.model import LanguageModel
 from glissando.serving.session import Request
 from glissando.state import fit_room, state_bytes
@@ -76,13 +74,12 @@ class Needs:
             )
 
     def alone(self, request: Request) -> int:
-        """One text and no other: its prompt's state, its own, and the work of reading or of growing."""
-        prompt, text = self.footprint.state(len(request.ids)), self.text(request)
-        return prompt + text + max(self.work(request), text)
+        """A request and no other: its prompt's state, its texts, and the work of reading or of growing."""
+        return self.texts(request) + max(self.work(request), request.copies * self.footprint.state(request.most))
 
-    def text(self, request: Request) -> int:
-        """A text under way, at its longest."""
-        return self.footprint.state(request.most)
+    def texts(self, request: Request) -> int:
+        """The prompt's state, and all texts at their longest."""
+        return self.footprint.state(len(request.ids)) + request.copies * self.footprint.state(request.most)
 
     def work(self, request: Request) -> int:
         """Reading: the state is copied before it is written to, and its caches when they grow."""
@@ -104,16 +101,6 @@ class Needs:
 
 def _peak(model: LanguageModel, ids: torch.Tensor, state: Any) -> tuple[int, Any]:
     """The most bytes that were allocated at a time while `ids` were read, the new state not counted; and that state."""
-    if ids.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(ids.device)
-        before = torch.cuda.memory_allocated(ids.device)
-        _, state = model.features(ids, state)
-        most = torch.cuda.max_memory_allocated(ids.device) - before
-    else:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes of its start and end to stderr
-        with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
-            _, state = model.features(ids, state)
-        results: Any = profile.kineto_results
-        events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
-        most = max(accumulate((size for _, size in events), initial=0))
-    return max(0, most - state_bytes(state)), state
+    read = []
+    most = allocated_at_peak(ids.device, lambda: read.append(model.features(ids, state)[1]))
+    return max(0, most - state_bytes(read[0])), read[0]

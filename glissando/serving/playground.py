@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,12 @@ from glissando.depth import DEPTHS
 from glissando.evaluation.looks import looks
 from glissando.mixers import MIXERS
 from glissando.serving.answers import token_text
-from glissando.serving.planning import encoded
 from glissando.serving.schema import LookBody, read_body
 from glissando.serving.session import BusyError, ModelFailedError
 
 if TYPE_CHECKING:
     from glissando.serving.api import Server
-    from glissando.serving.served import Served
+    from glissando.serving.planning import Served
 
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 #: nothing from elsewhere, no inline script, and no page may frame this one
@@ -56,13 +56,12 @@ def add_playground(app: FastAPI, server: Server) -> None:
         """POST /v1/glissando/look: the looks over the last tokens of a text."""
         body = await server.read(request, lambda given: read_body(LookBody, given))
         served = server.find(body.model)
-        control = served.planner.control(body.control)
+        control = served.control(body.control)
         if served.looking >= _MAX_LOOKS:
             raise BusyError(f"{_MAX_LOOKS} looks at texts wait already; try again later")
         served.looking += 1
         try:
-            ids = encoded(served.engine.tokenizer, body.text, "text")
-            return JSONResponse(await asyncio.to_thread(_look, served, ids, control))
+            return JSONResponse(await asyncio.to_thread(_look, served, served.ids(body.text, "text"), control))
         finally:
             served.looking -= 1
 
@@ -91,11 +90,11 @@ def _about(served: Served) -> dict[str, Any]:
     }
 
 
-def _look(served: Served, ids: list[int], control: tuple[float, ...] | None) -> dict[str, Any]:
+def _look(served: Served, ids: Sequence[int], control: tuple[float, ...] | None) -> dict[str, Any]:
     """In a thread of its own, while the engine's goes on."""
     model, tokenizer = served.viewer, served.engine.tokenizer
     limit = model.config.max_length if model.position_embedding is not None else None
-    ids = [tokenizer.eos_id, *ids][-min(LOOK_TOKENS, limit or LOOK_TOKENS) :]
+    ids = list(ids)[-min(LOOK_TOKENS, limit or LOOK_TOKENS) :]
     device = model.embedding.weight.device
     values = None if control is None else model.embedding.weight.new_tensor([control])
     with served.viewing:

@@ -19,13 +19,13 @@ from glissando.cli.inference import inference_overrides
 from glissando.cli.options import Options, device_of, numbers, parse, require_empty, require_out, whole
 from glissando.cli.steer import dials_and_values, steer_parser, trial_of, without_nan
 from glissando.errors import GlissandoError
-from glissando.evaluation.rows import labelled_texts
 from glissando.evaluation.steering import Dials, Trial
 from glissando.loading import load, load_base
 from glissando.storage import write_atomic
 from research.steering.baselines import STRENGTHS, check_strengths, compare, selection_trial
 from research.steering.pairs import PAIR_VALUES, check_pair_values, pair_grids
 from research.steering.plots import plot_comparison, plot_pair
+from research.steering.rows import labelled_texts
 
 NO_BASE = (
     "no baselines: they need the uncontrolled base that the run was steered from. Train one, then steer from it: "
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
     out = Path(options.out).expanduser()
     require_empty(out)
     device = device_of(options)
-    overrides = inference_overrides(options, options.run)
+    overrides = inference_overrides(options)
     model = load(options.run, overrides).to(device)
     names, _ = dials_and_values(options, model)
     pair_values = check_pair_values(options.pair_values or PAIR_VALUES)

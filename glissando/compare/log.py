@@ -1,0 +1,84 @@
+"""What a comparison shows while it works: lines on stderr, and all that training prints in a file."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from glissando.progress import QUIET_SECONDS
+from glissando.training.loop import Loop
+from glissando.training.progress import Progress
+
+LOG = "compare.log"
+
+
+class Log:
+    """Lines to `file`, stderr by default, and to compare.log in the comparison's directory, `kept`."""
+
+    def __init__(self, out: Path, file: TextIO | None = None) -> None:
+        self.file = file or sys.stderr
+        self.kept = (out / LOG).open("a", encoding="utf-8")
+        self._printed = time.perf_counter()
+
+    def print(self, text: str) -> None:
+        """A line: something is done."""
+        for file in (self.kept, self.file):
+            print(text, file=file, flush=True)
+        self._printed = time.perf_counter()
+
+    def status(self, text: str) -> None:
+        """What is being done, often; a line of it where nothing has been printed for a while."""
+        if time.perf_counter() - self._printed >= QUIET_SECONDS:
+            self.print(text)
+
+    def stop_asked(self) -> bool:
+        """Whether trainings shall stop without a signal to their own process: here never."""
+        return False
+
+    def close(self) -> None:
+        self.kept.close()
+
+
+class JobProgress(Progress):
+    """Shows how far a training is; its own lines and samples go to the file."""
+
+    def __init__(self, log: Log, title: str) -> None:
+        super().__init__(log.kept)
+        self.log, self.title = log, title
+        self._warnings = deque[str]()  # of the thread that saves; the log belongs to the one that trains
+
+    def warning(self, line: str) -> None:
+        self._warnings.append(line)
+
+    def _show_warnings(self) -> None:
+        while self._warnings:
+            self.log.print(f"{self.title}: {self._warnings.popleft()}")
+
+    def after_step(self, loop: Loop) -> None:
+        """Stop as a signal would make it, with everything saved."""
+        self._show_warnings()
+        if self.log.stop_asked():
+            loop.stopping.asked = signal.SIGINT
+            loop.ask_to_stop()
+
+    def logged(self, loop: Loop) -> None:
+        super().logged(loop)
+        self.log.status(f"{self.title}: {100 * loop.budget.share:.0f} %, {self.line(loop)}")
+
+    def close(self) -> None:
+        super().close()
+        self._show_warnings()
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, the first column on the left, the others on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
