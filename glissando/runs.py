@@ -48,7 +48,6 @@ from glissando.errors import ConfigError, RunError, nearest
 from glissando.imports import copies, require_registered, sections
 from glissando.loggers import TENSORBOARD, WANDB
 from glissando.machine import environment
-from glissando.places import taken
 from glissando.quantisation import restored
 from glissando.remote import resolve
 from glissando.storage import (
@@ -403,7 +402,9 @@ def require_new(path: str | Path) -> None:
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; choose another name for the run directory.")
     if path.is_dir() and any(each.name != LOCK for each in path.iterdir()):
-        raise taken(path, any((path / CHECKPOINTS).glob("step-*")))
+        saved = any((path / CHECKPOINTS).glob("step-*"))
+        further = f" (a training: `glissando train --resume {path}` continues it)" if saved else ""
+        raise RunError(f"{path} exists and is not empty{further}. Choose a new name: nothing is overwritten.")
     above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         reason = "is not writable" if above.is_dir() else "is a file"

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glissando.cli.options import parse, parser_for, whole
-from glissando.errors import ConfigError
+from glissando.cli.options import parse, parser_for
 
 
 def main(arguments: Sequence[str]) -> None:
     """List the corpora, or describe a generated one and show samples."""
     parser = parser_for("corpora", "List the corpora, or show samples of one.", "glissando corpora stories")
     parser.add_argument("name", nargs="?", help="a corpus to show")
-    parser.add_argument("--samples", type=whole, default=3, help="how many to show")
     options = parse(parser, arguments)
     from glissando.data.corpora import CORPORA, about, build_corpus
 
-    if options.samples < 0:
-        raise ConfigError(f"--samples must be at least 0, got {options.samples}")
     if options.name is None:
         for name in CORPORA:
             print(f"{name:14} {about(name)}")
@@ -32,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     for key, value in corpus.describe().items():
         print(f"{key}: {value}")
     texts = corpus.texts("train")
-    for _ in range(options.samples):
+    for _ in range(3):
         print(f"\n{next(texts).strip()}")
 
 

@@ -46,9 +46,6 @@ def main(arguments: Sequence[str]) -> None:
     parser = parser_for("evaluate", "Score a run on held-out text.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--file", help="score every byte of this text file")
-    parser.add_argument(
-        "--exact_match", type=whole, default=256, help="number of pairs to answer, for a corpus of pairs"
-    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plots", metavar="DIR", help="directory for plots of the loss and of the mixers")
     parser.add_argument(
@@ -64,11 +61,9 @@ def main(arguments: Sequence[str]) -> None:
     add_threads_option(parser)
     parser.add_sections(("data",), lambda: {"data": CORPORA.section()})
     options = take_checkpoint(parse(parser, arguments))
-    if options.exact_match < 1:
-        raise ConfigError(f"--exact_match must be at least 1, got {options.exact_match}")
     refuse_idle(options, {"limit": "tasks", "prompt": "diagnostics"})
     if options.tasks is not None:
-        if others := {"file", "plots", "diagnostics", "exact_match"} & {*options.given} or options.sections:
+        if others := {"file", "plots", "diagnostics"} & {*options.given} or options.sections:
             raise ConfigError(f"--tasks measures tasks alone; leave out {', '.join(others)}")
         _tasks(options)
     else:
@@ -77,7 +72,6 @@ def main(arguments: Sequence[str]) -> None:
 
 def _score(options: Options) -> None:
     """The run's own text, a file or another corpus, and what else was requested."""
-    from glissando.data.pairs import PairsCorpus
     from glissando.data.textfile import open_files
     from glissando.evaluation.plots import plot_run
     from glissando.loading import load
@@ -99,11 +93,9 @@ def _score(options: Options) -> None:
     corpus = build_corpus(config, model.tokenizer)
     kind = CORPORA.kind_of(config)
     _require_places(options, run.path, model)
-    if "exact_match" in options.given and not isinstance(corpus, PairsCorpus):
-        raise ConfigError(f"--exact_match counts answers of pairs, and {kind} is not of pairs; leave it out")
     # A model that is given labels of each text must not be set beside one that is not, unseen.
     labels = {"labels_given": ", ".join(corpus.control_names)} if corpus.control_names else {}
-    result = {"corpus": kind} | labels | measure(model, corpus, options.exact_match)
+    result = {"corpus": kind} | labels | measure(model, corpus)
     if not options.json:
         print(table(result), flush=True)
     if options.json:
@@ -166,7 +158,8 @@ def _require_same_lines(requested: dict[str, Any], trained: dict[str, Any]) -> N
     """Raise ConfigError where other lines of the trained file would be held out than training held out."""
     same = ("batch_size", "seq_len", "route_every", "valid_path")
     differing = [name for name in same if requested[name] != trained[name]]
-    if differing and requested["valid_path"] is None and requested["path"] == trained["path"]:
+    here, there = (Path(values["path"]).expanduser().resolve() for values in (requested, trained))
+    if differing and requested["valid_path"] is None and here == there:
         raise ConfigError(
             f"--data.{differing[0]} would score text that was trained on: which lines of {requested['path']} are held "
             "out follows from it. Leave it out, or name held-out text with --data.valid_path"
@@ -229,8 +222,8 @@ def _diagnostics(model: LanguageModel, corpus: Corpus, options: Options) -> None
 _DRAWN = 160
 
 
-def measure(model: LanguageModel, corpus: Corpus, exact_match: int) -> dict[str, object]:
-    """Everything that is measured of `model` on a corpus's held-out part."""
+def measure(model: LanguageModel, corpus: Corpus, pairs: int = 256) -> dict[str, object]:
+    """Everything that is measured of `model` on a corpus's held-out part; of pairs so many are answered."""
     from glissando.data.pairs import PairsCorpus
     from glissando.evaluation.pairs import exact_match_rate
     from glissando.evaluation.scoring import counted, score
@@ -243,7 +236,7 @@ def measure(model: LanguageModel, corpus: Corpus, exact_match: int) -> dict[str,
     if count.tokens:
         result["evaluations_per_token"] = count.per_token
     if isinstance(corpus, PairsCorpus):
-        result |= exact_match_rate(model, corpus.held_out(exact_match))
+        result |= exact_match_rate(model, corpus.held_out(pairs))
     return result
 
 
