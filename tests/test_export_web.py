@@ -18,7 +18,7 @@ from test_export import run_command, saved
 
 import glissando
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, NumberTokenizer, train_bpe
-from glissando.errors import ConfigError, DataError
+from glissando.errors import DataError
 from glissando.export import Refused, web
 from glissando.generation import generate
 from glissando.model import LanguageModel
@@ -49,11 +49,13 @@ def npm_that(does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("no_cache")
 def test_a_runtime_that_cannot_be_had_is_an_error_that_names_the_option(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(DataError, match=r"npm is not installed; install it, or .*--runtime onnxruntime-web-.*\.tgz"):
-        web.runtime_package(None)
+    with pytest.raises(DataError, match=r"npm is not installed; install it, or .* put its file there: .*\.tgz"):
+        web.runtime_package()
     npm_that("sys.exit('npm error network getaddrinfo ENOTFOUND')", tmp_path, monkeypatch)
-    with pytest.raises(DataError, match=r"npm could not fetch .* \(npm error network .*ENOTFOUND\); .*--runtime"):
-        web.runtime_package(None)
+    with pytest.raises(
+        DataError, match=r"npm could not fetch .* \(npm error network .*ENOTFOUND\); .*put its file there"
+    ):
+        web.runtime_package()
     assert not any((tmp_path / "cache" / web.PACKAGE).iterdir())
 
 
@@ -61,26 +63,15 @@ def test_a_runtime_that_cannot_be_had_is_an_error_that_names_the_option(tmp_path
 def test_a_package_is_known_by_its_digest_and_fetched_once(tmp_path, monkeypatch):
     pack = f"(pathlib.Path(args[args.index('--pack-destination') + 1]) / {web.FILE!r}).write_text('a package')"
     npm_that(pack, tmp_path, monkeypatch)
-    with pytest.raises(DataError, match=r"has SHA-256 [0-9a-f]{64}, and not .*--runtime"):
-        web.runtime_package(None)
+    with pytest.raises(DataError, match=r"has SHA-256 [0-9a-f]{64}, and not .*put its file there"):
+        web.runtime_package()
     given = tmp_path / "a.tgz"
-    with pytest.raises(ConfigError, match=r"--runtime .*a\.tgz: there is no such file; give"):
-        web.runtime_package(given)
     given.write_text("a package")
-    with pytest.raises(ConfigError, match=r"--runtime .*a\.tgz: its SHA-256 is"):
-        web.runtime_package(given)
     monkeypatch.setattr(web, "SHA256", web._digest(given))
-    assert web.runtime_package(given) == given
-    found = web.runtime_package(None)
+    found = web.runtime_package()
     assert found.read_text() == "a package"
     os.remove(tmp_path / "bin" / "npm")
-    assert web.runtime_package(None) == found
-
-
-def test_a_runtime_of_another_kind_is_refused(tmp_path, capsys):
-    run = saved(tmp_path, mixer="spectral")
-    assert run_command("export", run, "--to", "onnx", "--out", tmp_path / "out", "--runtime", "a.tgz") == 2
-    assert "--runtime is of --to web, and this is --to onnx: leave it out" in capsys.readouterr().err
+    assert web.runtime_package() == found
 
 
 # ---------------------------------------------------------------------- tokenizers and draws
@@ -209,7 +200,7 @@ def package(fetch: bool) -> Path:
     if not fetch and not path.is_file():
         pytest.skip(f"{path} is not there; the slow tests fetch it")
     try:
-        return web.runtime_package(None)
+        return web.runtime_package()
     except DataError as error:
         pytest.skip(str(error))
 
@@ -218,11 +209,12 @@ class Exported:
     """A small model as a page, served."""
 
     def __init__(self, folder: Path, *options: object, **config: Any) -> None:
-        runtime, text = package(fetch=True), folder / "text.txt"
+        package(fetch=True)
+        text = folder / "text.txt"
         run = saved(folder, **config)
         self.model: LanguageModel = glissando.load(run)
         text.write_text("What is read here was never trained on. " * 20)
-        arguments = ("export", run, "--to", "web", "--out", folder / "page", "--file", text, "--runtime", runtime)
+        arguments = ("export", run, "--to", "web", "--out", folder / "page", "--file", text)
         assert run_command(*arguments, *options) == 0
         self.folder = folder / "page"
         self.files = pages.Files(self.folder)

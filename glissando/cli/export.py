@@ -41,11 +41,6 @@ def main(arguments: Sequence[str]) -> None:
         help="for onnx, web, torch: largest number of tokens of a text if the state grows (attention, tau); 1024",
     )
     parser.add_argument(
-        "--runtime",
-        metavar="FILE",
-        help="for web: the npm package of onnxruntime-web; by default npm downloads it once",
-    )
-    parser.add_argument(
         "--file",
         help="text for the check; by default the held-out text of the run, or built-in stories for a packaged model "
         "whose text is not part of the package",
@@ -71,7 +66,7 @@ def _export(options: Options) -> None:
 
     model = load(options.run, inference_overrides(options))
     stream = _stream(options, model)
-    found = export(model, Run.open(options.run), options.to, options.out, stream, options.capacity, options.runtime)
+    found = export(model, Run.open(options.run), options.to, options.out, stream, options.capacity)
     print("\n".join(found.lines()))
     print(f"exported: {options.out}", file=sys.stderr)
 

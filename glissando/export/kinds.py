@@ -59,7 +59,7 @@ def _web(request: Request, folder: Path) -> Check:
 
     # What can be refused at once, before minutes of tracing.
     web.require_tokenizer(tokenizer_of(request.model))
-    package = web.runtime_package(request.runtime)
+    package = web.runtime_package()
     found = _onnx(request, folder)
     web.write_page(folder, package)
     return found
@@ -88,18 +88,16 @@ def export(
     out: str | Path,
     stream: list[int],
     capacity: int | None = None,
-    runtime: str | Path | None = None,
 ) -> Check:
     """Write `model`, of the run `run`, to the new folder `out` -> what the check found; in float32.
 
     kind      onnx, web, torch, safetensors-bf16 or safetensors-int8
     stream    held-out tokens, some hundreds: what the check reads
     capacity  tokens that a cache which grows holds; CAPACITY if None
-    runtime   of web: the npm package of onnxruntime-web; fetched by npm once if None
 
-    Raises UnknownNameError for a kind, ConfigError for a capacity or runtime that would do nothing, DataError where the
-    runtime cannot be fetched, RunError where there is something at `out`, Refused for a model that cannot be exported
-    so and for a check that fails, MissingExtraError where a package is missing. Whatever is raised, nothing stands at
+    Raises UnknownNameError for a kind, ConfigError for a capacity that would do nothing, DataError where the
+    page's runtime cannot be fetched, RunError where there is something at `out`, Refused for a model that cannot be
+    exported so and for a check that fails, MissingExtraError where a package is missing. Whatever is raised, nothing stands at
     `out` that did not stand there before.
     """
     if kind not in KINDS:
@@ -108,10 +106,7 @@ def export(
     require_new(out)
     if any(p.dtype != torch.float32 for p in model.parameters()):
         model = copy.deepcopy(model).float()
-    if runtime is not None and kind != "web":
-        raise ConfigError(f"--runtime is of --to web, and this is --to {kind}: leave it out")
-    package = None if runtime is None else Path(runtime)
-    request = Request(model, run, kind, stream, _capacity(model, kind, capacity), package)
+    request = Request(model, run, kind, stream, _capacity(model, kind, capacity))
     found: list[Check] = []
     publish_directory(out, lambda folder: found.append(KINDS[kind](request, folder)))
     return found[0]

@@ -26,7 +26,6 @@ class Request:
 
     stream    held-out tokens for the check
     capacity  None where no part of the state grows
-    runtime   the npm package of onnxruntime-web, if one was named
     """
 
     model: LanguageModel
@@ -34,7 +33,6 @@ class Request:
     kind: str
     stream: list[int]
     capacity: int | None
-    runtime: Path | None = None
 
 
 def graph_manifest(request: Request, stepper: Stepper, check: Check) -> dict[str, Any]:

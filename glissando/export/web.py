@@ -1,7 +1,7 @@
 """A page that runs the model in a browser: the ONNX graphs, onnxruntime-web, and what stands in `page/`.
 
-onnxruntime-web is taken from its npm package, one version of it, known by its digest: the file that `--runtime` names,
-else the one in the cache directory, else `npm pack` fetches it there.
+onnxruntime-web is taken from its npm package, one version of it, known by its digest: that in the cache directory,
+where `npm pack` fetches it once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from glissando.cache_directory import cache_dir
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer
-from glissando.errors import ConfigError, DataError, Refused
+from glissando.errors import DataError, Refused
 from glissando.storage import write_atomic
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
@@ -44,18 +44,11 @@ def write_page(folder: Path, package: Path) -> None:
     write_atomic(folder / "ort" / "LICENSE", licence.replace("{version}", VERSION).encode())
 
 
-def runtime_package(given: Path | None) -> Path:
-    """The npm package of onnxruntime-web: `given`, or the cached one, which is fetched where there is none.
+def runtime_package() -> Path:
+    """The npm package of onnxruntime-web in the cache directory, fetched where it is not there.
 
-    Raises ConfigError for a given file that is another one, DataError where the package cannot be fetched.
+    Raises DataError where it cannot be fetched.
     """
-    if given is not None:
-        path = given.expanduser()
-        found = _digest(path) if path.is_file() else None
-        if found != SHA256:
-            what = "there is no such file" if found is None else f"its SHA-256 is {found}, and not {SHA256}"
-            raise ConfigError(f"--runtime {given}: {what}; give {PACKAGE}'s npm package of version {VERSION}, {FILE}")
-        return path
     path = cache_dir(PACKAGE) / FILE
     if not path.is_file() or _digest(path) != SHA256:
         _fetch(path)
@@ -63,9 +56,7 @@ def runtime_package(given: Path | None) -> Path:
 
 
 def _fetch(path: Path) -> None:
-    by_hand = (
-        f"fetch {PACKAGE} {VERSION} elsewhere (`npm pack {PACKAGE}@{VERSION}`) and give its file: --runtime {FILE}"
-    )
+    by_hand = f"fetch {PACKAGE} {VERSION} elsewhere (`npm pack {PACKAGE}@{VERSION}`) and put its file there: {path}"
     npm = shutil.which("npm")
     if npm is None:
         raise DataError(
