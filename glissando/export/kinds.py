@@ -95,9 +95,9 @@ def export(
     stream    held-out tokens, some hundreds: what the check reads
     capacity  tokens that a cache which grows holds; CAPACITY if None
 
-    Raises UnknownNameError for a kind, ConfigError for a capacity that would do nothing, DataError where the
-    page's runtime cannot be fetched, RunError where there is something at `out`, Refused for a model that cannot be
-    exported so and for a check that fails, MissingExtraError where a package is missing. Whatever is raised, nothing stands at
+    Raises UnknownNameError for a kind, ConfigError for a capacity that would do nothing, DataError where the page's
+    runtime cannot be fetched, RunError where there is something at `out`, Refused for a model that cannot be exported
+    so and for a check that fails, MissingExtraError where a package is missing. Whatever is raised, nothing stands at
     `out` that did not stand there before.
     """
     if kind not in KINDS:
