@@ -157,7 +157,7 @@ def _server(o: Options) -> Any:
         for model in models.values():
             Footprint.of(model)  # what is made once for all texts is there before they are
         return_freed_memory()
-        taken = resident_bytes(device)
+        taken = resident_bytes(model.embedding.weight.device)
         if taken >= memory:
             raise ConfigError(
                 f"--memory {o.memory} is less than the {readable(taken)} that this process uses before any text"
