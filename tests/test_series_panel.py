@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import os
 from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from glissando.errors import ConfigError, DataError, UnknownNameError
 from glissando.series import Clock, Encoding, Panel, SeriesData, parts, read_panel
 from glissando.series import tables as reading_tables
 from glissando.series.inspection import duration
+from glissando.series.steps import Clash, merge
 from glissando.series.tables import Column, read_table
 from glissando.series.times import time_form
 
@@ -812,11 +816,81 @@ def test_what_only_the_held_out_part_has_is_unknown_there():
     assert np.unique(train.codes).tolist() == np.unique(train.static_codes).tolist() == [2]
     assert np.unique(valid.codes[valid.series == valid.names.index("9")]).tolist() == [1]
     assert np.unique(valid.static_codes).tolist() == [1, 2]
+    assert valid.report[-1] == "21 held-out values are of categories that are not trained on: unknown there"
     labelled = panel_of(made, group="id", time="t", columns="v", target="c")
     with pytest.raises(
         DataError, match=r"the class of c there is among the held-out ones alone: hold other series out"
     ):
         parts(labelled, SeriesData(target="c", seed=data.seed))
+
+
+# ---------------------------------------------------------------------- laws
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from([NAN, 1.0, 2.0, 3.0])), max_size=20),
+    st.sampled_from(["error", "mean", "first", "last"]),
+)
+def test_cells_are_merged_as_by_hand(cells, how):
+    cells = sorted(cells, key=lambda cell: cell[0])
+    keys, values = np.array([key for key, _ in cells], int), np.array([value for _, value in cells], float)
+    by_key = [[value for key, value in cells if key == each and value == value] for each in range(5)]
+    differ = [len(set(found)) > 1 for found in by_key]
+    if how == "error" and any(differ):
+        with pytest.raises(Clash) as clash:
+            merge(values, keys, 5, NAN, how)
+        assert keys[clash.value.first] == keys[clash.value.second] == differ.index(True)
+        assert values[clash.value.first] != values[clash.value.second]
+        return
+    made = merge(values, keys, 5, NAN, how)
+    take = {"mean": np.mean, "last": lambda found: found[-1]}.get(how, lambda found: found[0])
+    np.testing.assert_allclose(made.values, [take(found) if found else NAN for found in by_key])
+    assert made.repeated == sum(len(found) > 1 for found in by_key)
+    assert made.most == max(map(len, by_key))
+    assert made.unequal == sum(differ)
+
+
+# ---------------------------------------------------------------------- real tables
+
+TIME = Path(os.environ.get("GLISSANDO_DATA") or Path(__file__).parent.parent.parent / "shared" / "data") / "time"
+
+
+def real(name: str, **options) -> tuple[Panel, Encoding]:
+    """A table that `python -m benchmarks.series.fetch` fetches."""
+    if not (TIME / name).is_file():
+        pytest.skip(f"{name} is not part of the project: python -m benchmarks.series.fetch {TIME}")
+    return read_panel(SeriesData(path=str(TIME / name), **options))
+
+
+@pytest.mark.data
+def test_the_laboratory_values_of_many_people():
+    panel, _ = real(
+        "nafld_labs.csv", group="id", time="days", time_unit="d", channel="test", value="value", static="age,male,bmi",
+        static_path=str(TIME / "nafld_subjects.csv"),
+    )  # fmt: skip
+    assert len(panel.names) == 15_666
+    assert int((~np.isnan(panel.values)).sum()) == 400_123 - 3_817
+    assert not np.isnan(panel.static[:, :2]).any()
+    said = "\n".join(panel.report)
+    assert "median step 233 d" in said
+    assert "2,270 measurements repeat (id, days, test), up to 53 times, with equal values: merged" in said
+    assert "'chol' equals 'hdl' in all 159,647 steps that have both" in said
+    assert "'dbp' equals 'sbp' in all 33,212 steps that have both" in said
+    assert "fib4: at most one value a series" in said
+    assert "'smoke' alternates" in said
+
+
+@pytest.mark.data
+def test_clinic_visits_weather_and_vowels():
+    visits, encoding = real("pbc_visits.csv", group="id", time="day", categorical="stage", static="sex,age,trt")
+    assert (len(visits.names), len(visits.times), visits.codes.shape[1]) == (312, 1945, 1)
+    assert (encoding.static, list(encoding.static_categorical)) == (["age", "trt"], ["sex"])
+    weather, _ = real("weather.csv", group="origin", time="time_hour")
+    assert weather.names == ["EWR", "JFK", "LGA"]
+    assert "median step 3,600 s (1 h)" in weather.report
+    assert weather.clock.written([0], [0.0]) == ["2013-01-01T06:00:00Z"]
+    vowels, encoding = real("vowels.csv", group="series", time="t", target="label", task="classification")
+    assert (encoding.label, len(encoding.classes), len(vowels.labels)) == ("series", 9, 640)
 
 
 # ---------------------------------------------------------------------- what looks wrong

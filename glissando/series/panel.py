@@ -221,8 +221,11 @@ def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
         np.where(_unseen(held, trained), UNKNOWN, held)
         for held, trained in ((valid.codes, train.codes), (valid.static_codes, train.static_codes))
     )
-    valid = valid._replace(codes=codes, static_codes=static_codes)
-    return train._replace(report=[*panel.report, line]), valid._replace(report=[*panel.report, line])
+    lines = [*panel.report, line]
+    if unseen := int((codes != valid.codes).sum() + (static_codes != valid.static_codes).sum()):
+        lines.append(f"{unseen:,} held-out values are of categories that are not trained on: unknown there")
+    valid = valid._replace(codes=codes, static_codes=static_codes, report=lines)
+    return train._replace(report=lines), valid
 
 
 def _unseen(held: np.ndarray, trained: np.ndarray) -> np.ndarray:

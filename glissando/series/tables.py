@@ -8,7 +8,6 @@ column.
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -163,18 +162,13 @@ def _read_csv(path: Path, delimiter: str) -> Table:
     _require_memory(
         path, (head.count(delimiter.encode()) + head.count(b"\n")) / max(1, len(head)) * path.stat().st_size, "line"
     )
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = _undecodable_line(path)
-        raise DataError(f"{path}, line {line}: not a CSV in UTF-8: {error.reason}; save it in UTF-8") from error
-    names, lines = _lines(path, text, delimiter)
+    names, lines = _lines(path, delimiter)
     if not names:
         raise DataError(f"{path} is empty: its first line must name the columns")
     _require_different(str(path), names)
     # Every cell as its text: exact times and the user's own names of groups survive only so.
     frame = pandas.read_csv(
-        io.StringIO(text), sep=delimiter, header=None, skiprows=1, names=list(range(len(names))), index_col=False,
+        path, encoding="utf-8", sep=delimiter, header=None, skiprows=1, names=list(range(len(names))), index_col=False,
         dtype=object, na_filter=False, low_memory=False,
     )  # fmt: skip
     if len(frame) != len(lines):
@@ -186,22 +180,26 @@ def _read_csv(path: Path, delimiter: str) -> Table:
     return Table(str(path), columns, np.array(lines, dtype=np.int64), "line")
 
 
-def _lines(path: Path, text: str, delimiter: str) -> tuple[list[str], list[int]]:
+def _lines(path: Path, delimiter: str) -> tuple[list[str], list[int]]:
     """The names of the columns, and the line in which each row ends. Raises DataError for a row of another length."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     lines = []
-    try:
-        names = [name.strip() for name in next(reader, [])]
-        for row in reader:
-            if len(row) == len(names):
-                lines.append(reader.line_num)
-            elif row:
-                raise DataError(
-                    f"{path}, line {reader.line_num} has {len(row)} values, and line 1 names {len(names)} columns: "
-                    f"correct the line, or name another --data.delimiter than {delimiter!r}"
-                )
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: not a CSV: {error}; correct the line") from error
+    with path.open(encoding="utf-8-sig", newline="") as text:
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        try:
+            names = [name.strip() for name in next(reader, [])]
+            for row in reader:
+                if len(row) == len(names):
+                    lines.append(reader.line_num)
+                elif row:
+                    raise DataError(
+                        f"{path}, line {reader.line_num} has {len(row)} values, and line 1 names {len(names)} columns: "
+                        f"correct the line, or name another --data.delimiter than {delimiter!r}"
+                    )
+        except csv.Error as error:
+            raise DataError(f"{path}, line {reader.line_num}: not a CSV: {error}; correct the line") from error
+        except UnicodeDecodeError as error:
+            line = _undecodable_line(path)
+            raise DataError(f"{path}, line {line}: not a CSV in UTF-8: {error.reason}; save it in UTF-8") from error
     return names, lines
 
 
