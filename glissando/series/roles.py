@@ -242,7 +242,7 @@ def _long_channels(data: SeriesData, table: Table, channels: Names) -> tuple[lis
     if value.values.dtype.kind in "iuf":
         texts: set[str] = set()
     else:
-        numeric = ~np.isnan(value.each(tables.number_of, np.nan, np.float64))
+        numeric = ~np.isnan(value.numbers)
         observed = ~value.missing
         count = len(channels.names)
         of_numbers = np.bincount(channels.codes[observed & numeric], minlength=count)

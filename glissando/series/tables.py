@@ -68,7 +68,20 @@ class Column:
     @cached_property
     def missing(self) -> np.ndarray:
         """(R,) bool: cells without a value."""
+        kind = self.values.dtype.kind
+        if kind in "iuf":
+            return np.isnan(self.values) if kind == "f" else np.zeros(len(self.values), bool)
         return self.each(_is_missing, True, bool)
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """(R,) float64: NaN for cells that are no number."""
+        if self.values.dtype.kind in "iuf":
+            return self.values.astype(np.float64)
+        codes, uniques = self._factors
+        made = np.full(len(uniques) + 1, np.nan)
+        made[:-1] = _numbers(uniques)
+        return made[codes]
 
     @cached_property
     def is_numeric(self) -> bool:
@@ -77,7 +90,7 @@ class Column:
             return True
         if self.values.dtype.kind in "mM":
             return False
-        numeric = ~np.isnan(self.each(number_of, np.nan, np.float64))
+        numeric = ~np.isnan(self.numbers)
         present = ~self.missing
         return int((numeric & present).sum()) >= _MOSTLY * int(present.sum())
 
@@ -308,10 +321,7 @@ def numbers(table: Table, name: str, among: np.ndarray | None = None, fix: str =
     Raises DataError for the first value that is no number a model can compute with.
     """
     column = table.columns[name]
-    if column.values.dtype.kind in "iuf":
-        found = column.values.astype(np.float64)
-    else:
-        found = column.each(number_of, np.nan, np.float64)
+    found = column.numbers
     wrong = ~(np.abs(found) <= LARGEST) & ~column.missing
     bad = np.flatnonzero(wrong if among is None else wrong & among)
     if not bad.size:
@@ -341,8 +351,21 @@ def number_of(value: Any) -> float:
         return np.nan
 
 
+def _numbers(values: np.ndarray) -> Any:
+    """What number_of makes of each, at the speed of numpy where all are texts of numbers or blank."""
+    texts = values.tolist()
+    try:
+        joined = "".join(texts)
+        if "_" not in joined and joined.isascii():
+            return np.array(["nan" if text.strip() in _MISSING else text for text in texts], object).astype(np.float64)
+    except (TypeError, ValueError):
+        pass
+    return [number_of(value) for value in texts]
+
+
 def _is_missing(value: Any) -> bool:
-    return value is None or str(value).strip() in _MISSING
+    text = value if isinstance(value, str) else str(value)
+    return text in _MISSING or text.strip() in _MISSING
 
 
 class Names(NamedTuple):

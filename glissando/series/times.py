@@ -153,8 +153,7 @@ def zones(table: Table, name: str) -> tuple[int, int]:
 def _has_zone(value: Any) -> bool:
     if isinstance(value, datetime):
         return value.tzinfo is not None
-    text = str(value).strip()
-    return len(text) > 10 and _ZONE.search(text[10:]) is not None
+    return _ZONE.search(str(value).strip(), 10) is not None
 
 
 def is_compact(value: Any) -> bool:
