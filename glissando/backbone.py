@@ -88,6 +88,7 @@ def for_saved_weights(config: BackboneConfig) -> Any:
 class ModelState(NamedTuple):
     position: Tensor  # (B,) int64, tokens seen
     depth: State
+    past: State = None  # what a model keeps of its inputs themselves: a series model's history
 
 
 class Backbone(nn.Module):
@@ -194,7 +195,7 @@ class Backbone(nn.Module):
         if state is None:
             return x, None
         seen = inputs.shape[1] if ctx.mask is None else ctx.counts(inputs)
-        return x, ModelState(state.position + seen, inner)
+        return x, ModelState(state.position + seen, inner, state.past)
 
     def _finish_hidden(self, hidden: list[Tensor], back: Tensor | None, x: Tensor) -> None:
         """Tokens of every representation in their own order, and the head's input x in the place of the last one.

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from glissando.data.series import oscillators
 from glissando.evaluation.time_constants import compare_patterns, pattern_table, signals
-from glissando.series import SeriesModel
+from research.network import Network
 from research.signal_picture import plot_signal
 
 
@@ -137,9 +137,7 @@ class Liquid(nn.Module):
         liquid = LIQUID | options
         liquid["state_size"] = width + width % 2
         config = {"hidden_size": width, "depth": {"layers": 2}, "block": {"mlp": {"hidden": width}}}
-        self.model = SeriesModel.from_config(
-            {**config, "mixer": {"kind": "liquid", **liquid}}, inputs=features + reads_time, outputs=features
-        )
+        self.model = Network({**config, "mixer": {"kind": "liquid", **liquid}}, features + reads_time, features)
         self.knows_time, self.reads_time = knows_time, reads_time
 
     def forward(self, x: Tensor, dt: Tensor) -> Tensor:
@@ -157,7 +155,7 @@ class Delta(nn.Module):
         if liquid:
             mixers.append({"kind": "liquid", **LIQUID, "state_size": width + width % 2})
         config = {"hidden_size": width, "depth": {"layers": layers}, "block": {"mlp": {"hidden": width}}}
-        self.model = SeriesModel.from_config({**config, "mixer": mixers}, inputs=features + 1, outputs=features)
+        self.model = Network({**config, "mixer": mixers}, features + 1, features)
 
     def forward(self, x: Tensor, dt: Tensor) -> Tensor:
         return self.model(torch.cat([x, dt.unsqueeze(-1)], -1), dt=dt)[0]

@@ -1,4 +1,4 @@
-"""Models of numbers: the laws with time steps, masks and a dial; what they refuse; the last real step."""
+"""Models of numbers: the laws with gaps, masks, questions and a dial; what they refuse; the last real step."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from glissando.errors import ConfigError, InputError, RunError
 from glissando.mixers import MIXERS, ContextError
 from glissando.model import LanguageModel
 from glissando.series import SeriesConfig, SeriesModel, last
+from glissando.state import leaves
 
 SMALL = {"inputs": 3, "outputs": 2, "hidden_size": 16, "depth": {"layers": 2}}
 CASES: dict[str, dict[str, Any]] = {
@@ -29,8 +30,15 @@ CASES: dict[str, dict[str, Any]] = {
     "flow": {"depth": {"kind": "flow", "layers": 2, "n_steps": 2, "control": ["a", "b"]}},
     "convolved": {"block": {"conv_width": 3}},
     "both": {"mixer": ["attention", "liquid"], "head_bias": False, "final_norm": False},
-    "read-time": {"mixer": "liquid", "dt": "both"},
-}
+    "linear-time": {"mixer": "liquid", "dt": "linear"},
+    "read-time": {"mixer": "liquid", "dt": "input"},
+    "forecast": {"mixer": "liquid", "forecast": True, "targets": [2, 0]},
+    "rich": {
+        "mixer": ["liquid", "attention"], "forecast": True, "head": "student", "categories": [4, 3], "static": 2,
+        "static_categories": [3], "future": 2,
+    },
+}  # fmt: skip
+FORECASTS = ["forecast", "rich"]
 cases = pytest.mark.parametrize("case", CASES)
 law = settings(max_examples=6, deadline=None)
 
@@ -39,24 +47,50 @@ def build(case: str) -> SeriesModel:
     """In float64, with weights far enough from zero for every path to matter."""
     torch.manual_seed(len(case))
     model = SeriesModel.from_config({**SMALL, **CASES[case]}).double().eval()
+    model.set_scales(input_mean=[1.0, -2.0, 0.5], input_scale=[2.0, 1.0, 3.0], time_scale=0.7)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
+        if model.config.forecast:
+            model.anchor.weight.add_(0.05 * torch.randn_like(model.anchor.weight))
     return model
 
 
+#: signals of a row, which have no step
+OF_SERIES = ("static", "static_codes")
+
+
 def signals(model: SeriesModel, batch: int, length: int, seed: int, masked: bool = True) -> dict[str, Tensor]:
-    """x, and what the model honours of dt (0 among them), a mask and a dial that turns."""
-    generator = torch.Generator().manual_seed(seed)
-    draws = {name: torch.rand(batch, length, generator=generator, dtype=torch.float64) for name in ("dt", "mask")}
-    given = {"x": torch.randn(batch, length, 3, generator=generator, dtype=torch.float64)}
-    if "dt" in model.depth.accepts:
-        given["dt"] = (3 * draws["dt"] - 0.3).clamp_min(0)
+    """x and which of it was observed, gaps (0 among them), questions, and what else the model takes."""
+    generator, config = torch.Generator().manual_seed(seed), model.config
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(batch, *shape, generator=generator, dtype=torch.float64)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(batch, *shape, generator=generator, dtype=torch.float64)
+
+    given = {"x": normal(length, 3), "observed": draw(length, 3) < 0.6, "dt": (3 * draw(length) - 0.3).clamp_min(0)}
+    given["observed"][:, 0] &= draw(3) < 0.3  # nothing at all, in some
     if masked and "mask" in model.depth.accepts:
-        given["mask"] = draws["mask"] < 0.7
+        given["mask"] = draw(length) < 0.7
     if "control" in model.depth.accepts:
-        given["control"] = torch.randn(batch, length, 2, generator=generator, dtype=torch.float64)
+        given["control"] = normal(length, 2)
+    if config.forecast:
+        given["horizon"] = 4 * draw(length, 2)
+    if config.categories:
+        sizes = torch.tensor(config.categories)
+        given["codes"] = (draw(length, len(sizes)) * sizes).long()
+    if config.static:
+        given["static"] = torch.where(draw(config.static) < 0.3, torch.nan, normal(config.static))
+        given["static_codes"] = (draw(1) * torch.tensor(config.static_categories)).long()
+    if config.future:
+        given |= {"future": normal(length, config.future), "ahead": normal(length, 2, config.future)}
     return given
+
+
+def cut(given: dict[str, Tensor], a: int, b: int) -> dict[str, Tensor]:
+    return {name: signal if name in OF_SERIES else signal[:, a:b] for name, signal in given.items()}
 
 
 def in_pieces(model: SeriesModel, given: dict[str, Tensor], cuts: list[int]) -> Tensor:
@@ -64,7 +98,7 @@ def in_pieces(model: SeriesModel, given: dict[str, Tensor], cuts: list[int]) -> 
     edges = sorted({0, *cuts, given["x"].shape[1]})
     state, pieces = model.init_state(len(given["x"])), []
     for a, b in itertools.pairwise(edges):
-        y, state = model(state=state, **{name: signal[:, a:b] for name, signal in given.items()})
+        y, state = model(state=state, **cut(given, a, b))
         pieces.append(y)
     return torch.cat(pieces, 1)
 
@@ -75,7 +109,10 @@ def real(given: dict[str, Tensor]) -> Tensor:
 
 def gradients(model: SeriesModel, given: dict[str, Tensor], cuts: list[int]) -> dict[str, Tensor]:
     """Values at real steps, and the gradients of every parameter, of x and of dt."""
-    given = {name: s.clone().requires_grad_() if s.is_floating_point() else s for name, s in given.items()}
+    given = {
+        name: s.clone().requires_grad_() if s.is_floating_point() and name not in OF_SERIES else s
+        for name, s in given.items()
+    }
     model.zero_grad()
     y = (in_pieces(model, given, cuts) if cuts else model(**given)[0])[real(given)]
     weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype)
@@ -114,25 +151,33 @@ def test_batch_law(case: str):
     with torch.no_grad():
         together = model(**given)[0]
         for row in range(4):
-            own = {name: s[row : row + 1, keep[row]] for name, s in given.items() if name != "mask"}
+            own = {
+                name: s[row : row + 1] if name in OF_SERIES else s[row : row + 1, keep[row]]
+                for name, s in given.items()
+                if name != "mask"
+            }
             assert_close(together[row : row + 1, keep[row]], model(**own)[0], "row in a batch")
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"dt": "both", "mixer": {"kind": "liquid", "coupled": True}},
+        {"dt": "linear", "mixer": {"kind": "liquid", "coupled": True}},
         {"dt": "input", "mixer": "attention"},
         {"mixer": "spectral"},
+        {"forecast": True, "targets": [1, 1], "head": "quantiles", "levels": [0.1, 0.5]},
     ],
 )
 def test_saved_and_loaded_is_the_same(options: dict[str, Any], tmp_path):
     model = SeriesModel.from_config({**SMALL, **options})
     model.set_scales(input_mean=[1.0, 2.0, 3.0], input_scale=2.0, output_mean=-4.0, time_scale=0.5)
+    asked = {"horizon": torch.rand(2, 7, 3)} if model.config.forecast else {}
+    if asked:
+        torch.nn.init.normal_(model.anchor.weight)
     model.save(tmp_path / "model")
     again = SeriesModel.load(tmp_path / "model")
     x, dt = torch.randn(2, 7, 3), torch.rand(2, 7) if "dt" in options else None
-    assert torch.equal(again(x, dt=dt)[0], model(x, dt=dt)[0])
+    assert torch.equal(again(x, dt=dt, **asked)[0], model(x, dt=dt, **asked)[0])
     assert again.config == model.config
     assert not again.training
     double = model.double()
@@ -169,43 +214,97 @@ def test_what_a_directory_holds_is_not_taken_for_another_kind(tmp_path):
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
 
-def test_scales_are_those_of_numbers_scaled_by_hand():
-    plain = SeriesModel.from_config({**SMALL, "dt": "both", "mixer": "liquid"}).double()
-    scaled = SeriesModel.from_config({**SMALL, "dt": "both", "mixer": "liquid"}).double()
-    scaled.load_state_dict(plain.state_dict())
+@pytest.mark.parametrize("case", ["linear-time", "forecast"])
+def test_scales_are_those_of_numbers_scaled_by_hand(case: str):
+    plain, scaled = build(case), build(case)
+    plain.set_scales(input_mean=0.0, input_scale=1.0, output_mean=0.0, output_scale=1.0, time_scale=1.0)
     mean, scale = torch.tensor([1.0, -2.0, 30.0]).double(), torch.tensor([0.1, 1.0, 10.0]).double()
     scaled.set_scales(input_mean=mean, input_scale=scale, output_mean=[5, 6], output_scale=[7, 8], time_scale=60)
     given = signals(plain, 2, 9, seed=8)
-    x, dt, mask = given["x"], given["dt"], given["mask"]
-    expected = torch.tensor([5.0, 6.0]) + torch.tensor([7.0, 8.0]) * plain(x, dt=dt, mask=mask)[0]
-    got = scaled(mean + scale * x, dt=60 * dt, mask=mask)[0]
-    assert_close(got[mask], expected[mask], "in the data's units")
+    expected, mask = plain(**given)[0], given["mask"]
+    times = {name: 60 * given[name] for name in ("dt", "horizon") if name in given}
+    got = scaled(**{**given, "x": mean + scale * given["x"], **times})[0]
+    outputs = (mean[[2, 0]], scale[[2, 0]]) if case == "forecast" else (torch.tensor([5.0, 6]), torch.tensor([7.0, 8]))
+    assert_close(got[mask], (outputs[0] + outputs[1] * expected)[mask], "in the data's units")
 
 
-@pytest.mark.parametrize("mixer", ["liquid", "attention"])
-def test_time_that_is_read_as_a_number(mixer: str):
-    """As one more input; it ages the states of those alone that take it, where it is to."""
-    both = {"liquid": ["input", "both"], "attention": ["input"]}[mixer]
-    for dt in both:
-        model = SeriesModel.from_config({**SMALL, "mixer": mixer, "dt": dt}).double().eval()
-        by_hand = SeriesModel.from_config({**SMALL, "inputs": 4, "mixer": mixer}).double().eval()
-        scales = {name: by_hand.state_dict()[name] for name in ("input_mean", "input_scale")}
-        by_hand.load_state_dict(model.state_dict() | scales)
-        x, times = torch.randn(2, 8, 3).double(), torch.rand(2, 8).double()
-        read = torch.cat([x, times.unsqueeze(-1)], -1)
-        assert_close(model(x, dt=times)[0], by_hand(read, dt=times if dt == "both" else None)[0], dt)
-        assert torch.equal(model(x)[0], model(x, dt=torch.ones(2, 8).double())[0])
-        with pytest.raises(
-            InputError, match=r"dt must be a tensor of the shape of the steps of x \(2, 8\), got \(2, 7\)"
-        ):
-            model(x, dt=times[:, :7])
-        with pytest.raises(InputError, match="dt is a duration and cannot be negative"):
-            model(x, dt=-times)
-    if mixer == "attention":
-        with pytest.raises(
-            ConfigError, match=r"model\.dt is `both`, and a mixer.* does not take the time of a step: use"
-        ):
-            SeriesModel.from_config({**SMALL, "mixer": mixer, "dt": "both"})
+# ---------------------------------------------------------------------- what is observed, and what is asked
+
+
+@cases
+@pytest.mark.parametrize("value", [float("nan"), 0.0, 1e9])
+def test_what_was_not_observed_changes_nothing(case: str, value: float):
+    model = build(case)
+    given = signals(model, 2, 12, seed=9)
+    other = given | {"x": torch.where(given["observed"], given["x"], value)}
+    with torch.no_grad():
+        (y, state), (z, after) = (model(state=model.init_state(2), **each) for each in (given, other))
+    assert torch.equal(y[real(given)], z[real(given)])
+    assert all(torch.equal(*pair) for pair in zip(leaves(state), leaves(after), strict=True))
+
+
+@pytest.mark.parametrize("case", FORECASTS)
+def test_asking_is_not_observing(case: str):
+    """A question changes no other answer and no state, bit for bit."""
+    model = build(case)
+    given = signals(model, 2, 12, seed=10)
+    most = {name: given.pop(name) for name in ("horizon", "ahead") if name in given}
+    with torch.no_grad():
+        both, state = model(state=model.init_state(2), **given, **most)
+        for chosen in ([0], [1], [1, 0], []):
+            few, after = model(state=model.init_state(2), **given, **{n: s[:, :, chosen] for n, s in most.items()})
+            assert torch.equal(few, both[:, :, chosen])
+            assert all(torch.equal(*pair) for pair in zip(leaves(state), leaves(after), strict=True))
+        nothing, after = model(state=model.init_state(2), **given)
+        assert nothing.shape[2] == 0
+        assert all(torch.equal(*pair) for pair in zip(leaves(state), leaves(after), strict=True))
+        later = {**most, "horizon": most["horizon"].clone()}
+        later["horizon"][:, 3, 1] = 1e3
+        other, _ = model(**given, **later)
+        untouched = torch.ones(12, 2, dtype=torch.bool)
+        untouched[3, 1] = False
+        assert torch.equal(other[:, untouched], model(**given, **most)[0][:, untouched])
+        assert not torch.equal(other[:, 3, 1], both[:, 3, 1])
+
+
+@cases
+def test_when_the_next_observation_comes_is_not_known_before(case: str):
+    """Another gap before a step changes nothing at or before the step that precedes it."""
+    model = build(case)
+    given = signals(model, 2, 12, seed=11, masked=False)
+    other = given | {"dt": given["dt"].clone()}
+    other["dt"][:, 7] += 3.0
+    with torch.no_grad():
+        a, b = model(**given)[0], model(**other)[0]
+    assert torch.equal(a[:, :7], b[:, :7])
+    assert not torch.equal(a[:, 7:], b[:, 7:])
+
+
+@pytest.mark.parametrize("case", FORECASTS)
+def test_a_window_that_knows_the_past_is_a_window_of_the_whole(case: str):
+    """What is known of the channels before a window comes from the whole history; the anchor needs nothing else."""
+    model = build(case)
+    given = signals(model, 2, 12, seed=12, masked=False)
+    with torch.no_grad():
+        for module in (model.head,):
+            for parameter in module.out.parameters():
+                parameter.zero_()
+        whole = model(**given)[0]
+        _, state = model(state=model.init_state(2), **cut(given, 0, 5))
+        window = model(past=state.past, **cut(given, 5, 12))[0]
+    assert_close(window, whole[:, 5:], "forecasts of the anchor")
+
+
+def test_a_new_model_forecasts_about_the_last_value():
+    model = SeriesModel.from_config({**SMALL, "forecast": True}).double()
+    model.set_scales(input_mean=[5.0, 6, 7], input_scale=[0.5, 1, 2])
+    x = torch.randn(1, 4, 3).double()
+    observed = torch.tensor([[[0, 0, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]]]).bool()
+    with torch.no_grad():
+        y = model(x, observed=observed, horizon=torch.ones(1, 4, 1).double())[0][0, :, 0]
+    v = x[0]
+    expected = torch.stack([torch.tensor([5, v[1, 0], v[1, 0], v[3, 0]]), torch.tensor([6, 6, 6, v[3, 1]])], 1)
+    assert_close(y, expected.double(), "last values, and means before any", 0.05)
 
 
 @cases
@@ -222,39 +321,28 @@ def test_causality(case: str):
     model = build(case)
     given = signals(model, 2, 12, seed=5, masked=False)
     other = {name: signal.clone() for name, signal in given.items()}
-    for signal in other.values():
-        signal[:, 7] += 0.5
+    for name, signal in other.items():
+        if signal.is_floating_point() and name not in OF_SERIES:
+            signal[:, 7] += 0.5
     with torch.no_grad():
         a, b = model(**given)[0], model(**other)[0]
     assert_close(b[:, :7], a[:, :7], "before the change", 1e-12)
     assert not torch.equal(a[:, 7], b[:, 7])
 
 
-def test_no_time_leaves_the_state_alone():
-    model = build("liquid")
-    given = signals(model, 2, 6, seed=6, masked=False)
-    with torch.no_grad():
-        _, before = model(given["x"], model.init_state(2), dt=given["dt"])
-        _, after = model(torch.randn(2, 3, 3).double(), before, dt=torch.zeros(2, 3).double())
-    for layer, same in zip(before.depth, after.depth, strict=True):
-        assert torch.equal(layer.mixer.x, same.mixer.x)
-    assert after.position.tolist() == [9, 9]
-
-
-def test_time_steps_are_heard():
-    model = build("liquid")
-    x = torch.randn(1, 5, 3).double()
-    with torch.no_grad():
-        plain, ones, twos = (model(x, dt=dt)[0] for dt in (None, torch.ones(1, 5), 2 * torch.ones(1, 5)))
-    assert_close(ones, plain, "dt of 1")
-    assert (twos - plain).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("case", ["attention", "spectral", "tau", "convolved", "both"])
-def test_models_without_time_refuse_it(case: str):
-    model = build(case)
-    with pytest.raises(ContextError, match="'dt' but does not accept it"):
-        model(torch.randn(1, 4, 3).double(), dt=torch.ones(1, 4).double())
+def test_time_is_read_and_ages_the_states_that_accept_it():
+    for case in ("linear-time", "liquid", "read-time", "attention", "spectral", "tau", "convolved", "both"):
+        model = build(case)
+        x = torch.randn(1, 5, 3).double()
+        with torch.no_grad():
+            plain, ones, twos = (model(x, dt=dt)[0] for dt in (None, 0.7 * torch.ones(1, 5), 1.4 * torch.ones(1, 5)))
+            assert_close(ones, plain, f"{case}: dt of the time scale")
+            assert (twos - plain).abs().max() > 1e-3, case
+            _, before = model(x, model.init_state(1))
+            _, after = model(x, before, dt=torch.zeros(1, 5).double())
+        still = case == "linear-time"  # where no time passes, an input that is held writes nothing
+        if case in ("linear-time", "liquid"):
+            assert torch.equal(before.depth[0].mixer.x, after.depth[0].mixer.x) == still
 
 
 def test_what_keeps_time_out_is_named():
@@ -276,12 +364,16 @@ def test_a_dial_needs_a_flow():
         (lambda m, x: m(x[:, :0]), r"x must be .*\(2, 0, 3\)"),
         (lambda m, x: m(x.long()), "floating-point numbers, got .* torch.int64"),
         (lambda m, x: m(x.float()), r"x is torch.float32 and the model torch.float64: use"),
-        (lambda m, x: m(x, dt=torch.ones(2, 3)), r"dt must have the shape of the steps of x \(2, 4\), got \(2, 3\)"),
+        (lambda m, x: m(x, dt=torch.ones(2, 3)), r"dt must be .* the shape of the steps of x \(2, 4\), got \(2, 3\)"),
         (lambda m, x: m(x, mask=torch.ones(2, 4)), "mask must be bool"),
         (lambda m, x: m(x, dt=-torch.ones(2, 4).double()), "dt is a duration and cannot be negative"),
         (lambda m, x: m(x, dt=torch.full((2, 4), float("nan"))), r"dt is .* must be finite, got nan at \[0, 0\]"),
         (lambda m, x: m(x, dt=torch.ones(2, 4, dtype=torch.bool)), "a real number for each step; got torch.bool"),
-        (lambda m, x: m(x, dt=1.0), r"dt must be a tensor of the shape \(2, 4\), got a float"),
+        (lambda m, x: m(x, dt=1.0), r"dt must be a tensor of the shape of the steps of x \(2, 4\), got a float"),
+        (lambda m, x: m(x, observed=torch.ones(2, 4, 3)), "observed must be bool, True where a value was observed"),
+        (lambda m, x: m(x, observed=x[..., :2] > 0), r"observed must be a tensor \(2, 4, 3\) for x .*got \(2, 4, 2\)"),
+        (lambda m, x: m(x, horizon=torch.ones(2, 4, 1)), "horizon was given, .* of the step itself"),
+        (lambda m, x: m(x, static=torch.ones(2, 1)), "static was given, and this model takes none"),
         (lambda m, x: m(x.tolist()), "x must be a tensor .* got a list; use torch.tensor"),
         (lambda m, x: m(x, m.init_state(5)), "the state holds 5 rows, the steps of x have 2"),
         (lambda m, x: m(x, m.init_state(2), donate=True), "which gradients forbid"),
@@ -323,9 +415,11 @@ def test_a_language_model_and_a_series_model_share_their_backbone():
     """With the embedding's vectors as values, and the head's weights, both say the same."""
     options = {"hidden_size": 16, "mixer": "liquid", "depth": {"layers": 2}}
     language = LanguageModel.from_config({**options, "vocab_size": 11, "tied_head": False})
-    series = SeriesModel.from_config(options, inputs=11, outputs=11)
+    series = SeriesModel.from_config({**options, "dt": "input"}, inputs=11, outputs=11)
     weights = {n: w for n, w in language.state_dict().items() if not n.startswith("embedding")}
-    entry = {"entry.weight": language.embedding.weight.T, "entry.bias": torch.zeros(16)}
+    read = torch.zeros_like(series.entry.weight)  # of its features, the values alone
+    read[:, :11] = language.embedding.weight.detach().T
+    entry = {"entry.weight": read, "entry.bias": torch.zeros(16)}
     series.load_state_dict({**series.state_dict(), **weights, **entry, "head.bias": torch.zeros(11)})
     ids = torch.randint(0, 11, (2, 9))
     hot = torch.nn.functional.one_hot(ids, 11).float()
@@ -364,6 +458,7 @@ def test_every_initialisation_learns_to_hold_a_value_for_its_time(init: str):
             "hidden_size": 16,
             "depth": {"layers": 1},
             "init": init if knows else "torch",
+            "dt": "linear",
             "mixer": {"kind": "liquid", "steps": [0.05, 1]},
         },
         inputs=1,

@@ -1,11 +1,12 @@
-"""Time series: the same backbone between numbers and numbers.
+"""Time series: the same backbone between observations at their own times and what is asked about them.
 
-    x (B, T, F) -> scale -> linear -> depth -> norm -> linear -> scale -> y (B, T, O)
+    history -> features -> linear -> depth -> norm -> head -> y
 
-x and y are in the units of the data: the scales are part of the model, and do nothing until `set_scales`. y is a
-regression at every step, or the logits of a class. A step may take any time: `dt` (B, T) says for how long each value
-is held, that is when the next one comes, and y of a step is read at the end of it. So a forecast of the next value
-knows when that value is due, and the state has aged by just that much.
+A step is an observation: of each channel a value, or none, and the time since the step before. Nothing is filled in:
+the features are the value where there is one, whether there is one, and what `history` knows of the past. A forecast
+is asked for with its `horizon`, which the head alone reads: asking is not observing. It is what the network adds to a
+linear `anchor`. Without a horizon the answer is of the step itself: numbers, or the logits of a class. Values, times
+and answers are in the units of the data: the scales are part of the model, and do nothing until `set_scales`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from glissando.backbone import Backbone, BackboneConfig, ModelState, for_saved_weights
@@ -25,28 +27,65 @@ from glissando.initialization import Scheme
 from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
 from glissando.mixers.liquid.scan import require_time
 from glissando.model import ModelConfig
+from glissando.series.anchor import Anchor, Facts, logarithm
+from glissando.series.heads import LEVELS, Head, make_head
+from glissando.series.history import Past, at, history, nothing
+from glissando.series.horizon import HorizonHead
+
+#: sizes of categories, each with 0 for a missing one and 1 for an unknown one
+Sizes = list[Annotated[int, Field(ge=2)]]
 
 
 @options
 class SeriesConfig(BackboneConfig):
     """Configuration of a model of time series.
 
-    inputs   F, number of inputs of a step
-    outputs  O, number of outputs of a step, or of classes
-    dt       how the duration of a step is used: `step`: states decay by it, if the mixer accepts it; `input`: it is one
-             more input; `both`
+    inputs             K, number of channels of a step
+    outputs            O, number of outputs, or of classes
+    head               what is predicted of an output: its value (`point`), or the parameters of a distribution, see
+                       glissando.series.heads: quantiles, gaussian or student
+    levels             of the head `quantiles`
+    targets            of a forecast: the channel of each output; by default the first O
+    forecast           whether the model is asked for a later time, a horizon; else its answers are of the step itself
+    categories         of each categorical column of a step: number of categories, those for `missing` and `unknown` too
+    static             number of numeric columns of a series
+    static_categories  as categories, of a series
+    future             number of columns that are known of later times
+    dt                 how the time since the step before enters: `log` and `linear`: states decay over it, if the mixers
+                       accept it, by 0.5 + log(1 + dt) or by dt in units of the time scale; `input`: it is a feature
+                       alone; a feature it is always
+    pairs              of a forecast's head: number of pairs that decay and turn over the horizon
     """
 
     inputs: int
     outputs: int
+    head: Literal["point", "quantiles", "gaussian", "student"] = "point"
+    levels: list[Annotated[float, Field(gt=0, lt=1)]] = field(default_factory=lambda: list(LEVELS))
+    targets: list[NonNegativeInt] = field(default_factory=list)
+    forecast: bool = False
+    categories: Sizes = field(default_factory=list)
+    static: NonNegativeInt = 0
+    static_categories: Sizes = field(default_factory=list)
+    future: NonNegativeInt = 0
     mixer: MIXERS.sections() = field(default_factory=LiquidConfig)  # type: ignore[valid-type]
-    dt: Literal["step", "input", "both"] = "step"
+    dt: Literal["log", "linear", "input"] = "log"
+    pairs: PositiveInt = 16
     head_bias: bool = True
     init: Scheme = starting(default="torch", of="")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.forecast and not self.targets:
+            self.targets = list(range(self.outputs))
+        if self.targets and (len(self.targets) != self.outputs or max(self.targets) >= self.inputs):
+            raise ConfigError(
+                f"model.targets are {self.targets}, and a forecast of {self.outputs} outputs needs as many of the "
+                f"channels 0 to {self.inputs - 1}"
+            )
+
 
 class SeriesModel(Backbone):
-    """A model of time series: at every step, numbers or the logits of a class; the contract is that of LanguageModel.
+    """A model of time series; the contract is that of LanguageModel.
 
     `model(x)` returns `(y, None)` and starts from an empty past. `model(x, state)` returns y and the new state, and
     continues from `state`.
@@ -57,28 +96,36 @@ class SeriesModel(Backbone):
 
     config: SeriesConfig
     _inputs, _kind = "the steps of x", "series"
-    input_mean: Tensor  # (F,)
-    input_scale: Tensor  # (F,)
+    input_mean: Tensor  # (K,)
+    input_scale: Tensor  # (K,)
     output_mean: Tensor  # (O,)
     output_scale: Tensor  # (O,)
+    static_mean: Tensor  # (P,)
+    static_scale: Tensor  # (P,)
+    future_mean: Tensor  # (U,)
+    future_scale: Tensor  # (U,)
     time_scale: Tensor  # ()
 
     def __init__(self, config: SeriesConfig) -> None:
         super().__init__()
-        self.config = config
-        self.entry = nn.Linear(config.inputs + (config.dt != "step"), config.hidden_size)
-        self._build(config, config.hidden_size)
-        self.head = nn.Linear(config.hidden_size, config.outputs, bias=config.head_bias)
-        for name, size in (("input", config.inputs), ("output", config.outputs)):
+        self.config, width = config, config.hidden_size
+        self.distribution: Head = make_head(config.head, config.levels)
+        size = self.distribution.size(config.outputs)
+        facts = 2 * config.static + sum(config.static_categories)
+        self.entry = nn.Linear(6 * config.inputs + 2 + facts + config.future, width)
+        self.categories = nn.ModuleList(nn.Embedding(size, width) for size in config.categories)
+        self._build(config, width)
+        if config.forecast:
+            self.anchor = Anchor(config.targets, config.inputs, facts, config.future)
+            self.head: nn.Module = HorizonHead(width, size, config.pairs, config.future)
+        else:
+            self.head = nn.Linear(width, size, bias=config.head_bias)
+        sizes = {"input": config.inputs, "output": config.outputs, "static": config.static, "future": config.future}
+        for name, size in sizes.items():
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_scale", torch.ones(size))
         self.register_buffer("time_scale", torch.ones(()))
         self._start()
-        if config.dt == "both" and "dt" not in self.depth.accepts:
-            raise ConfigError(
-                "model.dt is `both`, and a mixer, or a convolution before it, does not take the time of a step: use "
-                "`input`, or mixer `liquid` and block.conv_width 0"
-            )
 
     @classmethod
     def from_config(
@@ -88,8 +135,8 @@ class SeriesModel(Backbone):
 
         Args:
             config: A SeriesConfig, or a mapping of its options.
-            inputs: F, number of inputs of a step, unless the mapping has it.
-            outputs: O, number of outputs of a step or of classes, unless the mapping has it.
+            inputs: K, number of channels of a step, unless the mapping has it.
+            outputs: O, number of outputs or of classes, unless the mapping has it.
 
         Raises:
             ConfigError: An option does not exist, or only language models have it.
@@ -124,45 +171,212 @@ class SeriesModel(Backbone):
     def set_scales(self, **scales: Any) -> None:
         """Set the scales by which the model reads and writes the units of the data.
 
-        The model reads (x - input_mean) / input_scale and dt / time_scale, and returns output_mean + output_scale times
-        the output of the head.
+        The model reads (x - input_mean) / input_scale, static and known-future columns alike, and times over
+        time_scale, and returns output_mean + output_scale times the output of the head.
 
         Args:
-            **scales: input_mean and input_scale (F,), output_mean and output_scale (O,), time_scale ().
+            **scales: input_mean and input_scale (K,), output_mean and output_scale (O,), those of static (P,) and of
+                future (U,), and time_scale ().
         """
         for name, values in scales.items():
             buffer = self.get_buffer(name)
             buffer.copy_(torch.as_tensor(values).expand_as(buffer))
+        if self.config.forecast:  # a forecast channel has one scale, read and written
+            self.output_mean.copy_(self.input_mean[self.config.targets])
+            self.output_scale.copy_(self.input_scale[self.config.targets])
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> ModelState:
+        """The state before any step, on the model's device and dtype by default; what is known of the past is never
+        narrower than float32."""
+        state = super().init_state(batch_size, device, dtype)
+        like = self.entry.weight
+        wide = torch.promote_types(dtype or like.dtype, torch.float32)
+        return state._replace(past=nothing(batch_size, self.config.inputs, device or like.device, wide))
 
     def forward(
         self,
         x: Tensor,
         state: ModelState | None = None,
         *,
+        observed: Tensor | None = None,
         dt: Tensor | None = None,
         mask: Tensor | None = None,
+        horizon: Tensor | None = None,
+        codes: Tensor | None = None,
+        static: Tensor | None = None,
+        static_codes: Tensor | None = None,
+        future: Tensor | None = None,
+        ahead: Tensor | None = None,
+        past: Past | None = None,
         control: Tensor | None = None,
         donate: bool = False,
         memo: Memo | None = None,
     ) -> tuple[Tensor, ModelState | None]:
-        """The outputs of all steps.
+        """The answers of all steps.
 
         Args:
-            x: Inputs (B, T, F).
+            x: Values (B, T, K). One that was not observed may be anything, NaN too, and changes nothing.
             state: State to continue from; None: an empty past.
-            dt: Duration (B, T) of each step, finite at masked steps too; None: time_scale, which is 1 by default.
-            mask: (B, T) bool, True at real steps. Masked steps may be anywhere; their outputs have no meaning.
+            observed: (B, T, K) bool, which values were observed; None: all.
+            dt: Time (B, T) since the step before, finite at masked steps too; None: time_scale, which is 1 by default.
+            mask: (B, T) bool, True at real steps. Masked steps may be anywhere; their answers have no meaning.
+            horizon: Times (B, T, J) from each step to what is asked of it; of a model that forecasts, and only of one.
+            codes: Categories (B, T, Q) of each step, int64; 0 a missing one, 1 an unknown one.
+            static: Numbers (B, P) of the series, NaN where missing; None: all are.
+            static_codes: Categories (B, R) of the series; None: all are missing.
+            future: Known-future columns (B, T, U) at each step.
+            ahead: Known-future columns (B, T, J, U) at the times asked for.
+            past: What is known of the channels before the first step, (B, K), where no state is given: a window out of
+                a longer series starts with it.
             control: Control (B, C), or (B, T, C) if it varies by step.
             donate: Whether the given state may be changed in place; only without gradients.
             memo: As in LanguageModel.forward; only without gradients.
 
         Returns:
-            Outputs (B, T, O), and the state after the last step, or None if no state was given.
+            Answers (B, T, O), or forecasts (B, T, J, O), with the P parameters of each as a last dimension where the
+            head is none of points, and the state after the last step, or None if no state was given.
 
         Raises:
             InputError: A shape does not fit, or the state belongs to another model.
-            ContextError: The model does not accept one of the signals dt, mask and control.
+            ContextError: The model does not accept one of the signals mask and control.
         """
+        self._require_steps(x, dt)
+        self._require_parts(
+            x, observed=observed, horizon=horizon, codes=codes, static=static, static_codes=static_codes,
+            future=future, ahead=ahead,
+        )  # fmt: skip
+        self._check(x, state, Context(mask, None, control, donate, memo))
+        observed = torch.ones_like(x, dtype=torch.bool) if observed is None else observed
+        gaps = torch.ones_like(x[..., 0]) if dt is None else (dt / self.time_scale).to(x.dtype)
+        if mask is not None:
+            observed, gaps = observed & mask.unsqueeze(-1), torch.where(mask, gaps, 0)
+        values = torch.where(observed, (x - self.input_mean) / self.input_scale, 0)
+        known = history(values, observed, gaps, past if state is None else state.past)
+        facts = self._facts(x[:, 0, :0] if static is None else static.to(x), static_codes)
+        read = self._features(values, observed, gaps, known, facts, future)
+
+        after = Context(mask, self._duration(gaps), control, donate, memo)
+        read, ctx, order = self._prepared(read, state, after)
+        with self._operations():
+            try:
+                h, inner = self.depth(self._embedded(read, codes, order), None if state is None else state.depth, ctx)
+            except Exception as error:
+                self._require_own_state(state, error)
+                raise
+            h, state = self._finished(h, inner, state, x, ctx, order)
+        if state is not None:
+            state = ModelState(state.position, state.depth, at(known, -1))
+        if not self.config.forecast:
+            return self._in_units(self.head(h), 0.0), state
+        answers = [
+            self._answer(h, known, e, facts, None if ahead is None else ahead[:, :, j])
+            for j, e in enumerate(() if horizon is None else horizon.unbind(2))
+        ]  # each by itself: the same bits beside any other
+        if not answers:
+            return self._in_units(h.new_zeros(*h.shape[:2], 0, self.head.out.out_features), 0.0), state
+        return torch.stack(answers, 2), state
+
+    if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
+        __call__ = forward
+
+    def fit_anchor(
+        self, known: Past, horizon: Tensor, target: Tensor, static: Tensor, static_codes: Tensor, ahead: Tensor | None
+    ) -> None:
+        """Solve for the anchor's weights by N questions. What is known, horizons and targets are in the model's units:
+        deviations from the mean over the scale, and time scales.
+
+        Args:
+            known: (1, N, K), where each question is asked.
+            horizon: (1, N).
+            target: (1, N, O), NaN where nothing was observed.
+            static: (N, P), of each question's series, in the units of the data.
+            static_codes: (N, R).
+            ahead: (1, N, U), in the units of the data.
+        """
+        facts = self._facts(static.to(known.value), static_codes).transpose(0, 1)
+        self.anchor.fit(known, horizon, Facts(facts, self._ahead(ahead)), target, target.isfinite())
+
+    @torch.no_grad()
+    def anchored(
+        self, known: Past, horizon: Tensor, static: Tensor | None, static_codes: Tensor | None, ahead: Tensor | None
+    ) -> Tensor:
+        """The forecasts (B, T, O) of the anchor alone, in the units of the data.
+
+        Args:
+            known: (B, T, K), in the model's units.
+            horizon: (B, T), and the others as in `forward`, in the units of the data.
+            static: (B, P).
+            static_codes: (B, R).
+            ahead: (B, T, U).
+        """
+        facts = self._facts(known.value[:, 0, :0] if static is None else static, static_codes)
+        y = self.anchor(known, horizon / self.time_scale, Facts(facts, self._ahead(ahead)))
+        return self.output_mean + self.output_scale * y
+
+    # ------------------------------------------------------------------ parts
+
+    def _facts(self, static: Tensor, codes: Tensor | None) -> Tensor:
+        """What is known of the series (B, 1, facts): numbers, whether they are there, and categories as 0 and 1.
+
+        static  (B, P), or (B, 0) where none are known
+        """
+        config, parts = self.config, [static[:, :0]]
+        if config.static:
+            static = static.new_full((len(static), config.static), float("nan")) if not static.shape[1] else static
+            there = static.isfinite()
+            numbers = torch.where(there, (static - self.static_mean) / self.static_scale, 0)
+            parts += [numbers.to(static.dtype), there.to(static.dtype)]
+        for number, size in enumerate(config.static_categories):
+            code = torch.zeros(len(static), dtype=torch.int64) if codes is None else codes[:, number]
+            parts.append(nn.functional.one_hot(code.to(static.device), size).to(static.dtype))
+        return torch.cat(parts, -1).unsqueeze(1)
+
+    def _ahead(self, ahead: Tensor | None) -> Tensor | None:
+        return None if ahead is None else (ahead - self.future_mean) / self.future_scale
+
+    def _answer(self, h: Tensor, known: Past, horizon: Tensor, facts: Tensor, ahead: Tensor | None) -> Tensor:
+        """A forecast (B, T, O) or (B, T, O, P) of every step: what the head adds to the anchor."""
+        horizon, ahead = (horizon / self.time_scale).to(h.dtype), self._ahead(ahead)
+        return self._in_units(self.head(h, horizon, ahead), self.anchor(known, horizon, Facts(facts, ahead)))
+
+    def _in_units(self, raw: Tensor, centre: Tensor | float) -> Tensor:
+        """What the head says of an output about its centre, in the units of the data."""
+        shift = self.output_mean + self.output_scale * centre
+        y = self.distribution.affine(self.distribution.parameters(raw), shift, self.output_scale)
+        return y.squeeze(-1) if self.config.head == "point" else y
+
+    def _features(
+        self, values: Tensor, observed: Tensor, gaps: Tensor, known: Past, facts: Tensor, future: Tensor | None
+    ) -> Tensor:
+        """What the network reads of each step, (B, T, F)."""
+        parts = [
+            values, observed.to(values.dtype), known.value, logarithm(known.age), known.mean, known.count.log1p() / 3,
+            logarithm(gaps).unsqueeze(-1), gaps.log1p().unsqueeze(-1), facts.expand(-1, values.shape[1], -1),
+        ]  # fmt: skip
+        if self.config.future:
+            assert future is not None
+            parts.append((future - self.future_mean) / self.future_scale)
+        return torch.cat(parts, -1)
+
+    def _embedded(self, read: Tensor, codes: Tensor | None, order: Tensor | None) -> Tensor:
+        """The features and the categories of each step, (B, T, D), in the order of the depth."""
+        h = self.entry(read)
+        for number, embedding in enumerate(self.categories):
+            assert codes is not None
+            each = codes[..., number]
+            h = h + embedding(each if order is None else each.gather(1, order))
+        return h
+
+    def _duration(self, gaps: Tensor) -> Tensor | None:
+        """How long a step is to the mixers, None where they do not accept it."""
+        if self.config.dt == "input" or "dt" not in self.depth.accepts:
+            return None
+        return 0.5 + gaps.log1p() if self.config.dt == "log" else gaps
+
+    def _require_steps(self, x: Tensor, dt: Tensor | None) -> None:
+        """Raise InputError for what is no x, or no dt of it."""
         size = self.config.inputs
         if not isinstance(x, Tensor):
             raise InputError(f"x must be a tensor (batch, time, {size}), got a {type(x).__name__}; use torch.tensor(x)")
@@ -175,36 +389,43 @@ class SeriesModel(Backbone):
             raise InputError(
                 f"x is {x.dtype} and the model {self.entry.weight.dtype}: use x.to(...), or model.double()"
             )
-        x = (x - self.input_mean) / self.input_scale
-        if self.config.dt != "step":
-            x = torch.cat([x, self._time(x, dt)], -1)
-        if self.config.dt == "input":
-            dt = None
-        elif isinstance(dt, Tensor) and dt.dtype != torch.bool:
-            dt = dt / self.time_scale
-        ctx = Context(mask, dt, control, donate, memo)
-        x, ctx, order = self._prepared(x, state, ctx)
-        with self._operations():
-            try:
-                h, inner = self.depth(self.entry(x), None if state is None else state.depth, ctx)
-            except Exception as error:
-                self._require_own_state(state, error)
-                raise
-            h, state = self._finished(h, inner, state, x, ctx, order)
-        return self.output_mean + self.output_scale * self.head(h), state
-
-    if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
-        __call__ = forward
-
-    def _time(self, x: Tensor, dt: Tensor | None) -> Tensor:
-        """dt as a number that is read, (B, T, 1)."""
         if dt is None:
-            return torch.ones_like(x[..., :1])
+            return
         if not isinstance(dt, Tensor) or dt.shape != x.shape[:2]:
-            given = tuple(dt.shape) if isinstance(dt, Tensor) else f"a {type(dt).__name__}"
-            raise InputError(f"dt must be a tensor of the shape of {self._inputs} {tuple(x.shape[:2])}, got {given}")
+            found = tuple(dt.shape) if isinstance(dt, Tensor) else f"a {type(dt).__name__}"
+            raise InputError(f"dt must be a tensor of the shape of {self._inputs} {tuple(x.shape[:2])}, got {found}")
         require_time(dt)
-        return (dt / self.time_scale).unsqueeze(-1)
+
+    def _require_parts(self, x: Tensor, **parts: Tensor | None) -> None:
+        """Raise InputError for a part that is missing, is not the model's, or has another shape or type."""
+        config, (batch, length, channels), horizon = self.config, x.shape, parts["horizon"]
+        questions = -1 if not isinstance(horizon, Tensor) or horizon.ndim != 3 else horizon.shape[2]
+        shapes: dict[str, tuple[tuple[int, ...], bool]] = {  # and whether the model takes it
+            "observed": ((batch, length, channels), True),
+            "horizon": ((batch, length, questions), config.forecast),
+            "codes": ((batch, length, len(config.categories)), bool(config.categories)),
+            "static": ((batch, config.static), bool(config.static)),
+            "static_codes": ((batch, len(config.static_categories)), bool(config.static_categories)),
+            "future": ((batch, length, config.future), bool(config.future)),
+            "ahead": ((batch, length, questions, config.future), bool(config.future) and config.forecast),
+        }
+        needed = {"codes", "future", *({"ahead"} if horizon is not None else ())}
+        for name, (shape, taken) in shapes.items():
+            part = parts[name]
+            if part is None:
+                if taken and name in needed:
+                    raise InputError(f"{name} {shape} is missing: this model reads it")
+            elif not taken:
+                why = "its answers are of the step itself (model.forecast)" if name == "horizon" else "leave it out"
+                raise InputError(f"{name} was given, and this model takes none: {why}")
+            elif not isinstance(part, Tensor) or part.shape != shape:
+                found = tuple(part.shape) if isinstance(part, Tensor) else f"a {type(part).__name__}"
+                expected = str(shape).replace("-1", "J")
+                raise InputError(f"{name} must be a tensor {expected} for x {tuple(x.shape)}, got {found}")
+        if (observed := parts["observed"]) is not None and observed.dtype != torch.bool:
+            raise InputError(f"observed must be bool, True where a value was observed, got {observed.dtype}")
+        if horizon is not None:
+            require_time(horizon)
 
 
 def last(y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -237,6 +458,6 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     missing = [name for name in ("inputs", "outputs") if name not in values]
     if missing:
         raise ConfigError(
-            f"a series model needs {' and '.join(missing)}, how many numbers a step has; give inputs=F and outputs=O"
+            f"a series model needs {' and '.join(missing)}, how many numbers a step has; give inputs=K and outputs=O"
         )
     return values

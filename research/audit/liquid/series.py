@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from glissando.evaluation.time_constants import compare_patterns, signals
-from glissando.series import SeriesModel
 from research.audit.claim import Finding, Plan
 from research.audit.liquid.form import published_model, some_ids
 from research.audit.training import parameters, seeded
 from research.intervals import gap_of, mean_of
+from research.network import Network
 from research.published.liquid_ssm import Core
 from research.signal_picture import plot_signal
 
@@ -68,7 +68,7 @@ class Liquid(nn.Module):
         }
         config = {"hidden_size": width, "depth": {"layers": 2}, "block": {"mlp": {"hidden": width}}}
         inputs = FEATURES + reads_time
-        self.model = SeriesModel.from_config({**config, "mixer": mixer | options}, inputs=inputs, outputs=FEATURES)
+        self.model = Network({**config, "mixer": mixer | options}, inputs, FEATURES)
         self.knows_time, self.reads_time = knows_time, reads_time
 
     def forward(self, x: Tensor, dt: Tensor) -> Tensor:

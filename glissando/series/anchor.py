@@ -1,0 +1,125 @@
+"""The linear forecast under a series model: for each target a ridge on what its history says, solved in closed form.
+
+    y_o(t + h) = c_o(t) + f_o(t, h) . w_o,     w = (F^T F + r I)^-1 F^T (y - c)
+
+c is the target's last value, and the mean of the data before the first, when other weights are used. f has a constant,
+the last value, the mean and the number of the values so far, logarithms of the last value's age at the time asked for
+and of the horizon, products of these, the last values of all channels, static facts and known-future columns. Values
+are in units of their channel's deviation. On tables of rare values such a ridge is nearly all that can be predicted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from glissando.kernels.precise import double
+from glissando.series.history import Past
+
+#: r, in units of the squared features of one row
+_RIDGE = 1.0
+#: features of a target's own history
+_OWN = 14
+#: rows that a target needs; with fewer its forecast is the last value, or the mean
+_FEWEST = 50
+#: numbers, and products of numbers, that a fit may take: of more rows every so-and-so-many-th is used
+_NUMBERS, _PRODUCTS = 2e7, 2e10
+
+
+class Facts(NamedTuple):
+    """What is known beside the history, in units of the data's deviations.
+
+    static  (B, T or 1, P): numbers, their absence, and categories as 0 and 1
+    ahead   (B, T, U): known-future columns at the time asked for
+    """
+
+    static: Tensor
+    ahead: Tensor | None
+
+
+class Anchor(nn.Module):
+    """The weights are buffers: they are saved with the model, and no gradient changes them. New ones are 0, which
+    forecasts the last value.
+
+    Args:
+        targets: The channel that each output forecasts.
+        channels: K, number of channels.
+        facts: P, number of static facts.
+        ahead: U, number of known-future columns.
+    """
+
+    weight: Tensor  # (2, O, features): before a target's first value, and after it
+
+    def __init__(self, targets: list[int], channels: int, facts: int, ahead: int) -> None:
+        super().__init__()
+        self.targets = targets
+        self.register_buffer("weight", torch.zeros(2, len(targets), _OWN + 2 * channels + facts + ahead))
+
+    def forward(self, known: Past, horizon: Tensor, facts: Facts) -> Tensor:
+        """Forecasts (B, T, O) at t + horizon.
+
+        Args:
+            known: (B, T, K) each, standardised; ages in units of the time scale.
+            horizon: (B, T), in units of the time scale.
+            facts: Of the rows.
+        """
+        own, shared = _own(known, horizon, self.targets), _shared(known, horizon, facts)
+        before, after = (
+            (own * weight[:, :_OWN]).sum(-1) + shared @ weight[:, _OWN:].T for weight in self.weight.to(horizon.dtype)
+        )
+        return known.value[..., self.targets] + torch.where(known.ever[..., self.targets], after, before)
+
+    @torch.no_grad()
+    def fit(self, known: Past, horizon: Tensor, facts: Facts, target: Tensor, scored: Tensor) -> None:
+        """Set the weights to those of the ridge.
+
+        Args:
+            known: As in `forward`.
+            horizon: (B, T).
+            facts: As in `forward`.
+            target: (B, T, O), standardised.
+            scored: (B, T, O) bool, where the target was observed.
+        """
+        shared = double(_shared(known, horizon, facts)).flatten(0, 1)
+        features, outputs = _OWN + shared.shape[1], len(self.targets)
+        most = min(_NUMBERS / features, _PRODUCTS / features**2 / outputs)
+        every = max(1, round(len(shared) / most))
+        for output, channel in enumerate(self.targets):
+            own = double(_own(known, horizon, [channel])).reshape(-1, _OWN)
+            ever = known.ever[..., channel].reshape(-1)
+            change = double(target[..., output] - known.value[..., channel]).reshape(-1)
+            use = scored[..., output].reshape(-1)
+            for regime, rows in enumerate((use & ~ever, use & ever)):
+                chosen = rows.nonzero().flatten()[::every]
+                if len(chosen) < _FEWEST:
+                    self.weight[regime, output] = 0
+                    continue
+                row = torch.cat([own[chosen], shared[chosen]], 1)
+                gram = row.T @ row + _RIDGE * torch.eye(features, dtype=row.dtype)
+                self.weight[regime, output] = torch.linalg.solve(gram, row.T @ change[chosen]).to(self.weight)
+
+
+def logarithm(time: Tensor) -> Tensor:
+    """The logarithm of a time in units of the time scale that tells times far below it apart, about 1 in size."""
+    return (64 * time).log1p() / 3
+
+
+def _own(known: Past, horizon: Tensor, targets: list[int]) -> Tensor:
+    """(B, T, O, _OWN): what is known of each target itself."""
+    value, age, mean, count = (part[..., targets] for part in known)
+    ever = known.ever[..., targets]
+    age = (age + horizon.unsqueeze(-1)) * ever
+    far = horizon.unsqueeze(-1).expand_as(age)
+    few, fine, coarse = (1 + count).rsqrt(), logarithm(age), age.log1p()
+    parts = [torch.ones_like(age), value, mean, count.log1p(), value * few, mean * few, fine, coarse]
+    return torch.stack(
+        [*parts, value * fine, value * coarse, mean * fine, mean * coarse, logarithm(far), far.log1p()], -1
+    )
+
+
+def _shared(known: Past, horizon: Tensor, facts: Facts) -> Tensor:
+    """(B, T, features): what is known to every target."""
+    ever, static = known.ever.to(horizon.dtype), facts.static.expand(-1, horizon.shape[1], -1)
+    return torch.cat([known.value, ever, static, *([] if facts.ahead is None else [facts.ahead])], -1)

@@ -1,0 +1,295 @@
+"""The steps of a panel as a model reads them, what is asked of each, and their windows in batches.
+
+A forecast has a step before a series' first, at its time, with nothing observed: first values are forecast from static
+facts. What a step knows of its past is computed over the whole history, not over its window. Every step is asked for
+the next one and, in training, for one more that follows, drawn anew in each epoch: near ones as often as far ones, by
+the logarithm of their distance. Batches are functions of (seed, number): resuming is arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from glissando.data.base import WHOLE, Shard
+from glissando.data.order import random_words, shuffled
+from glissando.errors import DataError
+from glissando.series.history import Past, history
+from glissando.series.panel import Encoding, Panel
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+#: the smallest deviation of a column, and median step: below it, float32 divides by zero
+_SMALLEST = 1e-30
+#: windows are put together with others whose length, rounded up to a multiple of this, is the same
+_ROUNDED = 4
+
+
+# ---------------------------------------------------------------------- scales
+
+
+class Scales(NamedTuple):
+    """Means and deviations of what is trained on, as SeriesModel.set_scales takes them."""
+
+    input_mean: Floats
+    input_scale: Floats
+    output_mean: Floats
+    output_scale: Floats
+    static_mean: Floats
+    static_scale: Floats
+    future_mean: Floats
+    future_scale: Floats
+    time_scale: float
+
+
+def scales(panel: Panel, encoding: Encoding) -> Scales:
+    """Means and deviations of observed training values; a constant column has the scale 1, classes have none.
+
+    Raises DataError for a column whose variation float32 does not resolve.
+    """
+    found: list[Any] = []
+    outputs = np.zeros((1, len(encoding.classes) or len(encoding.target))) if panel.target is None else panel.target
+    for values, names in (
+        (panel.values, encoding.columns), (outputs, encoding.classes or encoding.target),
+        (panel.static, encoding.static), (panel.future, encoding.future),
+    ):  # fmt: skip
+        pairs = [_scale(column, name) for column, name in zip(values.T, names, strict=True)]
+        found += [np.array([mean for mean, _ in pairs]), np.array([scale for _, scale in pairs])]
+    gaps = panel.gaps
+    step = float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
+    if step < _SMALLEST:
+        raise DataError(f"the median step {step:.3g} is too small for float32: multiply the times by a constant")
+    return Scales(*found, time_scale=step)
+
+
+def _scale(values: Floats, name: str) -> tuple[float, float]:
+    """Mean and deviation of the values that are there."""
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return 0.0, 1.0
+    if values.min() == values.max():  # rounded, the mean of equal values may differ from each
+        return float(values[0]), 1.0
+    mean, scale = float(values.mean()), float(values.std())
+    if scale < max(1e-4 * abs(mean), _SMALLEST):
+        fix = "multiply it by a constant" if scale < _SMALLEST else "subtract a constant from it"
+        raise DataError(
+            f"column {name!r} varies by {scale:.3g} about {mean:.8g}, which float32 does not resolve: {fix}"
+        )
+    return mean, scale
+
+
+# ---------------------------------------------------------------------- steps
+
+
+@dataclass(frozen=True)
+class Steps:
+    """N steps of S series, one series after the other, tensors on the CPU in float64.
+
+    row     (N,) the panel's step; -1 of a step before the first
+    series  (N,)
+    known   (N, K) each: what is known after each step, in the model's units
+    """
+
+    row: Tensor
+    series: Tensor
+    first: Tensor  # (N,) bool
+    scored: Tensor  # (N,) bool
+    time: Tensor  # (N,)
+    values: Tensor  # (N, K)
+    gaps: Tensor  # (N,)
+    codes: Tensor  # (N, Q)
+    future: Tensor  # (N, U)
+    static: Tensor  # (S, P)
+    static_codes: Tensor  # (S, R)
+    known: Past
+    target: Tensor | None  # (N, O)
+    labels: Tensor | None  # (N,) or (S,)
+
+    @classmethod
+    def of(cls, panel: Panel, found: Scales, starting: bool) -> Steps:
+        """starting: with a step before the first of each series."""
+        counts = np.diff(panel.starts)
+        series = np.repeat(np.arange(len(counts)), counts + starting)
+        row = np.full(len(series), -1)
+        first = np.r_[True, series[1:] != series[:-1]]
+        real = ~first if starting else np.ones_like(first)
+        row[real] = np.arange(len(panel.times))
+        taken = np.where(real, row, np.r_[row[1:], 0])  # the step before the first is at its time
+
+        def steps(values: NDArray, missing: Any) -> Tensor:
+            chosen = values[taken]
+            chosen[~real] = missing
+            return torch.from_numpy(chosen)
+
+        values, gaps, begins = steps(panel.values, np.nan), steps(panel.gaps, 0.0), torch.from_numpy(first)
+        scaled = (values - torch.from_numpy(found.input_mean)) / torch.from_numpy(found.input_scale)
+        known = history(scaled[None], ~values.isnan()[None], gaps[None] / found.time_scale, first=begins[None])
+        per_step = panel.labels is not None and len(panel.labels) == len(panel.times)
+        return cls(
+            torch.from_numpy(row), torch.from_numpy(series), begins, torch.from_numpy(panel.scored[taken] & real),
+            torch.from_numpy(panel.times[taken]), values, gaps, steps(panel.codes, 0), torch.from_numpy(panel.future[taken]), torch.from_numpy(panel.static),
+            torch.from_numpy(panel.static_codes), Past(*(part[0] for part in known)),
+            None if panel.target is None else steps(panel.target, np.nan),
+            None if panel.labels is None else steps(panel.labels, -1) if per_step else torch.from_numpy(panel.labels),
+        )  # fmt: skip
+
+    def before(self, index: Tensor) -> Past:
+        """What is known before each of the steps."""
+        previous = (index - 1).clamp_min(0)
+        return Past(*(torch.where(self.first[index].unsqueeze(-1), 0, part[previous]) for part in self.known))
+
+
+class Batch(NamedTuple):
+    """B windows of L steps, the last ones padded.
+
+    inputs  what the model is called with, by name, beside x
+    index   (B, L) of Steps
+    target  (B, L, J, O) of a forecast and (B, L, O) of a regression, NaN where nothing is scored
+    labels  (B, L), or (B,) of series; -1: not scored
+    """
+
+    x: Tensor
+    inputs: dict[str, Any]
+    index: Tensor
+    mask: Tensor
+    target: Tensor | None = None
+    labels: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of steps, each with the end of what may be asked about.
+
+    begin, end  (W,) steps of each window
+    limit       (W,) the step behind the last one that a question may be about
+    targets     channels that are forecast; None: the answers are of the step itself
+    size        steps of a window at most, and how far random questions reach
+    rows        windows of that size in a batch
+    """
+
+    steps: Steps
+    begin: Ints
+    end: Ints
+    limit: Ints
+    targets: list[int] | None
+    size: int
+    rows: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls, steps: Steps, targets: list[int] | None, size: int, rows: int, seed: int = 0, whole: bool = False
+    ) -> Windows:
+        """Those of all steps that are scored, or, of a forecast, that come before one that is.
+
+        whole  one window a series, however long
+        """
+        scored, first = steps.scored.numpy(), steps.first.numpy()
+        used = np.r_[scored[1:] & ~first[1:], False] if targets is not None else scored
+        begins = np.flatnonzero(first)
+        ends = np.r_[begins[1:], len(first)]
+        counts = np.add.reduceat(used.astype(np.int64), begins)
+        begins, ends, counts = begins[counts > 0], ends[counts > 0], counts[counts > 0]
+        until = ends - (targets is not None)  # the last step of a series has nothing to be asked about
+        start = until - counts  # what is scored is the end of a series
+        cuts = [np.arange(a, b, b - a if whole else size) for a, b in zip(start, until, strict=True)]
+        numbers = [len(cut) for cut in cuts]
+        begin, stop = np.concatenate(cuts), np.repeat(until, numbers)
+        end = stop if whole else np.minimum(begin + size, stop)
+        return cls(steps, begin, end, np.repeat(ends, numbers), targets, size, rows, seed)
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    @cached_property
+    def _rounded(self) -> Ints:
+        return -(-(self.end - self.begin) // _ROUNDED) * _ROUNDED
+
+    @cached_property
+    def _cuts(self) -> Ints:
+        """Where the windows, in the order of their rounded lengths, are cut into batches of about equally many steps."""
+        cost = np.cumsum(np.sort(self._rounded))
+        count = max(1, round(cost[-1] / (self.size * self.rows)))
+        inner = np.searchsorted(cost, np.linspace(0, cost[-1], count + 1)[1:-1])
+        return np.unique(np.r_[0, inner, len(self)])
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return len(self._cuts) - 1
+
+    def training(self, number: int, shard: Shard = WHOLE) -> Batch:
+        """Batch `number`, counted over all epochs: every window once an epoch, beside others of its length."""
+        epoch, slot = number // self.batches, int(shuffled(np.array([number]), self.batches, self.seed)[0])
+        order = np.lexsort((random_words(self.seed, epoch, np.arange(len(self))), self._rounded))
+        chosen = order[self._cuts[slot] : self._cuts[slot + 1]]
+        chosen = np.resize(chosen, max(len(chosen), shard.world))[shard.rank :: shard.world]
+        return self.batch(chosen, later=epoch)
+
+    def scoring(self, stride: int = 1) -> Iterator[Batch]:
+        """Every window, or one of `stride`, in batches of about as many steps as in training."""
+        chosen = np.arange((stride - 1) // 2, len(self), stride)
+        chosen = chosen[np.argsort(self._rounded[chosen], kind="stable")]
+        cost = np.cumsum(self._rounded[chosen]) // (8 * self.size * self.rows)
+        for cut in np.split(chosen, np.flatnonzero(np.diff(cost)) + 1):
+            if len(cut):
+                yield self.batch(cut)
+
+    def batch(self, chosen: Ints, later: int | None = None) -> Batch:
+        """Those windows; later: with a second question a step, the draw of this number."""
+        steps, begin, end = self.steps, self.begin[chosen], self.end[chosen]
+        place = np.arange(int((end - begin).max()))
+        index = np.minimum(begin[:, None] + place, end[:, None] - 1)
+        mask = torch.from_numpy(begin[:, None] + place < end[:, None])
+        at = torch.from_numpy(index)
+        series, past = steps.series[at[:, 0]], steps.before(at[:, 0])
+        values = steps.values[at]
+        inputs: dict[str, Any] = {
+            "observed": ~values.isnan(), "dt": steps.gaps[at], "past": past,
+            "mask": None if bool(mask.all()) else mask,
+        }  # fmt: skip
+        if steps.codes.shape[1]:
+            inputs["codes"] = steps.codes[at]
+        if steps.static.shape[1]:
+            inputs["static"] = steps.static[series]
+        if steps.static_codes.shape[1]:
+            inputs["static_codes"] = steps.static_codes[series]
+        if steps.future.shape[1]:
+            inputs["future"] = steps.future[at]
+        if self.targets is None:
+            target = None if steps.target is None else torch.where(mask.unsqueeze(-1), steps.target[at], torch.nan)
+            return Batch(values, inputs, at, mask, target, self._labels(at, mask, series))
+        asked = self._questions(index, self.limit[chosen], later)
+        real = mask.unsqueeze(-1) & (asked >= 0)
+        about = asked.clamp_min(0)
+        inputs["horizon"] = torch.where(real, steps.time[about] - steps.time[at].unsqueeze(-1), 0)
+        inputs["horizon"][..., 0] = torch.where(real[..., 0], steps.gaps[about[..., 0]], 0)
+        if steps.future.shape[1]:
+            inputs["ahead"] = steps.future[about]
+        target = torch.where(real.unsqueeze(-1), steps.values[about][..., self.targets], torch.nan)
+        return Batch(values, inputs, at, mask, target)
+
+    def _questions(self, index: Ints, limit: Ints, later: int | None) -> Tensor:
+        """(B, L, J): the step that each question is about; -1 where there is none."""
+        following = index + 1
+        if later is None:
+            return torch.from_numpy(following)[..., None]
+        most = np.minimum(limit[:, None] - 1 - following, self.size)
+        share = random_words(self.seed + 1, later, index) / 2.0**64
+        further = np.floor(np.exp(share * np.log1p(np.maximum(most, 0)))).astype(np.int64)
+        drawn = np.where(most > 0, following + np.minimum(further, most), -1)
+        return torch.from_numpy(np.stack([following, drawn], -1))
+
+    def _labels(self, at: Tensor, mask: Tensor, series: Tensor) -> Tensor | None:
+        labels = self.steps.labels
+        if labels is None:
+            return None
+        return labels[series] if len(labels) == len(self.steps.static) else torch.where(mask, labels[at], -1)

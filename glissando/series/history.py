@@ -1,0 +1,95 @@
+"""What a step knows of the past: for each channel its last value, how old that is, whether it was ever observed, the
+mean and the number of the values so far.
+
+    n_t = n_{t-1} + o_t,    m_t = m_{t-1} + o_t (v_t - m_{t-1}) / n_t
+    c_t, a_t = (v_t, 0) if o_t else (c_{t-1}, a_{t-1} + g_t)
+
+with v the value, o whether it was observed and g the time since the step before. A value that was not observed enters
+nowhere: it may be NaN. The recursion is computed for all steps at once; its state is `Past`, so that a history in
+pieces is the same history. After GRU-D's inputs: Che et al. 2018, arXiv 1606.01865.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from glissando.kernels.precise import widest
+
+
+class Past(NamedTuple):
+    """What is known of each channel, (B, K) as a state and (B, T, K) after each step; zeros before the first value."""
+
+    value: Tensor  # the last one
+    age: Tensor  # time since it was observed
+    mean: Tensor  # of all values so far
+    count: Tensor  # number of values so far
+
+    @property
+    def ever(self) -> Tensor:
+        """bool: whether a value was observed so far."""
+        return self.count > 0
+
+
+def nothing(batch: int, channels: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Past:
+    """The state before any step."""
+    return Past(*(torch.zeros(batch, channels, device=device, dtype=dtype) for _ in Past._fields))
+
+
+def history(
+    values: Tensor, observed: Tensor, gaps: Tensor, past: Past | None = None, first: Tensor | None = None
+) -> Past:
+    """What is known after each step.
+
+    Args:
+        values: (B, T, K); those that were not observed may be anything.
+        observed: (B, T, K) bool.
+        gaps: (B, T), the time since the step before; 0 at steps that are padding.
+        past: The state (B, K) before the first step; None: nothing is known.
+        first: (B, T) bool, True where another series begins, which knows nothing of the one before.
+
+    Returns:
+        (B, T, K) each. The state after the last step is `at(found, -1)`.
+    """
+    dtype, wide = values.dtype, widest(values.device)
+    before = Past(*(part.unsqueeze(1).to(wide) for part in past)) if past is not None else None
+    length = values.shape[1]
+    place = torch.arange(length, device=values.device).view(1, -1, 1)
+    # at the first step of its series, which is where sums and places count from
+    begin = None if first is None else torch.where(first.unsqueeze(-1), place, 0).cummax(1).values
+    latest = torch.where(observed, place, -1).cummax(1).values
+    within = latest >= (0 if begin is None else begin)
+    values = torch.where(observed, values, 0).to(wide)
+
+    count, total = observed.to(wide).cumsum(1), values.cumsum(1)
+    elapsed = gaps.to(wide).cumsum(1).unsqueeze(-1)
+    if begin is not None:
+        count, total = count - _upto(count, begin), total - _upto(total, begin)
+    seen = latest.clamp_min(0)
+    value = values.gather(1, seen)
+    age = elapsed - elapsed.expand_as(value).gather(1, seen)
+    if before is not None:
+        value = torch.where(within, value, before.value)
+        age = torch.where(within, age, before.age + elapsed)
+        total, count = total + before.mean * before.count, count + before.count
+    known = count > 0
+    found = Past(
+        torch.where(known, value, 0),
+        torch.where(known, age, 0),
+        torch.where(known, total, 0) / count.clamp_min(1),
+        count,
+    )
+    return Past(*(part.to(dtype) for part in found))
+
+
+def _upto(sums: Tensor, begin: Tensor) -> Tensor:
+    """The sums (B, T, K) before the place (B, T, 1) where each step's series begins."""
+    index = (begin - 1).clamp_min(0).expand_as(sums)
+    return torch.where(begin > 0, sums.gather(1, index), 0)
+
+
+def at(known: Past, step: int) -> Past:
+    """The state (B, K) after one of the steps."""
+    return Past(*(part[:, step] for part in known))
