@@ -32,8 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glissando.data.series import oscillators
 from glissando.evaluation.time_constants import compare_patterns, pattern_table, signals
+from glissando.series.example import oscillators
 from research.network import Network
 from research.signal_picture import plot_signal
 

@@ -29,7 +29,6 @@ from glissando.config import from_dict
 from glissando.data.base import Corpus
 from glissando.data.corpora import CORPORA, build_corpus
 from glissando.errors import RunError
-from glissando.evaluation.series import evaluate as evaluate_series
 from glissando.evaluation.steering import Dials, sweep, trial
 from glissando.generation import tokenizer_of
 from glissando.metrics import read_metrics
@@ -38,6 +37,7 @@ from glissando.pretrained import CARD
 from glissando.pretrained import ROOT as PACKAGED
 from glissando.quantisation import reduced
 from glissando.runs import METRICS, MODEL, Run
+from glissando.series.evaluation import evaluate as evaluate_series
 from glissando.storage import write_atomic
 
 SOURCES = Path(__file__).parent.parent / "models"
@@ -94,7 +94,7 @@ def pack(name: str, parts: list[Path], out: Path) -> None:
     measures."""
     source = Run.open(parts[-1])
     is_series = _is_series(yaml.safe_load((SOURCES / f"{name}.yaml").read_text()))
-    kept = ("kind", "model", "data", "training", "classes")
+    kept = ("kind", "model", "data", "training", "encoding")
     whole = source.read_config(kind="series" if is_series else None)
     config = {key: value for key, value in whole.items() if key in kept}
     for option in ("path", "valid_path"):
@@ -113,7 +113,7 @@ def pack(name: str, parts: list[Path], out: Path) -> None:
         raise RunError(f"the packed weights have {size:,} bytes, and at most {LARGEST:,} are packaged")
     _, head, body = (SOURCES / f"{name}.md").read_text().split("---\n", 2)
     measured = series_figures(out) if is_series else figures(out, source.path)
-    front = yaml.safe_load(head) | measured | {"training": _training(parts)}
+    front = yaml.safe_load(head) | measured | {"training": _training(parts, is_series)}
     sections = _series_sections(name, front) if is_series else _sections(out, name, front)
     text = f"---\n{yaml.safe_dump(front, sort_keys=False, width=110)}---\n{body.rstrip()}\n\n{sections}"
     write_atomic(out / CARD, text.encode())
@@ -126,11 +126,11 @@ def series_figures(packed: Path) -> dict[str, Any]:
         _run("series", "example", "--out", table)
         found = evaluate_series(packed, str(table))
     rmse = {
-        who: {target: round(each[who]["rmse"], 4) for target, each in found.figures.items()}
-        for who in ("model", "last value", "mean")
+        who: {target: round(each[who]["rmse"], 4) for target, each in found.score.figures.items()}
+        for who in ("model", "anchor", "last value", "mean")
     }
     parameters = glissando.SeriesModel.load(packed).num_parameters()
-    return {"parameters": parameters, "figures": {"rmse": rmse, "steps": found.steps}}
+    return {"parameters": parameters, "figures": {"rmse": rmse, "values": found.score.scored}}
 
 
 def figures(packed: Path, data_of: Path) -> dict[str, Any]:
@@ -158,10 +158,10 @@ def success(model: glissando.LanguageModel, corpus: Corpus) -> dict[str, dict[st
     return found
 
 
-def _training(parts: list[Path]) -> dict[str, Any]:
+def _training(parts: list[Path], is_series: bool) -> dict[str, Any]:
     rows = [read_metrics(part / METRICS)[-1] for part in parts]
     record = Run.open(parts[-1]).read_environment()
-    counted = "tokens" if "tokens" in rows[0] else "step"
+    counted = "step" if is_series else "tokens"
     text = {} if counted == "step" else {"megabytes": round(sum(map(_bytes_read, parts)) / 1e6, 1)}
     return {
         "steps" if counted == "step" else counted: int(sum(float(row[counted]) for row in rows)),
@@ -232,7 +232,7 @@ def _series_sections(name: str, front: dict[str, Any]) -> str:
     lines = [
         "## Figures",
         "",
-        f"Root mean square error of the next value, on the {f['steps']:,} steps that `glissando series example` "
+        f"Root mean square error of the next value, on the {f['values']:,} values that `glissando series example` "
         "writes, none of which it was trained on:",
         "",
         "| | a | b |",

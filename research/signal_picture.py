@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from glissando.backbone import Backbone
 from glissando.evaluation.layers import layer_numbers
 from glissando.evaluation.time_constants import draw_heat, finish, stacked, time_constants
 from glissando.mixers.liquid import Liquid
-from glissando.series import SeriesModel
 
 
-def plot_signal(model: SeriesModel, x: Tensor, target: Path, dt: Tensor | None = None) -> Path:
+def plot_signal(model: Backbone, x: Tensor, target: Path, dt: Tensor | None = None) -> Path:
     """The signal x (T, F) over time, at most eight of its numbers, and below it tau of each layer as a heat map.
 
     dt  (T,): how long each step takes, 1 if None. A step is as wide as it is long.

@@ -14,11 +14,10 @@ from glissando.cli import COMMANDS, installed, main
 from glissando.cli.help import documented, is_section
 from glissando.config import hints_of
 from glissando.data.corpora import CORPORA, TOKENIZERS
-from glissando.data.series import SeriesData
 from glissando.depth import DEPTHS
 from glissando.mixers import MIXERS
 from glissando.mixers.tau.calibration import CALIBRATIONS
-from glissando.series import SeriesConfig
+from glissando.series import SeriesConfig, SeriesData
 from glissando.training.config import OPTIMIZERS, TrainingConfig
 from glissando.training.schedules import SCHEDULES
 

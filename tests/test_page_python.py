@@ -20,7 +20,6 @@ ROOT = Path(__file__).parent.parent
 SHORTER = {
     ("training", 0): {"range(1000)": "range(2)"},
     ("training", 1): {"max_steps=1000": "max_steps=2", "val_check_interval=200": "val_check_interval=2"},
-    ("series", 2): {'"dt": "both", ...': '"dt": "both"'},
 }
 #: blocks that are not programs, and why
 FRAGMENTS = {
@@ -57,7 +56,7 @@ def place(tmp_path):
         shutil.copytree(pretrained.ROOT / "stories", folder / "runs" / name)
     (folder / "book.txt").write_text("The ship sailed at dawn, and the crew sang of home.\n" * 400)
     config = {"hidden_size": 8, "mixer": "liquid", "depth": {"layers": 1}}
-    SeriesModel.from_config(config, inputs=17, outputs=17).save(folder / "runs" / "oscillators")
+    SeriesModel.from_config(config | {"forecast": True}, inputs=17, outputs=17).save(folder / "runs" / "oscillators")
     return folder
 
 
@@ -69,6 +68,7 @@ def test_the_blocks_of_a_page_run(page, place, monkeypatch):
     x = torch.randn(1, 5, 17)
     names = {
         "glissando": glissando, "x": x, "dt": torch.rand(1, 5) + 0.1, "mask": torch.ones(1, 5, dtype=torch.bool),
+        "observed": torch.rand(x.shape) < 0.5, "horizon": torch.rand(1, 5, 2),
         "ids": torch.randint(1024, (2, 8)), "F": 17, "O": 17,
     }  # fmt: skip
     with forgetting():

@@ -57,7 +57,7 @@ def test_the_figures_of_a_forecaster_are_those_of_the_file(name, tmp_path, capsy
     capsys.readouterr()
     assert main(["series", "evaluate", name, "--file", str(table), "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)
-    assert measured["scored"] == card["figures"]["steps"]
+    assert measured["scored"] == card["figures"]["values"]
     for target, by_predictor in measured["targets"].items():
         for who, each in by_predictor.items():
             assert each["rmse"] == pytest.approx(card["figures"]["rmse"][who][target], abs=2e-4)

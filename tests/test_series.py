@@ -13,7 +13,7 @@ from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 
 import glissando
-from glissando.errors import ConfigError, InputError, RunError
+from glissando.errors import ConfigError, RunError
 from glissando.mixers import MIXERS, ContextError
 from glissando.model import LanguageModel
 from glissando.series import SeriesConfig, SeriesModel, last

@@ -36,7 +36,7 @@ def language_model(**options) -> LanguageModel:
 
 
 def series_model(**options) -> SeriesModel:
-    return SeriesModel.from_config({**SMALL, **options}, inputs=3, outputs=2).double().eval()
+    return SeriesModel.from_config({**SMALL, "dt": "linear", **options}, inputs=3, outputs=2).double().eval()
 
 
 def test_time_constants_are_those_of_the_equation():
@@ -98,13 +98,18 @@ def test_patterns_run_over_time():
 def loudness_model(sign: float) -> SeriesModel:
     """One layer whose tau grows (or shrinks) with how far the input is from zero, by the same law for every mode."""
     model = SeriesModel.from_config(
-        {**SMALL, "depth": {"layers": 1}, "mixer": {"kind": "liquid", "adaptation": 0.9, "state_dependence": False}},
+        {
+            **SMALL,
+            "dt": "linear",
+            "depth": {"layers": 1},
+            "mixer": {"kind": "liquid", "adaptation": 0.9, "state_dependence": False},
+        },
         inputs=1,
         outputs=1,
     ).double()
     with torch.no_grad():
         # The norm makes any input but 0 a unit vector: with a bias beside it, its direction tells how large it was.
-        model.entry.weight.copy_(torch.eye(8)[:, :1])
+        model.entry.weight.zero_()[:, :1].copy_(torch.eye(8)[:, :1])
         model.entry.bias.copy_(torch.eye(8)[:, 1])
         project = model.depth.blocks[0].mixer.layer.project.weight
         project.zero_()

@@ -22,9 +22,9 @@ from glissando import imports, machine, remote, storages, untrusted
 from glissando.cli import main
 from glissando.data.corpora import HubOptions
 from glissando.errors import ConfigError, DataError, GlissandoError, RunError
-from glissando.evaluation.series import evaluate as evaluate_series
 from glissando.remote import Mirror, fetched
 from glissando.runs import Run
+from glissando.series.evaluation import evaluate as evaluate_series
 from glissando.stages import RECORD, STAGES, resume_stages, train_stages
 from glissando.storage import MANIFEST, manifest_text, read_manifest, write_manifest
 from glissando.training.fit import extend, resume, train

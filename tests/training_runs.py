@@ -22,12 +22,12 @@ from glissando.config import from_dict, merge
 from glissando.data.base import Batch
 from glissando.data.corpora import build_corpus
 from glissando.runs import Run
+from glissando.series.task import SeriesRunConfig, series_config
 from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.language_task import LanguageTask
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress
-from glissando.training.series_task import SeriesRunConfig, series_config
 from glissando.training.state import TrainState
 
 #: columns of metrics.csv that hold times

@@ -29,7 +29,7 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series evaluate RUN [--file FILE] [--out FILE]
        glissando series example --out FILE [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
-_TABLES = ("data.path", "data.valid_path")
+_TABLES = ("data.path", "data.valid_path", "data.static_path")
 #: rows and width of activations for which threads are chosen
 _USUAL = (1024, 64)
 #: the options that --help shows
@@ -69,8 +69,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _parser() -> Parser:
-    from glissando.data.series import SeriesData
-    from glissando.series import SeriesConfig
+    from glissando.series import SeriesConfig, SeriesData
     from glissando.training.config import TrainingConfig
 
     parser = parser_for("series", "Train a model of numbers on a CSV or Parquet file, and measure it.", EXAMPLE, _USAGE)
@@ -95,11 +94,11 @@ def _parser() -> Parser:
 def _train(options: Options) -> None:
     from glissando.imports import imported
     from glissando.process import prepare_to_train
+    from glissando.series.task import SeriesRunConfig, series_config
     from glissando.threads import threads_of
     from glissando.training.config import MACHINE
     from glissando.training.fit import resume, train
     from glissando.training.mirroring import old_place
-    from glissando.training.series_task import SeriesRunConfig, series_config
 
     prepare_to_train()
     if options.resume is not None:
@@ -125,20 +124,16 @@ def _train(options: Options) -> None:
 
 
 def _evaluate(options: Options) -> None:
-    from glissando.evaluation.series import evaluate
+    from glissando.series.evaluation import evaluate
 
     choose_threads(options, *_USUAL)
     found = evaluate(options.run, options.file, options.out)
-    print(
-        json.dumps(found.as_dict(), indent=2)
-        if options.json
-        else f"{found.steps} steps, loss {found.loss:.4f}\n{found.table()}"
-    )
+    print(json.dumps(found.as_dict(), indent=2) if options.json else found.score.table())
 
 
 def _example(options: Options) -> None:
     """Series of two values, a and b, at uneven times t."""
-    from glissando.data.series import oscillators
+    from glissando.series.example import oscillators
     from glissando.storage import write_atomic
 
     require_out(options, "name the CSV to write, such as --out oscillators.csv")

@@ -23,7 +23,6 @@ from glissando.evaluation.observe import show
 from glissando.mixers import Context
 from glissando.mixers.liquid import Liquid
 from glissando.model import LanguageModel
-from glissando.series import SeriesModel
 
 #: rows of each pattern, and steps of a row, by default
 SEEDS, LENGTH = 8, 256
@@ -198,8 +197,8 @@ def signals(model: Backbone) -> dict[str, Pattern]:
         weight = model.embedding.weight.detach().cpu()
         size, mean, scale = weight.shape[1], weight.mean(0), weight.std(0)
     else:
-        assert isinstance(model, SeriesModel)
-        size, mean, scale = model.config.inputs, model.input_mean.cpu().float(), model.input_scale.cpu().float()
+        mean, scale = (model.get_buffer(name).cpu().float() for name in ("input_mean", "input_scale"))
+        size = len(mean)
 
     def noise(generator: torch.Generator, *shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)

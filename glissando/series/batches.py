@@ -86,6 +86,34 @@ def _scale(values: Floats, name: str) -> tuple[float, float]:
     return mean, scale
 
 
+#: deviations from the mean, and median steps, beyond which the squares of float32 overflow within a model
+_FAR = 1e15
+
+
+def require_near(panel: Panel, encoding: Encoding, found: Scales) -> None:
+    """Raises DataError for the first value or gap that is too far from the scales of training for float32."""
+    parts: list[tuple[Floats, Any, Any, list[str], str]] = [
+        (panel.values, found.input_mean, found.input_scale, encoding.columns, "deviations from the mean"),
+        (panel.gaps[:, None], np.zeros(1), np.full(1, found.time_scale), ["time"], "times the median step"),
+        (panel.future, found.future_mean, found.future_scale, encoding.future, "deviations from the mean"),
+    ]
+    if panel.target is not None:
+        parts.append((panel.target, found.output_mean, found.output_scale, encoding.target, "deviations from the mean"))
+    for values, mean, scale, names, what in parts:
+        for row, column in np.argwhere(np.abs(values - mean) > _FAR * scale)[:1]:
+            count = abs(values[row, column] - mean[column]) / scale[column]
+            raise DataError(
+                f"line {panel.rows[row]}, column {names[column]!r}: {values[row, column]:.6g} is {count:.3g} {what} of "
+                "what is trained on, too far for float32: correct it, or leave this row out"
+            )
+
+
+def scales_of(model: Any) -> Scales:
+    """Those that a SeriesModel was trained with."""
+    *parts, step = (model.get_buffer(name).double().cpu().numpy() for name in Scales._fields)
+    return Scales(*parts, time_scale=float(step))
+
+
 # ---------------------------------------------------------------------- steps
 
 
@@ -135,7 +163,8 @@ class Steps:
         per_step = panel.labels is not None and len(panel.labels) == len(panel.times)
         return cls(
             torch.from_numpy(row), torch.from_numpy(series), begins, torch.from_numpy(panel.scored[taken] & real),
-            torch.from_numpy(panel.times[taken]), values, gaps, steps(panel.codes, 0), torch.from_numpy(panel.future[taken]), torch.from_numpy(panel.static),
+            torch.from_numpy(panel.times[taken]), values, gaps, steps(panel.codes, 0),
+            torch.from_numpy(panel.future[taken]), torch.from_numpy(panel.static),
             torch.from_numpy(panel.static_codes), Past(*(part[0] for part in known)),
             None if panel.target is None else steps(panel.target, np.nan),
             None if panel.labels is None else steps(panel.labels, -1) if per_step else torch.from_numpy(panel.labels),
@@ -162,6 +191,21 @@ class Batch(NamedTuple):
     mask: Tensor
     target: Tensor | None = None
     labels: Tensor | None = None
+
+
+class Asked(NamedTuple):
+    """N questions, one below the other.
+
+    at       (N,) the step at which each is asked
+    horizon  (N,)
+    target   (N, O), NaN where nothing was observed
+    ahead    (N, U), or None
+    """
+
+    at: Tensor
+    horizon: Tensor
+    target: Tensor
+    ahead: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -215,11 +259,14 @@ class Windows:
 
     @cached_property
     def _cuts(self) -> Ints:
-        """Where the windows, in the order of their rounded lengths, are cut into batches of about equally many steps."""
-        cost = np.cumsum(np.sort(self._rounded))
-        count = max(1, round(cost[-1] / (self.size * self.rows)))
-        inner = np.searchsorted(cost, np.linspace(0, cost[-1], count + 1)[1:-1])
-        return np.unique(np.r_[0, inner, len(self)])
+        """Where the windows, by their rounded lengths, are cut into batches that are padded to about as many steps."""
+        cuts, longest = [0], np.sort(self._rounded)
+        for number, length in enumerate(longest):  # ascending, so that a batch is padded to its last
+            if number > cuts[-1] and (number + 1 - cuts[-1]) * length > self.size * self.rows:
+                cuts.append(number)
+        if len(cuts) > 1 and 2 * (len(self) - cuts[-1]) < cuts[-1] - cuts[-2]:
+            cuts.pop()  # a small rest joins the batch before it
+        return np.array([*cuts, len(self)])
 
     @property
     def batches(self) -> int:
@@ -276,6 +323,24 @@ class Windows:
             inputs["ahead"] = steps.future[about]
         target = torch.where(real.unsqueeze(-1), steps.values[about][..., self.targets], torch.nan)
         return Batch(values, inputs, at, mask, target)
+
+    def asked(self) -> Asked:
+        """All that is asked of a forecast in the first epoch, but for what has no answer."""
+        found: list[Asked] = []
+        for chosen in np.array_split(np.arange(len(self)), max(1, len(self) // 1024)):
+            batch = self.batch(chosen, later=0)
+            assert batch.target is not None
+            use = batch.mask.unsqueeze(-1) & ~batch.target.isnan().all(-1)
+            ahead = batch.inputs.get("ahead")
+            found.append(
+                Asked(
+                    batch.index.unsqueeze(-1).expand_as(use)[use],
+                    batch.inputs["horizon"][use],
+                    batch.target[use],
+                    None if ahead is None else ahead[use],
+                )
+            )
+        return Asked(*(None if part[0] is None else torch.cat(part) for part in zip(*found, strict=True)))
 
     def _questions(self, index: Ints, limit: Ints, later: int | None) -> Tensor:
         """(B, L, J): the step that each question is about; -1 where there is none."""

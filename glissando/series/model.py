@@ -51,9 +51,9 @@ class SeriesConfig(BackboneConfig):
     static             number of numeric columns of a series
     static_categories  as categories, of a series
     future             number of columns that are known of later times
-    dt                 how the time since the step before enters: `log` and `linear`: states decay over it, if the mixers
-                       accept it, by 0.5 + log(1 + dt) or by dt in units of the time scale; `input`: it is a feature
-                       alone; a feature it is always
+    dt                 how the time since the step before enters, beside as a feature: `log` and `linear`: states decay
+                       over 0.5 + log(1 + dt) or dt, in units of the time scale, where the mixers accept it; `input`:
+                       no further
     pairs              of a forecast's head: number of pairs that decay and turn over the horizon
     """
 
@@ -69,7 +69,7 @@ class SeriesConfig(BackboneConfig):
     future: NonNegativeInt = 0
     mixer: MIXERS.sections() = field(default_factory=LiquidConfig)  # type: ignore[valid-type]
     dt: Literal["log", "linear", "input"] = "log"
-    pairs: PositiveInt = 16
+    pairs: PositiveInt = 32
     head_bias: bool = True
     init: Scheme = starting(default="torch", of="")
 

@@ -1,0 +1,248 @@
+"""Series in the training loop: a model that forecasts a table's values, or predicts a column or a class of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from glissando.config import from_dict, options, recorded, to_dict
+from glissando.data.base import WHOLE, Shard, Split
+from glissando.errors import ConfigError, DivergenceError
+from glissando.runs import Run
+from glissando.series.answers import call, scored, standard
+from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
+from glissando.series.model import SeriesConfig, SeriesModel
+from glissando.series.options import SeriesData
+from glissando.series.panel import Encoding, Panel, parts
+from glissando.series.reading import read_panel
+from glissando.training.config import TrainingConfig, require_parts
+from glissando.training.task import Loss, Task
+
+
+@options
+class SeriesRunConfig:
+    """All of a run of series: what config.yaml holds, resolved.
+
+    model     options of SeriesConfig; sizes follow from the table
+    encoding  what the table's columns mean
+    imports   the Python files that registered what the run is made of (--import on the command line)
+    """
+
+    data: SeriesData
+    preset: str | None = None
+    model: Annotated[dict[str, Any], SeriesConfig] = field(default_factory=dict)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    encoding: Encoding | None = recorded(default=None)
+    imports: list[Annotated[str, Field(strict=True)]] = field(default_factory=list)
+
+    kind: ClassVar[str | None] = "series"
+    command: ClassVar[str] = "series train"
+    other_texts: ClassVar[str | None] = (
+        "the table of the run with --{option} FILE, train anew into another directory, or measure the run on all of "
+        "a file: glissando series evaluate RUN --file FILE"
+    )
+    start_from: ClassVar[str | None] = None
+    grown: ClassVar[dict[str, list[float]]] = {}
+
+    def check(self, processes: int) -> None:
+        """Set the budget where none is given: 30 epochs. Raise ConfigError for what cannot be trained so."""
+        t = self.training
+        if not t.budgets:
+            t.epochs = 30.0
+        text_only = {"flops": t.flops, "neutral_kl": t.neutral_kl, "sample_prompt": t.sample_prompt}
+        if unused := [name for name, value in text_only.items() if value]:
+            raise ConfigError(f"training.{unused[0]} is an option of language models only: leave it out")
+        require_parts(t, self.data.batch_size, processes)
+
+    def task(self, resumed: Run | None = None) -> SeriesTask:
+        """Read the table."""
+        prepared = prepare(self.data, self.encoding)
+        self.encoding = prepared.encoding
+        return SeriesTask(self, prepared)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain nested values."""
+        return {"kind": self.kind, **to_dict(self)}
+
+
+def series_config(values: Mapping[str, Any]) -> SeriesRunConfig:
+    """Raises ConfigError for what is no configuration of series."""
+    return from_dict(SeriesRunConfig, {"data": {}, **values})
+
+
+class Prepared(NamedTuple):
+    """What a configuration and its tables come to."""
+
+    encoding: Encoding
+    scales: Scales
+    train: Windows
+    valid: Windows
+    panel: Panel  # of what is held out
+    lines: list[str]
+
+
+def prepare(data: SeriesData, encoding: Encoding | None = None) -> Prepared:
+    """Read and split the table; encoding: that of a run that goes on. Raises DataError for what cannot be used."""
+    panel, encoding = read_panel(data, encoding=encoding)
+    if data.valid_path is None:
+        train, valid = parts(panel, data)
+        lines = valid.report
+    else:
+        train, (valid, _) = panel, read_panel(data, data.valid_path, encoding)
+        lines = [*panel.report, *valid.report]
+    found = scales(train, encoding)
+    for each in (train, valid):
+        require_near(each, encoding, found)
+    cut = [windows_of(each, data, encoding, found) for each in (train, valid)]
+    return Prepared(encoding, found, cut[0], cut[1], valid, lines)
+
+
+def windows_of(panel: Panel, data: SeriesData, encoding: Encoding, found: Scales) -> Windows:
+    """The windows of a panel, as the run trains on them and scores them."""
+    targets = None
+    if encoding.task == "forecast":
+        targets = [encoding.columns.index(name) for name in encoding.target]
+    whole = encoding.task == "classification" and encoding.label == "series"
+    steps = Steps.of(panel, found, starting=targets is not None)
+    return Windows.of(steps, targets, data.window, data.batch_size, data.seed, whole)
+
+
+class SeriesTask(Task):
+    """The head's loss in units of the target's deviation, or the cross-entropy of a class, summed over what is scored:
+    of a forecast, over the observed channels of the next step and of one more."""
+
+    keeps_best = True
+
+    def __init__(self, config: SeriesRunConfig, prepared: Prepared) -> None:
+        self.config, self.prepared, self.encoding = config, prepared, prepared.encoding
+        self.notes: Sequence[str] = prepared.lines
+        train = prepared.train
+        outputs = len(self.encoding.target) * (2 if train.targets is not None else 1)
+        self.nominal = max(1, train.size * train.rows * outputs)
+        figures = ("accuracy", "log_loss") if self.encoding.classes else ("rmse", "mae")
+        self.columns = tuple(f"valid_{figure}/{target}" for target in self.encoding.target for figure in figures)
+
+    @property
+    def epoch_rows(self) -> int:
+        return self.prepared.train.batches * self.config.data.batch_size
+
+    def new_model(self, saved: bool = False) -> SeriesModel:
+        """With the table's sizes and scales, and the anchor solved for; its options become the configuration's."""
+        model = build(self.config.model, self.prepared)
+        self.config.model = to_dict(model.config)
+        if self.config.training.precision == "64-true":
+            model.double()
+        if model.config.forecast and not saved:
+            fit_anchor(model, self.prepared.train)
+        with torch.no_grad():  # what does not fit together is found before anything is made
+            call(model, self.prepared.train.batch(np.arange(1)))
+        return model
+
+    def batches(self, split: Split, step: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
+        """Every window once an epoch, in an order that is a function of data.seed and the epoch."""
+        if split == "valid":
+            yield from self.prepared.valid.scoring()
+            return
+        while True:
+            yield self.prepared.train.training(step, shard)
+            step += 1
+
+    def loss(self, model: SeriesModel, batch: Batch, state: Any = None, logged: bool = False) -> Loss:
+        y = call(model, batch, compiled=self.config.training.compile)
+        if batch.labels is not None:
+            labels = batch.labels.to(y.device)
+            known = labels >= 0
+            return Loss(F.cross_entropy(y[known], labels[known], reduction="sum"), int(known.sum()))
+        assert batch.target is not None
+        total, count = model.distribution.loss(*standard(model, y, batch.target.to(y)))
+        return Loss(total, int(count))
+
+    def score(
+        self, model: SeriesModel, device: torch.device, stride: int = 1, shard: Shard = WHOLE
+    ) -> dict[str, float]:
+        """Every process scores all windows, which are few."""
+        figures = scored(model, self.prepared.valid, self.encoding, stride)
+        if not math.isfinite(figures.loss):
+            raise DivergenceError(
+                f"the held-out loss is {figures.loss}, and the last checkpoint is kept: train again with a lower "
+                "training.optimizer.learning_rate"
+            )
+        row = {"valid_loss": figures.loss}
+        for target, by_predictor in figures.score.figures.items():
+            row |= {f"valid_{figure}/{target}": value for figure, value in by_predictor["model"].items()}
+        return {name: value for name, value in row.items() if name == "valid_loss" or name in self.columns}
+
+    def describe(self, batch: Batch) -> str:
+        found, train = self.encoding, self.prepared.train
+        read = [*found.columns, *found.categorical]
+        read += [f"static {name}" for name in (*found.static, *found.static_categorical)]
+        read += [f"known in advance {name}" for name in found.future]
+        return (
+            f"{found.task} of {_listed(found.target)} from {_listed(read)}; {len(train):,} windows of at most "
+            f"{int((train.end - train.begin).max())} steps to train, {len(self.prepared.valid):,} held out"
+        )
+
+    def summary(self, run: Run, best_step: int) -> dict[str, Any]:
+        """The figures of the best validation's weights on all that is held out."""
+        path = run.best_checkpoint()
+        if path is None or best_step < 0:
+            return {"best": None}
+        self.found = scored(SeriesModel.load(path), self.prepared.valid, self.encoding)
+        return {"best": {"step": best_step, **self.found.as_dict()}}
+
+    def closing(self, summary: Mapping[str, Any], run: Run, name: str) -> list[str]:
+        best = summary["best"]
+        if best is None or not summary["finished"]:
+            return []
+        return [
+            self.found.score.table(),
+            f"{summary['steps']} steps, {summary['seconds']:.0f} s; the run's own weights are those of the best "
+            f"validation, step {best['step']}",
+            f"run: {name}   (try: glissando series evaluate {name})",
+        ]
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
+    """A new model of the table's sizes and scales."""
+    found = prepared.encoding
+    sizes: dict[str, Any] = {
+        "inputs": len(found.columns), "outputs": len(found.classes) or len(found.target),
+        "targets": prepared.train.targets or [], "forecast": prepared.train.targets is not None,
+        "categories": [2 + len(names) for names in found.categorical.values()], "static": len(found.static),
+        "static_categories": [2 + len(names) for names in found.static_categorical.values()],
+        "future": len(found.future),
+    }  # fmt: skip
+    for name, size in sizes.items():
+        if options.get(name, size) != size:
+            raise ConfigError(f"model.{name} is {options[name]}, and the table has {size}: leave it out")
+    if found.classes and options.get("head", "point") != "point":
+        raise ConfigError(f"model.head {options['head']} is of numbers, and classes have logits: leave it out")
+    model = SeriesModel.from_config({**options, **sizes})
+    model.set_scales(**prepared.scales._asdict())
+    return model
+
+
+def fit_anchor(model: SeriesModel, train: Windows) -> None:
+    """Solve for the anchor by all questions of an epoch."""
+    steps, asked = train.steps, train.asked()
+    known = type(steps.known)(*(part[asked.at].unsqueeze(0) for part in steps.known))
+    mean, scale = model.output_mean.double().cpu(), model.output_scale.double().cpu()
+    model.fit_anchor(
+        known,
+        (asked.horizon / model.time_scale.double().cpu()).unsqueeze(0),
+        ((asked.target - mean) / scale).unsqueeze(0),
+        steps.static[steps.series[asked.at]],
+        steps.static_codes[steps.series[asked.at]],
+        None if asked.ahead is None else asked.ahead.unsqueeze(0),
+    )
