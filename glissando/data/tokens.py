@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import mmap
 import os
 from array import array
 from collections.abc import Iterable, Iterator
@@ -59,6 +60,7 @@ class Tokens(NamedTuple):
     ends    (D + 1,) the places of the end tokens that are not part of a document
     bytes   (D + 1,) the UTF-8 bytes before each of them; an end counts as one
     labels  (D, C) float32; C is 0 without labels
+    file    the mapped file that the tables are in, if they are in one
     """
 
     tokenizer: Tokenizer
@@ -66,6 +68,7 @@ class Tokens(NamedTuple):
     ends: np.ndarray
     bytes: np.ndarray
     labels: np.ndarray
+    file: mmap.mmap | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -75,6 +78,9 @@ class Tokens(NamedTuple):
         places = first[:, None] + np.arange(length)
         stops = np.broadcast_to(np.minimum(stop, len(self)), first.shape)[:, None]
         tokens = self.ids[np.minimum(places, len(self) - 1)].astype(np.int64)
+        if self.file is not None and hasattr(mmap, "MADV_DONTNEED"):
+            # Pages that were read would count as this process's memory, up to all of the file; they stay cached.
+            self.file.madvise(mmap.MADV_DONTNEED)
         return np.where(places < stops, tokens, self.tokenizer.eos_id)
 
     def batch(
@@ -228,7 +234,8 @@ def _opened(path: Path, dtype: np.dtype[Any], source: Source, tokenizer: Tokeniz
         file.seek(end - 8 - n_text)
         facts = json.loads(file.read(n_text))
         source.note(facts["notes"])
-        whole = np.memmap(file, np.uint8, "r")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    whole = np.frombuffer(mapped, np.uint8)
     n_ids, n_documents, at = facts["tokens"], facts["documents"], 0
 
     def table(count: int, kind: Any) -> np.ndarray:
@@ -239,4 +246,4 @@ def _opened(path: Path, dtype: np.dtype[Any], source: Source, tokenizer: Tokeniz
 
     ids, ends, before = table(n_ids, dtype), table(n_documents + 1, np.int64), table(n_documents + 1, np.int64)
     labels = table(facts["labels"], np.float32).reshape(n_documents, -1 if facts["labels"] else 0)
-    return Tokens(tokenizer, ids, ends, before, labels)
+    return Tokens(tokenizer, ids, ends, before, labels, mapped)
