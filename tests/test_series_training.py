@@ -117,7 +117,7 @@ def test_what_is_known_comes_from_the_whole_history_and_not_from_the_window(tabl
     known = history(x, observed, gaps, inputs["past"])
     for got, expected in zip(known, steps.known, strict=True):
         assert_close(got[batch.mask], expected[batch.index][batch.mask])
-    assert float(known.count.max()) > 16
+    assert float(known.number.max()) > 16
 
 
 def scales_of_training(table: Path) -> dict:

@@ -67,7 +67,7 @@ def scales(panel: Panel, encoding: Encoding) -> Scales:
     step = float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
     if step < _SMALLEST:
         raise DataError(f"the median step {step:.3g} is too small for float32: multiply the times by a constant")
-    return Scales(*found, time_scale=step)
+    return Scales._make([*found, step])
 
 
 def _scale(values: Floats, name: str) -> tuple[float, float]:
@@ -111,7 +111,7 @@ def require_near(panel: Panel, encoding: Encoding, found: Scales) -> None:
 def scales_of(model: Any) -> Scales:
     """Those that a SeriesModel was trained with."""
     *parts, step = (model.get_buffer(name).double().cpu().numpy() for name in Scales._fields)
-    return Scales(*parts, time_scale=float(step))
+    return Scales._make([*parts, float(step)])
 
 
 # ---------------------------------------------------------------------- steps
@@ -176,7 +176,8 @@ class Steps:
         return Past(*(torch.where(self.first[index].unsqueeze(-1), 0, part[previous]) for part in self.known))
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """B windows of L steps, the last ones padded.
 
     inputs  what the model is called with, by name, beside x
@@ -340,7 +341,9 @@ class Windows:
                     None if ahead is None else ahead[use],
                 )
             )
-        return Asked(*(None if part[0] is None else torch.cat(part) for part in zip(*found, strict=True)))
+        at, horizon, target, ahead = (list(part) for part in zip(*found, strict=True))
+        joined = [None if part[0] is None else torch.cat(part) for part in (at, horizon, target, ahead)]
+        return Asked._make(joined)
 
     def _questions(self, index: Ints, limit: Ints, later: int | None) -> Tensor:
         """(B, L, J): the step that each question is about; -1 where there is none."""

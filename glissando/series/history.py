@@ -25,12 +25,12 @@ class Past(NamedTuple):
     value: Tensor  # the last one
     age: Tensor  # time since it was observed
     mean: Tensor  # of all values so far
-    count: Tensor  # number of values so far
+    number: Tensor  # how many values so far
 
     @property
     def ever(self) -> Tensor:
         """bool: whether a value was observed so far."""
-        return self.count > 0
+        return self.number > 0
 
 
 def nothing(batch: int, channels: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Past:
@@ -73,7 +73,7 @@ def history(
     if before is not None:
         value = torch.where(within, value, before.value)
         age = torch.where(within, age, before.age + elapsed)
-        total, count = total + before.mean * before.count, count + before.count
+        total, count = total + before.mean * before.number, count + before.number
     known = count > 0
     found = Past(
         torch.where(known, value, 0),

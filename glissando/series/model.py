@@ -275,7 +275,8 @@ class SeriesModel(Backbone):
             for j, e in enumerate(() if horizon is None else horizon.unbind(2))
         ]  # each by itself: the same bits beside any other
         if not answers:
-            return self._in_units(h.new_zeros(*h.shape[:2], 0, self.head.out.out_features), 0.0), state
+            raw = h.new_zeros(*h.shape[:2], 0, self.distribution.size(self.config.outputs))
+            return self._in_units(raw, 0.0), state
         return torch.stack(answers, 2), state
 
     if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
@@ -352,7 +353,7 @@ class SeriesModel(Backbone):
     ) -> Tensor:
         """What the network reads of each step, (B, T, F)."""
         parts = [
-            values, observed.to(values.dtype), known.value, logarithm(known.age), known.mean, known.count.log1p() / 3,
+            values, observed.to(values.dtype), known.value, logarithm(known.age), known.mean, known.number.log1p() / 3,
             logarithm(gaps).unsqueeze(-1), gaps.log1p().unsqueeze(-1), facts.expand(-1, values.shape[1], -1),
         ]  # fmt: skip
         if self.config.future:

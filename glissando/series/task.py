@@ -90,6 +90,8 @@ class Prepared(NamedTuple):
 
 def prepare(data: SeriesData, encoding: Encoding | None = None) -> Prepared:
     """Read and split the table; encoding: that of a run that goes on. Raises DataError for what cannot be used."""
+    if data.scale == "series":
+        raise ConfigError("data.scale series is not trained yet: leave it out, which scales by the training data")
     panel, encoding = read_panel(data, encoding=encoding)
     if data.valid_path is None:
         train, valid = parts(panel, data)
