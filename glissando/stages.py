@@ -10,8 +10,7 @@ starts from the weights of the stage before.
       - {name: larger, grow: {width: 2, layers: 1}, training: {flops: 1.0e+12}, data: {seed: 1}}
 
 A stage may first `grow` the model of the stage before, with its optimizer's state, into the run OUT/k-NAME-start; later
-stages keep that size. Data begin anew in each stage: another data.seed gives others. OUT/loss.png is then one picture
-of the loss against FLOPs.
+stages keep that size. Data begin anew in each stage: another data.seed gives others.
 """
 
 from __future__ import annotations
@@ -224,8 +223,4 @@ def _run_all(
                 runs.append(train(plan.config, plan.path))
             else:
                 runs.append(resume(plan.path, machine, texts=texts))
-        if fabric.is_global_zero and any(plan.growth for plan in staged):
-            from glissando.evaluation.plots import plot_stages
-
-            print(f"picture: {plot_stages(runs, staged[0].path.with_name('loss.png'))}", file=sys.stderr)
     return runs

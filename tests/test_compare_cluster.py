@@ -21,7 +21,7 @@ from training_runs import environment
 
 from glissando.cli import main
 from glissando.compare import cluster
-from glissando.compare.cluster import STOP, Cluster, WorkerEnding, _Order, _train
+from glissando.compare.cluster import STOP, WorkerEnding, _Order, _train, require_ray
 from glissando.compare.measure import read_measured
 from glissando.compare.plan import Job
 from glissando.errors import ConfigError, MissingExtraError, RunError
@@ -39,9 +39,8 @@ def order(tmp_path, monkeypatch) -> _Order:
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     asked = comparison(tmp_path, **SMALL)
-    plan = json.loads(asked.write_plan().read_bytes())
-    job = Job("run", "transformer-nano", 0, 1e-3)
-    return _Order(job, asked.config(job).as_dict(), asked.directory, plan["id"], 1, False, argv=["glissando"])
+    plan, job = asked.write_plan().read_bytes(), Job("run", "transformer-nano", 0, 1e-3)
+    return _Order(job, asked.config(job).as_dict(), asked.directory, plan, 1, False, argv=["glissando"])
 
 
 # ---------------------------------------------------------------------- a worker, without Ray
@@ -93,16 +92,14 @@ def test_a_worker_that_a_signal_ends_lets_another_go_on(order, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"plan": "other"}, "does not see .*name an --out on a disk that all machines"),
-        ({"version": "0.0"}, "and the command 0.0: install the same"),
-        ({"imports": ["/none/mixer.py"]}, "no such Python file; all machines"),
+        ({"plan": b"other"}, "does not see .*name an --out on a disk that all machines"),
+        ({"imports": ["/none/mixer.py"]}, "no such Python file"),
     ],
 )
-def test_a_worker_on_another_machine_names_it_and_what_it_lacks(order, changes, message, monkeypatch):
-    monkeypatch.setattr(cluster.platform, "node", lambda: "node7")
+def test_a_worker_on_another_machine_names_what_it_lacks(order, changes, message):
     error = _train(dataclasses.replace(order, **changes))
     assert isinstance(error, RunError | ConfigError)
-    with pytest.raises(type(error), match=f"^on node7: .*{message}"):
+    with pytest.raises(type(error), match=message):
         raise error
     assert not order.job.path(order.out).exists()
 
@@ -117,8 +114,6 @@ def test_a_worker_on_another_machine_names_it_and_what_it_lacks(order, changes, 
         (["--ray_address", "auto"], "--ray_address has no effect without --on"),
         (["--on", "rai"], "--on"),
         (["--on", "ray", "--cpus", "0"], "--cpus must be at least 1, got 0"),
-        (["--on", "ray", "--gpus", "1.5"], "--gpus must be a whole number or a fraction below 1, got 1.5"),
-        (["--on", "ray", "--retries", "-1"], "--retries must be at least 0"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments, message, tmp_path, capsys):
@@ -131,7 +126,7 @@ def test_mistakes_on_the_command_line(arguments, message, tmp_path, capsys):
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"--on ray needs ray: pip install -e '\.\[ray\]'"):
-        Cluster().check()
+        require_ray()
 
 
 def test_a_url_is_refused(tmp_path, capsys):

@@ -11,14 +11,15 @@ import torch
 from tolerances import assert_close
 from training_runs import assert_same_tensors, call, last_checkpoint, metrics, rewind, text_file, weights
 
+import glissando
 from benchmarks.rows import ROWS, select
 from benchmarks.spectral import kept_bytes
 from glissando.checkpoints import checkpoint_step
 from glissando.cli import main
-from glissando.evaluation.kernels import plot_kernels
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 from glissando.runs import Run
+from research.kernel_picture import plot_kernels
 
 
 def options(folder, out, steps: int) -> list[str]:
@@ -60,6 +61,7 @@ def test_the_preset_trains_samples_resumes_and_is_drawn(tmp_path, capsys):
     pictures = tmp_path / "pictures"
     assert main(["evaluate", str(whole), "--json", "--plots", str(pictures)]) == 0
     assert json.loads(capsys.readouterr().out)["bits_per_byte"] > 0
+    plot_kernels(glissando.load(whole), pictures / "kernels.png")
     assert (pictures / "kernels.png").read_bytes()[:4] == b"\x89PNG"
     assert (pictures / "loss.png").is_file()
 

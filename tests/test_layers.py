@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glissando.evaluation import kernels
 from glissando.evaluation.layers import layer_numbers
 from glissando.evaluation.looks import looks
 from glissando.mixers.attention import Attention
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
+from research import kernel_picture
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_looks_name_the_layers_of_a_mixed_stack(mixed):
 
 def test_kernels_name_the_layers_of_a_mixed_stack(mixed, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(kernels, "_draw_kernels", lambda axes, rates, layer: drawn.append(layer))
-    monkeypatch.setattr(kernels, "_draw_channels", lambda axes, rates: drawn.append(list(rates)))
-    kernels.plot_kernels(mixed, tmp_path / "k.png")
+    monkeypatch.setattr(kernel_picture, "_draw_kernels", lambda axes, rates, layer: drawn.append(layer))
+    monkeypatch.setattr(kernel_picture, "_draw_channels", lambda axes, rates: drawn.append(list(rates)))
+    kernel_picture.plot_kernels(mixed, tmp_path / "k.png")
     assert drawn == [[1, 3, 4], 3]

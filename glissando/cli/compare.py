@@ -84,8 +84,11 @@ def _cluster(options: Options) -> Cluster | None:
     """Where trainings run side by side; None: in this process."""
     if options.on is None:
         return None
-    from glissando.compare.cluster import Cluster
+    from glissando.compare.cluster import Cluster, require_ray
 
+    require_ray()
+    if options.cpus < 1:
+        raise ConfigError(f"--cpus must be at least 1, got {options.cpus}")
     return Cluster(options.ray_address, options.cpus, options.gpus, options.retries)
 
 

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--file", help="score every byte of this text file")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plots", metavar="DIR", help="directory for plots of the loss and of the mixers")
+    parser.add_argument("--plots", metavar="DIR", help="directory for a plot of the loss")
     parser.add_argument(
         "--diagnostics", metavar="DIR", help="directory for tables and pictures of a liquid model, token by token"
     )
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> None:
 def _score(options: Options) -> None:
     """The run's own text, a file or another corpus, and what else was requested."""
     from glissando.data.textfile import open_files
-    from glissando.evaluation.plots import plot_run
+    from glissando.evaluation.plots import plot_loss
     from glissando.loading import load
     from glissando.run_files import require_texts
     from glissando.runs import Run
@@ -104,9 +104,10 @@ def _score(options: Options) -> None:
         print(problems, file=sys.stderr)
     if options.plots:
         require_texts(trained, run, fix="no --plots")
+        folder = Path(options.plots).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
         floor = build_corpus(trained, model.tokenizer).entropy_floor
-        for picture in plot_run(run.path, model, Path(options.plots).expanduser(), floor):
-            print(f"picture: {picture}", file=sys.stderr)
+        print(f"picture: {plot_loss(run.path, folder / 'loss.png', floor)}", file=sys.stderr)
     if options.diagnostics:
         _diagnostics(model, corpus, options)
 

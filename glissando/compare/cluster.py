@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
-import platform
 import secrets
 import signal
 import sys
@@ -24,7 +22,6 @@ from typing import Any
 
 import torch
 
-from glissando import __version__
 from glissando.compare.log import Log
 from glissando.compare.plan import PLAN, Comparison, Job
 from glissando.compare.training import train_and_measure
@@ -56,16 +53,6 @@ class Cluster:
     gpus: float | None = None
     retries: int = 3
 
-    def check(self) -> None:
-        """Raise ConfigError for numbers that cannot be; MissingExtraError without Ray."""
-        if self.cpus < 1:
-            raise ConfigError(f"--cpus must be at least 1, got {self.cpus}")
-        if self.gpus is not None and not (0 <= self.gpus < 1 or self.gpus == int(self.gpus) >= 1):
-            raise ConfigError(f"--gpus must be a whole number or a fraction below 1, got {self.gpus}")
-        if self.retries < 0:
-            raise ConfigError(f"--retries must be at least 0, got {self.retries}")
-        _ray()
-
     def results(
         self, comparison: Comparison, jobs: Sequence[Job], log: Log
     ) -> Generator[tuple[Job, dict[str, Any]], None, None]:
@@ -76,7 +63,7 @@ class Cluster:
         """
         if not jobs:
             return
-        ray, stop = _ray(), comparison.directory / STOP
+        ray, stop = require_ray(), comparison.directory / STOP
         stop.unlink(missing_ok=True)
         with self._connected(ray), contextlib.redirect_stdout(log.kept), Stopping() as stopping:
             waiting = {self._submit(ray, comparison, job): job for job in jobs}
@@ -99,41 +86,33 @@ class Cluster:
     def _submit(self, ray: Any, comparison: Comparison, job: Job) -> Any:
         config, has_gpus = comparison.config(job), ray.cluster_resources().get("GPU", 0) > 0
         gpus = float(has_gpus and config.training.accelerator != "cpu") if self.gpus is None else self.gpus
-        self._require_room(ray, gpus)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(node.get("CPU", 0) >= self.cpus and node.get("GPU", 0) >= gpus for node in nodes):
+            raise ConfigError(
+                f"no machine of the cluster has {self.cpus} CPUs and {gpus:g} GPUs: lower --cpus or --gpus"
+            )
+        out = comparison.directory.resolve()
+        order = _Order(job, config.as_dict(), out, (out / PLAN).read_bytes(), self.cpus, gpus > 0)
         task = ray.remote(_train).options(
             num_cpus=self.cpus, num_gpus=gpus, max_retries=self.retries, retry_exceptions=[WorkerEnding]
         )
-        plan = json.loads((comparison.directory / PLAN).read_bytes())
-        return task.remote(
-            _Order(job, config.as_dict(), comparison.directory.resolve(), plan["id"], self.cpus, gpus > 0)
-        )
-
-    def _require_room(self, ray: Any, gpus: float) -> None:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if not any(node.get("CPU", 0) >= self.cpus and node.get("GPU", 0) >= gpus for node in nodes):
-            most = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
-            raise ConfigError(
-                f"no machine of the cluster has {self.cpus} CPUs and {gpus:g} GPUs (there are: {most}): lower --cpus "
-                "or --gpus"
-            )
+        return task.remote(order)
 
     def _figures(self, ray: Any, comparison: Comparison, job: Job, task: Any) -> dict[str, Any]:
         try:
             outcome = ray.get(task)
-        except ray.exceptions.RayTaskError as error:
-            if not isinstance(error.cause, WorkerEnding):
-                raise  # a defect, with its traceback
-            problem = str(error.cause)
         except ray.exceptions.RayError as error:
-            problem = str(error).strip().partition("\n")[0]
-        else:
-            if isinstance(outcome, dict):
-                return outcome
-            raise outcome or Stopped("the comparison was stopped")
-        raise TrainingError(
-            f"{job.title}: its worker was lost {self.retries + 1} times, the last time because: {problem} What was "
-            f"saved is in {job.path(comparison.directory)}: the same command goes on from there; --retries allows more"
-        )
+            cause = getattr(error, "cause", None)
+            if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(cause, WorkerEnding):
+                raise  # a defect, with its traceback
+            raise TrainingError(
+                f"{job.title}: its worker was lost {self.retries + 1} times, the last time because: "
+                f"{str(cause or error).strip().partition(chr(10))[0]} What was saved is in "
+                f"{job.path(comparison.directory)}: the same command goes on from there; --retries allows more"
+            ) from error
+        if isinstance(outcome, dict):
+            return outcome
+        raise outcome or Stopped("the comparison was stopped")
 
     @contextlib.contextmanager
     def _connected(self, ray: Any) -> Iterator[None]:
@@ -142,9 +121,7 @@ class Cluster:
         if ray.is_initialized():
             yield
             return
-        if (
-            not address and "RAY_AUTH_TOKEN_PATH" not in os.environ
-        ):  # without one Ray writes one into the home directory
+        if not address and "RAY_AUTH_TOKEN_PATH" not in os.environ:  # or Ray writes one into the home directory
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: everything else would come first
         # The names of sockets must fit in a hundred characters, so that a long TMPDIR does not serve.
@@ -154,22 +131,24 @@ class Cluster:
                 "include_dashboard": False, "object_store_memory": 100 << 20, "_temp_dir": temporary,
                 "_plasma_directory": temporary, "_node_ip_address": "127.0.0.1",
             }  # fmt: skip
+            # Processes that start now ignore Ctrl-C: the command gets it, and ends them in order.
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
             try:
-                with _unsignalled():
-                    ray.init(
-                        address=address or "local", log_to_driver=False, logging_level="ERROR",
-                        **({} if address else own),
-                    )  # fmt: skip
+                ray.init(
+                    address=address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else own)
+                )
             except Exception as error:
                 where = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"
                 raise ConfigError(f"{where}: {error}") from error
+            finally:
+                signal.signal(signal.SIGINT, before)
             try:
                 yield
             finally:
                 ray.shutdown()
 
 
-def _ray() -> Any:
+def require_ray() -> Any:
     """The package. Raises MissingExtraError without it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -182,16 +161,6 @@ def _ray() -> Any:
     return ray
 
 
-@contextlib.contextmanager
-def _unsignalled() -> Iterator[None]:
-    """Processes that start inside ignore Ctrl-C: the command gets it, and ends them in order."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 # ---------------------------------------------------------------------- in the worker
 
 
@@ -201,23 +170,21 @@ class WorkerEnding(Exception):
 
 @dataclass(frozen=True)
 class _Order:
-    """What a worker needs to know. config: plain values, as --import registers classes; plan: the comparison's id."""
+    """What a worker needs to know. config: plain values, as --import registers classes."""
 
     job: Job
     config: dict[str, Any]
     out: Path
-    plan: str
+    plan: bytes
     threads: int
     gpus: bool
     folder: str = field(default_factory=os.getcwd)
     imports: list[str] = field(default_factory=imported)
     argv: list[str] = field(default_factory=lambda: list(sys.argv))
-    machine: str = field(default_factory=platform.node)
-    version: str = __version__
 
 
 class _Quiet(Log):
-    """A log that only writes the comparison's log, and asks to stop where the command does."""
+    """A log that only writes the comparison's file, and asks to stop where the command does."""
 
     def __init__(self, out: Path) -> None:
         super().__init__(out, io.StringIO())
@@ -232,38 +199,25 @@ class _Quiet(Log):
 def _train(order: _Order) -> dict[str, Any] | Exception | None:
     """The task: the figures; None where the command asked to stop; as a value, an error that the user can mend."""
     try:
-        _set_up(order)
+        if not (order.out / PLAN).is_file() or (order.out / PLAN).read_bytes() != order.plan:
+            raise RunError(
+                f"a worker does not see the comparison in {order.out}: name an --out on a disk that all machines of "
+                "the cluster have at the same place"
+            )
+        os.chdir(order.folder)
+        for file in order.imports:  # all machines of the cluster need them at the same place
+            import_file(file)
+        sys.argv = list(order.argv)
+        if not order.gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for
+        prepare_to_train()
+        torch.set_num_threads(order.threads)
         with contextlib.closing(_Quiet(order.out)) as log:
             config = from_dict(RunConfig, order.config)
             return train_and_measure(config, order.job, order.job.path(order.out), log)
     except Stopped as error:
         if (order.out / STOP).exists():
             return None
-        raise WorkerEnding(f"{platform.node()}: {error}") from error
+        raise WorkerEnding(str(error)) from error
     except (GlissandoError, OSError) as error:
-        if order.machine != platform.node():  # where something may be missing that the user has
-            error.args = (f"on {platform.node()}: {error}",)
         return error
-
-
-def _set_up(order: _Order) -> None:
-    """Set the worker up like the command's process. Raises ConfigError or RunError where it sees something else."""
-    if order.version != __version__:
-        raise RunError(f"the worker has glissando {__version__} and the command {order.version}: install the same")
-    plan = order.out / PLAN
-    if not plan.is_file() or json.loads(plan.read_bytes()).get("id") != order.plan:
-        raise RunError(
-            f"the worker does not see the comparison in {order.out}: name an --out on a disk that all machines of the "
-            "cluster have at the same place"
-        )
-    os.chdir(order.folder)
-    for file in order.imports:
-        try:
-            import_file(file)
-        except ConfigError as error:
-            raise ConfigError(f"{error}; all machines of the cluster need it at the same place") from error
-    sys.argv = list(order.argv)
-    if not order.gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for
-    prepare_to_train()
-    torch.set_num_threads(order.threads)

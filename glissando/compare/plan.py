@@ -3,7 +3,7 @@
 OUT/sweep/PRESET/lr-0.002-seed-0          a smaller budget, to choose each model's learning rate
 OUT/runs/PRESET/lr-0.002-seed-1           what is compared
 OUT/probes/TASK/PRESET/lr-0.002-seed-1    the same model trained on a probe
-OUT/plan.json                             the options of the last command, and the comparison's id
+OUT/plan.json                             the options of the last command
 OUT/tokenizer.json                        where data.tokenizer.kind is bpe: trained once, with the first seed, for all
 """
 
@@ -13,7 +13,6 @@ import functools
 import itertools
 import json
 import math
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -47,7 +46,7 @@ from glissando.urls import is_url
 #: how far parameter counts may lie from the first model's
 TOLERANCE = 0.05
 _NEVER = 10**9
-#: the options of a comparison, and its id
+#: the options of a comparison
 PLAN = "plan.json"
 #: in each run's directory: what was measured of it, or that it has failed
 MEASURED = "measured.json"
@@ -324,19 +323,19 @@ class Comparison:
         """
         out, data = self.directory, self._first_data()
         trained_on = to_dict(data, CORPORA.section()) if isinstance(data.tokenizer, BpeOptions) else None
-        known: dict[str, Any] = {"id": uuid.uuid4().hex, "tokenizer": trained_on}
+        known = trained_on
         if (out / PLAN).is_file():
-            known = json.loads((out / PLAN).read_bytes())
+            known = json.loads((out / PLAN).read_bytes())["tokenizer"]
         elif out.exists() and any(out.iterdir() if out.is_dir() else [out]):
             raise RunError(f"{out} is not empty and holds no {PLAN}; nothing is overwritten: choose another --out")
-        if known["tokenizer"] != trained_on:
+        if known != trained_on:
             raise ConfigError(
-                f"{out} has a tokenizer that was trained with other data options, {known['tokenizer']}; give the same, "
-                "or another --out"
+                f"{out} has a tokenizer that was trained with other data options, {known}; give the same, or another "
+                "--out"
             )
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("out", "given")}
         options |= {name: str(options[name]) for name in ("budget", "probe_budget")}
-        return options | {"models": to_dict(self.given), "id": known["id"], "tokenizer": trained_on}
+        return options | {"models": to_dict(self.given), "tokenizer": trained_on}
 
     def write_plan(self) -> Path:
         """The options, and the tokenizer where it is trained."""

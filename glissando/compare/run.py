@@ -44,8 +44,6 @@ def compare(
     TrainingError where no learning rate of any model works. Ctrl-C raises KeyboardInterrupt once the step in progress
     is saved.
     """
-    if cluster is not None:
-        cluster.check()
     comparison.check()
     for name in comparison.names:  # before hours of training, and not after them
         for rate in comparison.rates(name):

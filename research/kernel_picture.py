@@ -1,8 +1,12 @@
-"""The picture of channels that decay and turn: how long each remembers, and how fast it turns."""
+"""The picture of channels that decay and turn: how long each remembers, and how fast it turns.
+
+python -m research.kernel_picture RUN PICTURE.png
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from torch import Tensor
 
 from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.layers import layer_numbers
+from glissando.loading import load
 from glissando.model import LanguageModel
 
 #: periods are drawn up to here, in tokens; a channel that hardly turns has no period worth a scale
@@ -81,3 +86,7 @@ def _draw_kernels(axes: Any, rates: tuple[Tensor, Tensor], layer: int) -> None:
     axes.set(xscale="log", xlabel="age (tokens)", title=f"Re K(age) of nine channels, layer {layer}")
     axes.set(yticks=range(len(names)), ylabel="decay time / period (tokens)")
     axes.set_yticklabels(names)
+
+
+if __name__ == "__main__":
+    plot_kernels(load(sys.argv[1]), Path(sys.argv[2]))
