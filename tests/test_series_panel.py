@@ -148,6 +148,16 @@ def test_an_index_of_pandas_is_left_out_and_said(tmp_path):
     assert named.columns == ["v", "Unnamed: 0"]
 
 
+@pytest.mark.parametrize("numbers", [["2,5", "3", "4,25"], ["1,234.5", "12,345", "7,000"]])
+def test_numbers_with_commas_are_no_categories(numbers, tmp_path):
+    path = write(tmp_path / "t.csv", "t;v\n" + "".join(f"{k};{number}\n" for k, number in enumerate(numbers)))
+    with pytest.raises(
+        DataError, match=rf"t\.csv, line 2, column 'v': '{numbers[0]}' is written with a comma \([23] of"
+    ):
+        panel_of(path, time="t", delimiter=";")
+    assert panel_of(path, time="t", delimiter=";", categorical="v").codes.tolist() == [[2], [3], [4]]
+
+
 @pytest.mark.parametrize("number", ["1_000", "\uff11\uff12", "inf", "1e400", "true"])
 def test_what_is_no_number_is_refused_with_its_place(number, tmp_path):
     path = table(tmp_path / "t.csv", range(10), [*range(5), number, *range(4)])
@@ -672,7 +682,11 @@ def test_whoever_has_to_pandas_is_a_frame():
             {"id": [1]},
             r"a table is the path of a CSV or Parquet file, or a frame of pandas or polars; got a builtins\.dict",
         ),
-        (frame().set_index(pandas.DatetimeIndex(["2025-01-01"] * 5)), r"the frame's index holds times and has no name"),
+        (
+            frame().set_index(pandas.DatetimeIndex(["2025-01-01"] * 5)),
+            r"the frame's index holds times or several levels",
+        ),
+        (frame().set_index(["id", "day"]).rename_axis([None, None]), r"has no name: name it, as in frame\.rename_axis"),
         (pandas.concat([frame(), frame()], axis=1), r"frame names the column 'id' more than once"),
     ],
 )
@@ -685,6 +699,8 @@ def test_times_of_frames():
     days = pandas.date_range("2025-03-29", periods=3, freq="D", tz="Europe/Berlin")  # with the hour of summer time
     for times in (days, days.as_unit("s"), pandas.Series(days.strftime("%Y-%m-%dT%H:%M:%S%z"))):
         assert gaps_of(pandas.DataFrame({"t": times, "v": [1, 2, 3]})) == [86400.0, 82800.0]
+    months = pandas.period_range("2025-01", periods=3, freq="M")
+    assert gaps_of(pandas.DataFrame({"t": months, "v": [1, 2, 3]})) == [31 * 86400.0, 28 * 86400.0]
     bools = pandas.DataFrame({"t": [0.5, 1.0, 2.5], "v": [True, False, True]})
     assert panel_of(bools, time="t").codes.tolist() == [[2], [3], [2]]
     assert gaps_of(bools) == [0.5, 1.5]

@@ -13,7 +13,7 @@ from glissando.series import tables
 from glissando.series.inspection import described, warnings
 from glissando.series.options import SeriesData
 from glissando.series.panel import MISSING, UNKNOWN, Clock, Encoding, Panel
-from glissando.series.roles import Roles, listed, roles
+from glissando.series.roles import Roles, home, listed, roles
 from glissando.series.steps import Clash, merge, steps
 from glissando.series.tables import Names, Table
 
@@ -228,9 +228,7 @@ class _Reader:
         return static, codes, categories
 
     def _home(self, name: str) -> Table:
-        """The table that has a static column: the second one before the first."""
-        facts = self.roles.facts
-        return facts if facts is not None and name in facts.columns else self.table
+        return home(self.table, self.roles.facts, name)
 
     def _fact(self, name: str, cells: np.ndarray, missing: Any) -> np.ndarray:
         """(S,) a column that does not vary within a series."""

@@ -67,7 +67,11 @@ def roles(data: SeriesData, table: Table, encoding: Encoding | None) -> Roles:
     _require_either(table, facts, target, "data.target")
     _require(table, data.future, "data.future")
     numeric, categorical = _channels(data, table, channels, target, task, report)
-    categories = [name for name in data.static if name in data.categorical or not _of(table, facts, name).is_numeric]
+    categories = [
+        name
+        for name in data.static
+        if name in data.categorical or not tables.holds_numbers(home(table, facts, name), name)
+    ]
     static = [name for name in data.static if name not in categories]
     known = {*numeric, *categorical, *data.static}
     if strange := [name for name in data.categorical if name not in known]:
@@ -136,8 +140,9 @@ def _require_either(table: Table, facts: Table | None, columns: Iterable[str], o
             raise unknown_name(f"column of {table.source} or {facts.source} ({option})", name, both)
 
 
-def _of(table: Table, facts: Table | None, name: str) -> tables.Column:
-    return table.columns[name] if facts is None or name not in facts.columns else facts.columns[name]
+def home(table: Table, facts: Table | None, name: str) -> Table:
+    """The table that has a column: the second one before the first."""
+    return table if facts is None or name not in facts.columns else facts
 
 
 def _clock(data: SeriesData, table: Table, encoding: Encoding | None, report: list[str]) -> tuple[Form, str]:
@@ -178,7 +183,7 @@ def _task(data: SeriesData, table: Table, facts: Table | None, channels: Names |
         task = "forecast"
     else:
         _require_either(table, facts, data.target, "data.target")
-        numeric = all(_of(table, facts, name).is_numeric for name in data.target)
+        numeric = all(tables.holds_numbers(home(table, facts, name), name) for name in data.target)
         task = "regression" if numeric else "classification"
     if task == "classification" and len(data.target) > 1:
         raise ConfigError(f"data.task classification is of one target, got {', '.join(data.target)}: name one")
@@ -204,7 +209,7 @@ def _channels(
             report.append(f"the column {name!r} is left out: {why}")
         elif column.values.dtype.kind in "mM":
             raise DataError(f"{table.source}, column {name!r} holds times: leave it out of data.columns")
-        elif name in data.categorical or not column.is_numeric:
+        elif name in data.categorical or not tables.holds_numbers(table, name):
             categorical.append(name)
         else:
             numeric.append(name)

@@ -261,9 +261,10 @@ def _frame(source: Any) -> Any:
     named = [name for name in source.index.names if name is not None and name not in source.columns]
     if named:
         source = source.reset_index(level=named)
-    elif isinstance(source.index, pandas.DatetimeIndex | pandas.TimedeltaIndex):
+    if isinstance(source.index, pandas.DatetimeIndex | pandas.TimedeltaIndex | pandas.PeriodIndex | pandas.MultiIndex):
         raise DataError(
-            "the frame's index holds times and has no name: name it, frame.rename_axis('time'), and give time='time'"
+            "the frame's index holds times or several levels and has no name: name it, as in frame.rename_axis(['id', "
+            "'time']), and give group='id', time='time'"
         )
     return source
 
@@ -292,11 +293,14 @@ def _require_plain(table: Table, name: str, cells: np.ndarray) -> None:
 
 def _cells(series: Any) -> np.ndarray:
     """A column of a frame: numbers, dates in UTC and durations as such, where missing is NaN or NaT; else objects."""
+    from pandas import PeriodDtype
     from pandas.api import types
 
     kind = series.dtype
     if isinstance(kind, np.dtype) and kind.kind in "iufmM":
         return np.asarray(series.to_numpy())
+    if isinstance(kind, PeriodDtype):
+        series, kind = series.dt.to_timestamp(), np.dtype("datetime64[ns]")
     if types.is_datetime64_any_dtype(kind):
         if getattr(series.dt, "tz", None) is not None:
             series = series.dt.tz_convert("UTC").dt.tz_localize(None)
@@ -366,6 +370,26 @@ def _numbers(values: np.ndarray) -> Any:
 def _is_missing(value: Any) -> bool:
     text = value if isinstance(value, str) else str(value)
     return text in _MISSING or text.strip() in _MISSING
+
+
+#: a number as it is written where the decimal point is a comma, or with commas between thousands
+_COMMA = re.compile(r"\s*[-+]?[0-9]+(,[0-9]+)+(\.[0-9]+)?\s*")
+
+
+def holds_numbers(table: Table, name: str) -> bool:
+    """Whether a column is one of numbers, and not of categories. Raises DataError for numbers with commas."""
+    column = table.columns[name]
+    if column.is_numeric or column.values.dtype.kind in "mM":
+        return column.is_numeric
+    commas = column.each(lambda value: _COMMA.fullmatch(str(value)) is not None, False, bool)
+    if commas.sum() < _MOSTLY * (~column.missing).sum():
+        return False
+    row = int(np.flatnonzero(commas)[0])
+    raise DataError(
+        f"{table.at(row, name)}: {column.values[row]!r} is written with a comma ({int(commas.sum())} of its "
+        f"{table.height} rows): write numbers with a point and none between thousands, or name the "
+        "column in data.categorical"
+    )
 
 
 class Names(NamedTuple):
