@@ -5,6 +5,7 @@ A new mixer, depth or preset appears here by itself. A mixer may add variants of
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -143,6 +144,12 @@ def build(case: str, dtype: torch.dtype = torch.float64) -> LanguageModel:
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
     return model
+
+
+@cache
+def accepts(case: str) -> frozenset[str]:
+    """The signals that the case's model takes."""
+    return frozenset(LanguageModel.from_config(CASES[case]).accepts)
 
 
 def random_ids(model: LanguageModel, batch: int, length: int, seed: int) -> torch.Tensor:

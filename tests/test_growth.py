@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from subjects import CASES, PRESETS_SLOW, build, random_ids
+from subjects import PRESETS_SLOW, build, random_ids
 from torch import Tensor
 
 from glissando.config import to_dict
@@ -25,7 +25,6 @@ from glissando.widening import Grows, Reads, tile
 
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-5}
 law = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-cases = pytest.mark.parametrize("case", CASES)
 presets_slow = pytest.mark.parametrize("case", PRESETS_SLOW)
 
 
@@ -154,7 +153,7 @@ def test_a_long_text_and_its_masks(case):
     """Where the fast paths run; padding on the left, where masks are taken."""
     model = build(case)
     grown = grow(model, **{name: value for name, value in together(model).items() if name != "vocab"})
-    length = 60 if model.position_embedding is not None else 200
+    length = 60 if model.position_embedding is not None else 100  # beyond a block of every kernel
     assert_same(model, grown, length)
     if "mask" in model.depth.accepts:
         mask = torch.arange(length) >= torch.tensor([[3], [length // 2]])
@@ -164,7 +163,7 @@ def test_a_long_text_and_its_masks(case):
         assert float(gap) < 1e-9
 
 
-@cases
+@presets_slow
 def test_a_grown_model_is_what_its_configuration_says(case):
     """What is pinned is in the configuration: a model built from it has the same shapes and, given weights, logits."""
     model = build(case)
@@ -286,7 +285,7 @@ def test_plain_duplication_of_layers_is_not_exact():
         assert float((twice(ids)[0] - model(ids)[0]).abs().max()) > 0.1
 
 
-@cases
+@presets_slow
 def test_gradients_reach_every_new_layer(case):
     """A layer that starts as the identity trains: its last projections or its a at once, all of it after a step."""
     model = build(case)

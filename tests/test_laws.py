@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from subjects import CASES, PRESETS_SLOW, build, ragged, random_ids, weigh
+from slow import slow_where
+from subjects import CASES, PRESETS_SLOW, accepts, build, ragged, random_ids, weigh
 from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 
@@ -21,6 +22,12 @@ LIMIT = 60  # below every learned position table
 law = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 cases = pytest.mark.parametrize("case", CASES)
 presets_slow = pytest.mark.parametrize("case", PRESETS_SLOW)
+
+
+def taking(signal: str):
+    """The cases whose models take the signal; presets are slow."""
+    slow = [case for case in CASES if case.startswith("preset:")]
+    return pytest.mark.parametrize("case", slow_where(slow, [case for case in CASES if signal in accepts(case)]))
 
 
 def in_pieces(
@@ -51,17 +58,13 @@ def gradients(model: LanguageModel, value: Tensor) -> dict[str, Tensor]:
     return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
 
 
-def require_masks(model: LanguageModel) -> None:
-    if "mask" not in model.depth.accepts:
-        pytest.skip("takes no mask")
-
-
-def check_masked_split(model: LanguageModel, ids: Tensor, mask: Tensor, cuts: list[int]) -> None:
+def check_split(model: LanguageModel, ids: Tensor, cuts: list[int], mask: Tensor | None = None) -> None:
     """Values at real positions, and the gradients of every parameter, are those of the unsplit forward."""
     whole = model(ids, mask=mask)[0]
     pieces, state = in_pieces(model, ids, cuts, mask)
-    assert_close(pieces[mask], whole[mask], "values")
-    assert state.position.tolist() == mask.sum(1).tolist()
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+    assert_close(pieces[real], whole[real], "values")
+    assert state.position.tolist() == real.sum(1).tolist()
     assert_tensors_close(gradients(model, weigh(pieces, mask)), gradients(model, weigh(whole, mask)), "gradient of")
 
 
@@ -74,16 +77,16 @@ def test_a_state_of_nothing_is_none():
 @law
 @given(data=st.data())
 def test_split_law(case: str, data: st.DataObject):
-    """forward(ab) = forward(a), forward(b, state): values and the gradients of every parameter."""
+    """forward(ab) = forward(a), forward(b, state), cut anywhere, without a mask or with any, also of empty rows:
+    values and the gradients of every parameter."""
     model = build(case)
-    length = data.draw(st.integers(1, 12), "length")
+    batch, length = data.draw(st.integers(1, 3), "batch"), data.draw(st.integers(1, 12), "length")
+    mask = None
+    if "mask" in accepts(case) and data.draw(st.booleans(), "masked"):
+        real = data.draw(st.lists(st.booleans(), min_size=batch * length, max_size=batch * length), "mask")
+        mask = torch.tensor(real).view(batch, length)
     cuts = data.draw(st.lists(st.integers(0, length), max_size=4), "cuts")
-    ids = random_ids(model, data.draw(st.integers(1, 3), "batch"), length, seed=length)
-    whole = model(ids)[0]
-    pieces, state = in_pieces(model, ids, cuts)
-    assert_close(pieces, whole, "values")
-    assert state.position.tolist() == [length] * len(ids)
-    assert_tensors_close(gradients(model, weigh(pieces)), gradients(model, weigh(model(ids)[0])), "gradient of")
+    check_split(model, random_ids(model, batch, length, seed=length), cuts, mask)
 
 
 @presets_slow
@@ -98,41 +101,23 @@ def test_split_law_at_length(case: str):
 
 
 @presets_slow
-@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True], ids=["full", "ragged"])
-def test_gradients_of_the_split_law_at_length(case: str, masked: bool):
+@pytest.mark.parametrize("ends", [pytest.param("full", marks=pytest.mark.slow), "ragged"])
+def test_gradients_of_the_split_law_at_length(case: str, ends: str):
+    if ends == "ragged" and "mask" not in accepts(case):
+        pytest.skip("takes no mask")
     model = build(case)
     length = LIMIT if model.position_embedding is not None else 150
     ids = random_ids(model, 4, length, seed=5)
-    cuts = [length // 3, length // 2, length - 3, length - 1]
-    if masked:
-        require_masks(model)
-        check_masked_split(model, ids, ragged(*ids.shape, seed=5), cuts)
-    else:
-        pieces, _ = in_pieces(model, ids, cuts)
-        assert_tensors_close(gradients(model, weigh(pieces)), gradients(model, weigh(model(ids)[0])), "gradient of")
+    mask = ragged(*ids.shape, seed=5) if ends == "ragged" else None
+    check_split(model, ids, [length // 3, length // 2, length - 3, length - 1], mask)
 
 
-@presets_slow
-@law
-@given(data=st.data())
-def test_split_law_with_masks(case: str, data: st.DataObject):
-    """Any mask, rows of nothing among them, cut anywhere: values and the gradients of every parameter."""
-    model = build(case)
-    require_masks(model)
-    batch, length = data.draw(st.integers(1, 3), "batch"), data.draw(st.integers(1, 12), "length")
-    real = data.draw(st.lists(st.booleans(), min_size=batch * length, max_size=batch * length), "mask")
-    cuts = data.draw(st.lists(st.integers(0, length), max_size=4), "cuts")
-    check_masked_split(model, random_ids(model, batch, length, seed=3), torch.tensor(real).view(batch, length), cuts)
-
-
-@cases
+@taking("control")
 @pytest.mark.parametrize("per_token", [False, True], ids=["row", "token"])
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "ragged"])
 def test_split_law_with_control(case: str, per_token: bool, masked: bool):
     """Values, and the gradients of every parameter and of the control, for a dial that stands or turns."""
     model = build(case)
-    if "control" not in model.depth.accepts:
-        pytest.skip("takes no control")
     ids, size = random_ids(model, 4, 13, seed=5), model.depth.control.in_features
     mask = ragged(4, 13, seed=2) if masked else None
     generator = torch.Generator().manual_seed(3)
@@ -154,18 +139,11 @@ def test_split_law_with_control(case: str, per_token: bool, masked: bool):
         assert not torch.equal(model(ids, control=control)[0], model(ids, control=-control)[0])
 
 
-def model_of_time(case: str) -> LanguageModel:
-    model = build(case)
-    if "dt" not in model.accepts:
-        pytest.skip("takes no time steps")
-    return model
-
-
-@cases
+@taking("dt")
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "ragged"])
 def test_split_law_with_time_steps(case: str, masked: bool):
     """Values, and the gradients of every parameter and of the steps, some of which take no time."""
-    model = model_of_time(case)
+    model = build(case)
     ids, mask = random_ids(model, 4, 13, seed=5), ragged(4, 13, seed=2) if masked else None
     dt = (3 * torch.rand(4, 13, generator=torch.Generator().manual_seed(3), dtype=torch.float64) - 1).relu()
     dt.requires_grad_()
@@ -181,10 +159,10 @@ def test_split_law_with_time_steps(case: str, masked: bool):
         assert_close(model(ids, dt=torch.ones_like(dt))[0], model(ids)[0], "dt is 1 by default")
 
 
-@cases
+@taking("dt")
 def test_a_step_that_takes_no_time(case: str):
     """Leaves the state alone where all inputs are held over it; changes it where one is an impulse."""
-    model = model_of_time(case)
+    model = build(case)
     ids, more = random_ids(model, 2, 9, seed=5), random_ids(model, 2, 4, seed=6)
     with torch.no_grad():
         _, state = model(ids, model.init_state(2))
@@ -199,10 +177,10 @@ def test_a_step_that_takes_no_time(case: str):
             assert any(one.shape != other.shape or not torch.allclose(one, other) for one, other in pairs)
 
 
-@cases
+@taking("dt")
 def test_a_later_time_leaves_every_earlier_output_alone(case: str):
     """dt of a token is the time since the token before it."""
-    model = model_of_time(case)
+    model = build(case)
     ids, dt = random_ids(model, 2, 9, seed=5), torch.full((2, 9), 1.5, dtype=torch.float64)
     later = dt.clone()
     later[:, 6:] = 40.0
@@ -215,29 +193,21 @@ def test_a_later_time_leaves_every_earlier_output_alone(case: str):
 
 @cases
 def test_donated_states_compute_the_same(case: str):
+    """A prompt in chunks, then token by token; ragged, some rows pausing, where masks are taken."""
     model = build(case)
-    ids = random_ids(model, 2, 40, seed=6)
-    with torch.no_grad():
-        pieces, _ = in_pieces(model, ids, [7, *range(20, 40)], donate=True)
-        assert_close(pieces, model(ids)[0], "values")
-
-
-@presets_slow
-def test_donated_ragged_states_compute_the_same(case: str):
-    """A ragged prompt in chunks, then token by token, some rows pausing."""
-    model = build(case)
-    require_masks(model)
-    ids, mask = random_ids(model, 4, 40, seed=6), ragged(4, 40, seed=6)
+    ids = random_ids(model, 4, 40, seed=6)
+    mask = ragged(4, 40, seed=6) if "mask" in accepts(case) else None
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
     with torch.no_grad():
         whole = model(ids, mask=mask)[0]
         pieces, state = in_pieces(model, ids, [7, 8, *range(20, 40)], mask, donate=True)
-        assert_close(pieces[mask], whole[mask], "values")
+        assert_close(pieces[real], whole[real], "values")
         _, kept = in_pieces(model, ids, [7, 8, *range(20, 40)], mask)
         more = random_ids(model, 4, 2, seed=7)
         assert_close(model(more, state)[0], model(more, kept)[0], "continuation")
 
 
-@cases
+@presets_slow
 def test_states_are_never_changed_in_place(case: str):
     model = build(case)
     ids = random_ids(model, 2, 9, seed=7)
@@ -267,13 +237,12 @@ def test_causality(case: str, data: st.DataObject):
     assert not torch.equal(a[:, at], b[:, at])
 
 
-@presets_slow
+@taking("mask")
 @law
 @given(data=st.data())
 def test_batch_law(case: str, data: st.DataObject):
     """A row alone equals that row in a batch with padding anywhere, without and with a state, cut anywhere."""
     model = build(case)
-    require_masks(model)
     batch, length = data.draw(st.integers(1, 3), "batch"), data.draw(st.integers(1, 12), "length")
     real = data.draw(st.lists(st.booleans(), min_size=batch * length, max_size=batch * length), "mask")
     mask = torch.tensor(real).view(batch, length)
@@ -296,7 +265,7 @@ def test_batch_law(case: str, data: st.DataObject):
             assert_close(after[row : row + 1], expected, "continuation")
 
 
-@cases
+@presets_slow
 def test_rows_of_a_state_can_be_taken(case: str):
     model = build(case)
     ids, more = random_ids(model, 3, 8, seed=2), random_ids(model, 3, 2, seed=3)
@@ -306,7 +275,7 @@ def test_rows_of_a_state_can_be_taken(case: str):
         assert_close(model(more[rows], select_rows(state, rows))[0], model(more, state)[0][rows], "rows")
 
 
-@cases
+@presets_slow
 def test_no_rows_go_on_as_no_rows(case: str):
     model = build(case)
     with torch.no_grad():
@@ -315,7 +284,7 @@ def test_no_rows_go_on_as_no_rows(case: str):
     assert logits.shape[:2] == (0, 2)
 
 
-@cases
+@presets_slow
 def test_rows_of_different_states_join(case: str):
     """Rows that have read 9, 3 and 14 tokens go on together as each goes on alone."""
     model = build(case)
@@ -329,7 +298,7 @@ def test_rows_of_different_states_join(case: str):
             assert_close(got, torch.cat([logits for logits, _ in alone]), "joined")
 
 
-@cases
+@presets_slow
 def test_room_that_is_cut_is_of_no_value(case: str):
     """A row of 3 tokens that stood beside one of 40 takes what it takes alone, and goes on as it would."""
     model = build(case)
@@ -397,8 +366,7 @@ def test_runs_in_bfloat16(case: str):
     assert 0 < sum(held.values()) <= state_bytes(state), "a view keeps what it is of alive"
 
 
-@pytest.mark.parametrize("donate", [False, True], ids=["kept", "donated"])
-@pytest.mark.parametrize("how", ["autocast", "state", "fine state"])
+@pytest.mark.parametrize(("how", "donate"), [("autocast", True), ("state", False), ("fine state", True)])
 @pytest.mark.parametrize("case", [c for c in CASES if c.startswith("mixer:") or c == "depth:discrete"])
 def test_a_state_keeps_its_own_type(case: str, how: str, donate: bool):
     """Under autocast, or in a type that was asked for: through ragged calls, to about what float32 computes."""

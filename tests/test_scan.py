@@ -253,8 +253,7 @@ def in_pairs(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> tuple[Tensor, Te
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
-@pytest.mark.parametrize("time", [1, 11])
-@pytest.mark.parametrize("entry", ["real", "complex"])
+@pytest.mark.parametrize(("entry", "time"), [("real", 1), ("complex", 11)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs_of_reals_are_the_complex_numbers(kind: str, entry: str, time: int):
     """scan_pairs, as it is and compiled, and the compiled scan of complex numbers, against the definition."""

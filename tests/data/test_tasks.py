@@ -486,7 +486,7 @@ def test_a_model_is_trained_and_scored(task: str, tmp_path: Path) -> None:
     values = {
         "model": {"hidden_size": 16, "depth": {"layers": 1}, "mixer": {"kind": "attention", "heads": 2}},
         "data": {"kind": task, "seq_len": 64, "batch_size": 8, "valid_rows": 12, **sizes},
-        "training": {"steps": 4, "accelerator": "cpu", "log_every": 2},
+        "training": {"steps": 4, "accelerator": "cpu", "log_every": 2, "sample_every": 10**6},
     }
     run = train(from_dict(RunConfig, values), tmp_path / "run")
     corpus = build_corpus(from_dict(CORPORA.section(), values["data"]))
