@@ -51,7 +51,8 @@ types: .venv/.installed
 
 tests: .venv/.installed
 	@# Their models are too small for threads to pay; processes do. A file stays in one, with what its tests share.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	@# Bytecode is kept even where the environment says otherwise: each process would compile 200 files of tests anew.
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 examples: .venv/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -m 'example and not slow' -n auto --maxprocesses 8 --dist worksteal

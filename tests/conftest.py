@@ -1,3 +1,4 @@
+import functools
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ import torch
 from hypothesis import settings
 
 from glissando import imports, precision
+from glissando import machine as program
 from glissando.cache_directory import cache_dir
 from glissando.compare.probes import PROBES
 from glissando.data.corpora import CORPORA
@@ -26,6 +28,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Trainings compute in float32 unless a test asks for more, so that they end alike on every processor.
 import machine  # noqa: F401  before it is replaced
 
+# Three processes of git for each training, and the answer is the same.
+program.git_state = functools.cache(program.git_state)
 precision.resolved_precision = lambda given, accelerator: "32-true" if given == "auto" else given
 
 # The same cases each time, so that a commit passes or does not; `make slow` draws others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from glissando import precision
+from glissando import machine, precision
 
 known_precision = precision.resolved_precision
+git_state = machine.git_state

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import machine
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from glissando.checkpoints import checkpoint_path, point_to
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError, RunError
 from glissando.loading import load
-from glissando.machine import environment, git_state
+from glissando.machine import environment
 from glissando.model import LanguageModel
 from glissando.runs import Run, resumed_environment
 from glissando.storage import MANIFEST, read_manifest
@@ -117,9 +118,9 @@ def test_a_commit_is_asked_for_in_silence(tmp_path, monkeypatch, capfd):
     """Outside a checkout, and where git is not installed."""
     with monkeypatch.context() as patch:
         patch.setattr("glissando.machine.__file__", str(tmp_path / "machine.py"))
-        assert git_state() is None
+        assert machine.git_state() is None
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_state() is None
+    assert machine.git_state() is None
     assert capfd.readouterr() == ("", "")
 
 

@@ -83,11 +83,19 @@ def agree(inputs: list[Tensor], past: Tensor | None = None) -> None:
             assert error <= bound, f"{name}: relative L2 error {error:.1e}, allowed {bound:.0e}"
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.03, 5e-3, 1e-3])
-@pytest.mark.parametrize("kind", ["random", "ties", "equal", "clustered", "negative"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_fast_equals_the_definition(shape: str, dtype: torch.dtype, kind: str, temperature: float):
+KINDS = ["random", "ties", "equal", "clustered", "negative"]
+TEMPERATURES = [1.0, 0.03, 5e-3, 1e-3]
+#: every pair of a shape, a kind, a temperature and a type
+PAIRS = [
+    (shape, kind, TEMPERATURES[(i + j + k) % 4], (torch.float64, torch.float32)[(i * j + k) % 2])
+    for i, shape in enumerate(SHAPES)
+    for j, kind in enumerate(KINDS)
+    for k in (0, 1)
+]
+
+
+@pytest.mark.parametrize(("shape", "kind", "temperature", "dtype"), PAIRS)
+def test_fast_equals_the_definition(shape: str, kind: str, temperature: float, dtype: torch.dtype):
     agree(problem(kind, SHAPES[shape], dtype, temperature))
 
 
