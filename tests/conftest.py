@@ -15,6 +15,7 @@ from glissando.compare.probes import PROBES
 from glissando.data.corpora import CORPORA
 from glissando.depth import DEPTHS
 from glissando.mixers import MIXERS
+from glissando.training.language_task import LanguageTask
 
 # Tests move the user's cache directory, and the programs that they start would compile every kernel anew.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_dir("kernels")))
@@ -30,6 +31,8 @@ import machine  # noqa: F401  before it is replaced
 
 # Three processes of git for each training, and the answer is the same.
 program.git_state = functools.cache(program.git_state)
+# The sample that every training ends with.
+LanguageTask.sample.__defaults__ = (20,)
 precision.resolved_precision = lambda given, accelerator: "32-true" if given == "auto" else given
 
 # The same cases each time, so that a commit passes or does not; `make slow` draws others.

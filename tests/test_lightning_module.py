@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from tolerances import assert_close
@@ -17,6 +16,8 @@ from glissando.training.fit import train
 @pytest.mark.filterwarnings("ignore")  # of the Trainer's advice about loaders of its own kind
 @pytest.mark.parametrize("corpus", [{}, SHIFT])
 def test_three_steps_of_a_trainer_are_those_of_the_loop(tmp_path, corpus):
+    import lightning.pytorch as pl  # seconds, which collecting would take in every process
+
     config = configuration(
         tmp_path, PLAIN, corpus, {"training": {"steps": 3, "log_every": 1, "clip": 0.5, "precision": "64-true"}}
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from glissando.data.hub import HubStreamCorpus
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer, train_bpe
 from glissando.errors import DataError
 
-pytest.importorskip("datasets")
-pytestmark = pytest.mark.filterwarnings("ignore")
+#: imported late: it takes seconds, which collecting would take in every process
+NEEDED = pytest.mark.skipif(find_spec("datasets") is None, reason="needs datasets: pip install -e '.[hf]'")
+pytestmark = [pytest.mark.filterwarnings("ignore"), NEEDED]
 OPTIONS: dict[str, Any] = {"seq_len": 16, "batch_size": 4}
 TEXTS = [f"{i}: the café was {'very ' * (i % 5)}quiet. " for i in range(200)]
 BPE = train_bpe(iter(TEXTS), 300)
