@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from subjects import PRESETS_SLOW, build, random_ids
+from subjects import CASES, PRESETS_SLOW, build, random_ids
 from torch import Tensor
 
 from glissando.config import to_dict
@@ -109,18 +110,25 @@ def assert_same(model: LanguageModel, grown: LanguageModel, length: int = 20, se
     Logits(model, length, seed).assert_of(grown)
 
 
-@presets_slow
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=["float64", "float32"]
-)
-def test_each_axis_by_itself_and_all_together(case, dtype):
-    """In float32, whose rounding is all that differs, one axis and all of them."""
+def ways() -> Iterator[Any]:
+    """(case, dtype, whether each axis is tried by itself): of variants `make test` tries one axis and all together."""
+    for case in CASES:
+        first = case.endswith("-default") or case in ("depth:discrete", "depth:tied", "depth:flow")
+        for dtype, each in ((torch.float64, True), (torch.float64, False), (torch.float32, False)):
+            fast = not case.startswith("preset:") and dtype == torch.float64 and each == first
+            name = f"{case}-{'each axis' if each else str(dtype).removeprefix('torch.')}"
+            yield pytest.param(case, dtype, each, marks=() if fast else pytest.mark.slow, id=name)
+
+
+@pytest.mark.parametrize(("case", "dtype", "each"), list(ways()))
+def test_each_axis_by_itself_and_all_together(case: str, dtype: torch.dtype, each: bool):
+    """In float32 rounding is all that differs."""
     model = build(case, dtype)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    logits, each = Logits(model), axes(model)
-    if dtype == torch.float32:
-        each = {"width 3": each["width 3"]}
-    for name, by in {**each, "together": together(model)}.items():
+    logits, single = Logits(model), axes(model)
+    if not each:
+        single = {"width 3": single["width 3"]}
+    for name, by in {**single, "together": together(model)}.items():
         grown = grow(model, **by)
         assert grown.num_parameters() > model.num_parameters(), name
         try:
