@@ -8,20 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.inference import (
-    add_checkpoint_option,
-    add_inference_options,
-    add_weights_option,
-    inference_overrides,
-    round_as_asked,
-    take_checkpoint,
-)
+from glissando.cli.inference import add_model_options, open_model, take_checkpoint
 from glissando.cli.options import (
     Options,
-    add_device_option,
-    add_threads_option,
     choose_threads,
-    device_of,
     parse,
     parser_for,
     refuse_idle,
@@ -54,11 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--prompt", help="the text for --diagnostics; by default the beginning of the held-out text")
     parser.add_argument("--tasks", help="tasks of lm-eval, separated by commas, or `list`; glissando_* need no network")
     parser.add_argument("--limit", type=whole, help="number of documents of each task")
-    add_weights_option(parser)
-    add_inference_options(parser)
-    add_checkpoint_option(parser)
-    add_device_option(parser)
-    add_threads_option(parser)
+    add_model_options(parser, "weights", "checkpoint")
     parser.add_sections(("data",), lambda: {"data": CORPORA.section()})
     options = take_checkpoint(parse(parser, arguments))
     refuse_idle(options, {"limit": "tasks", "prompt": "diagnostics"})
@@ -74,7 +60,6 @@ def _score(options: Options) -> None:
     """The run's own text, a file or another corpus, and what else was requested."""
     from glissando.data.textfile import open_files
     from glissando.evaluation.plots import plot_loss
-    from glissando.loading import load
     from glissando.run_files import require_texts
     from glissando.runs import Run
 
@@ -86,9 +71,7 @@ def _score(options: Options) -> None:
     require_text(options.run, to_dict(config, CORPORA.section()))
     if options.file is None:
         require_texts(config, run, options.given, "--file FILE, or another text as --{option} FILE", may_differ=True)
-    device = device_of(options)
-    model = load(options.run, inference_overrides(options)).to(device)
-    round_as_asked(options, model)
+    model = open_model(options, options.run)
     choose_threads(options, config.batch_size * config.seq_len, model.config.hidden_size)
     corpus = build_corpus(config, model.tokenizer)
     kind = CORPORA.kind_of(config)
@@ -170,15 +153,12 @@ def _require_same_lines(requested: dict[str, Any], trained: dict[str, Any]) -> N
 def _tasks(options: Options) -> None:
     """The tasks of lm-eval in place of the run's own text."""
     from glissando.evaluation.harness import run_tasks, task_names
-    from glissando.loading import load
 
     if options.tasks == "list":
         print("\n".join(task_names()))
         return
     names = [name.strip() for name in options.tasks.split(",")]
-    device = device_of(options)
-    model = load(options.run, inference_overrides(options)).to(device)
-    round_as_asked(options, model)
+    model = open_model(options, options.run)
     choose_threads(options, _TASK_ROWS, model.config.hidden_size)
     results = run_tasks(model, names, options.limit)
     if options.json:

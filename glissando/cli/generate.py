@@ -11,28 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.inference import (
-    add_checkpoint_option,
-    add_inference_options,
-    add_step_option,
-    add_weights_option,
-    inference_overrides,
-    require_step,
-    round_as_asked,
-    take_checkpoint,
-)
-from glissando.cli.options import (
-    Options,
-    add_device_option,
-    add_threads_option,
-    choose_threads,
-    device_of,
-    named_values,
-    number,
-    parse,
-    parser_for,
-    whole,
-)
+from glissando.cli.inference import add_model_options, open_model, require_step, take_checkpoint
+from glissando.cli.options import Options, choose_threads, named_values, number, parse, parser_for, whole
 from glissando.cli.starting import without_collections
 from glissando.errors import ConfigError, DataError, RunError
 
@@ -64,12 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--load_state", metavar="FILE", help="continue the text exactly where it stopped; --prompt is appended first"
     )
-    add_weights_option(parser)
-    add_step_option(parser)
-    add_inference_options(parser)
-    add_checkpoint_option(parser)
-    add_device_option(parser)
-    add_threads_option(parser)
+    add_model_options(parser, "weights", "step", "checkpoint")
     with without_collections():
         options = take_checkpoint(parse(parser, arguments))
     if options.max_tokens < 1:
@@ -115,17 +90,14 @@ def _check_states(o: Options) -> None:
 def _write(o: Options) -> None:
     with without_collections():
         from glissando.generation import Sampling, control_values, generate, visible
-        from glissando.loading import load
 
-    device = device_of(o)
     seed = random.randrange(2**32) if o.seed is None else o.seed
     Sampling(o.temperature, o.top_k, o.top_p, seed)
     control = None if o.control is None else named_values(o.control)
     with without_collections():
-        model = load(o.run, inference_overrides(o)).to(device)
+        model = open_model(o, o.run)
         if control is not None:  # a wrong name is an error before anything is compiled
             control_values(model, control)
-        round_as_asked(o, model)
         compiled = require_step(o, model)
         # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a
         # short prompt, measuring takes longer than a second thread could save.

@@ -6,9 +6,19 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from glissando.cli.options import Options, Parser, add_import_option, number, whole
+from glissando.cli.options import (
+    Options,
+    Parser,
+    add_device_option,
+    add_import_option,
+    add_threads_option,
+    device_of,
+    number,
+    whole,
+)
 from glissando.errors import ConfigError
 from glissando.urls import is_url
 
@@ -20,43 +30,54 @@ _INFERENCE = {
 }
 
 
-def add_inference_options(parser: Parser) -> None:
-    """What may be changed of a trained model, and the files that it needs."""
+#: further options, which not every command has
+_FURTHER: dict[str, dict[str, Any]] = {
+    "weights": {
+        "choices": ["float32", "bf16", "int8"],
+        "default": "float32",
+        "help": "round the matrices (int8 with a scale for each output); arithmetic stays in float32",
+    },
+    "step": {
+        "choices": ["auto", "compiled", "plain"],
+        "default": "auto",
+        "help": "how tokens are computed: compiled (a kernel, in float32 on a CPU) or plain (PyTorch); auto: compiled "
+        "if the model has such a step. The kernel is compiled once on a machine, in half a minute",
+    },
+    "checkpoint": {
+        "help": "best (by validation), last, or a step, of the run's checkpoints; by default the run's own weights"
+    },
+}
+
+
+def add_model_options(parser: Parser, *further: str, computes: bool = True) -> None:
+    """What may be changed of a trained model, the files that it needs, and the `further` of weights, step and
+    checkpoint; with the device and the threads where it `computes`."""
+    for name in further:
+        parser.add_argument(f"--{name}", **_FURTHER[name])
     for name, (kind, text) in _INFERENCE.items():
         parser.add_argument(f"--{name}", type=kind, help=text)
+    if computes:
+        add_device_option(parser)
+        add_threads_option(parser)
     add_import_option(parser)
 
 
 def inference_overrides(options: Options) -> dict[str, Any]:
-    """Those of `add_inference_options` that were given; opening a model of another depth refuses them."""
+    """The options of the depth that were given; opening a model of another depth refuses them."""
     return {name: getattr(options, name) for name in _INFERENCE if getattr(options, name) is not None}
 
 
-def add_weights_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--weights",
-        choices=["float32", "bf16", "int8"],
-        default="float32",
-        help="round the matrices (int8 with a scale for each output); arithmetic stays in float32",
-    )
+def open_model(options: Options, run: str | Path) -> Any:
+    """The model of a run on the device of --device, its depth and its matrices as the options say."""
+    device = device_of(options)  # an error of it comes before anything is loaded
+    from glissando.loading import load
 
-
-def add_step_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--step",
-        choices=["auto", "compiled", "plain"],
-        default="auto",
-        help="how tokens are computed: compiled (a kernel, in float32 on a CPU) or plain (PyTorch); auto: compiled if "
-        "the model has such a step. The kernel is compiled once on a machine, in half a minute",
-    )
-
-
-def round_as_asked(options: Options, model: Any) -> None:
-    """Round the model's matrices to --weights."""
+    model = load(run, inference_overrides(options)).to(device)
     if options.weights != "float32":
         from glissando.quantisation import round_weights
 
         round_weights(model, options.weights)
+    return model
 
 
 def require_step(options: Options, model: Any) -> bool:
@@ -75,13 +96,6 @@ def require_step(options: Options, model: Any) -> bool:
     with announced_compilation():
         found.warm_up()
     return True
-
-
-def add_checkpoint_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--checkpoint",
-        help="best (by validation), last, or a step, of the run's checkpoints; by default the run's own weights",
-    )
 
 
 def take_checkpoint(options: Options) -> Options:

@@ -11,24 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.cli.inference import (
-    add_inference_options,
-    add_step_option,
-    add_weights_option,
-    inference_overrides,
-    require_step,
-    round_as_asked,
-)
-from glissando.cli.options import (
-    Options,
-    add_device_option,
-    add_threads_option,
-    choose_threads,
-    device_of,
-    parse,
-    parser_for,
-    whole,
-)
+from glissando.cli.inference import add_model_options, open_model, require_step
+from glissando.cli.options import Options, choose_threads, parse, parser_for, whole
 from glissando.cli.starting import without_collections
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError
 
@@ -66,12 +50,8 @@ def main(arguments: Sequence[str]) -> None:
         metavar="SIZE",
         help="memory limit of the process, such as 2GiB; by default half of the available memory",
     )
-    add_device_option(parser)
     parser.add_argument("--open", action="store_true", help="open the playground in a web browser")
-    add_threads_option(parser)
-    add_weights_option(parser)
-    add_step_option(parser)
-    add_inference_options(parser)
+    add_model_options(parser, "weights", "step")
     options = parse(parser, arguments)
     for name, least in {"port": 0, "prefix_mib": 0, "max_sessions": 1, "max_prompt": 1, "max_tokens": 1}.items():
         if getattr(options, name) < least:
@@ -143,13 +123,11 @@ def _server(o: Options) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"serving needs {error.name}: pip install -e '.[serve]' in a checkout") from error
     from glissando.allocator import return_freed_memory
-    from glissando.loading import load
 
-    device, keys, runs = device_of(o), _keys(o.api_key_file), _named(o)
+    keys, runs = _keys(o.api_key_file), _named(o)
     memory = None if o.memory is None else _bytes(o.memory)
-    models = {name: load(run, inference_overrides(o)).to(device) for name, run in runs.items()}
+    models = {name: open_model(o, run) for name, run in runs.items()}
     for model in models.values():
-        round_as_asked(o, model)
         require_step(o, model)
     choose_threads(o, _ROWS, max(model.config.hidden_size for model in models.values()))
     hosts = _own_names(o.host)

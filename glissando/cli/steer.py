@@ -10,14 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.inference import add_inference_options, inference_overrides
+from glissando.cli.inference import add_model_options, inference_overrides, open_model
 from glissando.cli.options import (
     Options,
     Parser,
-    add_device_option,
-    add_threads_option,
     choose_threads,
-    device_of,
     number,
     numbers,
     parse,
@@ -73,9 +70,7 @@ def steer_parser(usage: str = "glissando steer RUN --out DIR [options]") -> Pars
     parser.add_argument("--max_tokens", type=whole, default=700, help="largest number of tokens of each text")
     parser.add_argument("--temperature", type=number, default=0.8, help="temperature of sampling")
     parser.add_argument("--seed", type=whole, default=0, help="seed of prompts and of sampling")
-    add_inference_options(parser)
-    add_device_option(parser)
-    add_threads_option(parser)
+    add_model_options(parser, "weights")
     return parser
 
 
@@ -105,10 +100,9 @@ def _measure(options: Options, report: Report) -> Any:
     """Fill `report` and print it part by part, yielding after each."""
     from glissando.evaluation.steering import Dials, sweep
     from glissando.evaluation.word_sets import read_word_sets, word_rows, word_sweep
-    from glissando.loading import load, load_base
+    from glissando.loading import load_base
 
-    device = device_of(options)
-    model = load(options.run, inference_overrides(options)).to(device)
+    model = open_model(options, options.run)
     choose_threads(options, 32, model.config.hidden_size)
     names, values = dials_and_values(options, model)
     sets = read_word_sets(options.words) if options.words else None
@@ -122,7 +116,7 @@ def _measure(options: Options, report: Report) -> Any:
         )
     base = load_base(options.run, inference_overrides(options))
     dials = Dials(model, trial)
-    report.base = None if base is None else trial.read(base.to(device))
+    report.base = None if base is None else trial.read(base.to(model.embedding.weight.device))
     report.cost_rows = len(trial.held_out)
     yield  # a place that cannot be written to shows before minutes are spent
     for name in names if sets is not None else []:

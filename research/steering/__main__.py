@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.cli.inference import inference_overrides
-from glissando.cli.options import Options, device_of, numbers, parse, require_empty, require_out, whole
+from glissando.cli.inference import inference_overrides, open_model
+from glissando.cli.options import Options, numbers, parse, require_empty, require_out, whole
 from glissando.cli.steer import dials_and_values, steer_parser, trial_of, without_nan
 from glissando.errors import GlissandoError
 from glissando.evaluation.steering import Dials, Trial
-from glissando.loading import load, load_base
+from glissando.loading import load_base
 from glissando.storage import write_atomic
 from research.steering.baselines import STRENGTHS, check_strengths, compare, selection_trial
 from research.steering.pairs import PAIR_VALUES, check_pair_values, pair_grids
@@ -49,14 +49,12 @@ def main(arguments: Sequence[str]) -> None:
     require_out(options, "name the directory to make, such as --out runs/steered-baselines")
     out = Path(options.out).expanduser()
     require_empty(out)
-    device = device_of(options)
-    overrides = inference_overrides(options)
-    model = load(options.run, overrides).to(device)
+    model = open_model(options, options.run)
     names, _ = dials_and_values(options, model)
     pair_values = check_pair_values(options.pair_values or PAIR_VALUES)
     strengths = check_strengths(options.strengths or STRENGTHS)
     trial = trial_of(options, model)
-    base = load_base(options.run, overrides)
+    base = load_base(options.run, inference_overrides(options))
     selection = None if base is None else _selection(options, trial, names)
     dials = Dials(model, trial)
     out.mkdir(parents=True)
@@ -68,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     if base is None or selection is None:
         print(NO_BASE)
     else:
-        base = base.to(device)
+        base = base.to(model.embedding.weight.device)
         for name in names:
             comparisons.append(compare(dials, base, name, selection, strengths))
             print(comparison_table(comparisons[-1].as_dict()), flush=True)
