@@ -182,11 +182,46 @@ def test_columns_that_float32_does_not_resolve(values, message, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [(k, 1e20 if k == 39 else k % 7) for k in range(40)],
+            r"t\.csv, line 41, 'v': 1e\+20 is .* deviations from the",
+        ),
+        (
+            [(1e20 if k == 39 else k, k % 7) for k in range(40)],
+            r"t\.csv, line 41, 'gap': 1e\+20 is 1e\+20 times the median",
+        ),
+        (
+            [(f"{k}e-33", k % 7) for k in range(40)],
+            r"t\.csv: the median step 1e-33 is too small for float32: multiply the",
+        ),
+    ],
+)
+def test_values_and_times_that_float32_has_no_room_for(rows, message, tmp_path):
+    path = write(tmp_path / "t.csv", rows, "t,v")
+    with pytest.raises(DataError, match=message):
+        train({"data": {"path": str(path), "time": "t"}, "model": TINY}, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_largest_values_are_learned(tmp_path):
+    """Near the bounds, errors and gradients are those of the same numbers near 1."""
+    losses = []
+    for factor in (1.0, 1e29, 1e-29):
+        path = write(tmp_path / f"t{factor}.csv", [(k, factor * (k % 7)) for k in range(40)], "t,v")
+        data = {"path": str(path), "time": "t"}
+        run = train({"data": data, "model": TINY, "training": {"steps": 3}}, tmp_path / f"{factor}")
+        losses.append(evaluate(run.path).loss)
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-3)
+
+
 def test_a_file_far_from_what_was_trained_on_is_refused_with_its_line(table, tmp_path, capsys):
     run = train(options(table, columns="a") | {"training": {"steps": 1}}, tmp_path / "run")
     other = write(tmp_path / "far.csv", [("s", 1, 0.5), ("s", 2, 1e20), ("s", 3, 1.0)], "g,t,a")
     with pytest.raises(
-        DataError, match=r"line 3, column 'a': 1e\+20 is .* deviations from the mean of what is trained"
+        DataError, match=r"far\.csv, line 3, 'a': 1e\+20 is .* deviations from the mean of what is trained"
     ):
         evaluate(run.path, str(other))
 

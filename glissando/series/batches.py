@@ -61,17 +61,24 @@ def scales(panel: Panel, encoding: Encoding) -> Scales:
         (panel.values, encoding.columns), (outputs, encoding.classes or encoding.target),
         (panel.static, encoding.static), (panel.future, encoding.future),
     ):  # fmt: skip
-        pairs = [_scale(column, name) for column, name in zip(values.T, names, strict=True)]
+        pairs = [
+            _scale(column, f"{panel.source}, column {name!r}") for column, name in zip(values.T, names, strict=True)
+        ]
         found += [np.array([mean for mean, _ in pairs]), np.array([scale for _, scale in pairs])]
     gaps = panel.gaps
     step = float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
     if step < _SMALLEST:
-        raise DataError(f"the median step {step:.3g} is too small for float32: multiply the times by a constant")
+        raise DataError(
+            f"{panel.source}: the median step {step:.3g} is too small for float32: multiply the times by a constant"
+        )
     return Scales._make([*found, step])
 
 
-def _scale(values: Floats, name: str) -> tuple[float, float]:
-    """Mean and deviation of the values that are there."""
+def _scale(values: Floats, column: str) -> tuple[float, float]:
+    """Mean and deviation of the values that are there.
+
+    column  the file and the column, for the error
+    """
     values = values[~np.isnan(values)]
     if not len(values):
         return 0.0, 1.0
@@ -80,9 +87,7 @@ def _scale(values: Floats, name: str) -> tuple[float, float]:
     mean, scale = float(values.mean()), float(values.std())
     if scale < max(1e-4 * abs(mean), _SMALLEST):
         fix = "multiply it by a constant" if scale < _SMALLEST else "subtract a constant from it"
-        raise DataError(
-            f"column {name!r} varies by {scale:.3g} about {mean:.8g}, which float32 does not resolve: {fix}"
-        )
+        raise DataError(f"{column} varies by {scale:.3g} about {mean:.8g}, which float32 does not resolve: {fix}")
     return mean, scale
 
 
@@ -94,7 +99,7 @@ def require_near(panel: Panel, encoding: Encoding, found: Scales) -> None:
     """Raises DataError for the first value or gap that is too far from the scales of training for float32."""
     parts: list[tuple[Floats, Any, Any, list[str], str]] = [
         (panel.values, found.input_mean, found.input_scale, encoding.columns, "deviations from the mean"),
-        (panel.gaps[:, None], np.zeros(1), np.full(1, found.time_scale), ["time"], "times the median step"),
+        (panel.gaps[:, None], np.zeros(1), np.full(1, found.time_scale), ["gap"], "times the median step"),
         (panel.future, found.future_mean, found.future_scale, encoding.future, "deviations from the mean"),
     ]
     if panel.target is not None:
@@ -103,7 +108,7 @@ def require_near(panel: Panel, encoding: Encoding, found: Scales) -> None:
         for row, column in np.argwhere(np.abs(values - mean) > _FAR * scale)[:1]:
             count = abs(values[row, column] - mean[column]) / scale[column]
             raise DataError(
-                f"line {panel.rows[row]}, column {names[column]!r}: {values[row, column]:.6g} is {count:.3g} {what} of "
+                f"{panel.place(row)}, {names[column]!r}: {values[row, column]:.6g} is {count:.3g} {what} of "
                 "what is trained on, too far for float32: correct it, or leave this row out"
             )
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from glissando.series.options import SeriesData
 from glissando.series.panel import MISSING, SECONDS, Encoding, Panel
-from glissando.series.tables import Table
 
 #: a value is far if it lies more than this many robust deviations from its channel's median
 _FAR = 20.0
@@ -20,7 +19,7 @@ _SAMPLE = 1000
 _PAIRS = 20
 
 
-def described(data: SeriesData, encoding: Encoding, panel: Panel, source: str) -> list[str]:
+def described(data: SeriesData, encoding: Encoding, panel: Panel) -> list[str]:
     """Series, channels, values, shares missing, and the median step with its unit."""
     lengths, channels = panel.lengths, [*encoding.columns, *encoding.categorical]
     observed = np.concatenate([~np.isnan(panel.values), panel.codes != MISSING], 1)
@@ -32,7 +31,7 @@ def described(data: SeriesData, encoding: Encoding, panel: Panel, source: str) -
     ]
     missing = f", {100 * (1 - observed.mean()):.1f} % of the cells missing" if shares else ", no cell missing"
     lines = [
-        f"{source}: {size}; {_counted(len(channels), 'channel')}: {', '.join(channels[:20])}"
+        f"{panel.source}: {size}; {_counted(len(channels), 'channel')}: {', '.join(channels[:20])}"
         + (", ..." if len(channels) > 20 else ""),
         f"{int(observed.sum()):,} values{missing}"
         + (f": {', '.join(shares[:20])}" if len(channels) > 1 and shares else ""),
@@ -76,9 +75,9 @@ def duration(seconds: float) -> str:
     return f"{seconds:,.9g} s" + ("" if unit == "s" else f" ({seconds / size:.4g} {unit})")
 
 
-def warnings(data: SeriesData, encoding: Encoding, panel: Panel, table: Table) -> list[str]:
+def warnings(data: SeriesData, encoding: Encoding, panel: Panel) -> list[str]:
     """What a user should look at before a model is trained."""
-    return [*_identical(encoding, panel), *_uninformative(encoding, panel), *_far(data, encoding, panel, table)]
+    return [*_identical(encoding, panel), *_uninformative(encoding, panel), *_far(data, encoding, panel)]
 
 
 def _identical(encoding: Encoding, panel: Panel) -> Iterator[str]:
@@ -124,7 +123,7 @@ def _uninformative(encoding: Encoding, panel: Panel) -> Iterator[str]:
         yield f"warning: {', '.join(names)}: {what}; name such a column in data.static, or leave it out"
 
 
-def _far(data: SeriesData, encoding: Encoding, panel: Panel, table: Table) -> Iterator[str]:
+def _far(data: SeriesData, encoding: Encoding, panel: Panel) -> Iterator[str]:
     """Values beyond twenty robust deviations."""
     step = "" if data.channel is None else "the step of "
     for k, name in enumerate(encoding.columns):
@@ -139,6 +138,6 @@ def _far(data: SeriesData, encoding: Encoding, panel: Panel, table: Table) -> It
             worst = int(np.argmax(np.abs(cells - middle)))
             yield (
                 f"warning: {name!r} has {_counted(int(far.sum()), 'value')} beyond {_FAR:.0f} robust deviations "
-                f"({deviation:.4g}) of its median {middle:.6g}, the farthest {cells[worst]:g} in {step}{table.unit} "
+                f"({deviation:.4g}) of its median {middle:.6g}, the farthest {cells[worst]:g} in {step}{panel.unit} "
                 f"{panel.rows[rows[worst]]}: correct them, or leave them blank"
             )

@@ -18,6 +18,7 @@ import numpy as np
 from glissando.config import options
 from glissando.errors import ConfigError, DataError
 from glissando.series.options import SeriesData
+from glissando.series.tables import place
 
 #: seconds of a unit of time
 SECONDS = {
@@ -143,6 +144,7 @@ class Panel(NamedTuple):
     scored        (N,) bool: steps whose values are scored; the others are history alone
     clock         how times are written in the user's own form
     report        lines for the user: what was read, merged, dropped and encoded, and what looks wrong
+    source, unit  the file, or "frame", and what `rows` counts in it: line or row
     """
 
     names: list[str]
@@ -160,6 +162,12 @@ class Panel(NamedTuple):
     scored: np.ndarray
     clock: Clock
     report: list[str]
+    source: str
+    unit: str
+
+    def place(self, step: int) -> str:
+        """Where a step stands in the user's table, for errors: data.csv, line 3; or: frame row 3."""
+        return place(self.source, self.unit, int(self.rows[step]))
 
     @property
     def lengths(self) -> np.ndarray:
@@ -214,7 +222,7 @@ def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
         if strange.size:
             row = strange[0] if len(valid.labels) == len(valid.times) else valid.starts[strange[0]]
             raise DataError(
-                f"row {valid.rows[row]}: the class of {data.target[0]} there is among the held-out ones alone: hold "
+                f"{valid.place(row)}: the class of {data.target[0]} there is among the held-out ones alone: hold "
                 "other series out with data.seed or data.valid_path, or leave it out"
             )
     codes, static_codes = (

@@ -76,9 +76,10 @@ class _Reader:
         panel = Panel(
             steps_.names, steps_.starts, steps_.since_first(), steps_.gaps(), values, codes, future, static,
             static_codes, target, labels, self.table.places[steps_.places], np.ones(self.count, bool), clock, [],
+            self.table.source, self.table.unit,
         )  # fmt: skip
-        lines = [*described(data, fixed, panel, self.table.source), *self._changed(), *self.report]
-        return panel._replace(report=[*lines, *warnings(data, fixed, panel, self.table)]), fixed
+        lines = [*described(data, fixed, panel), *self._changed(), *self.report]
+        return panel._replace(report=[*lines, *warnings(data, fixed, panel)]), fixed
 
     def _measurements(self, channels: Names) -> np.ndarray:
         read = [*self.roles.numeric, *self.roles.categorical]

@@ -115,13 +115,16 @@ class Table(NamedTuple):
         return f"{self.place(row)}, column {name!r}"
 
     def place(self, row: int) -> str:
-        """data.csv, line 3; or: frame row 3."""
-        between = " " if self.source == "frame" else ", "
-        return f"{self.source}{between}{self.unit} {self.places[row]}"
+        return place(self.source, self.unit, int(self.places[row]))
 
     @property
     def height(self) -> int:
         return len(self.places)
+
+
+def place(source: str, unit: str, number: int) -> str:
+    """data.csv, line 3; or: frame row 3."""
+    return f"{source}{' ' if source == 'frame' else ', '}{unit} {number}"
 
 
 def is_index(name: str) -> bool:
