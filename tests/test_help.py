@@ -59,7 +59,12 @@ def test_positional_arguments_are_in_capitals(command, capsys):
         main([command, "--help"])
     usage, _, rest = capsys.readouterr().out.partition("\n\n")
     words = re.findall(r"(?<![-\w.|])[a-z][a-z_]*\b", usage.replace("usage: ", ""))
-    actions = {"glissando", command, "options", *({"train", "evaluate", "example"} if command == "series" else ())}
+    actions = {
+        "glissando",
+        command,
+        "options",
+        *({"train", "evaluate", "predict", "example"} if command == "series" else ()),
+    }
     assert set(words) <= actions | ({"build", "show"} if command == "laplacian" else set())
     listed = re.search(r"positional arguments:\n(.*?)\n\n", rest, re.DOTALL)
     assert listed is None or not re.search(r"^  [a-z]", listed[1], re.MULTILINE)

@@ -15,6 +15,7 @@ from glissando.series.scores import (
     ANCHOR,
     LAST,
     MEAN,
+    SEASON,
     Answers,
     auroc,
     average_precision,
@@ -81,6 +82,14 @@ def test_the_first_line_says_where_the_model_is_worse() -> None:
     assert "than the anchor in 1 of 2 channels (b): use the anchor there" in table.splitlines()[0]
     assert "4,000 scored in 40 series; in brackets 95% intervals" in table
     assert "covered 90%" in table
+
+
+def test_a_baseline_that_a_channel_has_not_is_left_out_there() -> None:
+    given = answers()
+    given.baselines[SEASON] = np.where(given.channel == 0, given.baselines[ANCHOR], np.nan)
+    found = score_forecasts(given, make_head("gaussian"), ["a", "b"]).figures
+    assert found["a"][SEASON] == found["a"][ANCHOR]
+    assert SEASON not in found["b"]
 
 
 def test_a_point_head_and_a_single_series_have_no_intervals() -> None:

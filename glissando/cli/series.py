@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from glissando.cli.options import (
     add_import_option,
     add_threads_option,
     choose_threads,
+    numbers,
     parse,
     parser_for,
     require_out,
@@ -26,7 +29,8 @@ from glissando.yaml_files import read_options
 EXAMPLE = "glissando series train --data.path traces.csv --data.time t --out runs/series"
 _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series train --resume RUN
-       glissando series evaluate RUN [--file FILE] [--out FILE]
+       glissando series evaluate RUN [--file FILE] [--origins N [--horizon 24h]] [--out FILE] [--plots DIR]
+       glissando series predict RUN --file FILE --horizon 24h [--every 1h] [--quantiles 0.1,0.9] --out FILE
        glissando series example --out FILE [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path", "data.static_path")
@@ -34,14 +38,16 @@ _TABLES = ("data.path", "data.valid_path", "data.static_path")
 _USUAL = (1024, 64)
 #: the options that --help shows
 _COMMON = (
-    "--preset", "--config", "--out", "--resume", "--file", "--json", "--count", "--seed", "--data.path", "--data.time",
+    "--preset", "--config", "--out", "--resume", "--file", "--horizon", "--every", "--quantiles",
+    "--json", "--count", "--seed", "--data.path", "--data.time",
     "--data.group", "--data.target", "--data.task", "--model.hidden_size", "--training.epochs",
     "--training.learning_rate",
 )  # fmt: skip
 #: action -> its plain options; the dotted ones are for training
 _ACTIONS = {
     "train": ("preset", "config", "out", "resume", "threads", "import"),
-    "evaluate": ("file", "out", "json", "threads", "import"),
+    "evaluate": ("file", "origins", "horizon", "out", "plots", "json", "threads", "import"),
+    "predict": ("file", "horizon", "every", "quantiles", "samples", "future", "seed", "out", "threads", "import"),
     "example": ("out", "count", "seed"),
 }
 
@@ -59,13 +65,14 @@ def main(arguments: Sequence[str]) -> None:
         dotted = name.partition(".")[0] in ("model", "data", "training")
         if name not in _ACTIONS[options.action] and not (dotted and options.action == "train"):
             raise ConfigError(f"--{name} is not an option of `series {options.action}`: leave it out")
-    if (options.run is None) == (options.action == "evaluate"):
+    if (options.run is None) == (options.action in ("evaluate", "predict")):
         raise ConfigError(
-            "`series evaluate` needs a run directory: name it"
+            f"`series {options.action}` needs a run directory: name it"
             if options.run is None
             else f"`series {options.action}` takes no {options.run!r}: leave it out"
         )
-    {"train": _train, "evaluate": _evaluate, "example": _example}[options.action](options)
+    actions = {"train": _train, "evaluate": _evaluate, "predict": _predict, "example": _example}
+    actions[options.action](options)
 
 
 def _parser() -> Parser:
@@ -73,16 +80,23 @@ def _parser() -> Parser:
     from glissando.training.config import TrainingConfig
 
     parser = parser_for("series", "Train a model of numbers on a CSV or Parquet file, and measure it.", EXAMPLE, _USAGE)
-    parser.add_argument("action", help="train, evaluate, or example, which writes oscillators at uneven times as a CSV")
-    parser.add_argument("run", nargs="?", help="for evaluate: run directory, or one of its checkpoints")
+    parser.add_argument("action", help="train, evaluate, predict, or example, which writes oscillators at uneven times")
+    parser.add_argument("run", nargs="?", help="for evaluate and predict: run directory, or one of its checkpoints")
     parser.add_argument("--preset", help="for train: liquid-series (default) or attention-series")
     parser.add_argument("--config", metavar="FILE", help="for train: YAML file of options")
     parser.add_argument("--out", help="for train: run directory to create; otherwise the CSV file to write")
     parser.add_argument("--resume", metavar="RUN", help="for train: run to continue")
-    parser.add_argument("--file", help="for evaluate: score all of this file instead of the held-out series")
+    parser.add_argument("--file", help="for predict: the table; for evaluate: a table to score, all of it")
+    parser.add_argument("--horizon", metavar="SPAN", help="how far to forecast: 24h, or a number in the times' unit")
+    parser.add_argument("--every", metavar="SPAN", help="for predict: forecast at each such step up to the horizon")
+    parser.add_argument("--quantiles", type=numbers, default=[], metavar="LEVELS", help="for predict: 0.1,0.5,0.9")
+    parser.add_argument("--samples", type=whole, default=0, help="for predict: number of joint paths to draw")
+    parser.add_argument("--future", metavar="FILE", help="for predict: known-future columns at the times to forecast")
+    parser.add_argument("--origins", type=whole, help="for evaluate: forecasts from this many times of each series")
+    parser.add_argument("--plots", metavar="DIR", help="for evaluate: where pictures go; by default into the run")
     parser.add_argument("--json", action="store_true", help="for evaluate: print JSON")
     parser.add_argument("--count", type=whole, default=31, help="for example: number of series")
-    parser.add_argument("--seed", type=whole, default=0, help="for example: seed of the series")
+    parser.add_argument("--seed", type=whole, default=0, help="for example and for predict's paths: the seed")
     add_threads_option(parser)
     add_import_option(parser)
     sections = {"data": SeriesData, "model": SeriesConfig, "training": TrainingConfig}
@@ -124,11 +138,42 @@ def _train(options: Options) -> None:
 
 
 def _evaluate(options: Options) -> None:
+    from glissando.runs import Run
     from glissando.series.evaluation import evaluate
 
     choose_threads(options, *_USUAL)
-    found = evaluate(options.run, options.file, options.out)
+    if options.horizon is not None and options.origins is None:
+        raise ConfigError("--horizon is of forecasts from rolling origins: add --origins 5, or leave it out")
+    plots = options.plots
+    if plots is None:
+        folder = Run.open(options.run).path
+        plots = folder if os.access(folder, os.W_OK) else None
+    found = evaluate(options.run, options.file, options.out, plots, options.origins, options.horizon)
     print(json.dumps(found.as_dict(), indent=2) if options.json else found.score.table())
+    if plots is None:
+        print(f"{folder} cannot be written to: no pictures; name a place for them with --plots DIR", file=sys.stderr)
+
+
+def _predict(options: Options) -> None:
+    """A CSV of forecasts, or of what the run predicts of each step or series."""
+    from glissando.series.forecast import SeriesRun, predict
+
+    if options.file is None:
+        raise ConfigError("--file is missing: name the table that ends where the forecast begins")
+    require_out(options, "name the CSV to write, such as --out forecast.csv")
+    if Path(options.out).expanduser().exists():
+        raise RunError(f"{options.out} exists; nothing is overwritten: choose another --out")
+    choose_threads(options, *_USUAL)
+    run = SeriesRun.open(options.run)
+    panel = run.read(options.file)
+    for line in panel.report:
+        print(line, file=sys.stderr)
+    found = predict(
+        run, panel, options.horizon, options.quantiles, every=options.every, samples=options.samples,
+        future=options.future, seed=options.seed,
+    )  # fmt: skip
+    found.write(options.out)
+    print(f"{options.out}: {len(found.series):,} rows of {len(panel.names):,} series")
 
 
 def _example(options: Options) -> None:

@@ -2,7 +2,8 @@
 
     tables -> Panel -> SeriesModel
 
-`SeriesModel` is the model (glissando.series.model), `Panel` the series that it is trained on (glissando.series.panel).
+`Forecaster` and `Classifier` do all of it for a frame (glissando.series.estimators). `SeriesModel` is the model
+(glissando.series.model), `Panel` the series that it is trained on (glissando.series.panel).
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
+    "Classifier": "estimators",
     "Clock": "panel",
     "Encoding": "panel",
+    "Forecaster": "estimators",
     "Panel": "panel",
     "SeriesConfig": "model",
     "SeriesData": "options",
@@ -23,6 +26,8 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
+    from glissando.series.estimators import Classifier as Classifier
+    from glissando.series.estimators import Forecaster as Forecaster
     from glissando.series.model import SeriesConfig as SeriesConfig
     from glissando.series.model import SeriesModel as SeriesModel
     from glissando.series.model import last as last

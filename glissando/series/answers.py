@@ -98,7 +98,11 @@ def logits(model: SeriesModel, held: Windows, stride: int = 1) -> tuple[Tensor, 
 
 
 def _numbers(model: SeriesModel, held: Windows, encoding: Encoding, stride: int) -> Scored:
-    found, _ = answers(model, held, stride)
+    return measured(model, answers(model, held, stride)[0], encoding)
+
+
+def measured(model: SeriesModel, found: Answers, encoding: Encoding, naive: np.ndarray | None = None) -> Scored:
+    """The score of answers; naive: see score_forecasts."""
     mean, scale = model.output_mean.cpu().double(), model.output_scale.cpu().double()
     of = torch.from_numpy(found.channel)
     params = model.distribution.affine(
@@ -108,7 +112,7 @@ def _numbers(model: SeriesModel, held: Windows, encoding: Encoding, stride: int)
     loss = model.distribution.each_loss(params, target.unsqueeze(1)).mean()
     if not bool(loss.isfinite()):
         return Scored(float(loss), Score(0, 0, {}, {}))
-    return Scored(float(loss), score_forecasts(found, model.distribution, encoding.target))
+    return Scored(float(loss), score_forecasts(found, model.distribution, encoding.target, naive))
 
 
 @torch.no_grad()

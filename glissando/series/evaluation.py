@@ -10,45 +10,60 @@ from typing import Any
 
 import numpy as np
 
-from glissando.config import from_dict
-from glissando.errors import NotFiniteError, RunError
+from glissando.errors import ConfigError, NotFiniteError, RunError
 from glissando.run_files import require_texts
 from glissando.runs import Run
-from glissando.series.answers import Scored, answers, logits, scored
-from glissando.series.batches import Windows, require_near, scales_of
+from glissando.series.answers import Scored, answers, logits
+from glissando.series.batches import Windows
+from glissando.series.forecast import SeriesRun
+from glissando.series.measuring import Rolling, measure
 from glissando.series.model import SeriesModel
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel
-from glissando.series.reading import read_panel
 from glissando.series.task import prepare, windows_of
 from glissando.storage import write_atomic
 
 
-def evaluate(path: str | Path, file: str | None = None, out: str | None = None) -> Scored:
+def evaluate(
+    path: str | Path,
+    file: str | None = None,
+    out: str | None = None,
+    pictures: str | Path | None = None,
+    origins: int | None = None,
+    horizon: str | None = None,
+) -> Scored:
     """The run at `path` on what it has held out, or on all of a `file` with the same columns.
 
-    out  CSV to write, see `write_answers`
+    Args:
+        path: The run, or a checkpoint.
+        file: Another table.
+        out: CSV to write, see `write_answers`.
+        pictures: Directory of the pictures of numbers; None: none are drawn.
+        origins: Of a forecast: number of rolling origins of each series, from each of which all that follows is
+            forecast, in the place of each step's forecast of the next.
+        horizon: How far each origin forecasts, such as 24h; None: to the next origin.
 
     Raises DataError for a file that does not fit, RunError for what is no run of series, or one that exists at `out`,
     NotFiniteError for answers that are not finite.
     """
-    run = Run.open(path)
-    config, model = run.read_config(kind="series"), SeriesModel.load(path)
-    if "data" not in config:
-        raise RunError(f"{path} is a model that was saved without data: it can be loaded, and not evaluated here")
-    data, encoding = from_dict(SeriesData, config["data"], "data"), from_dict(Encoding, config["encoding"], "encoding")
+    run = SeriesRun.open(path)
+    data, encoding, model = run.data, run.encoding, run.model
+    if origins is not None and encoding.task != "forecast":
+        raise ConfigError(f"origins are of forecasts, and the task of {path} is {encoding.task}: leave origins out")
     if file is None:
-        require_texts(data, run, fix="--file FILE")
+        require_texts(data, Run.open(path), fix="--file FILE")
         prepared = prepare(data, encoding)
-        held, panel, lines = prepared.valid, prepared.panel, prepared.lines
+        held, panel, lines, trained = prepared.valid, prepared.panel, prepared.lines, prepared.train.steps
     else:
-        panel, _ = read_panel(data, file, encoding)
-        found = scales_of(model)
-        require_near(panel, encoding, found)
-        held, lines = windows_of(panel, data, encoding, found), panel.report
+        panel = run.read(file)
+        held, lines, trained = windows_of(panel, data, encoding, run.scales), panel.report, None
     for line in lines:
         print(line, file=sys.stderr)
-    result = scored(model, held, encoding)
+    rolling = None
+    if origins is not None:
+        span = None if horizon is None else panel.clock.span(horizon)
+        rolling = Rolling(origins, span, data.window)
+    result = measure(model, held, panel, encoding, trained, None if pictures is None else Path(pictures), rolling)
     if not np.isfinite(result.loss):
         raise NotFiniteError(
             f"the predictions of {path} are not all finite: its training diverged, or the file has values far beyond "

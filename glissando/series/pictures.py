@@ -7,15 +7,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from glissando.evaluation.figures import figure_and_axes
-from glissando.series.heads import Head
+from glissando.series.heads import Head, Point
+from glissando.series.panel import SECONDS, Panel
 from glissando.series.scores import MEAN, Answers
 
 #: file names of the pictures
 FORECASTS, ERRORS = "forecasts.png", "errors.png"
 #: channels and bins that are drawn at most, and values that a bin has at least
 _CHANNELS, _BINS, _LEAST = 4, 8, 20
+#: tracks that are drawn at most, and forecasts of one
+_TRACKS, _LONGEST = 4, 120
+#: the share of the interval that is drawn
+_SHARE = 0.9
 _COLOURS = {"model": "#0b6e99", "last value": "#c26a00", "anchor": "#5a8f29", MEAN: "#9aa5b1"}
 
 
@@ -32,21 +38,82 @@ class Track(NamedTuple):
     high: np.ndarray | None  # (N,)
 
 
-def draw_forecasts(tracks: Sequence[Track], out: Path, unit: str, share: float = 0.9) -> Path:
+def draw(
+    answers: Answers, rows: np.ndarray, panel: Panel, values: np.ndarray, names: Sequence[str], head: Head, out: Path
+) -> list[Path]:
+    """Both pictures in the directory `out`; without horizons, as of a regression, that of the predictions alone.
+
+    Args:
+        answers: What was forecast; at least one.
+        rows: (N,) the panel's step of each.
+        panel: The series.
+        values: (steps of the panel, O) what is predicted, NaN where it was not observed.
+        names: (O) of the outputs.
+        head: The model's head.
+        out: Made where it is not there.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    unit = panel.clock.unit
+    drawn = [draw_forecasts(tracks(answers, rows, panel, values, names, head), out / FORECASTS, unit)]
+    return drawn if not answers.horizon.any() else [*drawn, draw_errors(answers, head, names, out / ERRORS, unit)]
+
+
+def tracks(
+    answers: Answers, rows: np.ndarray, panel: Panel, values: np.ndarray, names: Sequence[str], head: Head
+) -> list[Track]:
+    """The last forecasts of a few series, those with most of them: two channels of each, or more of fewer series."""
+    pairs, counts = np.unique(np.stack([answers.channel, answers.series]), axis=1, return_counts=True)
+    usual = sorted(range(len(counts)), key=lambda i: -counts[i])
+    most = max(1, _TRACKS // min(2, len(np.unique(answers.channel))))
+    chosen: list[int] = []
+    for one in usual:
+        if len(chosen) < _TRACKS and sum(pairs[0, each] == pairs[0, one] for each in chosen) < most:
+            chosen.append(one)
+    ends = None if isinstance(head, Point) else [(1 - _SHARE) / 2, (1 + _SHARE) / 2]
+    found = []
+    for channel, series in sorted(pairs[:, one].tolist() for one in chosen):
+        place = np.flatnonzero((answers.channel == channel) & (answers.series == series))
+        place = place[np.argsort(panel.times[rows[place]], kind="stable")][-_LONGEST:]
+        at = panel.times[rows[place]]
+        params = answers.params[torch.from_numpy(place)]
+        spread = None if ends is None else head.quantile(params, ends).double().numpy()
+        low, high = (None, None) if spread is None else (spread[:, 0], spread[:, 1])
+        steps = np.arange(panel.starts[series], panel.starts[series + 1])
+        steps = steps[(panel.times[steps] >= at[0] - (at[-1] - at[0]) / 10) & (panel.times[steps] <= at[-1])]
+        found.append(
+            Track(
+                panel.names[series], names[channel], panel.times[steps], values[steps, channel], at,
+                head.mean(params).double().numpy(), low, high,
+            )
+        )  # fmt: skip
+    return found
+
+
+def readable(unit: str, longest: float) -> tuple[float, str]:
+    """A factor and a unit in which times up to `longest`, in `unit`, have few digits: 172,800 s are 2 d."""
+    if unit not in SECONDS:
+        return 1.0, unit
+    usual = [name for name in ("ms", "s", "min", "h", "d", "y") if longest * SECONDS[unit] >= 5 * SECONDS[name]]
+    better = usual[-1] if usual else unit
+    return SECONDS[unit] / SECONDS[better], better
+
+
+def draw_forecasts(tracks: Sequence[Track], out: Path, unit: str, share: float = _SHARE) -> Path:
     """Each track's values as points, and its forecasts as a line within the central interval of `share`."""
+    factor, unit = readable(unit, max(float(np.ptp(track.at)) for track in tracks))
     columns = min(2, len(tracks))
     figure, every = figure_and_axes(columns, -(-len(tracks) // columns))
     for axes, track in zip(every, tracks, strict=False):
         order = np.argsort(track.at, kind="stable")
-        at = track.at[order]
+        at = factor * track.at[order]
         if track.low is not None and track.high is not None:
             axes.fill_between(
                 at, track.low[order], track.high[order], color="#0b6e99", alpha=0.2, linewidth=0, label=f"{share:.0%}"
             )
         axes.plot(at, track.middle[order], color="#0b6e99", linewidth=1.4, label="forecast")
-        axes.plot(track.times, track.values, ".", color="#222222", markersize=4, label="value")
-        axes.set_title(f"{track.channel}{f', {track.series}' if track.series else ''}", fontsize=10)
-        axes.set_xlabel(unit)
+        axes.plot(factor * track.times, track.values, ".", color="#222222", markersize=4, label="value")
+        axes.set_title(f"{track.channel}{f' of {track.series}' if track.series else ''}", fontsize=10)
+        axes.set_xlabel(f"time since the first step ({unit})")
     for axes in every[len(tracks) :]:
         axes.set_visible(False)
     every[0].legend(frameon=False, fontsize=8)
@@ -61,11 +128,12 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
     counts = np.bincount(answers.channel, minlength=len(channels))
     drawn = [each for each in np.argsort(-counts, kind="stable")[:_CHANNELS].tolist() if counts[each]]
     figure, every = figure_and_axes(2, len(drawn))
+    factor, unit = readable(unit, float(np.quantile(answers.horizon, 0.9)))
     for row, number in enumerate(drawn):
         chosen = answers.channel == number
         for axes, (name, distance) in zip(
             every[2 * row : 2 * row + 2],
-            (("horizon", answers.horizon), ("gap since the channel's last value", answers.gap)),
+            (("horizon", factor * answers.horizon), ("gap since the channel's last value", factor * answers.gap)),
             strict=True,
         ):
             for who, values in predicted.items():
@@ -77,7 +145,8 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
             axes.set_ylim(bottom=0)
             axes.set_xlabel(f"{name} ({unit})")
             axes.set_ylabel(f"error of {channels[number]}")
-    every[0].legend(frameon=False, fontsize=8)
+    handles, labels = every[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=8)
     figure.savefig(out)
     return out
 

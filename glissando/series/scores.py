@@ -110,7 +110,7 @@ def score_forecasts(
     """
     predicted = {"model": head.mean(answers.params).double().numpy()}
     mean = answers.baselines.get(MEAN, np.full(len(answers.target), np.nan))
-    predicted |= {name: np.where(np.isnan(v), mean, v) for name, v in answers.baselines.items()}
+    predicted |= answers.baselines
     crps = head.crps(answers.params, torch.from_numpy(answers.target).to(answers.params)).double().numpy()
     inside = {} if isinstance(head, Point) else {share: _inside(answers, head, share) for share in INTERVALS}
     figures: dict[str, dict[str, dict[str, float]]] = {}
@@ -121,9 +121,10 @@ def score_forecasts(
         target, bootstrap = answers.target[chosen], _Bootstrap(answers.series[chosen], seed)
         found = figures[channel] = {}
         for who, values in predicted.items():
-            error = values[chosen] - target
-            if np.isnan(error).any():
+            values = values[chosen]
+            if np.isnan(values).all() and who != "model":
                 continue  # a channel without a period, for one
+            error = np.where(np.isnan(values), mean[chosen], values) - target if who != "model" else values - target
             roots = np.sqrt(bootstrap.means(error**2))
             row = {"rmse": float(np.sqrt((error**2).mean())), "mae": float(np.abs(error).mean())}
             if naive is not None and naive[number] > 0:
@@ -351,7 +352,7 @@ def seasonal_values(
         right = np.searchsorted(times, wanted)
         left, right = np.clip(right - 1, 0, len(times) - 1), np.clip(right, 0, len(times) - 1)
         near = np.where(np.abs(times[left] - wanted) <= np.abs(times[right] - wanted), left, right)
-        hit = open_ & (np.abs(times[near] - wanted) <= step / 2) & (times[near] <= asked)
+        hit = open_ & (np.abs(times[near] - wanted) <= step / 2) & (times[near] <= asked + 1e-9 * period)
         found[hit] = values[near[hit]]
         back = back + 1
     return found

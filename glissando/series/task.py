@@ -18,6 +18,7 @@ from glissando.errors import ConfigError, DivergenceError
 from glissando.runs import Run
 from glissando.series.answers import call, scored, standard
 from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
+from glissando.series.measuring import measure
 from glissando.series.model import SeriesConfig, SeriesModel
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel, parts
@@ -88,11 +89,19 @@ class Prepared(NamedTuple):
     lines: list[str]
 
 
-def prepare(data: SeriesData, encoding: Encoding | None = None) -> Prepared:
-    """Read and split the table; encoding: that of a run that goes on. Raises DataError for what cannot be used."""
+def prepare(data: SeriesData, encoding: Encoding | None = None, source: Any = None) -> Prepared:
+    """Read and split the table.
+
+    Args:
+        data: The options of the table.
+        encoding: That of a run that goes on.
+        source: A frame in the place of data.path.
+
+    Raises DataError for what cannot be used, ConfigError for an option that is not trained yet.
+    """
     if data.scale == "series":
         raise ConfigError("data.scale series is not trained yet: leave it out, which scales by the training data")
-    panel, encoding = read_panel(data, encoding=encoding)
+    panel, encoding = read_panel(data, source, encoding)
     if data.valid_path is None:
         train, valid = parts(panel, data)
         lines = valid.report
@@ -196,7 +205,10 @@ class SeriesTask(Task):
         path = run.best_checkpoint()
         if path is None or best_step < 0:
             return {"best": None}
-        self.found = scored(SeriesModel.load(path), self.prepared.valid, self.encoding)
+        prepared = self.prepared
+        self.found = measure(
+            SeriesModel.load(path), prepared.valid, prepared.panel, self.encoding, prepared.train.steps, run.path
+        )
         return {"best": {"step": best_step, **self.found.as_dict()}}
 
     def closing(self, summary: Mapping[str, Any], run: Run, name: str) -> list[str]:

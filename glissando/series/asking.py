@@ -1,0 +1,321 @@
+"""Questions to a model that has read series: what will be at times after a step, drawn paths, and scored answers.
+
+A question is asked of a step: the model reads the last steps up to it, as many as a window of its training has, and
+knows the whole history before them. It answers for any later time; asking changes nothing that it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glissando.backbone import ModelState
+from glissando.series.batches import Floats, Ints, Steps
+from glissando.series.history import Past
+from glissando.series.model import SeriesModel
+from glissando.series.panel import Panel
+from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, Answers, period_of, seasonal_values
+from glissando.state import select_rows
+
+#: steps that are read at once, over all rows of a batch
+_AT_ONCE = 16384
+#: series that are searched for a period at most
+_SEARCHED = 200
+
+
+class Reading(NamedTuple):
+    """B rows that were read up to their last step, which is read again with each question: the state is that before.
+
+    inputs  x (B, 1, K) and what the model is called with beside it, of the last step
+    """
+
+    state: ModelState
+    inputs: dict[str, Any]
+
+    def answer(self, model: SeriesModel, horizon: Tensor, ahead: Tensor | None) -> tuple[Tensor, ModelState]:
+        """Parameters (B, J, O, P) at the horizons (B, J), and the state after the last step."""
+        return _call(model, self.state, self.inputs, horizon, ahead)
+
+
+def _call(
+    model: SeriesModel, state: ModelState, inputs: dict[str, Any], horizon: Tensor, ahead: Tensor | None
+) -> tuple[Tensor, ModelState]:
+    """One step with its questions."""
+    like = model.output_scale
+    more: dict[str, Any] = {} if ahead is None else {"ahead": ahead.unsqueeze(1).to(like)}
+    y, after = model(**inputs, state=state, horizon=horizon.unsqueeze(1).to(like), **more)
+    assert after is not None
+    return (y[:, 0].unsqueeze(-1) if y.ndim == 4 else y[:, 0]), after
+
+
+def step_inputs(model: SeriesModel, steps: Steps, index: Tensor) -> dict[str, Any]:
+    """What the model is called with at the steps (B, L)."""
+    like, values = model.output_scale, steps.values[index]
+    parts: dict[str, Any] = {"x": values.to(like), "observed": ~values.isnan(), "dt": steps.gaps[index].to(like)}
+    if steps.codes.shape[1]:
+        parts["codes"] = steps.codes[index]
+    if steps.future.shape[1]:
+        parts["future"] = steps.future[index].to(like)
+    series = steps.series[index[:, 0]]
+    if steps.static.shape[1]:
+        parts["static"] = steps.static[series].to(like)
+    if steps.static_codes.shape[1]:
+        parts["static_codes"] = steps.static_codes[series]
+    return {name: part.to(like.device) for name, part in parts.items()}
+
+
+def read(model: SeriesModel, steps: Steps, at: Ints, window: int) -> Reading:
+    """Read the steps up to each of `at` (B,), at most `window` of them."""
+    last = torch.from_numpy(np.asarray(at))
+    begins = steps.first.nonzero().flatten()
+    begin = torch.maximum(begins[torch.searchsorted(begins, last, right=True) - 1], last - window + 1)
+    place = torch.arange(int((last - begin).max()) + 1) - (last - begin).max()  # the last steps are side by side
+    index = last.unsqueeze(1) + place
+    mask = index >= begin.unsqueeze(1)
+    index = torch.where(mask, index, begin.unsqueeze(1))
+    state = model.init_state(len(last))
+    known = steps.before(begin)
+    state = state._replace(past=Past(*(part.to(like) for part, like in zip(known, state.past, strict=True))))
+    if index.shape[1] > 1:
+        read_before = step_inputs(model, steps, index[:, :-1])
+        kept = mask[:, :-1].to(read_before["x"].device)
+        _, after = model(**read_before, state=state, mask=None if bool(kept.all()) else kept)
+        assert after is not None
+        state = after
+    return Reading(state, step_inputs(model, steps, index[:, -1:]))
+
+
+def _batches(steps: Steps, at: Ints, window: int) -> Iterator[Ints]:
+    """Places in `at`, in batches of rows of similar length."""
+    begins = np.flatnonzero(steps.first.numpy())
+    lengths = np.minimum(at - begins[np.searchsorted(begins, at, side="right") - 1] + 1, window)
+    order = np.argsort(lengths, kind="stable")
+    cost = np.cumsum(lengths[order]) // _AT_ONCE
+    for chosen in np.split(order, np.flatnonzero(np.diff(cost)) + 1):
+        if len(chosen):
+            yield chosen
+
+
+@torch.no_grad()
+def ask(
+    model: SeriesModel, steps: Steps, at: Ints, horizon: Tensor, ahead: Tensor | None = None, window: int = 64
+) -> Tensor:
+    """Parameters (M, J, O, P) of the forecasts, float64, on the CPU.
+
+    Args:
+        model: In evaluation mode.
+        steps: Of all series.
+        at: (M,) the steps at which is asked.
+        horizon: (M, J) times from there.
+        ahead: (M, J, U) known-future columns at the times that are asked about.
+        window: Number of steps that are read before a question.
+    """
+    found: Tensor | None = None
+    for chosen in _batches(steps, at, window):
+        rows = torch.from_numpy(chosen)
+        y, _ = read(model, steps, at[chosen], window).answer(
+            model, horizon[rows], None if ahead is None else ahead[rows]
+        )
+        if found is None:
+            found = torch.empty(len(at), *y.shape[1:], dtype=torch.float64)
+        found[rows] = y.double().cpu()
+    assert found is not None, "nothing was asked"
+    return found
+
+
+@torch.no_grad()
+def draw_paths(
+    model: SeriesModel, steps: Steps, at: Ints, horizon: Sequence[float], ahead: Tensor | None, window: int, n: int,
+    generator: torch.Generator,
+) -> Tensor:  # fmt: skip
+    """n joint paths (M, n, J, O) of the targets over ascending horizons, float64.
+
+    A path is drawn step by step: the values at the first horizon from the answer, which are then read as an observation
+    at that time; those at the second from the answer after it, and so on. The targets of one time are drawn
+    independently of each other, given the path before.
+    """
+    like, targets = model.output_scale, model.config.targets
+    paths = torch.empty(len(at), n, len(horizon), len(targets), dtype=torch.float64)
+    per_batch = max(1, _AT_ONCE // (window * n))
+    for chosen in np.split(np.arange(len(at)), np.arange(per_batch, len(at), per_batch)):
+        rows = torch.from_numpy(chosen).repeat_interleave(n)
+        reading = read(model, steps, at[chosen], window)
+        copies = torch.arange(len(chosen)).repeat_interleave(n)
+        state = select_rows(reading.state, copies.to(like.device))
+        inputs = {name: part[copies] for name, part in reading.inputs.items()}
+        before = 0.0
+        for j, time in enumerate(horizon):
+            gap = torch.full((len(rows), 1), time - before, dtype=like.dtype, device=like.device)
+            y, state = _call(model, state, inputs, gap, None if ahead is None else ahead[rows, j : j + 1])
+            drawn = model.distribution.sample(y[:, 0], 1, generator)[0]
+            paths[chosen, :, j] = drawn.double().cpu().unflatten(0, (len(chosen), n))
+            inputs = _observed(inputs, drawn, gap, targets, None if ahead is None else ahead[rows, j].to(like))
+            before = time
+    return paths
+
+
+def _observed(
+    inputs: dict[str, Any], values: Tensor, gap: Tensor, targets: list[int], future: Tensor | None
+) -> dict[str, Any]:
+    """The step at which the drawn values are observed, and nothing else."""
+    x, seen = torch.zeros_like(inputs["x"]), torch.zeros_like(inputs["observed"])
+    x[:, 0, targets], seen[:, 0, targets] = values, True
+    made = {**inputs, "x": x, "observed": seen, "dt": gap}
+    if "codes" in inputs:
+        made["codes"] = torch.zeros_like(inputs["codes"])
+    if future is not None:
+        made["future"] = future.unsqueeze(1)
+    return made
+
+
+# ---------------------------------------------------------------------- scored answers
+
+
+def origins_of(steps: Steps, number: int) -> tuple[Ints, Ints]:
+    """Rolling origins, and where the values that each forecasts end.
+
+    Each series has `number` origins at most, evenly spaced over the steps before its scored ones, or over its later
+    half where all are scored. An origin forecasts all values up to the next one, the last one those to the end.
+    """
+    first, scored = steps.first.numpy(), steps.scored.numpy()
+    begins = np.flatnonzero(first)
+    at, until = [], []
+    for begin, end in zip(begins, np.r_[begins[1:], len(first)], strict=True):
+        wanted = np.flatnonzero(scored[begin:end])
+        if not len(wanted):
+            continue
+        start = begin + wanted[0] - 1 if wanted[0] > 1 else begin + (end - begin) // 2
+        start = min(max(start, begin), end - 2)
+        if start < begin:
+            continue
+        cuts = np.unique(np.linspace(start, end - 1, number + 1).astype(np.int64))
+        at.append(cuts[:-1])
+        until.append(cuts[1:] + 1)
+    return np.concatenate(at), np.concatenate(until)
+
+
+def rolling_answers(
+    model: SeriesModel, panel: Panel, steps: Steps, number: int, window: int, horizon: float | None = None
+) -> tuple[Answers, Ints]:
+    """Forecasts from rolling origins, and the panel's step that each is about.
+
+    Args:
+        model: In evaluation mode.
+        panel: The series.
+        steps: Those of the panel.
+        number: Number of origins of a series.
+        window: Number of steps that are read before a question.
+        horizon: How far each origin forecasts, past the next one too; None: to the next origin.
+    """
+    at, until = origins_of(steps, number)
+    if horizon is not None:
+        time, first = steps.time.numpy(), np.flatnonzero(steps.first.numpy())
+        ends = np.r_[first[1:], len(time)][np.searchsorted(first, at, side="right") - 1]
+        limit = (time[at] + horizon) * (1 + 1e-12)
+        until = np.array(
+            [a + 1 + np.searchsorted(time[a + 1 : e], x, side="right") for a, e, x in zip(at, ends, limit, strict=True)]
+        )
+    about = at[:, None] + 1 + np.arange(int((until - at).max()) - 1)
+    real = about < until[:, None]
+    about = np.where(real, about, at[:, None])
+    times = steps.time[torch.from_numpy(about)] - steps.time[torch.from_numpy(at)].unsqueeze(1)
+    ahead = steps.future[torch.from_numpy(about)] if steps.future.shape[1] else None
+    params = ask(model, steps, at, times, ahead, window)
+    origin = np.broadcast_to(at[:, None], about.shape)[real]
+    chosen = torch.from_numpy(real)
+    return answers_of(model, panel, steps, origin, about[real], times[chosen].numpy(), params[chosen])
+
+
+def answers_of(
+    model: SeriesModel, panel: Panel, steps: Steps, at: Ints, about: Ints, horizon: Floats, params: Tensor
+) -> tuple[Answers, Ints]:
+    """Those of G questions whose values were observed, with the forecasts that need no network; and the panel's step
+    (N,) that each is about.
+
+    Args:
+        model: In evaluation mode.
+        panel: The series.
+        steps: Those of the panel.
+        at: (G,) the step of each question.
+        about: (G,) the step with the values.
+        horizon: (G,) time between.
+        params: (G, O, P).
+    """
+    targets = model.config.targets
+    target = steps.values[torch.from_numpy(about)][:, targets].numpy()
+    rows, outputs = np.nonzero(~np.isnan(target) & steps.scored.numpy()[about][:, None])
+    origin = torch.from_numpy(at)
+    known = Past(*(part[origin] for part in steps.known))
+    mean, scale = model.output_mean.double().cpu(), model.output_scale.double().cpu()
+    last = (mean + scale * known.value[:, targets]).masked_fill(~known.ever[:, targets], torch.nan)
+    gap = (known.age[:, targets] * float(model.time_scale) + torch.from_numpy(horizon).unsqueeze(1)).masked_fill(
+        ~known.ever[:, targets], torch.nan
+    )
+    baselines = {
+        LAST: last.numpy(), MEAN: mean.expand_as(last).numpy(),
+        ANCHOR: _anchored(model, steps, known, origin, torch.from_numpy(about), horizon),
+    }  # fmt: skip
+    found = Answers(
+        steps.series.numpy()[at][rows], outputs, target[rows, outputs], params[rows, outputs], horizon[rows],
+        gap.numpy()[rows, outputs], {name: each[rows, outputs] for name, each in baselines.items()},
+    )  # fmt: skip
+    place = steps.row.numpy()[about][rows]
+    return with_season(found, panel, targets, panel.times[place]), place
+
+
+def _anchored(model: SeriesModel, steps: Steps, known: Past, at: Tensor, about: Tensor, horizon: Floats) -> Floats:
+    like, series = model.output_scale, steps.series[at]
+    found = []
+    for chosen in torch.arange(len(at)).split(_AT_ONCE):
+        row = series[chosen]
+        found.append(
+            model.anchored(
+                Past(*(part[chosen].unsqueeze(1).to(like) for part in known)),
+                torch.from_numpy(horizon)[chosen].unsqueeze(1).to(like),
+                steps.static[row].to(like) if steps.static.shape[1] else None,
+                steps.static_codes[row].to(like.device) if steps.static_codes.shape[1] else None,
+                steps.future[about[chosen]].unsqueeze(1).to(like) if steps.future.shape[1] else None,
+            )[:, 0].double().cpu()
+        )  # fmt: skip
+    return torch.cat(found).numpy()
+
+
+def with_season(found: Answers, panel: Panel, channels: Sequence[int], time: Floats) -> Answers:
+    """With the value one period before, where a period shows in a channel.
+
+    Args:
+        found: What was forecast.
+        panel: The series.
+        channels: The panel's channel of each output.
+        time: (N,) of the values that were forecast.
+    """
+    spans = [slice(*span) for span in zip(panel.starts[:-1], panel.starts[1:], strict=True)]
+    longest = sorted(spans, key=lambda span: span.start - span.stop)[:_SEARCHED]
+    season = np.full(len(time), np.nan)
+    for output, channel in enumerate(channels):
+        values = panel.values[:, channel]
+        step = _usual_gap([panel.times[one][~np.isnan(values[one])] for one in longest])
+        if step is None:
+            continue
+        period = period_of([panel.times[one] for one in longest], [values[one] for one in longest], step)
+        if period is None:
+            continue
+        chosen = np.flatnonzero(found.channel == output)
+        chosen = chosen[np.argsort(found.series[chosen], kind="stable")]
+        for rows in np.split(chosen, np.flatnonzero(np.diff(found.series[chosen])) + 1):
+            if len(rows):
+                one = spans[found.series[rows[0]]]
+                asked = time[rows] - found.horizon[rows]
+                season[rows] = seasonal_values(panel.times[one], values[one], asked, time[rows], period, step)
+    if np.isnan(season).all():
+        return found
+    return found._replace(baselines={**found.baselines, SEASON: season})
+
+
+def _usual_gap(times: Sequence[Floats]) -> float | None:
+    gaps = np.concatenate([np.diff(one) for one in times]) if times else np.zeros(0)
+    return float(np.median(gaps)) if len(gaps) else None

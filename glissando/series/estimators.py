@@ -1,0 +1,338 @@
+"""Forecaster and Classifier: series models with scikit-learn's conventions, for frames and arrays.
+
+Parameters are those of the constructor and are stored as they are given, `fit` returns the estimator and sets what ends
+in an underscore, so that scikit-learn's `clone`, `cross_val_score` and searches take them; scikit-learn is not needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from glissando.config import from_dict, merge
+from glissando.errors import ConfigError, InputError, unknown_name
+from glissando.presets import load_preset
+from glissando.runs import Run
+from glissando.series.answers import answers
+from glissando.series.forecast import Classes, SeriesRun, at_steps, forecast
+from glissando.series.task import SeriesRunConfig, SeriesTask, prepare, windows_of
+from glissando.training.fit import train
+from glissando.training.hook import Hook
+from glissando.training.progress import Progress
+
+#: parameters of the constructors that are options of SeriesData
+_DATA = (
+    "group", "time", "time_unit", "channel", "value", "columns", "categorical", "static", "future", "target", "seed",
+)  # fmt: skip
+
+
+class _Estimator:
+    run_: SeriesRun
+    preset: str
+    seed: int
+    options: Mapping[str, Any] | None
+    verbose: bool
+    _task: ClassVar[str]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's parameters."""
+        return {name: getattr(self, name) for name in self._names()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Raises UnknownNameError for one that the constructor has not."""
+        for name, value in params.items():
+            if name not in self._names():
+                raise unknown_name(f"parameter of {type(self).__name__}", name, self._names())
+            setattr(self, name, value)
+        return self
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return list(inspect.signature(cls).parameters)
+
+    def __repr__(self) -> str:
+        usual = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
+        given = [f"{name}={value!r}" for name, value in self.get_params().items() if value != usual[name]]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn asks of an estimator: called by it alone."""
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+
+        is_classifier = self._task == "classification"
+        return Tags(
+            estimator_type="classifier" if is_classifier else None,
+            target_tags=TargetTags(required=False, one_d_labels=is_classifier),
+            classifier_tags=ClassifierTags() if is_classifier else None,
+            input_tags=InputTags(three_d_array=is_classifier, allow_nan=True),
+            non_deterministic=False,
+        )
+
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write a directory that `load` and the commands open. Raises RunError where there is something at `path`."""
+        self._fitted().save(path, overwrite)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """What `save` wrote, or a run of `glissando series train`; its parameters are those of its data.
+
+        Raises RunError for what is no such run, ConfigError for a run of another task.
+        """
+        run = SeriesRun.open(path)
+        if (run.encoding.task == "classification") != (cls._task == "classification"):
+            raise ConfigError(f"{path} is a run of {run.encoding.task}, and {cls.__name__} is for {cls._task}")
+        made = cls(**{name: getattr(run.data, name) for name in _DATA if name in cls._names()})
+        made._set(run)
+        return made
+
+    def _fitted(self) -> SeriesRun:
+        if not hasattr(self, "run_"):
+            raise ConfigError(f"this {type(self).__name__} is not fitted: call fit with a frame first")
+        return self.run_
+
+    def _set(self, run: SeriesRun) -> None:
+        self.run_ = run
+
+    def _train(self, frame: Any, more: Mapping[str, Any]) -> SeriesRun:
+        """Train on a frame, in a directory that lasts as long as the training."""
+        given = {name: getattr(self, name) for name in _DATA if getattr(self, name, None) is not None}
+        chosen = {name: value for name, value in load_preset(self.preset, "series").items() if name != "about"}
+        last = {"preset": self.preset, "data": given, "training": {"seed": self.seed}}
+
+        class InMemory(SeriesRunConfig):
+            """A run whose table is the frame."""
+
+            def task(self, resumed: Run | None = None) -> SeriesTask:
+                prepared = prepare(self.data, self.encoding, frame)
+                self.encoding = prepared.encoding
+                return SeriesTask(self, prepared)
+
+        config = from_dict(InMemory, {"data": {}, **merge(SeriesRunConfig, chosen, last, more, self.options or {})})
+        with tempfile.TemporaryDirectory() as folder:
+            train(config, Path(folder) / "run", Progress() if self.verbose else Hook())
+            return SeriesRun.open(Path(folder) / "run")
+
+
+class Forecaster(_Estimator):
+    """Forecasts of the numeric channels of a frame.
+
+    Args:
+        group: Column that names the series of a row; without it, the frame is one series.
+        time: Column of times, dates or numbers; without it, each row is a step.
+        time_unit: Unit of numeric times.
+        channel: Of a long frame: the column that names what was measured.
+        value: Of a long frame: the column with what was measured.
+        columns: Channels to read; by default all columns that nothing else names.
+        categorical: Columns of categories.
+        static: Columns that do not vary within a series.
+        future: Columns that are known in advance.
+        target: Channels to forecast; by default all numeric ones.
+        head: point, quantiles, gaussian or student; by default that of the preset.
+        preset: liquid-series or attention-series.
+        options: More options, as the command line has them: {"model.hidden_size": 32, "training.seconds": 60}.
+        seed: Of the weights, of the part that is held out and of the order of training.
+        verbose: Whether training shows its progress.
+    """
+
+    _task = "forecast"
+
+    def __init__(
+        self, group: str | None = None, time: str | None = None, time_unit: str | None = None,
+        channel: str | None = None, value: str | None = None, columns: Sequence[str] | None = None,
+        categorical: Sequence[str] | None = None, static: Sequence[str] | None = None,
+        future: Sequence[str] | None = None, target: Sequence[str] | None = None, head: str | None = None,
+        preset: str = "liquid-series", options: Mapping[str, Any] | None = None, seed: int = 0, verbose: bool = False,
+    ) -> None:  # fmt: skip
+        self.group, self.time, self.time_unit = group, time, time_unit
+        self.channel, self.value, self.columns, self.categorical = channel, value, columns, categorical
+        self.static, self.future, self.target, self.head = static, future, target, head
+        self.preset, self.options, self.seed, self.verbose = preset, options, seed, verbose
+
+    def fit(self, frame: Any, y: None = None) -> Self:
+        """Train on a frame of pandas or polars, or a file; a part of it is held out, by which the best weights are
+        chosen."""
+        model = {} if self.head is None else {"model": {"head": self.head}}
+        self._set(self._train(frame, {"data": {"task": "forecast"}, **model}))
+        return self
+
+    def predict(
+        self, frame: Any, horizon: Any = None, every: Any = None, quantiles: Sequence[float] = (), samples: int = 0,
+        future: Any = None, seed: int = 0,
+    ) -> Any:  # fmt: skip
+        """Forecasts after each series' last row, as a frame of pandas.
+
+        Args:
+            frame: Frame or file with the past.
+            horizon: How far: a text such as 24h, a number in the unit of the times, or several; by default one median
+                step of the training.
+            every: The step between the times that are forecast; by default the horizon alone.
+            quantiles: Levels, each of which is a column.
+            samples: Number of joint paths, each of which is a column.
+            future: Frame or file with the known-future columns at the times that are forecast.
+            seed: Of the paths.
+        """
+        run = self._fitted()
+        horizon = float(run.model.time_scale) if horizon is None else horizon
+        found = forecast(run, run.read(frame), horizon, every, quantiles, samples, future, seed).frame()
+        return _typed(found, frame, run)
+
+    def score(self, frame: Any, y: None = None) -> float:
+        """The mean over channels of R^2, of each step's forecast of the next: 1 minus the mean square error over the
+        variance of the values."""
+        run = self._fitted()
+        panel = run.read(frame)
+        found, _ = answers(run.model, windows_of(panel, run.data, run.encoding, run.scales))
+        predicted = run.model.distribution.mean(found.params).double().numpy()
+        each = []
+        for number in np.unique(found.channel):
+            chosen = found.channel == number
+            error, values = (predicted - found.target)[chosen], found.target[chosen]
+            each.append(1 - (error**2).mean() / values.var())
+        return float(np.mean(each))
+
+
+class Classifier(_Estimator):
+    """Classes of series, or of their steps.
+
+    `fit(frame)` reads a frame whose column `target` has the classes; `fit(X, y)` an array (n, channels, time), or
+    (n, time) of one channel, as aeon and sktime have it, where NaN is a value that was not observed.
+
+    Args:
+        group: Column that names the series of a row; without it, the frame is one series.
+        time: Column of times, dates or numbers; without it, each row is a step.
+        time_unit: Unit of numeric times.
+        channel: Of a long frame: the column that names what was measured.
+        value: Of a long frame: the column with what was measured.
+        columns: Channels to read; by default all columns that nothing else names.
+        categorical: Columns of categories.
+        static: Columns that do not vary within a series.
+        target: The column of classes.
+        preset: liquid-series or attention-series.
+        options: More options, as the command line has them.
+        seed: Of the weights, of the part that is held out and of the order of training.
+        verbose: Whether training shows its progress.
+
+    `classes_` are the classes, sorted, which are the columns of `predict_proba`.
+    """
+
+    _task = "classification"
+    classes_: np.ndarray
+
+    def __init__(
+        self, group: str | None = None, time: str | None = None, time_unit: str | None = None,
+        channel: str | None = None, value: str | None = None, columns: Sequence[str] | None = None,
+        categorical: Sequence[str] | None = None, static: Sequence[str] | None = None,
+        target: Sequence[str] | str | None = None, preset: str = "liquid-series",
+        options: Mapping[str, Any] | None = None, seed: int = 0, verbose: bool = False,
+    ) -> None:  # fmt: skip
+        self.group, self.time, self.time_unit = group, time, time_unit
+        self.channel, self.value, self.columns, self.categorical = channel, value, columns, categorical
+        self.static, self.target = static, target
+        self.preset, self.options, self.seed, self.verbose = preset, options, seed, verbose
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Train on a frame or a file, or on an array and the class of each of its series."""
+        data: dict[str, Any] = {"task": "classification"}
+        labels = None
+        if y is not None:
+            labels = np.asarray(y)
+            X = _framed(X, labels)
+            data |= _ARRAY | {"label": "series", "target": ["class"]}
+        elif self.target is None:
+            raise ConfigError("the column of classes is not named: give Classifier(target=...), or fit(X, y) an array")
+        run = self._train(X, {"data": data})
+        self._set(run)
+        if labels is not None:
+            self.classes_ = np.unique(labels)
+        return self
+
+    def _set(self, run: SeriesRun) -> None:
+        super()._set(run)
+        self.classes_ = np.array(sorted(run.encoding.classes))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """(n, C) probabilities of `classes_`, for each series in the order of its first row, or for each step."""
+        run, found = self._fitted(), self._found(X)
+        place = {name: number for number, name in enumerate(run.encoding.classes)}
+        return found.probabilities[:, [place[str(name)] for name in self.classes_.tolist()]]
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(n,) the likeliest class of each series, or of each step."""
+        return self.classes_[self.predict_proba(X).argmax(-1)]
+
+    def predict_frame(self, frame: Any) -> Any:
+        """The likeliest class and the probabilities beside the names of series and times, as a frame of pandas."""
+        return _typed(self._found(frame).frame(), frame, self._fitted())
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The accuracy, of series or of steps that have a class."""
+        if y is not None:
+            return float((self.predict(X) == np.asarray(y)).mean())
+        run = self._fitted()
+        panel = run.read(X)
+        if panel.labels is None:
+            raise ConfigError(f"the frame has no column {run.encoding.target[0]!r}: nothing can be scored")
+        found = at_steps(run, panel)
+        assert isinstance(found, Classes)
+        known = panel.labels >= 0
+        return float((found.probabilities.argmax(-1) == panel.labels)[known].mean())
+
+    def _found(self, X: Any) -> Classes:
+        run = self._fitted()
+        found = at_steps(run, run.read(_framed(X) if _is_array(X) else X))
+        assert isinstance(found, Classes)
+        return found
+
+
+def _typed(found: Any, frame: Any, run: SeriesRun) -> Any:
+    """Groups and times in the types that a frame of pandas has them in, so that both can be joined."""
+    import pandas
+
+    if not isinstance(frame, pandas.DataFrame):
+        return found
+    for name in (run.data.group, run.data.time):
+        if name is None or name not in found:
+            continue
+        kind = frame[name].dtype
+        if isinstance(kind, pandas.DatetimeTZDtype) or kind.kind == "M":
+            times = pandas.to_datetime(found[name], utc=True, format="ISO8601")
+            zone = getattr(kind, "tz", None)
+            found[name] = times.dt.tz_convert(zone) if zone is not None else times.dt.tz_localize(None)
+        elif name == run.data.time and kind.kind in "iuf":
+            found[name] = pandas.to_numeric(found[name])
+        elif kind.kind in "iuf":
+            found[name] = found[name].astype(kind)
+    return found
+
+
+#: the columns of an array's frame; each row is a step
+_ARRAY: dict[str, Any] = {"group": "series"}
+
+
+def _is_array(X: Any) -> bool:
+    return isinstance(X, np.ndarray | list | tuple)
+
+
+def _framed(X: Any, y: np.ndarray | None = None) -> Any:
+    """An array (n, K, T), or (n, T), as a frame with a row for each series and step. Raises InputError for others."""
+    import pandas
+
+    values = np.asarray(X, np.float64)
+    if values.ndim == 2:
+        values = values[:, None]
+    if values.ndim != 3 or (y is not None and y.shape != (len(values),)):
+        about = "" if y is None else f" with the classes {np.shape(y)}"
+        raise InputError(
+            f"X is an array {np.shape(X)}{about}: give (n, channels, time), or (n, time), and classes (n,)"
+        )
+    n, channels, length = values.shape
+    made: dict[str, np.ndarray] = {"series": np.repeat(np.arange(n), length)}
+    made |= {f"x{k}": values[:, k].ravel() for k in range(channels)}
+    if y is not None:
+        made["class"] = np.repeat(y.astype(str), length)
+    return pandas.DataFrame(made)

@@ -1,0 +1,70 @@
+"""How good a model is about what is held out, with all that a person is shown of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from glissando.series.answers import Scored, answers, measured, scored
+from glissando.series.asking import rolling_answers, with_season
+from glissando.series.batches import Floats, Steps, Windows
+from glissando.series.model import SeriesModel
+from glissando.series.panel import Encoding, Panel
+
+
+class Rolling(NamedTuple):
+    """Rolling origins: how many a series has, how far each forecasts (None: to the next), how many steps it reads."""
+
+    origins: int
+    horizon: float | None
+    window: int
+
+
+def measure(
+    model: SeriesModel, held: Windows, panel: Panel, encoding: Encoding, trained: Steps | None = None,
+    pictures: Path | None = None, rolling: Rolling | None = None,
+) -> Scored:  # fmt: skip
+    """Score the model by channel, and draw its pictures.
+
+    Args:
+        model: Put into evaluation mode.
+        held: The windows that are scored.
+        panel: Their series.
+        encoding: Of the run.
+        trained: Steps of the training, by whose last values' errors MASE divides; None: no MASE.
+        pictures: Directory of the pictures; None: none are drawn. Classes have none.
+        rolling: Forecasts from rolling origins in the place of each step's of the next.
+    """
+    if encoding.classes:
+        return scored(model, held, encoding)
+    model.eval()
+    if rolling is not None:
+        found, rows = rolling_answers(model, panel, held.steps, rolling.origins, rolling.window, rolling.horizon)
+    else:
+        found, rows = answers(model, held)
+    if held.targets is None:
+        values = panel.target
+    else:
+        values = panel.values[:, held.targets]
+        found = found if rolling is not None else with_season(found, panel, held.targets, panel.times[rows])
+    naive = None if trained is None or held.targets is None else naive_errors(trained, held.targets)
+    result = measured(model, found, encoding, naive)
+    if pictures is not None and np.isfinite(result.loss) and values is not None:
+        from glissando.series.pictures import draw  # matplotlib takes a second to import
+
+        draw(found, rows, panel, values, encoding.target, model.distribution, pictures)
+    return result
+
+
+def naive_errors(steps: Steps, targets: list[int]) -> Floats:
+    """(O,) the mean absolute error of the last value as a forecast of the next one, in the units of the data; 0 where
+    a channel has no two values in a series."""
+    made = np.zeros(len(targets))
+    for output, channel in enumerate(targets):
+        seen = np.flatnonzero(~np.isnan(steps.values[:, channel].numpy()))
+        series, values = steps.series.numpy()[seen], steps.values[:, channel].numpy()[seen]
+        same = np.diff(series) == 0
+        made[output] = np.abs(np.diff(values))[same].mean() if same.any() else 0.0
+    return made

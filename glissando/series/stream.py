@@ -1,0 +1,92 @@
+"""One observation after another: what a model keeps of a series has one size, however long the series is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glissando.backbone import ModelState
+from glissando.errors import ConfigError, DataError
+from glissando.series.asking import step_inputs
+from glissando.series.forecast import SeriesRun
+from glissando.series.panel import Panel
+
+
+class Live(NamedTuple):
+    """What is kept of a series between two observations.
+
+    state   the model's
+    moment  the last observation's time, exact, as Clock.origins
+    """
+
+    state: ModelState
+    moment: Any
+
+
+@torch.no_grad()
+def observe(
+    run: SeriesRun,
+    live: Live | None,
+    row: Mapping[str, Any],
+    horizon: Tensor | None = None,
+    ahead: Tensor | None = None,
+) -> tuple[Tensor, Live]:
+    """Read one observation of a series, and answer what follows.
+
+    Args:
+        run: The trained model.
+        live: What is kept of the series; None: it begins.
+        row: The user's columns: the time, values, categories, known-future and static columns; None or NaN where
+            nothing was observed.
+        horizon: Times (J,) after the observation, of a model that forecasts, in the unit of run.encoding.
+        ahead: Known-future columns (J, U) at these times.
+
+    Returns:
+        The forecasts' parameters (J, O, P), or those of the step itself (O, P), or the logits of its class (C,), and
+        what is kept from now on. Nothing that was passed changes, so that one may go on from it in several ways.
+
+    Raises:
+        DataError: A column is missing, or the time is not after the one before.
+    """
+    import pandas
+
+    if run.data.channel is not None:
+        raise ConfigError("a long table has one measurement a row: give the channels of one time by their names")
+    panel = run.read(pandas.DataFrame([dict(row)]))
+    steps = run.steps(panel)
+    moment = panel.clock.origins[0]
+    gap = 0.0 if live is None else _since(run, panel, live.moment)
+    state: ModelState | None = run.model.init_state(1) if live is None else live.state
+    questions: dict[str, Any] = (
+        {} if horizon is None else {"horizon": horizon.view(1, 1, -1).to(run.model.output_scale)}
+    )
+    if ahead is not None:
+        questions["ahead"] = ahead.unsqueeze(0).unsqueeze(0).to(run.model.output_scale)
+    if live is None and run.encoding.task == "forecast":  # the step before the first, of what does not vary
+        _, state = run.model(**step_inputs(run.model, steps, torch.tensor([[0]])), state=state)
+        assert state is not None
+    inputs = step_inputs(run.model, steps, torch.tensor([[len(steps.first) - 1]]))
+    inputs["dt"] = torch.full_like(inputs["dt"], gap)
+    y, after = run.model(**inputs, state=state, **questions)
+    assert after is not None
+    y = y.unsqueeze(-1) if run.model.config.head == "point" and not run.encoding.classes else y
+    return y[0, 0].cpu(), Live(after, moment)
+
+
+def _since(run: SeriesRun, panel: Panel, before: Any) -> float:
+    """The time from the last observation to this one. Raises DataError unless it is positive."""
+    if run.encoding.time_form == "row":
+        return 1.0
+    difference = panel.clock.origins[0] - before
+    gap = float(difference) / 1e9 if run.encoding.time_form == "date" else float(difference)
+    if not gap > 0:
+        now, then = panel.clock.written([0], [0.0])[0], panel.clock._replace(origins=np.array([before], object))
+        raise DataError(
+            f"the observation at {run.data.time} {now} is not after the one before, at {then.written([0], [0.0])[0]}: "
+            "give observations in order of time, those of one time together"
+        )
+    return gap

@@ -1,0 +1,121 @@
+"""Forecaster and Classifier: scikit-learn's conventions, on frames and arrays."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+
+from glissando.errors import ConfigError, InputError, UnknownNameError
+from glissando.series.estimators import Classifier, Forecaster
+
+QUICK = {
+    "model.hidden_size": 8, "model.depth.layers": 1, "model.mixer.state_size": 8, "training.steps": 60,
+    "model.block.mlp.hidden": 8,
+}  # fmt: skip
+
+
+def waves(people: int = 12, steps: int = 40, seed: int = 0) -> pandas.DataFrame:
+    rng = np.random.default_rng(seed)
+    frames = []
+    for person in range(people):
+        t = rng.exponential(size=steps).cumsum()
+        x = np.sin(t + rng.uniform(0, 6)) + 0.05 * rng.normal(size=steps)
+        frames.append(pandas.DataFrame({"who": person, "t": t, "x": np.where(rng.random(steps) < 0.1, np.nan, x)}))
+    return pandas.concat(frames, ignore_index=True)
+
+
+def arrays(n: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(n, 2, 12): the classes are the sign of the mean of the second channel."""
+    rng = np.random.default_rng(seed)
+    y = rng.choice(["up", "down"], n)
+    X = rng.normal(size=(n, 2, 12))
+    X[:, 1] += np.where(y == "up", 1.5, -1.5)[:, None]
+    X[rng.random(X.shape) < 0.1] = np.nan
+    return X, y
+
+
+@pytest.fixture(scope="module")
+def forecaster() -> Forecaster:
+    return Forecaster(group="who", time="t", head="gaussian", options=QUICK).fit(waves())
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Classifier:
+    return Classifier(options=QUICK).fit(*arrays())
+
+
+@pytest.mark.parametrize("kind", [Forecaster, Classifier])
+def test_parameters_are_those_of_the_constructor_and_clones_are_not_fitted(kind: Any) -> None:
+    made = kind(group="who", seed=3, options=QUICK)
+    copy = clone(made)
+    assert copy is not made
+    assert copy.get_params() == made.get_params()
+    assert made.set_params(time="t") is made
+    assert made.time == "t"
+    assert repr(kind(time="t")) == f"{kind.__name__}(time='t')"
+    with pytest.raises(UnknownNameError, match="horizon"):
+        made.set_params(horizon=3)
+    with pytest.raises(ConfigError, match="is not fitted"):
+        copy.save("never")
+
+
+def test_a_forecast_is_a_frame_and_is_saved(forecaster: Forecaster, tmp_path: Path) -> None:
+    frame = waves(seed=5)
+    found = forecaster.predict(frame, horizon=2, every=0.5, quantiles=[0.1, 0.9], samples=3)
+    assert list(found.columns) == ["who", "t", "channel", "value", "q0.1", "q0.9", "sample_1", "sample_2", "sample_3"]
+    assert len(found) == 12 * 4
+    assert (found["q0.1"] < found["q0.9"]).all()
+    merged = found.merge(frame.groupby("who")["t"].max().rename("last").reset_index(), on="who")
+    assert np.allclose((merged["t"] - merged["last"]).to_numpy().reshape(12, 4), [0.5, 1, 1.5, 2])
+    assert forecaster.score(frame) > 0.3
+    forecaster.save(tmp_path / "saved")
+    loaded = Forecaster.load(tmp_path / "saved")
+    assert loaded.get_params()["group"] == "who"
+    for other in (loaded, pickle.loads(pickle.dumps(forecaster))):
+        pandas.testing.assert_frame_equal(other.predict(frame, horizon=2, every=0.5), found.iloc[:, :4])
+    with pytest.raises(ConfigError, match="Classifier is for classification"):
+        Classifier.load(tmp_path / "saved")
+
+
+def test_classes_of_arrays(classifier: Classifier) -> None:
+    X, y = arrays(seed=1)
+    assert classifier.classes_.tolist() == ["down", "up"]
+    p = classifier.predict_proba(X)
+    assert p.shape == (60, 2)
+    assert np.allclose(p.sum(-1), 1)
+    assert (classifier.predict(X) == classifier.classes_[p.argmax(-1)]).all()
+    assert classifier.score(X, y) > 0.9
+    with pytest.raises(InputError, match=r"give \(n, channels, time\)"):
+        classifier.predict(X[0, 0])
+
+
+def test_classes_of_frames_and_numbers_as_classes() -> None:
+    X, y = arrays()
+    frame = pandas.DataFrame({"id": np.repeat(np.arange(60), 12), "a": X[:, 1].ravel(), "kind": np.repeat(y, 12)})
+    made = Classifier(group="id", target="kind", options=QUICK).fit(frame)
+    assert made.score(frame) > 0.9
+    found = made.predict_frame(frame.drop(columns="kind"))
+    assert list(found.columns) == ["id", "kind", "p_down", "p_up"] or list(found.columns) == [
+        "id",
+        "kind",
+        "p_up",
+        "p_down",
+    ]
+    assert len(found) == 60
+    with pytest.raises(ConfigError, match="column of classes is not named"):
+        Classifier().fit(frame)
+    numbers = Classifier(options=QUICK).fit(X, (y == "up").astype(int))
+    assert numbers.predict(X).dtype.kind == "i"
+    assert numbers.score(X, (y == "up").astype(int)) > 0.9
+
+
+def test_scikit_learn_validates_across_folds() -> None:
+    X, y = arrays()
+    assert cross_val_score(Classifier(options=QUICK), X, y, cv=2, error_score="raise").mean() > 0.8
