@@ -19,7 +19,7 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
 
     Train it with `Trainer`, generate with `generate`: greedy, sampling, beams, rows padded on the left, streamers. Its
     cache is the model's state, of the state's own size. What cannot go with a state raises: assisted generation, the
-    caches of other models, continuous batching, right padding in `generate`.
+    caches of other models, right padding in `generate`.
     """
 
     accepts_loss_kwargs = True  # `Trainer` gives num_items_in_batch
