@@ -284,7 +284,7 @@ def test_evaluate_a_run_and_a_file(run, book, tmp_path, capsys):
     capsys.readouterr()
     (tmp_path / "taken").write_text("a file")
     error = fails(capsys, "evaluate", run, "--plots", tmp_path / "taken", status=1)
-    assert "taken exists and is not empty; nothing is overwritten: choose another --out" in error
+    assert "taken exists and is not empty; nothing is overwritten: choose another --plots" in error
     assert (pictures / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -134,7 +134,7 @@ def test_the_program_goes_on(model, tmp_path, capsys):
     for wrong, status, message in (
         (["--save_state", state], 1, "only the file of --load_state may be overwritten"),
         (["--load_state", state, "--seed", "3"], 2, "--seed would do nothing"),
-        (["--load_state", state, "--prompt", '["a", "b"]'], 2, "--load_state needs one text"),
+        (["--load_state", state, "--prompt", "a", "--prompt", "b"], 2, "--load_state needs one text"),
         (["--load_state", str(tmp_path / "run" / "model.safetensors")], 1, "holds no state"),
     ):
         assert main([*common, *wrong]) == status

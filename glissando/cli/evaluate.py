@@ -100,9 +100,9 @@ def _require_places(options: Options, run: Path, model: LanguageModel) -> None:
     from glissando.evaluation.plots import require_log
     from glissando.evaluation.time_constants import liquid_mixers
 
-    for folder in (options.plots, options.diagnostics):
-        if folder is not None:
-            require_empty(Path(folder).expanduser())
+    for name in ("plots", "diagnostics"):
+        if (folder := getattr(options, name)) is not None:
+            require_empty(Path(folder).expanduser(), f"--{name}")
     if options.plots is not None:
         require_log(run)
     if options.diagnostics is not None and not liquid_mixers(model):

@@ -98,6 +98,9 @@ def _write(o: Options) -> None:
         model = open_model(o, o.run)
         if control is not None:  # a wrong name is an error before anything is compiled
             control_values(model, control)
+            for name, value in control.items():
+                if abs(value) > 1:
+                    print(f"{name}={value:g} is outside -1 to 1, where this model was trained.", file=sys.stderr)
         compiled = require_step(o, model)
         # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a
         # short prompt, measuring takes longer than a second thread could save.

@@ -339,10 +339,10 @@ def refuse_idle(options: Options, needs: Mapping[str, str]) -> None:
             raise ConfigError(f"--{name} has no effect without --{other}: leave it out, or give that as well")
 
 
-def require_empty(out: Path) -> None:
-    """Raise RunError where there is something at --out."""
+def require_empty(out: Path, option: str = "--out") -> None:
+    """Raise RunError where there is something at the place that `option` names."""
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise RunError(f"{out} exists and is not empty; nothing is overwritten: choose another --out")
+        raise RunError(f"{out} exists and is not empty; nothing is overwritten: choose another {option}")
 
 
 def require_own_held_out(given: Collection[str], requested: Mapping[str, Any], run: Mapping[str, Any]) -> None:
