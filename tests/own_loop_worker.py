@@ -1,6 +1,6 @@
 """One of two processes that train by a loop of a user's own, with DistributedDataParallel, fully_shard, or our `shard`:
 
-    torchrun --nproc_per_node 2 tests/own_loop_worker.py FOLDER
+    python tests/own_loop_worker.py FOLDER RANK
 
 writes FOLDER/RANK.json: by case, the largest difference of a gradient from that of the whole batch in one process.
 """
@@ -77,8 +77,8 @@ def own_scalar() -> float:
     return gap(model, expected)
 
 
-def main(folder: Path) -> None:
-    dist.init_process_group("gloo")
+def main(folder: Path, rank: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     gaps = {f"{case}:ddp": measure(case, DistributedDataParallel) for case in MODELS}
     gaps |= {f"{case}:fully_shard": measure(case, fully_shard) for case in MODELS}
     gaps |= {"mixed:ddp": measure("flow", DistributedDataParallel, MIXED), "own-scalar:shard": own_scalar()}
@@ -87,4 +87,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

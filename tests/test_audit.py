@@ -116,7 +116,10 @@ def strict_json(path: Path) -> dict:
 
 
 #: those that take seconds even when `quick`
-LONG = {"tau-speed", "tau-cache", "continuous-accuracy", "continuous-samples", "liquid-learning"}
+LONG = {
+    "tau-speed", "tau-cache", "tau-learns", "continuous-accuracy", "continuous-samples", "continuous-homeostasis",
+    "minimal-cheaper", "minimal-dropout", "minimal-rope", "liquid-learning",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", slow_where(LONG, CLAIMS))

@@ -161,10 +161,11 @@ while True:
 """
 
 
-def test_kill_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path):
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_kill_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, kills):
     random.seed(0)
     step = 0
-    for _ in range(4):
+    for _ in range(kills):
         process = subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path), str(step)], stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()

@@ -40,7 +40,7 @@ def options(folder, out, steps: int) -> list[str]:
 
 def test_the_preset_trains_samples_resumes_and_is_drawn(tmp_path, capsys):
     whole = tmp_path / "whole"
-    assert main(options(tmp_path, whole, 6)) == 0
+    assert main(options(tmp_path, whole, 4)) == 0
     config = Run.open(whole).read_config()
     assert config["training"]["schedule"]["kind"] == "homeostatic"
     assert config["training"]["gradient_checkpointing"] is True

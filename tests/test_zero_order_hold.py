@@ -181,6 +181,7 @@ def test_a_system_alone_equals_it_in_a_batch():
             assert_close(got[row], expected, f"row {row}", 1e-13)
 
 
+@pytest.mark.slow
 def test_gradients_of_undiscretize():
     A = torch.stack([0.05 * stable(), stable()])
     Ad, Bd = discretize(A, randn(2, 4, 2), 0.8)
