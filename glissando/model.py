@@ -227,7 +227,8 @@ class LanguageModel(Backbone):
     @property
     def accepts(self) -> frozenset[Signal]:
         """Learned positions count tokens and are absolute, so that dt is refused with them."""
-        return super().accepts - {"dt"} if self.position_embedding is not None else super().accepts
+        accepted = self.depth.accepts  # torch.compile cannot follow a property of super()
+        return accepted - {"dt"} if self.position_embedding is not None else accepted
 
     def logits(self, features: Tensor) -> Tensor:
         """The head: features (..., D) -> logits (..., V)."""
