@@ -17,6 +17,8 @@ from glissando.errors import ConfigError, RunError
 from glissando.mixers import MIXERS, ContextError
 from glissando.model import LanguageModel
 from glissando.series import SeriesConfig, SeriesModel, last
+from glissando.series.anchor import Anchor, Facts
+from glissando.series.history import Past, history
 from glissando.state import leaves
 
 SMALL = {"inputs": 3, "outputs": 2, "hidden_size": 16, "depth": {"layers": 2}}
@@ -479,3 +481,19 @@ def test_every_initialisation_learns_to_hold_a_value_for_its_time(init: str):
         optimizer.step()
         losses.append(float(loss.detach()) / float(target.square().mean()))
     assert (sum(losses[-10:]) / 10 < 0.1) == knows
+
+
+def test_far_horizons_do_not_decide_on_near_ones():
+    """The anchor of a random walk: its errors at the nearest horizons are those of the last value."""
+    generator = torch.Generator().manual_seed(0)
+    walk = torch.randn(1, 4000, 1, generator=generator, dtype=torch.float64).cumsum(1)
+    known = history(walk, torch.ones_like(walk, dtype=torch.bool), torch.ones(1, 4000, dtype=torch.float64))
+    far = torch.randint(1, 300, (1, 3000), generator=generator)
+    far[:, ::2] = 1
+    past, target = (walk[:, :3000], walk.gather(1, (torch.arange(3000) + far).unsqueeze(-1)))
+    known = Past(*(part[:, :3000] for part in known))
+    anchor, facts = Anchor([0], 1, 0, 0).double(), Facts(torch.zeros(1, 1, 0, dtype=torch.float64), None)
+    anchor.fit(known, far.double(), facts, target, torch.ones_like(target, dtype=torch.bool))
+    near = far[0] == 1
+    error = ((anchor(known, far.double(), facts) - target)[0, near] ** 2).mean()
+    assert error < 1.03 * ((past - target)[0, near] ** 2).mean()

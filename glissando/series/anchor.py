@@ -1,11 +1,13 @@
 """The linear forecast under a series model: for each target a ridge on what its history says, solved in closed form.
 
-    y_o(t + h) = c_o(t) + f_o(t, h) . w_o,     w = (F^T F + r I)^-1 F^T (y - c)
+    y_o(t + h) = c_o(t) + f_o(t, h) . w_o,     w = (F^T W F + r I)^-1 F^T W (y - c)
 
 c is the target's last value, and the mean of the data before the first, when other weights are used. f has a constant,
 the last value, the mean and the number of the values so far, logarithms of the last value's age at the time asked for
 and of the horizon, products of these, the last values of all channels, static facts and known-future columns. Values
-are in units of their channel's deviation. On tables of rare values such a ridge is nearly all that can be predicted.
+are in units of their channel's deviation. W weighs a row by one over the mean square of y - c at horizons like its
+own, so that far horizons, where errors are large, do not decide on near ones. On tables of rare values such a ridge is
+nearly all that can be predicted.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ _RIDGE = 1.0
 _OWN = 14
 #: rows that a target needs; with fewer its forecast is the last value, or the mean
 _FEWEST = 50
+#: groups of horizons whose errors are alike
+_BINS = 16
 #: numbers, and products of numbers, that a fit may take: of more rows every so-and-so-many-th is used
 _NUMBERS, _PRODUCTS = 2e7, 2e10
 
@@ -97,8 +101,19 @@ class Anchor(nn.Module):
                     self.weight[regime, output] = 0
                     continue
                 row = torch.cat([own[chosen], shared[chosen]], 1)
-                gram = row.T @ row + _RIDGE * torch.eye(features, dtype=row.dtype)
-                self.weight[regime, output] = torch.linalg.solve(gram, row.T @ change[chosen]).to(self.weight)
+                weighted = row.T * _weights(horizon.reshape(-1)[chosen], change[chosen])
+                gram = weighted @ row + _RIDGE * torch.eye(features, dtype=row.dtype)
+                self.weight[regime, output] = torch.linalg.solve(gram, weighted @ change[chosen]).to(self.weight)
+
+
+def _weights(horizon: Tensor, change: Tensor) -> Tensor:
+    """(N,) one over the mean of change^2 among rows of like horizons (N,), with a mean of 1."""
+    edges = horizon.double().quantile(torch.linspace(0, 1, _BINS + 1, dtype=torch.float64)[1:-1]).unique()
+    bins = torch.bucketize(horizon.double(), edges, right=True)
+    total = change.new_zeros(len(edges) + 1).index_add(0, bins, change.square())
+    mean = total / bins.bincount(minlength=len(total)).clamp_min(1)
+    weights = 1 / mean[bins].clamp_min(1e-3 * change.square().mean() + 1e-12)
+    return weights / weights.mean()
 
 
 def logarithm(time: Tensor) -> Tensor:

@@ -136,13 +136,16 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
             (("horizon", factor * answers.horizon), ("gap since the channel's last value", factor * answers.gap)),
             strict=True,
         ):
+            top = 0.0
             for who, values in predicted.items():
                 x, y = _binned(distance[chosen], (values - answers.target)[chosen] ** 2)
                 axes.plot(x, np.sqrt(y), marker="o", markersize=3, linewidth=1.4, color=_COLOURS.get(who), label=who)
+                if who != "mean":  # far off where values drift: it may leave the picture
+                    top = max(top, float(np.sqrt(y).max(initial=0)))
             positive = distance[chosen][distance[chosen] > 0]
             if len(positive) and np.nanmax(positive) > 20 * np.nanmin(positive):
                 axes.set_xscale("log")
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.5 * top or None)
             axes.set_xlabel(f"{name} ({unit})")
             axes.set_ylabel(f"error of {channels[number]}")
     handles, labels = every[0].get_legend_handles_labels()
@@ -152,7 +155,8 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
 
 
 def _binned(distance: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The median distance and the mean square of bins of equally many values; equal distances share a bin."""
+    """The median distance and the mean square of bins of equally many values; equal distances share a bin, and bins of
+    few values are left out."""
     known = ~np.isnan(distance) & ~np.isnan(squares)
     distance, squares = distance[known], squares[known]
     if not len(distance):
@@ -160,6 +164,6 @@ def _binned(distance: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.n
     bins = max(1, min(_BINS, len(distance) // _LEAST))
     edges = np.unique(np.quantile(distance, np.linspace(0, 1, bins + 1)[1:-1]))
     number = np.searchsorted(edges, distance)
-    found = [(np.median(distance[number == each]), squares[number == each].mean()) for each in np.unique(number)]
-    x, y = zip(*found, strict=True)
-    return np.array(x), np.array(y)
+    large = [each for each in np.unique(number) if (number == each).sum() >= min(_LEAST, len(number))]
+    x = [np.median(distance[number == each]) for each in large]
+    return np.array(x), np.array([squares[number == each].mean() for each in large])
