@@ -33,7 +33,9 @@ import torch
 from torch import Tensor, nn
 
 from glissando.evaluation.time_constants import compare_patterns, pattern_table, signals
+from glissando.series import SeriesModel
 from glissando.series.example import oscillators
+from glissando.series.history import Past, history
 from research.network import Network
 from research.signal_picture import plot_signal
 
@@ -146,6 +148,34 @@ class Liquid(nn.Module):
         return self.model(x, dt=dt if self.knows_time else None)[0]
 
 
+class Asked(nn.Module):
+    """The library's SeriesModel: it is told the time since the value before, and asked with the time to the next."""
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__()
+        liquid = {"kind": "liquid", **LIQUID, "state_size": width + width % 2}
+        config = {"hidden_size": width, "depth": {"layers": 2}, "block": {"mlp": {"hidden": width}}, "forecast": True}
+        self.model = SeriesModel.from_config({**config, "mixer": liquid}, inputs=features, outputs=features)
+
+    def begin(self, train: Windows) -> None:
+        """Set the time scale, and solve for the linear anchor."""
+        model, count = self.model, train.dt.numel()
+        model.set_scales(time_scale=float(train.dt.median()))
+        observed = torch.ones_like(train.x, dtype=torch.bool)
+        known = history(train.x, observed, since(train.dt) / model.time_scale)
+        row = [part.flatten(0, 1).unsqueeze(0) for part in (*known, train.dt / model.time_scale, train.target)]
+        none = torch.zeros(count, 0)
+        model.fit_anchor(Past(*row[:4]), row[4], row[5], none, none.long(), None)
+
+    def forward(self, x: Tensor, dt: Tensor) -> Tensor:
+        return self.model(x, dt=since(dt), horizon=dt.unsqueeze(-1))[0][:, :, 0]
+
+
+def since(dt: Tensor) -> Tensor:
+    """The time since the value before, of the time to the next one (B, T)."""
+    return torch.cat([torch.zeros_like(dt[:, :1]), dt[:, :-1]], 1)
+
+
 class Delta(nn.Module):
     """Layers of delta, or of it and liquid in turn; the states take dt, and dt is one more feature."""
 
@@ -203,6 +233,7 @@ def ltc(features: int, width: int) -> nn.Module:
 MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "liquid": Liquid,
     "liquid, dt a feature too": lambda f, w: Liquid(f, w, reads_time=True),
+    "liquid, asked with a horizon": Asked,
     "liquid, tau of the input alone": lambda f, w: Liquid(f, w, state_dependence=False),
     "liquid without dt": lambda f, w: Liquid(f, w, knows_time=False),
     "delta, dt a feature too": Delta,
@@ -252,6 +283,8 @@ def batches(data: Windows, rows: int, generator: torch.Generator | None = None) 
 def learn(model: nn.Module, parts: tuple[Windows, Windows, Windows], rate: float, seed: int, epochs: int) -> Outcome:
     """Adam, cosine to a twentieth of the rate, gradients clipped at 1; the weights of the best epoch."""
     train, valid, test = parts
+    if isinstance(model, Asked):
+        model.begin(train)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs, rate / 20)

@@ -19,6 +19,7 @@ from glissando.model import LanguageModel
 from glissando.series import SeriesConfig, SeriesModel, last
 from glissando.series.anchor import Anchor, Facts
 from glissando.series.history import Past, history
+from glissando.series.model import mean
 from glissando.state import leaves
 
 SMALL = {"inputs": 3, "outputs": 2, "hidden_size": 16, "depth": {"layers": 2}}
@@ -441,6 +442,13 @@ def test_a_series_is_classified_whatever_its_padding():
     padded = torch.cat([torch.randn(1, 2, 3), x, torch.randn(1, 3, 3)], 1)
     mask = torch.tensor([[False] * 2 + [True] * 5 + [False] * 3])
     assert_close(last(model(padded, mask=mask)[0], mask), last(model(x)[0]), "logits")
+
+
+def test_the_mean_over_real_steps():
+    y = torch.arange(24.0).view(3, 4, 2)
+    mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [1, 0, 0, 0]]).bool()
+    y[~mask] = torch.nan
+    assert mean(y, mask).tolist() == [[1.0, 2.0], [12.0, 13.0], [16.0, 17.0]]
 
 
 def test_no_last_step_of_nothing():

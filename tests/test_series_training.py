@@ -299,7 +299,8 @@ def test_classes_are_learned(table, tmp_path):
     assert np.mean([row["value"] == row["predicted"] for row in written]) == pytest.approx(model["accuracy"])
 
 
-def test_classes_of_whole_series_are_learned(tmp_path):
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_classes_of_whole_series_are_learned(pooling, tmp_path):
     """Series of different lengths, whose values rise or fall; each has one label, which is one answer."""
     rng, made = np.random.default_rng(0), []
     for number in range(40):
@@ -307,7 +308,7 @@ def test_classes_of_whole_series_are_learned(tmp_path):
         made += [(number, t, sign * t + rng.normal(), "rises" if sign > 0 else "falls") for t in range(length)]
     table = write(tmp_path / "t.csv", made, "g,t,v,way")
     data = {"path": str(table), "group": "g", "time": "t", "target": "way", "window": 8, "valid_fraction": 0.3}
-    run = train({"data": data, "model": TINY, "training": {"steps": 60}}, tmp_path / "run")
+    run = train({"data": data, "model": TINY | {"pooling": pooling}, "training": {"steps": 60}}, tmp_path / "run")
     found = evaluate(run.path, out=str(tmp_path / "out.csv"))
     assert found.score.scored == found.score.series == 12
     assert found.score.figures["way"]["model"]["accuracy"] >= 0.9

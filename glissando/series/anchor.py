@@ -3,11 +3,11 @@
     y_o(t + h) = c_o(t) + f_o(t, h) . w_o,     w = (F^T W F + r I)^-1 F^T W (y - c)
 
 c is the target's last value, and the mean of the data before the first, when other weights are used. f has a constant,
-the last value, the mean and the number of the values so far, logarithms of the last value's age at the time asked for
-and of the horizon, products of these, the last values of all channels, static facts and known-future columns. Values
-are in units of their channel's deviation. W weighs a row by one over the mean square of y - c at horizons like its
-own, so that far horizons, where errors are large, do not decide on near ones. On tables of rare values such a ridge is
-nearly all that can be predicted.
+the last value, the mean and the number of the values so far, logarithms of the last value's age at the time asked for,
+products of these, the last values of all channels, static facts and known-future columns; and all of it once more times
+1 / (1 + h) and 1 / (1 + h / 8). Values are in units of their channel's deviation, times in units of the median step.
+W weighs a row by one over the mean square of y - c at horizons like its own, so that far horizons, where errors are
+large, do not decide on near ones. On tables of rare values such a ridge is nearly all that can be predicted.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from glissando.series.history import Past
 #: r, in units of the squared features of one row
 _RIDGE = 1.0
 #: features of a target's own history
-_OWN = 14
+_OWN = 12
+#: units of the horizon, in whose functions the weights vary
+_UNITS = (1.0, 8.0)
 #: rows that a target needs; with fewer its forecast is the last value, or the mean
 _FEWEST = 50
 #: groups of horizons whose errors are alike
 _BINS = 16
 #: numbers, and products of numbers, that a fit may take: of more rows every so-and-so-many-th is used
-_NUMBERS, _PRODUCTS = 2e7, 2e10
+_NUMBERS, _PRODUCTS = 2e7, 5e9
 
 
 class Facts(NamedTuple):
@@ -59,7 +61,7 @@ class Anchor(nn.Module):
     def __init__(self, targets: list[int], channels: int, facts: int, ahead: int) -> None:
         super().__init__()
         self.targets = targets
-        self.register_buffer("weight", torch.zeros(2, len(targets), _OWN + 2 * channels + facts + ahead))
+        self.register_buffer("weight", torch.zeros(2, len(targets), (1 + len(_UNITS)) * (_OWN + 2 * channels + facts + ahead)))
 
     def forward(self, known: Past, horizon: Tensor, facts: Facts) -> Tensor:
         """Forecasts (B, T, O) at t + horizon.
@@ -70,8 +72,9 @@ class Anchor(nn.Module):
             facts: Of the rows.
         """
         own, shared = _own(known, horizon, self.targets), _shared(known, horizon, facts)
+        split = own.shape[-1]
         before, after = (
-            (own * weight[:, :_OWN]).sum(-1) + shared @ weight[:, _OWN:].T for weight in self.weight.to(horizon.dtype)
+            (own * weight[:, :split]).sum(-1) + shared @ weight[:, split:].T for weight in self.weight.to(horizon.dtype)
         )
         return known.value[..., self.targets] + torch.where(known.ever[..., self.targets], after, before)
 
@@ -87,11 +90,11 @@ class Anchor(nn.Module):
             scored: (B, T, O) bool, where the target was observed.
         """
         shared = double(_shared(known, horizon, facts)).flatten(0, 1)
-        features, outputs = _OWN + shared.shape[1], len(self.targets)
+        features, outputs = self.weight.shape[-1], len(self.targets)
         most = min(_NUMBERS / features, _PRODUCTS / features**2 / outputs)
         every = max(1, round(len(shared) / most))
         for output, channel in enumerate(self.targets):
-            own = double(_own(known, horizon, [channel])).reshape(-1, _OWN)
+            own = double(_own(known, horizon, [channel])).flatten(0, 2)
             ever = known.ever[..., channel].reshape(-1)
             change = double(target[..., output] - known.value[..., channel]).reshape(-1)
             use = scored[..., output].reshape(-1)
@@ -122,19 +125,24 @@ def logarithm(time: Tensor) -> Tensor:
 
 
 def _own(known: Past, horizon: Tensor, targets: list[int]) -> Tensor:
-    """(B, T, O, _OWN): what is known of each target itself."""
-    value, age, mean, count = (part[..., targets] for part in known)
-    ever = known.ever[..., targets]
-    age = (age + horizon.unsqueeze(-1)) * ever
-    far = horizon.unsqueeze(-1).expand_as(age)
-    few, fine, coarse = (1 + count).rsqrt(), logarithm(age), age.log1p()
-    parts = [torch.ones_like(age), value, mean, count.log1p(), value * few, mean * few, fine, coarse]
-    return torch.stack(
-        [*parts, value * fine, value * coarse, mean * fine, mean * coarse, logarithm(far), far.log1p()], -1
+    """(B, T, O, features): what is known of each target itself."""
+    value, age, mean, number = (part[..., targets] for part in known)
+    age = (age + horizon.unsqueeze(-1)) * known.ever[..., targets]
+    few, fine, coarse = (1 + number).rsqrt(), logarithm(age), age.log1p()
+    parts = [torch.ones_like(age), value, mean, number.log1p(), value * few, mean * few, fine, coarse]
+    return _by_horizon(
+        torch.stack([*parts, value * fine, value * coarse, mean * fine, mean * coarse], -1),
+        horizon[..., None, None],
     )
 
 
 def _shared(known: Past, horizon: Tensor, facts: Facts) -> Tensor:
     """(B, T, features): what is known to every target."""
     ever, static = known.ever.to(horizon.dtype), facts.static.expand(-1, horizon.shape[1], -1)
-    return torch.cat([known.value, ever, static, *([] if facts.ahead is None else [facts.ahead])], -1)
+    found = torch.cat([known.value, ever, static, *([] if facts.ahead is None else [facts.ahead])], -1)
+    return _by_horizon(found, horizon.unsqueeze(-1))
+
+
+def _by_horizon(features: Tensor, horizon: Tensor) -> Tensor:
+    """Features, and the same times functions of the horizon."""
+    return torch.cat([features, *(features / (1 + horizon / unit) for unit in _UNITS)], -1)

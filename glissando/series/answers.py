@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glissando.series.batches import Batch, Windows
 from glissando.series.history import Past
-from glissando.series.model import SeriesModel, last
+from glissando.series.model import SeriesModel, last, mean
 from glissando.series.panel import Encoding
 from glissando.series.scores import ANCHOR, LAST, MEAN, Answers, Score, score_classes, score_forecasts
 
@@ -27,7 +27,7 @@ def call(model: SeriesModel, batch: Batch, compiled: bool = False) -> Tensor:
     run = torch.compile(_run, dynamic=False) if compiled else _run
     y = run(model, batch.x.to(like), inputs)
     if batch.labels is not None and batch.labels.ndim == 1:
-        return last(y, batch.mask.to(y.device))
+        return (mean if model.config.pooling == "mean" else last)(y, batch.mask.to(y.device))
     return y
 
 
@@ -44,9 +44,9 @@ def _moved(value: Any, like: Tensor) -> Any:
 
 def standard(model: SeriesModel, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Parameters (..., O, P) and targets (..., O) in units of the target's deviation about its mean."""
-    mean, scale = model.output_mean, model.output_scale
+    centre, scale = model.output_mean, model.output_scale
     params = y.unsqueeze(-1) if model.config.head == "point" else y
-    return model.distribution.affine(params, -mean / scale, 1 / scale), (target - mean) / scale
+    return model.distribution.affine(params, -centre / scale, 1 / scale), (target - centre) / scale
 
 
 class Scored(NamedTuple):
@@ -103,12 +103,12 @@ def _numbers(model: SeriesModel, held: Windows, encoding: Encoding, stride: int)
 
 def measured(model: SeriesModel, found: Answers, encoding: Encoding, naive: np.ndarray | None = None) -> Scored:
     """The score of answers; naive: see score_forecasts."""
-    mean, scale = model.output_mean.cpu().double(), model.output_scale.cpu().double()
+    centre, scale = model.output_mean.cpu().double(), model.output_scale.cpu().double()
     of = torch.from_numpy(found.channel)
     params = model.distribution.affine(
-        found.params.double().unsqueeze(1), (-mean / scale)[of].unsqueeze(1), (1 / scale)[of].unsqueeze(1)
+        found.params.double().unsqueeze(1), (-centre / scale)[of].unsqueeze(1), (1 / scale)[of].unsqueeze(1)
     )
-    target = (torch.from_numpy(found.target) - mean[of]) / scale[of]
+    target = (torch.from_numpy(found.target) - centre[of]) / scale[of]
     loss = model.distribution.each_loss(params, target.unsqueeze(1)).mean()
     if not bool(loss.isfinite()):
         return Scored(float(loss), Score(0, 0, {}, {}))

@@ -54,6 +54,7 @@ class SeriesConfig(BackboneConfig):
     dt                 how the time since the step before enters, beside as a feature: `log` and `linear`: states decay
                        over 0.5 + log(1 + dt) or dt, in units of the time scale, where the mixers accept it; `input`:
                        no further
+    pooling            of a class of a whole series: the logits of its last step, or the mean over its steps
     pairs              of a forecast's head: number of pairs that decay and turn over the horizon
     """
 
@@ -69,6 +70,7 @@ class SeriesConfig(BackboneConfig):
     future: NonNegativeInt = 0
     mixer: MIXERS.sections() = field(default_factory=LiquidConfig)  # type: ignore[valid-type]
     dt: Literal["log", "linear", "input"] = "log"
+    pooling: Literal["last", "mean"] = "last"
     pairs: PositiveInt = 32
     head_bias: bool = True
     init: Scheme = starting(default="torch", of="")
@@ -445,6 +447,11 @@ def last(y: Tensor, mask: Tensor | None = None) -> Tensor:
         raise ValueError(f"rows {empty} of the mask have no real step, and so no last one; leave these rows out")
     index = mask.shape[1] - 1 - mask.flip(1).to(torch.uint8).argmax(1)
     return y[torch.arange(len(y), device=y.device), index]
+
+
+def mean(y: Tensor, mask: Tensor) -> Tensor:
+    """The mean of y (B, T, O) over the real steps of each row -> (B, O), by a mask (B, T) that has some in each."""
+    return torch.where(mask.unsqueeze(-1), y, 0).sum(1) / mask.sum(1, keepdim=True)
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
