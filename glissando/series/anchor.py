@@ -61,7 +61,9 @@ class Anchor(nn.Module):
     def __init__(self, targets: list[int], channels: int, facts: int, ahead: int) -> None:
         super().__init__()
         self.targets = targets
-        self.register_buffer("weight", torch.zeros(2, len(targets), (1 + len(_UNITS)) * (_OWN + 2 * channels + facts + ahead)))
+        self.register_buffer(
+            "weight", torch.zeros(2, len(targets), (1 + len(_UNITS)) * (_OWN + 2 * channels + facts + ahead))
+        )
 
     def forward(self, known: Past, horizon: Tensor, facts: Facts) -> Tensor:
         """Forecasts (B, T, O) at t + horizon.

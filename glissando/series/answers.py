@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glissando.series.batches import Batch, Windows
 from glissando.series.history import Past
-from glissando.series.model import SeriesModel, last, mean
+from glissando.series.model import SeriesModel
 from glissando.series.panel import Encoding
 from glissando.series.scores import ANCHOR, LAST, MEAN, Answers, Score, score_classes, score_forecasts
 
@@ -27,7 +27,7 @@ def call(model: SeriesModel, batch: Batch, compiled: bool = False) -> Tensor:
     run = torch.compile(_run, dynamic=False) if compiled else _run
     y = run(model, batch.x.to(like), inputs)
     if batch.labels is not None and batch.labels.ndim == 1:
-        return (mean if model.config.pooling == "mean" else last)(y, batch.mask.to(y.device))
+        return model.pooled(y, batch.mask.to(y.device))
     return y
 
 

@@ -20,7 +20,7 @@ from glissando.series.answers import call
 from glissando.series.asking import ask, draw_paths
 from glissando.series.batches import Floats, Scales, Steps, require_near, scales_of
 from glissando.series.future import ahead_of
-from glissando.series.model import SeriesModel, last
+from glissando.series.model import SeriesModel
 from glissando.series.options import SeriesData
 from glissando.series.panel import Clock, Encoding, Panel
 from glissando.series.reading import read_panel
@@ -286,7 +286,7 @@ def _answers(run: SeriesRun, panel: Panel) -> Tensor:
         y = call(run.model, batch).cpu().double()
         if not run.encoding.classes and run.model.config.head == "point":
             y = y.unsqueeze(-1)
-        rows, y = (windows.steps.series[batch.index[:, 0]], last(y, batch.mask)) if per_series else (
+        rows, y = (windows.steps.series[batch.index[:, 0]], run.model.pooled(y, batch.mask)) if per_series else (
             batch.index[batch.mask], y[batch.mask]
         )  # fmt: skip
         if found is None:

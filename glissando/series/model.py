@@ -318,6 +318,10 @@ class SeriesModel(Backbone):
         y = self.anchor(known, horizon / self.time_scale, Facts(facts, self._ahead(ahead)))
         return self.output_mean + self.output_scale * y
 
+    def pooled(self, y: Tensor, mask: Tensor) -> Tensor:
+        """The answer (B, O) of whole series to y (B, T, O), over real steps: the last one, or their mean."""
+        return mean(y, mask) if self.config.pooling == "mean" else last(y, mask)
+
     # ------------------------------------------------------------------ parts
 
     def _facts(self, static: Tensor, codes: Tensor | None) -> Tensor:
